@@ -1,0 +1,39 @@
+"""Meshwright finds, explains, simulates and runs the best way to split single-device JAX code over a cluster.
+
+Importing this package loads neither JAX nor numba: every public name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "ClusterError": "errors",
+    "DoesNotFit": "errors",
+    "MeshwrightError": "errors",
+    "PlanFileError": "errors",
+    "ProblemError": "errors",
+    "RuleError": "errors",
+    "ShardingError": "errors",
+    "TraceError": "errors",
+    "Cluster": "hardware",
+    "Mesh": "hardware",
+    "cluster": "hardware",
+    "ChoiceProblem": "solver",
+    "Solution": "solver",
+    "solve": "solver",
+}
+
+__version__ = "0.1.0"
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PUBLIC]

@@ -1,0 +1,43 @@
+"""The exceptions a user can meet: each message says what was wrong, with which value, and what to do."""
+
+
+class MeshwrightError(Exception):
+    """Base of every error that Meshwright raises for a user's input."""
+
+
+class ClusterError(MeshwrightError, ValueError):
+    """A cluster, chip or mesh description that cannot be used."""
+
+
+class TraceError(MeshwrightError, ValueError):
+    """A function that JAX could not trace with the given arguments."""
+
+
+class ShardingError(MeshwrightError, ValueError):
+    """A requested sharding that the shapes or the mesh do not allow, or a path that matches nothing."""
+
+
+class ProblemError(MeshwrightError, ValueError):
+    """A malformed choice problem; the message names the element at fault."""
+
+
+class PlanFileError(MeshwrightError, ValueError):
+    """A plan file that cannot be read: damaged, or of another version."""
+
+
+class RuleError(MeshwrightError, ValueError):
+    """A rule that does not describe the operation it was given for."""
+
+
+class DoesNotFit(MeshwrightError):
+    """No plan fits the memory of the devices.
+
+    Attributes:
+        needed_bytes: The least memory per device that would do, or a lower bound on it.
+        limit_bytes: The memory per device that was allowed.
+    """
+
+    def __init__(self, message: str, *, needed_bytes: int, limit_bytes: int):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.limit_bytes = limit_bytes
