@@ -1,0 +1,174 @@
+"""The contract of a rule: an operation described as a loop nest, from which every strategy is derived.
+
+A loop nest says which loops index which dims of which operands and results. A dim is a tuple of loops, major first
+(most dims hold one loop; a dim merged by a reshape holds several). A loop is
+
+* ``parallel``: each of its iterations writes its own part of the results,
+* reducing (``sum``, ``max``, …): iterations that fall on different devices leave partial results, which an
+  all-reduce or a reduce-scatter of that kind settles,
+* ``unsplittable``: all its iterations must be on one device.
+
+An operand that a loop does not index is needed whole by every device that shares that loop's work.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from meshwright.errors import RuleError
+
+REDUCING = ("sum", "max", "min", "prod", "and", "or")
+KINDS = ("parallel", "unsplittable", *REDUCING)
+
+Dims = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype name of one operand or result."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int = 4
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All that a rule may look at: the primitive, its parameters and the types of its operands and results."""
+
+    primitive: str
+    params: Mapping[str, Any]
+    operands: tuple[TensorType, ...]
+    results: tuple[TensorType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One index of a loop nest; ``halo`` counts the neighbour's elements that a split of it needs at its borders."""
+
+    size: int
+    kind: str = "parallel"
+    halo: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNest:
+    """A rule's answer for one operation.
+
+    Attributes:
+        loops: The loops.
+        operands: For each operand, for each dim, the indices of the loops that make it up, major first.
+        results: The same for the results.
+        flops: Floating-point operations of the whole nest on the matrix unit; 0 where memory traffic decides the time.
+        fusible: Whether a compiler merges the operation into its neighbours, so that it moves no memory of its own.
+        leads: Whether the operation's split is a choice of its own rather than that of its largest operand.
+    """
+
+    loops: tuple[Loop, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    flops: float = 0.0
+    fusible: bool = field(default=False, kw_only=True)
+    leads: bool = field(default=False, kw_only=True)
+
+
+Rule = Callable[[Signature], LoopNest | None]
+
+_TENSOR = re.compile(r"\(([^()]*)\)|(\S+)")
+
+
+def nest(
+    spec: str,
+    op: Signature,
+    *,
+    reduce: Mapping[str, str] | None = None,
+    unsplittable: str = "",
+    halo: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    flops: float = 0.0,
+    fusible: bool = False,
+    leads: bool = False,
+) -> LoopNest:
+    """Builds a loop nest from an einsum-like text.
+
+    Dims are separated by spaces, tensors by commas; ``(a b)`` is one dim made of two loops, major first, and ``.`` is
+    a dim that cannot be split. An empty tensor is a scalar.
+
+    Args:
+        spec: For example ``"b m k, b k n -> b m n"``.
+        op: The operation; its shapes give the loops' sizes.
+        reduce: Kind of each reducing loop, e.g. ``{"k": "sum"}``.
+        unsplittable: Names of loops that cannot be split, separated by spaces.
+        halo: Elements of the neighbour's shard that a split of the loop needs.
+        sizes: Sizes of loops that only occur inside merged dims.
+        flops: As in `LoopNest`.
+        fusible: As in `LoopNest`.
+        leads: As in `LoopNest`.
+
+    Returns:
+        The loop nest, checked against the shapes.
+
+    >>> op = Signature("mm", {}, (TensorType((4, 8), "f4"), TensorType((8, 2), "f4")), (TensorType((4, 2), "f4"),))
+    >>> nest("m k, k n -> m n", op, reduce={"k": "sum"}).loops[1]
+    Loop(size=8, kind='sum', halo=0)
+    """
+    left, arrow, right = spec.partition("->")
+    if not arrow:
+        raise RuleError(f"rule for {op.primitive!r}: {spec!r} lacks '->'; write operands -> results")
+    sides = [_tensors(left, len(op.operands), op, "operand"), _tensors(right, len(op.results), op, "result")]
+    found: dict[str, int] = dict(sizes or {})
+    for tensors, types, word in zip(sides, (op.operands, op.results), ("operand", "result"), strict=True):
+        for position, (dims, tensor) in enumerate(zip(tensors, types, strict=True)):
+            _measure(dims, tensor, found, op, f"{word} {position}")
+    kinds = dict(reduce or {}) | dict.fromkeys(unsplittable.split(), "unsplittable")
+    unknown = [name for name in {*kinds, *(halo or {})} if name not in found]
+    if unknown or any(kind not in KINDS for kind in kinds.values()):
+        raise RuleError(
+            f"rule for {op.primitive!r}: {unknown or kinds} is not a loop of {spec!r} with a kind in {KINDS}"
+        )
+    index = {name: i for i, name in enumerate(found)}
+    loops = tuple(
+        Loop(size, "unsplittable" if name.startswith(".") else kinds.get(name, "parallel"), (halo or {}).get(name, 0))
+        for name, size in found.items()
+    )
+    operands, results = (
+        tuple(tuple(tuple(index[name] for name in dim) for dim in dims) for dims in tensors) for tensors in sides
+    )
+    return LoopNest(loops, operands, results, flops, fusible=fusible, leads=leads)
+
+
+def _tensors(text: str, count: int, op: Signature, word: str) -> list[list[tuple[str, ...]]]:
+    """Splits one side of a spec into tensors of dims of loop names; each ``.`` gets a name of its own."""
+    parts = text.split(",") if count else []
+    if len(parts) != count or (not count and text.strip()):
+        raise RuleError(f"rule for {op.primitive!r}: {text!r} names {len(parts)} {word}s but there are {count}")
+    tensors = []
+    for position, part in enumerate(parts):
+        dims = [tuple((merged if merged else single).split()) for merged, single in _TENSOR.findall(part)]
+        tensors.append([(f".{word}{position}.{i}",) if dim == (".",) else dim for i, dim in enumerate(dims)])
+    return tensors
+
+
+def _measure(dims: list[tuple[str, ...]], tensor: TensorType, found: dict[str, int], op: Signature, where: str) -> None:
+    """Fills in the loops' sizes from one tensor's shape and checks that they agree."""
+    if len(dims) != len(tensor.shape):
+        raise RuleError(
+            f"rule for {op.primitive!r}: {where} has shape {tensor.shape} but the rule gives {len(dims)} dims"
+        )
+    for dim, size in zip(dims, tensor.shape, strict=True):
+        if len(dim) == 1:
+            found.setdefault(dim[0], size)
+        missing = [name for name in dim if name not in found]
+        if missing:
+            raise RuleError(f"rule for {op.primitive!r}: give sizes={{...}} for {missing} of {where}")
+        if prod(found[name] for name in dim) != size:
+            raise RuleError(
+                f"rule for {op.primitive!r}: {where} has {size} where loops {' '.join(dim)} make "
+                f"{prod(found[name] for name in dim)}"
+            )

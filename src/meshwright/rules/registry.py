@@ -1,0 +1,102 @@
+"""Finds the rule of a primitive: the built-in families, and rules that users register with `rule`."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
+from meshwright.errors import RuleError
+from meshwright.rules.base import Loop, LoopNest, Rule, Signature
+
+FAMILIES = (
+    "elementwise",
+    "contraction",
+    "convolution",
+    "reduction",
+    "scans",
+    "sorting",
+    "reshape",
+    "windows",
+    "indexing",
+    "random",
+    "linalg",
+    "control_flow",
+)
+
+_USER_RULES: dict[str, Rule] = {}
+
+
+def rule(*primitives: str) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of the named primitives, custom calls or kernels.
+
+    A Pallas kernel is named by its ``name``, a foreign-function call by its target.
+
+    >>> @rule("my_attention")
+    ... def my_attention(op):
+    ...     return nest("b s h d, b t h d, b t h d -> b s h d", op, unsplittable="s t d")
+    """
+
+    def register(function: Rule) -> Rule:
+        for primitive in primitives:
+            _USER_RULES[primitive] = function
+        return function
+
+    return register
+
+
+@cache
+def builtin_rules() -> dict[str, Rule]:
+    """All built-in rules by primitive name."""
+    rules: dict[str, Rule] = {}
+    for family in FAMILIES:
+        rules |= import_module(f"meshwright.rules.{family}").RULES
+    return rules
+
+
+def loop_nest(op: Signature) -> LoopNest:
+    """The operation's loop nest; every dim is unsplittable where no rule describes it (see `has_rule`)."""
+    found = _find(op)
+    answer = found(op) if found else None
+    if answer is None:
+        return _opaque(op)
+    for dims, tensors in ((answer.operands, op.operands), (answer.results, op.results)):
+        if [len(d) for d in dims] != [len(t.shape) for t in tensors]:
+            raise RuleError(
+                f"rule for {kernel_name(op)!r}: it describes tensors of ranks {[len(d) for d in dims]} but the operation "
+                f"has {[len(t.shape) for t in tensors]}"
+            )
+    return answer
+
+
+def has_rule(op: Signature) -> bool:
+    """Whether a rule describes this operation."""
+    found = _find(op)
+    return found is not None and found(op) is not None
+
+
+def kernel_name(op: Signature) -> str:
+    """The name a user knows the operation by: a kernel's or call target's own name, else the primitive's."""
+    for key in ("name_and_src_info", "target_name", "call_target_name", "name"):
+        value = op.params.get(key)
+        value = getattr(value, "name", value)
+        if isinstance(value, str) and value:
+            return value
+    return op.primitive
+
+
+def _find(op: Signature) -> Rule | None:
+    user = _USER_RULES.get(kernel_name(op)) or _USER_RULES.get(op.primitive)
+    return user or builtin_rules().get(op.primitive)
+
+
+def _opaque(op: Signature) -> LoopNest:
+    """A nest of unsplittable loops, one for every dim."""
+    loops: list[Loop] = []
+
+    def dims(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        start = len(loops)
+        loops.extend(Loop(size, "unsplittable") for size in shape)
+        return tuple((start + i,) for i in range(len(shape)))
+
+    operands = tuple(dims(t.shape) for t in op.operands)
+    results = tuple(dims(t.shape) for t in op.results)
+    return LoopNest(tuple(loops), operands, results)
