@@ -1,0 +1,128 @@
+"""Makes a runnable, traceable example out of a model's name: its train step, and the shapes of its arguments."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from meshwright.zoo.catalogue import Entry, ZooError, entry
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model with a full train step, described by shapes only; nothing is allocated until `init` is called.
+
+    Attributes:
+        config: The family's frozen `Config`, after all options.
+        train_step: `train_step(state, batch) -> (new_state, loss)`, jitted with the state donated.
+        loss: `loss(params, batch) -> scalar`, what the train step differentiates.
+        state: Shapes of the train state: `{"params", "mu", "nu", "step"}`.
+        batch: Shapes of one batch.
+        init: `init(key) -> state`, as real arrays.
+        sample: `sample(key) -> batch`, a real batch of random data.
+        num_params: The number of parameters, counted from the shapes.
+    """
+
+    name: str
+    description: str
+    config: Any
+    train_step: Callable[[PyTree, PyTree], tuple[PyTree, Any]]
+    loss: Callable[[PyTree, PyTree], Any]
+    state: PyTree
+    batch: PyTree
+    init: Callable[[Any], PyTree]
+    sample: Callable[[Any], PyTree]
+    num_params: int
+
+
+def build(
+    name: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    layers: int | None = None,
+    scan: bool = False,
+    checkpoint: bool = False,
+    **options: Any,
+) -> Example:
+    """Builds a model of the zoo by name.
+
+    Args:
+        name: One of `zoo.names()`.
+        batch: Global batch size; the catalogue's own when None.
+        seq: Sequence length; ignored by models that have none, such as the vision models.
+        layers: Number of layers instead of the published one (for wide-resnet and unet: blocks per stage).
+        scan: Stack the layers' weights and `jax.lax.scan` over them instead of unrolling.
+        checkpoint: Recompute each layer in the backward pass (`jax.checkpoint`).
+        **options: Any other field of the family's `Config`, e.g. `hidden=256`, `dtype="float32"`, `dropout=0.1`.
+
+    Returns:
+        The example, as shapes.
+
+    Example:
+        >>> example = build("mlp", batch=256, hidden=32, layers=6)
+        >>> example.num_params
+        6336
+    """
+    import jax  # here, so that listing the zoo needs no JAX
+
+    from meshwright.zoo import train
+
+    model = entry(name)
+    family = import_module(f"meshwright.zoo.{model.family}")
+    config = _configure(family.Config, model, layers=layers, scan=scan, checkpoint=checkpoint, options=options)
+    batch = _positive("batch", model.batch if batch is None else batch)
+    seq = _positive("seq", model.seq if seq is None else seq) if model.seq else None
+    optimizer = getattr(family, "OPTIMIZER", train.AdamW())
+
+    def loss(params: PyTree, batch: PyTree) -> Any:
+        return family.loss(config, params, batch)
+
+    def init(key: Any) -> PyTree:
+        return train.init_state(family.init(config, key))
+
+    def sample(key: Any) -> PyTree:
+        return family.sample(config, key, batch, seq)
+
+    key = jax.random.key(0)
+    state = jax.eval_shape(init, key)
+    return Example(
+        name=name,
+        description=model.description,
+        config=config,
+        train_step=jax.jit(train.make_train_step(loss, optimizer), donate_argnums=0),
+        loss=loss,
+        state=state,
+        batch=jax.eval_shape(sample, key),
+        init=init,
+        sample=sample,
+        num_params=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state["params"])),
+    )
+
+
+def _configure(
+    config_class: Any, model: Entry, *, layers: int | None, scan: bool, checkpoint: bool, options: dict[str, Any]
+) -> Any:
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    unknown = sorted(set(options) - fields)
+    if unknown:
+        known = ", ".join(sorted(fields - {"layers", "scan", "checkpoint"}))
+        raise ZooError(f"{model.name!r} has no option {unknown[0]!r}; its options are {known}.")
+    if scan and "scan" not in fields:
+        raise ZooError(f"{model.name!r} cannot be scanned, its layers differ in shape; leave out scan=True.")
+    chosen: dict[str, Any] = model.shape | options | {"checkpoint": checkpoint}
+    if scan:
+        chosen["scan"] = True
+    if layers is not None:
+        chosen["layers"] = _positive("layers", layers)
+    return config_class(**chosen)
+
+
+def _positive(option: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ZooError(f"{option}={value!r} must be a positive whole number.")
+    return value

@@ -1,0 +1,87 @@
+"""GPT-2 and GPT-3: learned positions, pre-norm layers with biases, GELU, and the embedding used again as the head."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.zoo import transformer
+from meshwright.zoo.layers import (
+    Array,
+    PyTree,
+    cross_entropy,
+    init_layer_norm,
+    init_stack,
+    layer_norm,
+    normal,
+    project,
+    run_stack,
+    sample_tokens,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of one GPT; `positions` is the longest sequence it can read."""
+
+    vocab: int
+    positions: int
+    hidden: int
+    layers: int
+    heads: int
+    dropout: float = 0.0
+    dtype: str = "bfloat16"
+    scan: bool = False
+    checkpoint: bool = False
+
+
+def init(config: Config, key: Array) -> PyTree:
+    """Returns fresh parameters."""
+    embed_key, positions_key, layers_key = jax.random.split(key, 3)
+    init_layer = partial(transformer.init_layer, d=config.hidden, heads=config.heads, ffn=4 * config.hidden)
+    return {
+        "embed": normal(embed_key, config.vocab, config.hidden),
+        "positions": normal(positions_key, config.positions, config.hidden),
+        "layers": init_stack(init_layer, layers_key, config.layers, scan=config.scan),
+        "norm": init_layer_norm(config.hidden),
+    }
+
+
+def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
+    """Mean cross entropy of the next token."""
+    tokens = batch["tokens"]
+    x = (params["embed"][tokens] + params["positions"][: tokens.shape[1]]).astype(config.dtype)  # B S D
+    x = run_stack(partial(_layer, config), _with_keys(config, params["layers"], batch), x, checkpoint=config.checkpoint)
+    logits = project("bsd,vd->bsv", layer_norm(x, params["norm"]), params["embed"])
+    return jnp.mean(cross_entropy(logits, batch["labels"]))
+
+
+def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:
+    """Pairs each layer's weights with the random key of its dropout; an empty tuple when there is none."""
+    if not config.dropout:
+        return [(weights, ()) for weights in layers] if isinstance(layers, list) else (layers, ())
+    keys = jax.random.split(jax.random.wrap_key_data(batch["key"]), (config.layers, 2))
+    return list(zip(layers, keys, strict=True)) if isinstance(layers, list) else (layers, keys)
+
+
+def _layer(config: Config, weights_and_keys: PyTree, x: Array) -> Array:
+    weights, keys = weights_and_keys
+    attn_key, mlp_key = keys if config.dropout else (None, None)
+    y = transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True)
+    x = x + _dropout(config, attn_key, y)
+    y = transformer.mlp(weights, layer_norm(x, weights["mlp_norm"]))
+    return x + _dropout(config, mlp_key, y)
+
+
+def _dropout(config: Config, key: Array | None, x: Array) -> Array:
+    if key is None:
+        return x
+    kept = jax.random.bernoulli(key, 1 - config.dropout, x.shape)
+    return jnp.where(kept, x / (1 - config.dropout), 0)
+
+
+def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
+    """Returns a batch of random tokens and, where there is dropout, the key that draws it."""
+    tokens = sample_tokens(key, batch, seq, config.vocab)
+    return tokens | {"key": jax.random.key_data(key)} if config.dropout else tokens

@@ -1,0 +1,129 @@
+"""Llama 2 and 3: RMS norm, rotary positions, grouped-query attention, SwiGLU, untied head.
+
+Shapes in comments: B batch, S sequence, D hidden, N heads, K key-value heads, H head dim, F feed-forward, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.zoo.layers import (
+    Array,
+    PyTree,
+    attend,
+    cross_entropy,
+    init_stack,
+    normal,
+    project,
+    rms_norm,
+    run_stack,
+    sample_tokens,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of one Llama."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    rope_theta: float = 10_000.0
+    dtype: str = "bfloat16"
+    scan: bool = False
+    checkpoint: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+def init(config: Config, key: Array) -> PyTree:
+    """Returns fresh parameters."""
+    embed_key, head_key, layers_key = jax.random.split(key, 3)
+    return {
+        "embed": normal(embed_key, config.vocab, config.hidden),
+        "layers": init_stack(partial(_init_layer, config), layers_key, config.layers, scan=config.scan),
+        "norm": jnp.ones(config.hidden),
+        "head": normal(head_key, config.hidden, config.vocab),
+    }
+
+
+def _init_layer(config: Config, key: Array) -> PyTree:
+    d, f = config.hidden, config.ffn
+    keys = jax.random.split(key, 4)
+    return {
+        "attn_norm": jnp.ones(d),
+        **init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
+        "mlp_norm": jnp.ones(d),
+        "gate": normal(keys[1], d, f),
+        "up": normal(keys[2], d, f),
+        "down": normal(keys[3], f, d),
+    }
+
+
+def init_attention(key: Array, d: int, heads: int, kv_heads: int, head_dim: int) -> PyTree:
+    """Returns the four projections of grouped-query attention, with heads as a dim of their own."""
+    keys = jax.random.split(key, 4)
+    return {
+        "q": normal(keys[0], d, heads, head_dim),
+        "k": normal(keys[1], d, kv_heads, head_dim),
+        "v": normal(keys[2], d, kv_heads, head_dim),
+        "o": normal(keys[3], heads, head_dim, d),
+    }
+
+
+def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
+    """Mean cross entropy of the next token."""
+    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
+    angles = rotary_angles(x.shape[1], config.head_dim, config.rope_theta)
+    x = run_stack(partial(_layer, angles), params["layers"], x, checkpoint=config.checkpoint)
+    logits = project("bsd,dv->bsv", rms_norm(x, params["norm"]), params["head"])
+    return jnp.mean(cross_entropy(logits, batch["labels"]))
+
+
+def _layer(angles: Array, weights: PyTree, x: Array) -> Array:
+    x = x + attention(weights, rms_norm(x, weights["attn_norm"]), angles)
+    return x + _mlp(weights, rms_norm(x, weights["mlp_norm"]))
+
+
+@jax.named_scope("attention")
+def attention(weights: PyTree, x: Array, angles: Array) -> Array:
+    """Causal grouped-query attention with rotary positions."""
+    q = rotary(project("bsd,dnh->bsnh", x, weights["q"]), angles)
+    k = rotary(project("bsd,dkh->bskh", x, weights["k"]), angles)
+    v = project("bsd,dkh->bskh", x, weights["v"])
+    batch, seq, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    mixed = attend(q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim), k, v, causal=True)
+    return project("bsnh,nhd->bsd", mixed.reshape(q.shape), weights["o"])
+
+
+@jax.named_scope("mlp")
+def _mlp(weights: PyTree, x: Array) -> Array:
+    gate = project("bsd,df->bsf", x, weights["gate"])
+    up = project("bsd,df->bsf", x, weights["up"])
+    return project("bsf,fd->bsd", jax.nn.silu(gate) * up, weights["down"])
+
+
+def rotary_angles(seq: int, head_dim: int, theta: float) -> Array:
+    """Returns the angle of each position and pair, (seq, head_dim / 2)."""
+    half = head_dim // 2
+    return jnp.arange(seq)[:, None] * theta ** (-jnp.arange(half) / half)
+
+
+def rotary(x: Array, angles: Array) -> Array:
+    """Rotates each pair (i, i + H/2) of every head by its angle (https://arxiv.org/abs/2104.09864)."""
+    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]  # S 1 H/2
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
+def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
+    """Returns a batch of random tokens."""
+    return sample_tokens(key, batch, seq, config.vocab)

@@ -1,0 +1,55 @@
+"""The classic transformer layer, with biases, layer norms and GELU, that GPT, BERT, ViT and GShard share.
+
+Shapes in comments: B batch, S sequence, D hidden, N heads, H head dim, F feed-forward.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, normal, project
+
+
+def init_attention(key: Array, d: int, heads: int) -> PyTree:
+    """Returns the norm, projections and biases of multi-head attention, with heads as a dim of their own."""
+    head_dim = d // heads
+    keys = jax.random.split(key, 4)
+    weights: dict[str, Any] = {"attn_norm": init_layer_norm(d)}
+    for name, k in zip("qkv", keys, strict=False):
+        weights[name] = normal(k, d, heads, head_dim)
+        weights[f"{name}_bias"] = jnp.zeros((heads, head_dim))
+    return weights | {"o": normal(keys[3], heads, head_dim, d), "o_bias": jnp.zeros(d)}
+
+
+def init_mlp(key: Array, d: int, ffn: int) -> PyTree:
+    """Returns the norm, weights and biases of the feed-forward half."""
+    up_key, down_key = jax.random.split(key)
+    return {
+        "mlp_norm": init_layer_norm(d),
+        "up": normal(up_key, d, ffn),
+        "up_bias": jnp.zeros(ffn),
+        "down": normal(down_key, ffn, d),
+        "down_bias": jnp.zeros(d),
+    }
+
+
+def init_layer(key: Array, d: int, heads: int, ffn: int) -> PyTree:
+    """Returns the weights of one whole layer."""
+    attention_key, mlp_key = jax.random.split(key)
+    return init_attention(attention_key, d, heads) | init_mlp(mlp_key, d, ffn)
+
+
+@jax.named_scope("attention")
+def attention(weights: PyTree, x: Array, *, causal: bool) -> Array:
+    """Multi-head attention, B S D to B S D; the caller applies the norm."""
+    q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights[f"{name}_bias"]) for name in "qkv")
+    mixed = attend(q[:, :, :, None, :], k, v, causal=causal)[:, :, :, 0, :]
+    return project("bsnh,nhd->bsd", mixed, weights["o"], weights["o_bias"])
+
+
+@jax.named_scope("mlp")
+def mlp(weights: PyTree, x: Array) -> Array:
+    """The feed-forward half, B S D to B S D; the caller applies the norm."""
+    x = jax.nn.gelu(project("bsd,df->bsf", x, weights["up"], weights["up_bias"]))
+    return project("bsf,fd->bsd", x, weights["down"], weights["down_bias"])
