@@ -1,0 +1,312 @@
+"""Traces a JAX function to a Graph: calls inlined, loop bodies once with tied carries, names and phases kept."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright import jax_compat
+from meshwright.errors import TraceError
+from meshwright.graph.graph import Graph, Op, Tie
+from meshwright.graph.phases import assign_phases
+from meshwright.rules.base import Signature, TensorType
+
+
+class Traced:
+    """A traced function with the pytree structure of its arguments and results.
+
+    Attributes:
+        graph: The flat graph.
+        jaxpr: JAX's own closed jaxpr, from which the graph was made.
+        in_tree: Structure of the tuple of arguments.
+        out_tree: Structure of the results.
+        in_leaves: For each leaf of the arguments, its position among the graph's inputs; None for leaves that are
+            not arrays (functions, strings), which are kept as they are.
+    """
+
+    def __init__(self, graph: Graph, jaxpr: Any, in_tree: Any, out_tree: Any, in_leaves: tuple[int | None, ...]):
+        self.graph = graph
+        self.jaxpr = jaxpr
+        self.in_tree = in_tree
+        self.out_tree = out_tree
+        self.in_leaves = in_leaves
+
+
+def trace(function: Callable[..., Any], *args: Any) -> Traced:
+    """Traces ``function(*args)``; arguments are pytrees of arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+        TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
+    """
+    import jax
+
+    names = _argument_names(function, len(args))
+    flat, in_tree = jax.tree_util.tree_flatten_with_path(args)
+    leaves = [leaf for _, leaf in flat]
+    positions = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    order = {leaf: place for place, leaf in enumerate(positions)}
+
+    def call(*arrays: Any) -> Any:
+        filled = list(leaves)
+        for place, array in zip(positions, arrays, strict=True):
+            filled[place] = array
+        return function(*jax.tree_util.tree_unflatten(in_tree, filled))
+
+    try:
+        closed, out_shape = jax_compat.trace(call, [leaves[i] for i in positions])
+    except Exception as error:
+        raise TraceError(_trace_failure(function, error)) from error
+    out_flat, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
+    builder = _Builder()
+    graph = builder.build(
+        closed,
+        tuple(_path_text((names[flat[i][0][0].idx],), flat[i][0][1:]) for i in positions),
+        tuple(_path_text(("out",), path) for path, _ in out_flat),
+    )
+    return Traced(graph, closed, in_tree, out_tree, tuple(order.get(i) for i in range(len(leaves))))
+
+
+def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return names + [f"{rest}/{i}" for i in range(count - len(names))]
+
+
+def _path_text(start: tuple[str, ...], path: Sequence[Any]) -> str:
+    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
+    return "/".join([*start, *parts])
+
+
+def _is_array(leaf: Any) -> bool:
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
+
+
+def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
+    name = getattr(function, "__name__", repr(function))
+    reason = str(error).strip().split("\n\n")[0].replace("\n", " ")
+    return (
+        f"JAX could not trace {name}: {type(error).__name__}: {reason[:600]} "
+        "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
+    )
+
+
+class _Builder:
+    """Walks a jaxpr once and writes the flat graph."""
+
+    def __init__(self) -> None:
+        self.types: list[TensorType] = []
+        self.ops: list[tuple[Signature, tuple[int, ...], tuple[int, ...], str, float, int, Any]] = []
+        self.constants: dict[TensorType, int] = {}
+        self.ties: list[Tie] = []
+        self.loops: list[tuple[int, int]] = []
+        self.donated: set[int] = set()
+        self.serial = 0
+        self._type_cache: dict[Any, TensorType] = {}
+        self._signatures: dict[Any, Signature] = {}
+        self._scopes: dict[Any, str] = {}
+
+    def build(self, closed: Any, input_paths: tuple[str, ...], output_paths: tuple[str, ...]) -> Graph:
+        inputs = tuple(self._new(v.aval) for v in closed.jaxpr.invars)
+        self._inputs = frozenset(inputs)
+        outputs = self._inline(closed, inputs, "", 1.0)
+        # An argument handed straight through, or one value returned twice, still needs a value of its own as a result.
+        keep = self._needed(outputs)
+        index = {old: new for new, old in enumerate(keep)}
+        shift = np.searchsorted(np.array(keep, dtype=int), np.arange(len(self.ops) + 1))
+        phases = assign_phases([self.ops[i] for i in keep])
+        ops = tuple(
+            Op(sig, ins, outs, scope, phase, trips, jax_compat.is_recomputed(scope), serial, eqn)
+            for (sig, ins, outs, scope, trips, serial, eqn), phase in zip(
+                (self.ops[i] for i in keep), phases, strict=True
+            )
+        )
+        made = {value for i in index for value in self.ops[i][2]} | set(inputs)
+        return Graph(
+            types=tuple(self.types),
+            ops=ops,
+            inputs=inputs,
+            input_paths=input_paths,
+            outputs=outputs,
+            output_paths=output_paths,
+            constants=frozenset(range(len(self.types))) - made,
+            donated=frozenset(self.donated),
+            ties=tuple(t for t in self.ties if t.made in made and t.carry in made),
+            loops=tuple((int(shift[a]), int(shift[b])) for a, b in self.loops if shift[a] < shift[b]),
+            state=_next_values(input_paths, output_paths, inputs, outputs, self.types),
+        )
+
+    def _needed(self, outputs: Sequence[int]) -> list[int]:
+        """Indices of the operations that the outputs depend on, through loop carries too."""
+        producer = {value: i for i, op in enumerate(self.ops) for value in op[2]}
+        tied: dict[int, list[int]] = {}
+        for tie in self.ties:
+            tied.setdefault(tie.carry, []).append(tie.made)
+        seen: set[int] = set()
+        stack = list(outputs)
+        visited: set[int] = set()
+        while stack:
+            value = stack.pop()
+            if value in visited:
+                continue
+            visited.add(value)
+            stack.extend(tied.get(value, ()))
+            i = producer.get(value)
+            if i is not None and i not in seen:
+                seen.add(i)
+                stack.extend(self.ops[i][1])
+        return sorted(seen)
+
+    def _type(self, aval: Any) -> TensorType:
+        key = (aval.shape, aval.dtype) if hasattr(aval, "dtype") else aval
+        found = self._type_cache.get(key)
+        if found is None:
+            if hasattr(aval, "dtype"):
+                shape = tuple(int(d) for d in aval.shape)
+                found = TensorType(shape, str(aval.dtype), jax_compat.itemsize(aval.dtype))
+            else:  # tokens and the like hold no data
+                found = TensorType((), "token", 0)
+            self._type_cache[key] = found
+        return found
+
+    def _new(self, aval: Any) -> int:
+        self.types.append(self._type(aval))
+        return len(self.types) - 1
+
+    def _constant(self, aval: Any) -> int:
+        """One value stands for all constants of a type: what they hold does not matter to a plan."""
+        kind = self._type(aval)
+        if kind not in self.constants:
+            self.constants[kind] = self._new(aval)
+        return self.constants[kind]
+
+    def _inline(self, closed: Any, inputs: Sequence[int], scope: str, trips: float) -> tuple[int, ...]:
+        env: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        for var in closed.jaxpr.constvars:
+            env[var] = self._constant(var.aval)
+        for eqn in closed.jaxpr.eqns:
+            ins = tuple(self._constant(v.aval) if isinstance(v, jax_compat.Literal) else env[v] for v in eqn.invars)
+            outs = self._equation(eqn, ins, self._scope(scope, eqn), trips)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return tuple(
+            self._constant(v.aval) if isinstance(v, jax_compat.Literal) else env[v] for v in closed.jaxpr.outvars
+        )
+
+    def _scope(self, outer: str, eqn: Any) -> str:
+        key = (outer, jax_compat.name_stack(eqn))
+        found = self._scopes.get(key)
+        if found is None:
+            found = self._scopes[key] = "/".join(part for part in (outer, str(key[1])) if part)
+        return found
+
+    def _equation(self, eqn: Any, ins: tuple[int, ...], scope: str, trips: float) -> tuple[int, ...]:
+        name = eqn.primitive.name
+        inner = jax_compat.called_jaxpr(eqn)
+        if inner is not None:
+            self.donated.update(
+                v for v, d in zip(ins, jax_compat.donated(eqn), strict=False) if d and v in self._inputs
+            )
+            return self._inline(inner, ins, scope, trips)
+        if name == "scan":
+            return self._scan(eqn, ins, scope, trips)
+        if name == "while":
+            return self._while(eqn, ins, scope, trips)
+        if name == "cond":
+            branches = [self._inline(jax_compat.close(b), ins[1:], scope, trips) for b in eqn.params["branches"]]
+            return tuple(self._pseudo("branch_merge", made, scope, trips) for made in zip(*branches, strict=True))
+        outs = tuple(self._new(v.aval) for v in eqn.outvars)
+        self._add(self._signature(name, eqn.params, ins, outs), ins, outs, scope, trips, eqn)
+        return outs
+
+    def _scan(self, eqn: Any, ins: tuple[int, ...], scope: str, trips: float) -> tuple[int, ...]:
+        params, length = eqn.params, eqn.params["length"]
+        body = jax_compat.close(params["jaxpr"])
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
+        start, inner = len(self.ops), trips * length
+        carry = [self._pseudo("loop_carry", (v,), scope, trips) for v in init]
+        slices = [self._pseudo("loop_slice", (v,), scope, inner, self.types[v].shape[1:]) for v in xs]
+        made = self._inline(body, (*consts, *carry, *slices), scope, inner)
+        stacked = [
+            self._pseudo("loop_stack", (v,), scope, inner, (length, *self.types[v].shape)) for v in made[num_carry:]
+        ]
+        self._tie(made[:num_carry], carry, inner, start)
+        return (*carry, *stacked)
+
+    def _while(self, eqn: Any, ins: tuple[int, ...], scope: str, trips: float) -> tuple[int, ...]:
+        """A while loop's length is not known before it runs: one trip is assumed."""
+        params = eqn.params
+        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+        start = len(self.ops)
+        carry = [self._pseudo("loop_carry", (v,), scope, trips) for v in ins[num_cond + num_body :]]
+        self._inline(jax_compat.close(params["cond_jaxpr"]), (*ins[:num_cond], *carry), scope, trips)
+        consts = ins[num_cond : num_cond + num_body]
+        made = self._inline(jax_compat.close(params["body_jaxpr"]), (*consts, *carry), scope, trips)
+        self._tie(made, carry, trips, start)
+        return tuple(carry)
+
+    def _tie(self, made: Sequence[int], carry: Sequence[int], trips: float, start: int) -> None:
+        self.ties.extend(Tie(m, c, trips) for m, c in zip(made, carry, strict=True) if m != c)
+        self.loops.append((start, len(self.ops)))
+
+    def _pseudo(
+        self, name: str, ins: tuple[int, ...], scope: str, trips: float, shape: tuple[int, ...] | None = None
+    ) -> int:
+        """Adds one of the tracer's own operations, with one result of the first operand's type or another shape."""
+        kind = self.types[ins[0]]
+        self.types.append(kind if shape is None else TensorType(shape, kind.dtype, kind.itemsize))
+        outs = (len(self.types) - 1,)
+        self._add(self._signature(name, {}, ins, outs), ins, outs, scope, trips, None)
+        return outs[0]
+
+    def _add(
+        self, sig: Signature, ins: tuple[int, ...], outs: tuple[int, ...], scope: str, trips: float, eqn: Any
+    ) -> None:
+        self.ops.append((sig, ins, outs, scope, trips, self.serial, eqn))
+        self.serial += 1
+
+    def _signature(self, name: str, params: dict[str, Any], ins: tuple[int, ...], outs: tuple[int, ...]) -> Signature:
+        operands, results = tuple(self.types[v] for v in ins), tuple(self.types[v] for v in outs)
+        try:
+            key = (name, tuple(params.items()), operands, results)
+            found = self._signatures.get(key)
+        except TypeError:  # a parameter that cannot be hashed: an array, say
+            key = (name, repr(sorted(params)), id(params), operands, results)
+            found = None
+        if found is None:
+            found = self._signatures[key] = Signature(name, params, operands, results)
+        return found
+
+
+def _next_values(
+    input_paths: Sequence[str],
+    output_paths: Sequence[str],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    types: Sequence[TensorType],
+) -> dict[int, int]:
+    """Pairs each result with the argument whose next value it is.
+
+    A result is an argument's next value when the whole argument comes back: some subtree of the results has the
+    argument's paths and types, leaf for leaf.
+    """
+    groups: dict[str, list[int]] = {}
+    for i, path in enumerate(input_paths):
+        groups.setdefault(path.split("/")[0], []).append(i)
+    by_path = {path: i for i, path in enumerate(output_paths)}
+    prefixes = dict.fromkeys("/".join(p.split("/")[:d]) for p in output_paths for d in range(1, p.count("/") + 2))
+    pairs: dict[int, int] = {}
+    for name, members in groups.items():
+        for prefix in prefixes:
+            found = [by_path.get(prefix + input_paths[i][len(name) :]) for i in members]
+            if any(o is None or o in pairs for o in found):
+                continue
+            matched = [o for o in found if o is not None]
+            if all(types[outputs[o]] == types[inputs[i]] for o, i in zip(matched, members, strict=True)):
+                pairs |= dict(zip(matched, members, strict=True))
+                break
+    return pairs

@@ -1,0 +1,81 @@
+"""The only file that touches private or unstable JAX: what differs between JAX 0.10 and 0.11 is settled here."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+from jax.extend import core as jex_core
+
+Literal = jex_core.Literal
+Jaxpr = jex_core.Jaxpr
+ClosedJaxpr = jex_core.ClosedJaxpr
+
+# Primitives that only call another jaxpr on their operands, and the parameter that holds it. The names are unstable:
+# both spellings of each are kept.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
+_RECOMPUTED = "rematted_computation"
+
+
+def trace(function: Callable[..., Any], leaves: Sequence[Any]) -> tuple[Any, Any]:
+    """Traces ``function(*leaves)`` and returns its closed jaxpr and the pytree of its results' types."""
+    return jax.make_jaxpr(function, return_shape=True)(*leaves)
+
+
+def called_jaxpr(eqn: Any) -> Any | None:
+    """The closed jaxpr that a call-like equation runs on its own operands, or None for any other equation."""
+    key = _CALLS.get(eqn.primitive.name)
+    if key is None:
+        return None
+    inner = eqn.params.get(key) or eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
+    closed = close(inner) if inner is not None else None
+    return closed if closed is not None and len(closed.jaxpr.invars) == len(eqn.invars) else None
+
+
+def close(jaxpr: Any) -> Any:
+    """A closed jaxpr, whether it was open or closed."""
+    return jaxpr if hasattr(jaxpr, "jaxpr") else ClosedJaxpr(jaxpr, ())
+
+
+def donated(eqn: Any) -> tuple[bool, ...]:
+    """Which operands of a `jax.jit` call are donated."""
+    return tuple(eqn.params.get("donated_invars", ()))
+
+
+def name_stack(eqn: Any) -> Any:
+    """The equation's name stack: hashable, and text by `str`."""
+    return eqn.source_info.name_stack
+
+
+def is_recomputed(scope: str) -> bool:
+    """Whether a scope lies in the part of a checkpoint that is computed again."""
+    return _RECOMPUTED in scope
+
+
+def source_line(eqn: Any) -> str:
+    """Where the user wrote the equation, as ``file:line (function)``; empty where JAX does not know."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether a dtype is that of typed random keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element; a typed key takes its implementation's words."""
+    if is_key_dtype(dtype):
+        return 8
+    return dtype.itemsize

@@ -1,0 +1,1 @@
+"""Strategies: how an operation can be split, and what moving between shardings costs."""

@@ -1,0 +1,158 @@
+"""Strategies of one operation, derived from its loop nest: which axes split which loops, and what follows from that.
+
+Assignments are arrays ``[strategy, axis] → loop or -1``; every function here handles all strategies at once.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.rules.base import REDUCING, Dims, LoopNest
+from meshwright.strategy.sharding import Axes, Holders
+
+Assignment = NDArray[np.int64]
+
+MAX_STRATEGIES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The strategies of an operation that leads.
+
+    Attributes:
+        loops: ``[strategy, axis]``: the loop each axis splits, or -1.
+        scatter: ``[strategy, axis]``: for an axis that splits a reducing loop, the dim of the result over which a
+            reduce-scatter leaves the sum, or -1 where an all-reduce settles it.
+    """
+
+    loops: Assignment
+    scatter: Holders
+
+
+def enumerate_candidates(nest: LoopNest, axes: Axes, scatter: bool = True) -> Candidates:
+    """Every way to give each axis to one loop or to none, partial sums settled in every way."""
+    splittable = [i for i, loop in enumerate(nest.loops) if loop.kind != "unsplittable" and loop.size > 1]
+    targets = range(len(nest.results[0])) if scatter and len(nest.results) == 1 else ()
+    options: list[list[tuple[int, int]]] = []
+    for size in axes.sizes:
+        choices = [(-1, -1)]
+        for loop in splittable if size > 1 else ():
+            if nest.loops[loop].size % size == 0:
+                choices.append((loop, -1))
+                if nest.loops[loop].kind == "sum":
+                    choices += [(loop, dim) for dim in targets]
+        options.append(choices)
+    table = np.array(list(product(*options)), dtype=np.int64).reshape(-1, axes.num_axes, 2)
+    loops, into = table[..., 0], table[..., 1]
+    legal = (legalise(nest, axes, loops) == loops).all(axis=1)
+    if targets:
+        legal &= _scatters_evenly(nest, axes, loops, into)
+    loops, into = loops[legal], into[legal]
+    if len(loops) > MAX_STRATEGIES:  # the most split ones are the ones that can win
+        order = np.argsort((loops < 0).sum(axis=1), kind="stable")[:MAX_STRATEGIES]
+        loops, into = loops[np.sort(order)], into[np.sort(order)]
+    return Candidates(loops, into)
+
+
+def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
+    """Takes axes off loops that they cannot split: unsplittable, uneven, or not major-most in a merged dim."""
+    kept = loops.copy()
+    unsplittable = np.array([loop.kind == "unsplittable" for loop in nest.loops] + [False])
+    kept[unsplittable[kept]] = -1
+    for i, loop in enumerate(nest.loops):
+        parts = np.ones(len(kept), np.int64)
+        for axis, size in enumerate(axes.sizes):
+            on = kept[:, axis] == i
+            uneven = on & (loop.size % (parts * size) != 0)
+            kept[uneven, axis] = -1
+            parts[on & ~uneven] *= size
+    for dims in (*nest.operands, *nest.results):
+        for dim in dims:
+            if len(dim) > 1:
+                _drop_minor(nest, axes, kept, dim)
+    return kept
+
+
+def _drop_minor(nest: LoopNest, axes: Axes, kept: Assignment, dim: tuple[int, ...]) -> None:
+    """In a merged dim a loop may be split only where earlier axes split all more major loops to single iterations."""
+    for place, loop in enumerate(dim):
+        major = [m for m in dim[:place] if nest.loops[m].size > 1]
+        for axis in range(axes.num_axes):
+            on = kept[:, axis] == loop
+            if not on.any():
+                continue
+            for m in major:
+                parts = np.where(kept[:, :axis] == m, np.array(axes.sizes[:axis]), 1).prod(axis=1)
+                kept[on & (parts != nest.loops[m].size), axis] = -1
+            # and no later axis may go on splitting a loop that is major to one already split by this axis
+            minor = dim[place + 1 :]
+            for later in range(axis):
+                kept[(kept[:, axis] == loop) & np.isin(kept[:, later], minor), axis] = -1
+
+
+def follow(nest: LoopNest, axes: Axes, dims: Dims, holders: Holders) -> Assignment:
+    """The assignment that splits loops as one of the tensors (of the given dims) is split."""
+    loops = np.full(holders.shape, -1, np.int64)
+    for d, dim in enumerate(dims):
+        real = [loop for loop in dim if nest.loops[loop].size > 1]
+        if len(real) == 1:
+            loops[holders == d] = real[0]
+        elif real:
+            _follow_merged(nest, axes, holders == d, real, loops)
+    return legalise(nest, axes, loops)
+
+
+def _follow_merged(nest: LoopNest, axes: Axes, held: NDArray[np.bool_], dim: list[int], loops: Assignment) -> None:
+    """Gives the axes of a merged dim to its loops, major first, going on to the next loop when one is used up."""
+    place = np.zeros(len(held), np.int64)
+    left = np.full(len(held), nest.loops[dim[0]].size, np.int64)
+    sizes = np.array([nest.loops[loop].size for loop in dim] + [1], np.int64)
+    names = np.array([*dim, -1], np.int64)
+    for axis, size in enumerate(axes.sizes):
+        used_up = held[:, axis] & (left == 1)
+        place[used_up] = np.minimum(place[used_up] + 1, len(dim))
+        left[used_up] = sizes[place[used_up]]
+        on = held[:, axis] & (left % size == 0) & (place < len(dim))
+        loops[on, axis] = names[place[on]]
+        left[on] //= size
+        place[held[:, axis] & ~on] = len(dim)  # what is more minor cannot be split any more
+        left[held[:, axis] & ~on] = 0
+
+
+def tensor_holders(dims: Dims, loops: Assignment, num_loops: int) -> Holders:
+    """The dim of a tensor that each axis holds under an assignment."""
+    dim_of_loop = np.full(num_loops + 1, -1, np.int64)
+    for d, dim in enumerate(dims):
+        for loop in dim:
+            dim_of_loop[loop] = d
+    return dim_of_loop[loops]
+
+
+def reducing_axes(nest: LoopNest, loops: Assignment, dims: Dims) -> NDArray[np.bool_]:
+    """``[strategy, axis]``: whether the axis splits a reducing loop, so that a result of these dims is partial."""
+    indexed = {loop for dim in dims for loop in dim}
+    partial = [loop.kind in REDUCING and i not in indexed for i, loop in enumerate(nest.loops)]
+    return np.array([*partial, False])[loops]
+
+
+def result_holders(nest: LoopNest, loops: Assignment, scatter: Holders, result: int) -> Holders:
+    """The dims of a result that the axes hold once partial sums are settled."""
+    held = tensor_holders(nest.results[result], loops, len(nest.loops))
+    return np.where(scatter >= 0, scatter, held) if result == 0 else held
+
+
+def _scatters_evenly(nest: LoopNest, axes: Axes, loops: Assignment, scatter: Holders) -> NDArray[np.bool_]:
+    """Whether the shards after each reduce-scatter are even, and the scattered axis is the minor-most of its dim."""
+    held = tensor_holders(nest.results[0], loops, len(nest.loops))
+    after = np.where(scatter >= 0, scatter, held)
+    good = np.ones(len(loops), bool)
+    sizes = np.array(axes.sizes)
+    for d, dim in enumerate(nest.results[0]):
+        size = int(np.prod([nest.loops[loop].size for loop in dim]))
+        good &= size % np.where(after == d, sizes, 1).prod(axis=1) == 0
+        for axis in range(axes.num_axes):
+            later = (held[:, axis + 1 :] == d).any(axis=1)
+            good &= ~((scatter[:, axis] == d) & later)
+    return good
