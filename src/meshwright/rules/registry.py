@@ -15,8 +15,10 @@ FAMILIES = (
     "scans",
     "sorting",
     "reshape",
+    "layout",
     "windows",
     "indexing",
+    "gathering",
     "random",
     "linalg",
     "control_flow",
@@ -61,8 +63,8 @@ def loop_nest(op: Signature) -> LoopNest:
     for dims, tensors in ((answer.operands, op.operands), (answer.results, op.results)):
         if [len(d) for d in dims] != [len(t.shape) for t in tensors]:
             raise RuleError(
-                f"rule for {kernel_name(op)!r}: it describes tensors of ranks {[len(d) for d in dims]} but the operation "
-                f"has {[len(t.shape) for t in tensors]}"
+                f"rule for {kernel_name(op)!r}: it describes tensors of ranks {[len(d) for d in dims]} but the "
+                f"operation has {[len(t.shape) for t in tensors]}"
             )
     return answer
 

@@ -1,0 +1,5 @@
+"""convolution"""
+
+from meshwright.rules.base import Rule
+
+RULES: dict[str, Rule] = {}

@@ -1,0 +1,5 @@
+"""windows"""
+
+from meshwright.rules.base import Rule
+
+RULES: dict[str, Rule] = {}
