@@ -1,0 +1,128 @@
+"""Describes one device: its memory, its peak rates, and how much of them programs really get."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshwright.hardware.link import Link
+
+#: How a figure is known, best first.
+SURENESS = ("measured", "vendor", "assumed")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of the catalogue with where it came from.
+
+    Attributes:
+        name: Which number, e.g. ``"memory_bandwidth"`` or ``"intra.bandwidth"``.
+        value: The number, in bytes, seconds, FLOP/s or as a fraction.
+        source: Who published or measured it.
+        date: When it was looked up.
+        sure: ``"measured"``, ``"vendor"`` or ``"assumed"``.
+    """
+
+    name: str
+    value: float
+    source: str
+    date: str
+    sure: str
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator as JAX sees it: a device.
+
+    ``float32`` products are priced as JAX runs them by default, not as IEEE arithmetic: ``lax.Precision.DEFAULT`` uses
+    TF32 on NVIDIA GPUs from Ampere on and one bfloat16 pass on TPUs.
+
+    Attributes:
+        name: Its name in the catalogue, e.g. ``"a100-sxm-40gb"``.
+        vendor: Who makes it.
+        aliases: Other exact names.
+        device_kinds: What JAX calls it (``device.device_kind``).
+        memory_bytes: Memory that programs can use.
+        memory_bandwidth: Bytes per second, peak.
+        memory_efficiency: Fraction of it that streaming operations reach.
+        flops: Matrix rate by type, FLOP/s, dense.
+        vector_flops: Rate of everything that is not a matrix product.
+        launch_s: Fixed time of one kernel.
+        best_fraction: Fraction of peak that large matrix products reach.
+        half_flops: Size of a half-precision product that reaches half of that.
+        devices_per_host: The usual number in a host.
+        intra: The usual link inside a host.
+        inter: The usual link between hosts.
+        figures: Where each number came from.
+    """
+
+    name: str
+    vendor: str
+    memory_bytes: int
+    memory_bandwidth: float
+    flops: tuple[tuple[str, float], ...]
+    vector_flops: float
+    intra: Link
+    inter: Link
+    aliases: tuple[str, ...] = ()
+    device_kinds: tuple[str, ...] = ()
+    memory_efficiency: float = 1.0
+    launch_s: float = 0.0
+    best_fraction: float = 1.0
+    half_flops: float = 0.0
+    devices_per_host: int = 8
+    figures: tuple[Figure, ...] = field(default=(), compare=False, repr=False)
+
+    def peak_flops(self, dtype: str) -> float:
+        """FLOP/s of matrix products with operands of a type, e.g. ``"bfloat16"`` or ``"float8_e4m3fn"``.
+
+        A type that the chip has no matrix unit for runs at the rate of the next wider type that it has.
+
+        >>> from meshwright.hardware import find_chip
+        >>> find_chip("a100-40gb").peak_flops("bfloat16") / 1e12
+        312.0
+        """
+        rates = dict(self.flops)
+        for candidate in _fallbacks(str(dtype)):
+            if candidate in rates:
+                return rates[candidate]
+        return self.vector_flops
+
+    def matmul_s(self, flops: Any, dtype: str = "bfloat16", num_bytes: Any = 0) -> Any:
+        """Seconds of a matrix product: the slower of arithmetic and memory.
+
+        Arithmetic reaches ``best · f / (f + half)`` of the peak for a product of ``f`` FLOPs.
+
+        Args:
+            flops: FLOPs of the product; a number or an array.
+            dtype: Type of the operands.
+            num_bytes: Bytes read and written, where they are known.
+        """
+        peak = self.peak_flops(dtype)
+        half = self.half_flops * peak / self.peak_flops("float16")  # the ramp is a time, so it scales with the rate
+        work = np.asarray(flops, dtype=float)
+        compute = np.where(work > 0, (work + half) / (peak * self.best_fraction), 0.0)
+        return _unwrap(np.maximum(compute, np.asarray(self.memory_s(num_bytes))))
+
+    def memory_s(self, num_bytes: Any) -> Any:
+        """Seconds to stream bytes through the chip's memory; a number or an array."""
+        return _unwrap(np.asarray(num_bytes, dtype=float) / (self.memory_bandwidth * self.memory_efficiency))
+
+
+def _fallbacks(dtype: str) -> tuple[str, ...]:
+    """Rates to try for a type, in order."""
+    if dtype.startswith(("float8", "float4", "float6")):
+        return ("float8", "bfloat16")
+    if dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"):
+        return ("int8", "bfloat16")
+    if dtype in ("float16", "bfloat16"):
+        return (dtype, "float16", "bfloat16")
+    if dtype in ("float32", "complex64"):
+        return ("float32",)
+    if dtype in ("float64", "complex128"):
+        return ("float64",)
+    return ()
+
+
+def _unwrap(value: np.ndarray) -> Any:
+    return float(value) if value.ndim == 0 else value

@@ -1,0 +1,116 @@
+"""A cluster: hosts full of equal chips, and all the logical meshes it can be seen as."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import ClusterError
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.link import Host, Link
+from meshwright.hardware.mesh import AXIS_NAMES, Mesh
+from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
+from meshwright.hardware.torus import torus_shape
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal hosts of equal chips.
+
+    Attributes:
+        name: How it was described.
+        num_hosts: Number of hosts.
+        host: Devices and links of each of them.
+        chip: What each device is.
+        torus_sizes: Sizes of the TPU torus; empty for the most cubic one.
+    """
+
+    name: str
+    num_hosts: int
+    host: Host
+    chip: Chip
+    torus_sizes: tuple[int, ...] = ()
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.host.num_devices
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_hosts * self.host.num_devices
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of one device that programs can use."""
+        return self.chip.memory_bytes
+
+    @property
+    def intra(self) -> Link:
+        return self.host.intra
+
+    @property
+    def inter(self) -> Link:
+        return self.host.inter
+
+    def mesh(self, shape: Sequence[int]) -> Mesh:
+        """The logical view with the given sizes, axes named x, y, z in order, the last one innermost.
+
+        >>> from meshwright.hardware import cluster
+        >>> cluster("50x4 a100-40gb").mesh((50, 4)).shape
+        {'x': 50, 'y': 4}
+        """
+        sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in shape)
+        mesh = Mesh(sizes, self)
+        if mesh.num_devices != self.num_devices:
+            raise ClusterError(
+                f"mesh {sizes} has {mesh.num_devices} devices but cluster {self.name!r} has {self.num_devices}: "
+                f"choose sizes whose product is {self.num_devices}, e.g. ({self.num_hosts}, {self.devices_per_host})."
+            )
+        return mesh
+
+    def meshes(self, max_axes: int = len(AXIS_NAMES)) -> list[Mesh]:
+        """All logical views with at most that many axes, fewest axes first; every axis is larger than 1."""
+        if not 1 <= max_axes <= len(AXIS_NAMES):
+            raise ClusterError(f"max_axes must be 1, 2 or 3, not {max_axes!r}.")
+        if self.num_devices == 1:
+            return [self.mesh((1,))]
+        return [self.mesh(shape) for length in range(1, max_axes + 1) for shape in _views(self.num_devices, length)]
+
+    def torus(self, domain: int) -> tuple[int, ...]:
+        """Sizes of the torus that one slice of chips forms."""
+        if math.prod(self.torus_sizes) == domain and self.torus_sizes:
+            return self.torus_sizes
+        return torus_shape(domain, self.intra.torus_dims)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that holds every figure, so that the same cluster can be made without the catalogue."""
+        return {
+            "name": self.name,
+            "hosts": self.num_hosts,
+            "devices_per_host": self.devices_per_host,
+            "torus": list(self.torus_sizes),
+            "chip": to_plain(self.chip),
+            "intra": to_plain(self.intra),
+            "inter": to_plain(self.inter),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Cluster":
+        """Makes a cluster from what `to_json` gave."""
+        links = (link_from_json(data["intra"]), link_from_json(data["inter"]))
+        host = Host(data["devices_per_host"], *links)
+        return cls(data["name"], data["hosts"], host, chip_from_json(data["chip"]), tuple(data["torus"]))
+
+
+def _views(number: int, length: int) -> list[tuple[int, ...]]:
+    """Ordered ways to write a number as a product of factors above 1.
+
+    >>> _views(12, 2)
+    [(2, 6), (3, 4), (4, 3), (6, 2)]
+    """
+    if length == 1:
+        return [(number,)] if number > 1 else []
+    firsts = (first for first in range(2, number // 2 + 1) if number % first == 0)
+    return [(first, *rest) for first in firsts for rest in _views(number // first, length - 1)]

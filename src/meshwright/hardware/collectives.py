@@ -1,0 +1,169 @@
+"""Prices collectives: for each kind and group, the ways to do it, each as a fixed time and a time per byte.
+
+With B the bytes of the whole buffer (gathered result, unreduced buffer, whole tensor of an all-to-all), n devices of
+which m share a domain, h = n / m domains, w bytes/s inside and o bytes/s that the group may send out of a domain:
+
+    ring          gather, scatter: (n-1)/n · B / min(w, o)     all-reduce: twice that      n-1 or 2(n-1) hops
+    tree          gather, scatter: (n-1)/n · B / t             all-reduce: 2 B / t         log2 n or 2 log2 n hops
+    hierarchical  inside on B and across on B / m, in turn (all-reduce: scatter inside, reduce across, gather inside)
+    all-to-all    the slower of (m-1)/n² · B / w inside and (n-m)/n² · B / o·m across
+    permute       B / the slowest wire between neighbours
+
+`ring_ways`, `tree_ways`, `hierarchical_ways` and `exchange_ways` implement the lines above; the time is the least of them.
+"""
+
+import math
+from collections.abc import Iterable
+
+from meshwright.hardware.groups import Group
+from meshwright.hardware.link import Link, Protocol
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+
+#: One way to do a collective: seconds, and seconds per byte.
+Way = tuple[float, float]
+
+#: A tree keeps only part of its wires busy: NCCL's tuning tables give 18.8 GB/s where a ring's wires carry 24.
+TREE_FRACTION = 0.78
+#: Messages of an all-to-all go out one after another: time of each, from the same tables (16 to 256 ranks).
+MESSAGE_S = 0.8e-6
+
+
+def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
+    """All ways worth having for a collective: fastest start first, each next one cheaper per byte."""
+    if group.size == 1:
+        return ((0.0, 0.0),)
+    if kind == "all_to_all":
+        return prune(exchange_ways(group, intra, inter))
+    if kind == "permute":
+        return prune(permute_ways(group, intra, inter))
+    found = [*_buffer_ways(group, intra, inter, kind)]
+    if kind != "all_reduce":
+        # An all-reduce of the buffer, padded with zeros or cut afterwards, does the same.
+        found += _buffer_ways(group, intra, inter, "all_reduce")
+    return prune(found)
+
+
+def prune(found: Iterable[Way]) -> tuple[Way, ...]:
+    """Drops the ways that another one beats at every size."""
+    kept: list[Way] = []
+    for way in sorted(found):
+        if not kept or way[1] < kept[-1][1]:
+            kept.append(way)
+    return tuple(kept)
+
+
+def ring_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
+    """One ring through all devices; it enters and leaves each domain over all the wires the group has there."""
+    return [_ring(group, intra, inter, kind, a, b) for a, b in _protocols(group, intra, inter, kind)]
+
+
+def tree_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
+    """A tree (all-reduce), or recursive halving and doubling (gather, scatter): fewer hops, fewer busy wires."""
+    return [_tree(group, intra, inter, kind, a, b) for a, b in _protocols(group, intra, inter, kind)]
+
+
+def hierarchical_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
+    """Inside each domain and across domains in turn, so that only 1/m of the buffer goes across."""
+    if group.num_domains == 1 or group.inner.size == 1:
+        return []
+    inside, across = _split(group)
+    passes = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
+    best_inside = [_sum(way, len(passes)) for way in _flat(inside, intra, inter, passes[0])]
+    best_across = [(alpha, beta / group.inner.size) for alpha, beta in _flat(across, intra, inter, kind)]
+    return [(a + c, b + d) for a, b in best_inside for c, d in best_across]
+
+
+def exchange_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
+    """Every device sends a part to every other one, inside and across at the same time."""
+    n, m, h = group.size, group.inner.size, group.num_domains
+    found = []
+    for near, far in _protocols(group, intra, inter, "all_to_all"):
+        alpha, beta = near.base_s + near.hop_s * math.log2(n), 0.0
+        if m > 1:
+            rate = group.inner.exchange_bandwidth * near.efficiency * intra.exchange_efficiency
+            beta = (m - 1) / n**2 / rate + _copy(intra, n) / n
+        if h > 1:
+            # Half of a small group's pairs meet on one wire: measured as 1 - 0.44/h of the network's rate.
+            rate = group.outer_bandwidth / m * far.efficiency * (1 - 0.44 / h)
+            alpha += far.base_s + far.hop_s + MESSAGE_S * (n - m)
+            beta = max(beta, (n - m) / n**2 / rate)
+        found.append((alpha, beta))
+    return found
+
+
+def permute_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
+    """Every device sends to the next one; the slowest wire on the way sets the pace."""
+    found = []
+    for near, far in _protocols(group, intra, inter, "permute"):
+        alpha, beta = near.base_s + near.hop_s, 1 / (group.inner.pair_bandwidth * near.efficiency)
+        if group.num_domains > 1:
+            alpha, beta = near.base_s + far.hop_s, 1 / (group.device_bandwidth * far.efficiency)
+        found.append((alpha, beta))
+    return found
+
+
+def _buffer_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
+    return [*_flat(group, intra, inter, kind), *hierarchical_ways(group, intra, inter, kind)]
+
+
+def _flat(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
+    return prune([*ring_ways(group, intra, inter, kind), *tree_ways(group, intra, inter, kind)])
+
+
+def _ring(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far: Protocol) -> Way:
+    passes = 2 if kind == "all_reduce" else 1
+    n = group.size
+    hops_s = _hops_s(group, near, far, group.inner.num_steps * group.num_domains, group.num_domains - 1)
+    beta = passes * (n - 1) / n / _rate(group, near, far) + _copy(intra, n)
+    return near.base_s + passes * hops_s, beta
+
+
+def _tree(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far: Protocol) -> Way:
+    passes = 2 if kind == "all_reduce" else 1
+    n = group.size
+    inner_hops = math.log2(group.inner.size) if group.inner.size > 1 else 0.0
+    hops_s = _hops_s(group, near, far, inner_hops, math.log2(group.num_domains))
+    share = 1.0 if kind == "all_reduce" else (n - 1) / n
+    beta = passes * share / (TREE_FRACTION * _rate(group, near, far)) + _copy(intra, n)
+    return near.base_s + passes * hops_s, beta
+
+
+def _hops_s(group: Group, near: Protocol, far: Protocol, num_inner: float, num_outer: float) -> float:
+    inner_s = num_inner * near.hop_s if group.inner.size > 1 else 0.0
+    return inner_s + num_outer * far.hop_s
+
+
+def _rate(group: Group, near: Protocol, far: Protocol) -> float:
+    inside = group.inner.bandwidth * near.efficiency if group.inner.size > 1 else math.inf
+    outside = group.outer_bandwidth * far.efficiency if group.num_domains > 1 else math.inf
+    return min(inside, outside)
+
+
+def _copy(intra: Link, size: int) -> float:
+    """Time per byte of the buffer that a device takes to copy its own n-th of it."""
+    return 1 / (size * intra.copy_bandwidth) if intra.copy_bandwidth else 0.0
+
+
+def _sum(way: Way, times: int) -> Way:
+    return way[0] * times, way[1] * times
+
+
+def _split(group: Group) -> tuple[Group, Group]:
+    """The group's part inside one domain, and the devices of equal rank across domains."""
+    inner = group.inner
+    alone = type(inner)(1, inner.bandwidth, inner.exchange_bandwidth, inner.pair_bandwidth, 0)
+    inside = Group(inner.size, 1, inner, group.outer_bandwidth, group.device_bandwidth)
+    share = group.outer_bandwidth / inner.size
+    return inside, Group(group.num_domains, group.num_domains, alone, share, share)
+
+
+def _protocols(group: Group, intra: Link, inter: Link, kind: str) -> list[tuple[Protocol, Protocol]]:
+    """Pairs of protocols to try: the same rank of both links, or all of one where only one is used."""
+    near = [p for p in intra.protocols if p.serves(kind, group.inner.size)] or list(intra.protocols[:1])
+    far = [p for p in inter.protocols if p.serves(kind, group.num_domains)] or list(inter.protocols[:1])
+    if group.num_domains == 1:
+        return [(p, far[0]) for p in near]
+    if group.inner.size == 1:
+        return [(p, p) for p in far]
+    return [(a, b) for a in near for b in far]

@@ -1,0 +1,113 @@
+"""Describes the wires: a link's bandwidth, its shape, and the protocols a collective may run over it."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+TOPOLOGIES = ("switch", "graph", "shared", "torus")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way the communication library drives a link: cheap to start, or fast once it runs.
+
+    Attributes:
+        name: What the library calls it, e.g. ``"simple"``.
+        base_s: Time to start a collective, whatever its size.
+        hop_s: Time for one step to reach the next device.
+        efficiency: Fraction of the link's bandwidth that it reaches.
+        kinds: The collectives it serves; empty means all of them.
+        min_size: The smallest group that it serves.
+    """
+
+    name: str
+    base_s: float
+    hop_s: float
+    efficiency: float
+    kinds: tuple[str, ...] = ()
+    min_size: int = 2
+
+    def serves(self, kind: str, size: int) -> bool:
+        return size >= self.min_size and (not self.kinds or kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins devices, inside a host or between hosts.
+
+    Attributes:
+        kind: Name of the technology, e.g. ``"nvlink4"``.
+        bandwidth: Bytes per second that one device sends, one way, with all its wires.
+        topology: ``"switch"`` (everyone reaches everyone at full rate), ``"graph"`` (fixed wires between pairs),
+            ``"shared"`` (all devices share one bus) or ``"torus"``.
+        protocols: At least one.
+        copy_bandwidth: Rate at which a device copies its own part of a collective; 0 where it costs nothing.
+        shared_bandwidth: Bytes per second of the whole bus where it is shared, or what is left to devices that no wire
+            joins in a graph.
+        edges: Wires of a graph: ``(device, device, number of wires)``.
+        torus_dims: Number of dims of a torus.
+        wrap_multiple: A torus dim whose size is a multiple of this closes into a ring.
+        domain: How many devices the link reaches; 0 means one host's.
+        exchange_efficiency: Fraction of the collective rate that an all-to-all reaches.
+    """
+
+    kind: str
+    bandwidth: float
+    protocols: tuple[Protocol, ...]
+    topology: str = "switch"
+    copy_bandwidth: float = 0.0
+    shared_bandwidth: float = 0.0
+    edges: tuple[tuple[int, int, int], ...] = ()
+    torus_dims: int = 0
+    wrap_multiple: int = 0
+    domain: int = 0
+    exchange_efficiency: float = 1.0
+
+    def num_wires(self, device: int, members: frozenset[int]) -> int:
+        """Counts the wires of a graph from one device to the others of a group."""
+        ends = ((a, b, count) for a, b, count in self.edges if device in (a, b))
+        return sum(count for a, b, count in ends if (b if a == device else a) in members)
+
+    @property
+    def wire_bandwidth(self) -> float:
+        """Bytes per second of one wire of a graph."""
+        wires: dict[int, int] = {}
+        for a, b, count in self.edges:
+            wires[a] = wires.get(a, 0) + count
+            wires[b] = wires.get(b, 0) + count
+        return self.bandwidth / max(wires.values(), default=1)
+
+    def group_bandwidth(self, members: tuple[int, ...], num_active: int) -> float:
+        """Rate, one way per device, of a collective among some devices of a host.
+
+        Args:
+            members: The group's devices, numbered inside their host.
+            num_active: How many devices of the host communicate at the same time.
+        """
+        if self.topology == "shared":
+            return min(self.bandwidth, self.shared_bandwidth / max(num_active, 1))
+        if self.topology != "graph" or not self._knows(members):
+            return self.bandwidth
+        group = frozenset(members)
+        fewest = min(self.num_wires(device, group) for device in members)
+        return fewest * self.wire_bandwidth or self.shared_bandwidth / max(num_active, 1)
+
+    def pair_bandwidth(self, members: tuple[int, ...], num_active: int) -> float:
+        """Rate, one way, when every device of a group sends to the next one only."""
+        if self.topology == "graph" and self._knows(members):
+            ring = pairwise((*members, members[0]))
+            wires = min(self.num_wires(a, frozenset((b,))) for a, b in ring)
+            return wires * self.wire_bandwidth or self.shared_bandwidth / max(num_active, 1)
+        return self.group_bandwidth(members, num_active)
+
+    def _knows(self, members: tuple[int, ...]) -> bool:
+        """Whether the graph holds all members; a larger host (a DGX-2's 16 V100) is taken to have a switch."""
+        return max(members) <= max(max(a, b) for a, b, _ in self.edges)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The links of one machine: among its devices, and from each device out to other hosts."""
+
+    num_devices: int
+    intra: Link
+    inter: Link

@@ -1,0 +1,35 @@
+"""Turns chips and links into plain data and back, so that a plan can carry the machine it was made for."""
+
+from dataclasses import asdict
+from typing import Any
+
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.link import Link, Protocol
+
+
+def to_plain(value: Chip | Link) -> dict[str, Any]:
+    """Plain data of a chip or link; the sources of its figures stay in the catalogue."""
+    data = _lists(asdict(value))
+    data.pop("figures", None)
+    return data
+
+
+def link_from_json(data: dict[str, Any]) -> Link:
+    protocols = tuple(Protocol(**{**p, "kinds": tuple(p["kinds"])}) for p in data["protocols"])
+    edges = tuple((int(a), int(b), int(count)) for a, b, count in data["edges"])
+    return Link(**{**data, "protocols": protocols, "edges": edges})
+
+
+def chip_from_json(data: dict[str, Any]) -> Chip:
+    tuples = {key: tuple(data[key]) for key in ("aliases", "device_kinds")}
+    flops = tuple((str(name), float(rate)) for name, rate in data["flops"])
+    links = {key: link_from_json(data[key]) for key in ("intra", "inter")}
+    return Chip(**{**data, **tuples, **links, "flops": flops})
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lists(item) for item in value]
+    return value
