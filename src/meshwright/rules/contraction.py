@@ -5,27 +5,52 @@ from math import prod
 from meshwright.rules.base import Dims, LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops
 
+Dim = tuple[int, ...]
+
 
 def dot_general(op: Signature) -> LoopNest:
     """``b… m… k…, b… k… n… -> b… m… n…`` with k summed."""
+    loops = Loops()
+    left, right, result = _product(loops, op, op.params["dimension_numbers"], {})
+    return loops.nest([left, right], [result], 2.0 * prod(loop.size for loop in loops.loops), leads=True)
+
+
+def ragged_dot_general(op: Signature) -> LoopNest | None:
+    """Products of groups of rows with the matrix of their group, where the groups' sizes are data.
+
+    The sizes are small and needed whole: from them and its own offset each shard knows where its groups lie. So
+
+    * rows (``m``, or ``k`` in the gradient of the matrices) split like any loop: a shard clips the sizes to its rows;
+    * groups split too: a shard multiplies the rows of its own groups. In ``m k, g k n -> m n`` it leaves zeros in the
+      rows of other groups, so the groups are a sum loop; in ``m k, k n -> g m n`` they are parallel.
+    """
+    if op.params.get("group_offset") is not None:
+        return None
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    ((lhs_contract, _), _) = numbers.dot_dimension_numbers
+    loops = Loops()
+    groups = {d: loops.add(op.operands[1].shape[d], "sum") for d in numbers.rhs_group_dimensions}
+    left, right, result = _product(loops, op, numbers.dot_dimension_numbers, groups)
+    flops = 2.0 * prod(loop.size for loop in loops.loops[len(groups) :])
+    if numbers.lhs_ragged_dimensions[0] in lhs_contract:
+        result = (loops.add(op.results[0].shape[0]), *result)
+    return loops.nest([left, right, loops.fixed(op.operands[2].shape)], [result], flops, leads=True)
+
+
+def _product(loops: Loops, op: Signature, numbers: tuple, right: dict[int, Dim]) -> tuple[Dims, Dims, Dims]:
+    """Dims of both operands and the result; ``right`` holds dims of the second operand that have a loop already."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
     lhs, rhs = op.operands[0].shape, op.operands[1].shape
-    return _product(Loops(), op, lhs, rhs)
-
-
-def _product(loops: Loops, op: Signature, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> LoopNest:
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
-    left: dict[int, tuple[int, ...]] = {d: loops.add(lhs[d]) for d in lhs_batch}
-    right = {r: left[d] for d, r in zip(lhs_batch, rhs_batch, strict=True)}
+    left: dict[int, Dim] = {d: loops.add(lhs[d]) for d in lhs_batch}
+    right = right | {r: left[d] for d, r in zip(lhs_batch, rhs_batch, strict=True)}
     for d, r in zip(lhs_contract, rhs_contract, strict=True):
         left[d] = right[r] = loops.add(lhs[d], "sum")
     rows = _fill(loops, left, lhs)
     columns = _fill(loops, right, rhs)
-    result = (*(left[d] for d in lhs_batch), *rows, *columns)
-    flops = 2.0 * prod(loop.size for loop in loops.loops)
-    return loops.nest([_ordered(left), _ordered(right)], [result], flops, leads=True)
+    return _ordered(left), _ordered(right), (*(left[d] for d in lhs_batch), *rows, *columns)
 
 
-def _fill(loops: Loops, dims: dict[int, tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _fill(loops: Loops, dims: dict[int, Dim], shape: tuple[int, ...]) -> list[Dim]:
     """Gives every dim that has no loop yet a parallel one, in order."""
     free = [d for d in range(len(shape)) if d not in dims]
     for d in free:
@@ -33,8 +58,12 @@ def _fill(loops: Loops, dims: dict[int, tuple[int, ...]], shape: tuple[int, ...]
     return [dims[d] for d in free]
 
 
-def _ordered(dims: dict[int, tuple[int, ...]]) -> Dims:
+def _ordered(dims: dict[int, Dim]) -> Dims:
     return tuple(dims[d] for d in range(len(dims)))
 
 
-RULES: dict[str, Rule] = {"dot_general": dot_general}
+RULES: dict[str, Rule] = {
+    "dot_general": dot_general,
+    "ragged_dot_general": ragged_dot_general,
+    "ragged_dot": ragged_dot_general,
+}

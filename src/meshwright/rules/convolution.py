@@ -1,5 +1,64 @@
-"""convolution"""
+"""Convolutions: batch, features and groups as in a product, spatial dims with a halo."""
 
-from meshwright.rules.base import Rule
+from math import prod
 
-RULES: dict[str, Rule] = {}
+from meshwright.rules.base import LoopNest, Rule, Signature
+from meshwright.rules.builder import Loops
+from meshwright.rules.windows import Dim, Sliding
+
+
+def conv_general_dilated(op: Signature) -> LoopNest:
+    """``b i s…, o i w… -> b o s…`` with i and the windows summed; groups lead the dims they divide."""
+    lhs, rhs, out = op.operands[0].shape, op.operands[1].shape, op.results[0].shape
+    numbers = op.params["dimension_numbers"]
+    lhs_at, rhs_at, out_at = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    loops = Loops()
+    feature_group = _group(loops, op.params["feature_group_count"])
+    batch_group = _group(loops, op.params["batch_group_count"])
+    batch = loops.add(out[out_at[0]])
+    inputs = loops.add(rhs[rhs_at[1]], "sum")
+    outputs = loops.add(rhs[rhs_at[0]] // (op.params["feature_group_count"] * op.params["batch_group_count"]))
+    left, right, result = {}, {}, {}
+    left[lhs_at[0]], left[lhs_at[1]] = batch_group + batch, feature_group + inputs
+    right[rhs_at[0]], right[rhs_at[1]] = feature_group + batch_group + outputs, inputs
+    result[out_at[0]], result[out_at[1]] = batch, feature_group + batch_group + outputs
+    for i, at in enumerate(zip(lhs_at[2:], rhs_at[2:], out_at[2:], strict=True)):
+        left[at[0]], right[at[1]], result[at[2]] = _spatial(loops, op, i, (lhs[at[0]], rhs[at[1]], out[at[2]]))
+    return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True)
+
+
+def _group(loops: Loops, count: int) -> Dim:
+    return loops.add(count) if count > 1 else ()
+
+
+def _ordered(dims: dict[int, Dim]) -> tuple[Dim, ...]:
+    return tuple(dims[d] for d in range(len(dims)))
+
+
+def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -> tuple[Dim, Dim, Dim]:
+    """Dims of the image, the window and the result in one spatial direction.
+
+    The element met is ``position · stride + offset · holes - low``, so position and offset play the same part. In a
+    forward pass positions are many and offsets few; in the gradient of a kernel it is the other way round, and the
+    offsets are a sum loop that can be split as the image is.
+    """
+    image, window, positions = sizes
+    stride, holes = op.params["window_strides"][i], op.params["rhs_dilation"][i]
+    low, dilation = op.params["padding"][i][0], op.params["lhs_dilation"][i]
+    over_positions = Sliding(image, positions, (window - 1) * holes + 1, stride, low, dilation)
+    if over_positions.halo is not None:
+        image_dim, position_dim = over_positions.dims(loops)
+        return image_dim, loops.add(window, "unsplittable"), position_dim
+    over_offsets = Sliding(image, window, (positions - 1) * stride + 1, holes, low, dilation)
+    image_dim, offset_dim = over_offsets.dims(loops, "sum")
+    return image_dim, offset_dim, loops.add(positions, "unsplittable")
+
+
+def _flops(op: Signature) -> float:
+    """Two for each element of the result and of one filter; the zeros that dilation puts in are not counted."""
+    outputs = op.operands[1].shape[op.params["dimension_numbers"].rhs_spec[0]]
+    filter_size = prod(op.operands[1].shape) / max(outputs, 1)
+    return 2.0 * prod(op.results[0].shape) * filter_size / prod(op.params["lhs_dilation"])
+
+
+RULES: dict[str, Rule] = {"conv_general_dilated": conv_general_dilated}
