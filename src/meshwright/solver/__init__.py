@@ -1,0 +1,34 @@
+"""Solves choice problems: one strategy per node, least total cost, memory under the limit at every time.
+
+The problem, in the contest's form, with `x[i]` the strategy of node `i`:
+
+    minimise    Σ_i cost_i[x_i]  +  Σ_(i,j) matrix_ij[x_i, x_j]                 (check.price)
+    such that   Σ_(rows r alive at t) usage_r[x_node(r)]  ≤  limit   for all t
+
+The flow: `problem.py` holds the arrays, `model.py` compresses time, `reductions/` shrink it exactly, `dual.py` bounds it,
+`exact.py` closes small problems, `anytime.py` searches giant ones, `driver.py` ties them together, and `check.py`
+re-prices every answer without sharing code with any of them. Importing this package loads no numba.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "ChoiceProblem": "problem",
+    "Progress": "solution",
+    "Solution": "solution",
+    "Status": "solution",
+    "lower_bound": "bounds",
+    "price": "check",
+    "solve": "driver",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value

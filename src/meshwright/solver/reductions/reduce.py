@@ -1,0 +1,175 @@
+"""Reduces a model to a smaller one with the same optimum, and expands its choices back."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.solver.kernel import kernel
+from meshwright.solver.model import Model
+from meshwright.solver.reductions import memory, undo
+from meshwright.solver.reductions.queue import drain
+from meshwright.solver.reductions.work import (
+    EDGES,
+    FULL,
+    INFEASIBLE,
+    QUEUED,
+    RECORDS,
+    STATUS,
+    UNDOS,
+    Work,
+    build,
+    grown,
+    push,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A smaller model, the cost already settled, and the way back.
+
+    Attributes:
+        model: What is left to choose.
+        offset: Cost of all that was settled: full cost = offset + cost in the model.
+        infeasible: Whether the reductions proved that no choice fits.
+        excess: How much more limit the proof asks for, at least; 0 where impossible pairs are the reason.
+    """
+
+    model: Model
+    offset: float
+    infeasible: bool
+    excess: float
+    nodes: np.ndarray  # the node of the incoming model behind each node of the model
+    labels: np.ndarray  # the incoming state behind each state of the model
+    num_incoming: int
+    records: tuple[np.ndarray, np.ndarray]
+
+    def expand(self, choice: np.ndarray) -> np.ndarray:
+        """The choice of the incoming model that a choice of the reduced model stands for."""
+        full = np.full(self.num_incoming, -1, dtype=np.int32)
+        full[self.nodes] = self.labels[self.model.off[:-1] + choice]
+        payload, record = self.records
+        undo.replay(payload, record, len(record), full)
+        return full
+
+
+def reduce_model(
+    model: Model,
+    alive_state: np.ndarray | None = None,
+    growth: float = 4.0,
+    most_work: int = 2_000_000,
+    deadline: float = np.inf,
+) -> Reduced:
+    """Applies all reductions until none fits (or the deadline passes, which is always safe).
+
+    Args:
+        model: What to reduce; it is not changed.
+        alive_state: Marks the states that may still be chosen; None for all.
+        growth: How much larger than the matrices it replaces a new matrix may be.
+        most_work: Most elementary steps for one reduction of one node.
+        deadline: `time.perf_counter()` at which to stop.
+    """
+    work = build(model, alive_state)
+    while work.count[STATUS] != INFEASIBLE:
+        work = memory.settle_memory(work)
+        if work.count[STATUS] == INFEASIBLE or work.count[QUEUED] == 0:
+            break
+        work = _drained(work, growth, most_work, deadline)
+        if time.perf_counter() > deadline:
+            break
+    return _extract(work, len(model.off) - 1)
+
+
+def _drained(work: Work, growth: float, most_work: int, deadline: float) -> Work:
+    """Empties the queue, giving the pools more room as needed."""
+    while work.count[QUEUED] and work.count[STATUS] != INFEASIBLE and time.perf_counter() < deadline:
+        drain(work, growth, most_work, 1000)
+        if work.count[STATUS] == FULL:
+            work = grown(work)
+    return work
+
+
+def _extract(work: Work, num_incoming: int) -> Reduced:
+    """Copies what is left of a work graph into a fresh model."""
+    nodes = np.flatnonzero(work.alive)
+    payload = work.undo[: work.count[UNDOS]].copy()
+    record = work.record[: work.count[RECORDS]].copy()
+    infeasible = bool(work.count[STATUS] == INFEASIBLE)
+    if infeasible:
+        nodes = nodes[:0]
+    off = np.concatenate([[0], np.cumsum(work.k[nodes])]).astype(np.int64)
+    number = np.full(num_incoming, -1, dtype=np.int32)
+    number[nodes] = np.arange(len(nodes), dtype=np.int32)
+    cost, labels = np.empty(off[-1]), np.empty(off[-1], dtype=np.int32)
+    num_rows, num_usages, num_edges, num_entries = count_left(work, nodes)
+    model = Model(
+        off=off,
+        cost=cost,
+        eu=np.empty(num_edges, dtype=np.int32),
+        ev=np.empty(num_edges, dtype=np.int32),
+        eoff=np.empty(num_edges, dtype=np.int64),
+        mat=np.empty(num_entries),
+        rnode=np.empty(num_rows, dtype=np.int32),
+        rstart=np.empty(num_rows, dtype=np.int32),
+        rend=np.empty(num_rows, dtype=np.int32),
+        roff=np.empty(num_rows, dtype=np.int64),
+        usage=np.empty(num_usages),
+        cap=work.cap.copy() if num_rows else work.cap[:0].copy(),
+    )
+    copy_left(work, nodes, number, model, labels)
+    return Reduced(
+        model, float(work.total[0]), infeasible, float(work.total[1]), nodes, labels, num_incoming, (payload, record)
+    )
+
+
+@kernel
+def requeue_all(work):
+    for u in range(len(work.k)):
+        push(work, u)
+
+
+@kernel
+def count_left(work, nodes):
+    """Counts rows, usages, edges and matrix entries of the nodes that are left."""
+    rows, usages, edges, entries = 0, np.int64(0), 0, np.int64(0)
+    for u in nodes:
+        r = work.rhead[u]
+        while r >= 0:
+            rows += 1
+            usages += work.k[u]
+            r = work.rnext[r]
+        h = work.head[u]
+        while h >= 0:
+            if h & 1 == 0:
+                edges += 1
+                entries += np.int64(work.k[u]) * work.k[work.ev[h >> 1]]
+            h = work.hnext[h]
+    return rows, usages, edges, entries
+
+
+@kernel
+def copy_left(work, nodes, number, model, labels):
+    """Copies the nodes that are left, with their rows and edges."""
+    row, used, entry = 0, np.int64(0), np.int64(0)
+    for i in range(len(nodes)):
+        u = nodes[i]
+        for s in range(work.k[u]):
+            model.cost[model.off[i] + s] = work.cost[work.off[u] + s]
+            labels[model.off[i] + s] = work.label[work.off[u] + s]
+        r = work.rhead[u]
+        while r >= 0:
+            model.rnode[row], model.rstart[row], model.rend[row], model.roff[row] = i, work.rstart[r], work.rend[r], used
+            for s in range(work.k[u]):
+                model.usage[used + s] = work.usage[work.roff[r] + s]
+            used += work.k[u]
+            row += 1
+            r = work.rnext[r]
+    edge = 0
+    for e in range(work.count[EDGES]):  # in the order in which they came, so that results depend on nothing else
+        if work.eu[e] >= 0 and number[work.eu[e]] >= 0:
+            u, v = work.eu[e], work.ev[e]
+            model.eu[edge], model.ev[edge], model.eoff[edge] = number[u], number[v], entry
+            size = np.int64(work.k[u]) * work.k[v]
+            model.mat[entry : entry + size] = work.mat[work.eoff[e] : work.eoff[e] + size]
+            entry += size
+            edge += 1

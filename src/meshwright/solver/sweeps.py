@@ -1,0 +1,156 @@
+"""Message passing (TRW-S): reparametrises the costs so that the sum of the nodes' minima bounds the optimum.
+
+State: one message m per half-edge, the cost moved from the edge to its node. Node u then costs θ_u + Σ m, edge (u,v)
+costs E - m_u - m_v; no total changes. At the end of a sweep all edges have minimum 0 in every row towards the node that
+pulled last, so Σ_u min_s (θ_u + Σ m)(s) is a lower bound. Kolmogorov, "Convergent TRW-S", 2006.
+"""
+
+import numpy as np
+
+from meshwright.solver.kernel import inline, kernel
+
+
+@inline
+def pull(links, off, m, h, u):
+    """Moves all that the edge can spare into u: m_h(s) = min_t E(s,t) - m_back(t)."""
+    v = links.far[h]
+    back = links.msg[links.back[h]]
+    here = links.msg[h]
+    ku, kv = off[u + 1] - off[u], off[v + 1] - off[v]
+    plane = links.plane[links.back[h]]  # rows are v's states: the inner loop runs along u's
+    for s in range(ku):
+        m[here + s] = np.inf
+    for t in range(kv):
+        base = -m[back + t]
+        line = plane + t * ku
+        for s in range(ku):
+            value = base + links.mats[line + s]
+            m[here + s] = min(m[here + s], value)
+
+
+@inline
+def gather(links, off, theta, m, u, d):
+    """d(s) = θ_u(s) + Σ_h m_h(s); returns its minimum."""
+    ku = off[u + 1] - off[u]
+    for s in range(ku):
+        d[s] = theta[off[u] + s]
+    for h in range(links.hoff[u], links.hoff[u + 1]):
+        here = links.msg[h]
+        for s in range(ku):
+            d[s] += m[here + s]
+    least = np.inf
+    for s in range(ku):
+        least = min(least, d[s])
+    return least
+
+
+@kernel
+def sweep(links, off, theta, m, rc, forward):
+    """One pass over all nodes; returns the lower bound and leaves the nodes' reduced costs in rc.
+
+    rc(s) = d(s) - min d is what choosing s adds to the bound at least: everything else keeps its minimum.
+    """
+    num_nodes = len(off) - 1
+    bound = 0.0
+    for i in range(num_nodes):
+        u = i if forward else num_nodes - 1 - i
+        begin, middle, end = links.hoff[u], links.split[u], links.hoff[u + 1]
+        if forward:
+            for h in range(begin, middle):
+                pull(links, off, m, h, u)
+        else:
+            for h in range(middle, end):
+                pull(links, off, m, h, u)
+        d = rc[off[u] : off[u + 1]]
+        least = gather(links, off, theta, m, u, d)
+        bound += least
+        for s in range(len(d)):
+            d[s] -= least
+        earlier, later = middle - begin, end - middle
+        if earlier + later == 0:
+            continue
+        share = 1.0 / max(earlier, later)
+        first, last = (middle, end) if forward else (begin, middle)
+        for h in range(first, last):
+            here = links.msg[h]
+            for s in range(len(d)):
+                m[here + s] -= share * d[s]
+    return bound
+
+
+@kernel
+def priced(off, cost, rnode, rstart, rend, roff, usage, price, theta):
+    """θ = cost plus every row's usage times the sum of the prices over its times."""
+    running = np.zeros(len(price) + 1)
+    for t in range(len(price)):
+        running[t + 1] = running[t] + price[t]
+    theta[:] = cost
+    for r in range(len(rnode)):
+        rate = running[rend[r]] - running[rstart[r]]
+        if rate > 0:
+            u = rnode[r]
+            for s in range(off[u + 1] - off[u]):
+                theta[off[u] + s] += rate * usage[roff[r] + s]
+
+
+@kernel
+def round_choice(links, off, theta, m, choice):
+    """Decodes a choice in node order: earlier neighbours' states are known, later ones speak through messages."""
+    for u in range(len(off) - 1):
+        best, least = 0, np.inf
+        for s in range(off[u + 1] - off[u]):
+            here = theta[off[u] + s]
+            for h in range(links.hoff[u], links.split[u]):
+                v = links.far[h]
+                here += links.mats[links.plane[h] + s * (off[v + 1] - off[v]) + choice[v]]
+            for h in range(links.split[u], links.hoff[u + 1]):
+                here += m[links.msg[h] + s]
+            if here < least:
+                best, least = s, here
+        choice[u] = best
+
+
+@kernel
+def model_cost(off, cost, eu, ev, eoff, mat, choice):
+    """Node plus edge costs of a choice."""
+    total = 0.0
+    for u in range(len(off) - 1):
+        total += cost[off[u] + choice[u]]
+    for e in range(len(eu)):
+        v = ev[e]
+        total += mat[eoff[e] + choice[eu[e]] * (off[v + 1] - off[v]) + choice[v]]
+    return total
+
+
+@kernel
+def expected_load(off, rnode, rstart, rend, roff, usage, rc, load):
+    """Load at every time when each node takes its state of least reduced cost (ties shared evenly)."""
+    load[:] = 0.0
+    change = np.zeros(len(load) + 1)
+    for r in range(len(rnode)):
+        u = rnode[r]
+        total, ties = 0.0, 0
+        for s in range(off[u + 1] - off[u]):
+            if rc[off[u] + s] <= 0.0:
+                total += usage[roff[r] + s]
+                ties += 1
+        change[rstart[r]] += total / ties
+        change[rend[r]] -= total / ties
+    running = 0.0
+    for t in range(len(load)):
+        running += change[t]
+        load[t] = running
+
+
+@kernel
+def choice_load(rnode, rstart, rend, roff, usage, choice, load):
+    """Load at every time under a choice."""
+    change = np.zeros(len(load) + 1)
+    for r in range(len(rnode)):
+        used = usage[roff[r] + choice[rnode[r]]]
+        change[rstart[r]] += used
+        change[rend[r]] -= used
+    running = 0.0
+    for t in range(len(load)):
+        running += change[t]
+        load[t] = running
