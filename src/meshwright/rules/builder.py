@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.rules.base import Dims, Loop, LoopNest, Signature, TensorType
+from meshwright.rules.base import Dims, Loop, LoopNest, Signature
 
 
 class Loops:
@@ -41,15 +41,40 @@ class Loops:
 def same_shape(
     op: Signature, fixed: Iterable[int] = (), *, fusible: bool = False, leads: bool = False
 ) -> LoopNest | None:
-    """One loop for each dim of the common shape; rank-0 operands are needed whole; None where shapes differ."""
-    tensors = (*op.operands, *op.results)
-    shape = max((tensor.shape for tensor in tensors), key=len, default=())
-    if any(tensor.shape and tensor.shape != shape for tensor in tensors):
+    """One loop for each dim of the results' common shape.
+
+    Operands of rank 0 are needed whole, and so are dims of size 1 beside longer ones. None where shapes differ more.
+    """
+    shape = op.results[0].shape
+    if any(tensor.shape != shape for tensor in op.results):
+        return None
+    if any(not _broadcasts(tensor.shape, shape) for tensor in op.operands):
         return None
     loops = Loops()
     full = loops.spread(shape, fixed)
+    operands = [
+        tuple(
+            dim if size == whole else loops.add(size, "unsplittable")
+            for size, whole, dim in zip(tensor.shape, shape, full, strict=False)
+        )
+        for tensor in op.operands
+    ]
+    return loops.nest(operands, [full] * len(op.results), fusible=fusible, leads=leads)
 
-    def dims(side: tuple[TensorType, ...]) -> list[Dims]:
-        return [full if tensor.shape else () for tensor in side]
 
-    return loops.nest(dims(op.operands), dims(op.results), fusible=fusible, leads=leads)
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    return not shape or (
+        len(shape) == len(target) and all(size in (1, whole) for size, whole in zip(shape, target, strict=True))
+    )
+
+
+def same_leading(op: Signature, *, fusible: bool = False) -> LoopNest | None:
+    """One operand and one result that share their leading dims; the further dims of the longer one stay whole."""
+    shapes = op.operands[0].shape, op.results[0].shape
+    rank = min(len(shape) for shape in shapes)
+    if shapes[0][:rank] != shapes[1][:rank]:
+        return None
+    loops = Loops()
+    common = loops.spread(shapes[0][:rank])
+    operand, result = ((*common, *loops.fixed(shape[rank:])) for shape in shapes)
+    return loops.nest([operand], [result], fusible=fusible)

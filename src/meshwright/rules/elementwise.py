@@ -6,16 +6,16 @@ from meshwright.rules.builder import Loops, same_shape
 UNARY = """
     abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj convert_element_type copy cos cosh
     digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma log log1p logistic neg not
-    population_count real reciprocal reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
+    population_count real reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
 """
 BINARY = """
     add add_any and atan2 complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to max min mul mulhi ne
-    nextafter or polygamma pow rem shift_left shift_right_arithmetic shift_right_logical stochastic_round sub xor zeta
+    nextafter or polygamma pow rem shift_left shift_right_arithmetic shift_right_logical sub xor zeta
 """
 # More than two operands, several results, or a mere annotation of one array.
 OTHER = """
-    clamp layout_constraint name pvary regularized_incomplete_beta reshard select_n sharding_constraint stop_gradient
-    threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
+    clamp layout_constraint name philox2x32 philox4x32 pvary regularized_incomplete_beta reshard select_n
+    sharding_constraint stop_gradient threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
 """
 
 

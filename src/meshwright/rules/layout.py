@@ -4,11 +4,12 @@ from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops, same_shape
 
 
-def iota(op: Signature) -> LoopNest:
-    """Every shard counts from its own offset."""
+def made(op: Signature) -> LoopNest:
+    """Arrays made from nothing: every shard counts from its own offset."""
     loops = Loops()
     operands = [loops.fixed(tensor.shape) for tensor in op.operands]
-    return loops.nest(operands, [loops.spread(op.results[0].shape)], fusible=True)
+    result = loops.spread(op.results[0].shape)
+    return loops.nest(operands, [result] * len(op.results), fusible=True)
 
 
 def concatenate(op: Signature) -> LoopNest:
@@ -31,6 +32,33 @@ def split(op: Signature) -> LoopNest:
         (*operand[:axis], loops.add(tensor.shape[axis], "unsplittable"), *operand[axis + 1 :]) for tensor in op.results
     ]
     return loops.nest([operand], results, fusible=True)
+
+
+def stack(op: Signature) -> LoopNest:
+    """Arrays of one shape put side by side along a new dim, which stays whole."""
+    axis = op.params["axis"]
+    loops = Loops()
+    result = loops.spread(op.results[0].shape, fixed=[axis])
+    return loops.nest([result[:axis] + result[axis + 1 :]] * len(op.operands), [result], fusible=True)
+
+
+def unstack(op: Signature) -> LoopNest:
+    """The inverse of stack."""
+    axis = op.params["axis"]
+    loops = Loops()
+    operand = loops.spread(op.operands[0].shape, fixed=[axis])
+    return loops.nest([operand], [operand[:axis] + operand[axis + 1 :]] * len(op.results), fusible=True)
+
+
+def tile(op: Signature) -> LoopNest:
+    """Repetitions are the major part of each dim of the result."""
+    loops = Loops()
+    operand = loops.spread(op.operands[0].shape)
+    result = [
+        (loops.add(repeats) if repeats > 1 else ()) + dim
+        for repeats, dim in zip(op.params["reps"], operand, strict=True)
+    ]
+    return loops.nest([operand], [tuple(result)], fusible=True)
 
 
 def pad(op: Signature) -> LoopNest:
@@ -56,9 +84,15 @@ def rev(op: Signature) -> LoopNest | None:
 
 
 RULES: dict[str, Rule] = {
-    "iota": iota,
+    "iota": made,
+    "iota_2x32_shape": made,
+    "empty": made,
+    "empty2": made,
     "concatenate": concatenate,
     "split": split,
+    "stack": stack,
+    "unstack": unstack,
+    "tile": tile,
     "pad": pad,
     "rev": rev,
 }

@@ -19,6 +19,7 @@ CORE_RANKS = {
     "qr": (2,),
     "schur": (2,),
     "svd": (2,),
+    "symmetric_product": (2, 2),
     "tridiagonal": (2,),
     "tridiagonal_solve": (1, 1, 1, 2),
 }
@@ -34,6 +35,16 @@ def fft(op: Signature) -> LoopNest | None:
     return _batched(op, (len(op.params["fft_lengths"]),))
 
 
+def triangular_solve(op: Signature) -> LoopNest:
+    """Solves for every column of the right-hand side (for every row, where the matrix stands on the right)."""
+    loops = Loops()
+    known = op.operands[1].shape
+    rank = len(known)
+    result = loops.spread(known, fixed=[rank - 2 if op.params["left_side"] else rank - 1])
+    matrix = (*result[:-2], *loops.fixed(op.operands[0].shape[-2:]))
+    return loops.nest([matrix, result], [result])
+
+
 def _batched(op: Signature, ranks: tuple[int, ...]) -> LoopNest | None:
     shapes = [tensor.shape for tensor in (*op.operands, *op.results)]
     num_batch = len(shapes[0]) - ranks[0]
@@ -46,4 +57,4 @@ def _batched(op: Signature, ranks: tuple[int, ...]) -> LoopNest | None:
     return loops.nest(dims[: len(op.operands)], dims[len(op.operands) :])
 
 
-RULES: dict[str, Rule] = {**dict.fromkeys(CORE_RANKS, decomposition), "fft": fft}
+RULES: dict[str, Rule] = {**dict.fromkeys(CORE_RANKS, decomposition), "fft": fft, "triangular_solve": triangular_solve}

@@ -1,9 +1,10 @@
 """Random bits and the keys they come from."""
 
 from meshwright.rules.base import LoopNest, Rule, Signature
-from meshwright.rules.builder import Loops, same_shape
+from meshwright.rules.builder import Loops, same_leading, same_shape
 
-COUNTER_BASED = "key<fry>"  # the only kind of key whose bits each shard can make from its own offset
+# Keys whose bits are a function of key and position alone, so that each shard can make its own.
+COUNTER_BASED = ("key<fry>", "key<fry4>", "key<phx2>", "key<phx4>")
 
 
 def random_bits(op: Signature) -> LoopNest:
@@ -12,7 +13,7 @@ def random_bits(op: Signature) -> LoopNest:
     loops = Loops()
     operand = loops.spread(keys.shape)
     tail = bits[len(keys.shape) :]
-    local = keys.dtype == COUNTER_BASED
+    local = keys.dtype in COUNTER_BASED
     return loops.nest([operand], [(*operand, *(loops.spread(tail) if local else loops.fixed(tail)))], fusible=local)
 
 
@@ -28,18 +29,20 @@ def per_key(op: Signature) -> LoopNest | None:
     return same_shape(op, fusible=True)
 
 
-def random_wrap(op: Signature) -> LoopNest:
-    """Raw words to keys: the words of one key stay together."""
-    loops = Loops()
-    operand = loops.spread(op.operands[0].shape, fixed=range(len(op.results[0].shape), len(op.operands[0].shape)))
-    return loops.nest([operand], [operand[: len(op.results[0].shape)]], fusible=True)
+def words(op: Signature) -> LoopNest | None:
+    """Keys to raw words or back: the words of one key stay together."""
+    return same_leading(op, fusible=True)
 
 
-def random_unwrap(op: Signature) -> LoopNest:
-    """Keys to raw words."""
+def random_gamma(op: Signature) -> LoopNest | None:
+    """A sample for each parameter, from a key for each of the leading dims."""
+    keys, shape = op.operands[0], op.operands[1].shape
+    if shape[: len(keys.shape)] != keys.shape:
+        return None
     loops = Loops()
-    result = loops.spread(op.results[0].shape, fixed=range(len(op.operands[0].shape), len(op.results[0].shape)))
-    return loops.nest([result[: len(op.operands[0].shape)]], [result], fusible=True)
+    rest = range(len(keys.shape), len(shape))
+    samples = loops.spread(shape, fixed=() if keys.dtype in COUNTER_BASED else rest)
+    return loops.nest([samples[: len(keys.shape)], samples], [samples])
 
 
 def whole(op: Signature) -> LoopNest:
@@ -54,8 +57,11 @@ RULES: dict[str, Rule] = {
     "random_seed": per_key,
     "random_fold_in": per_key,
     "random_clone": per_key,
-    "random_wrap": random_wrap,
-    "random_unwrap": random_unwrap,
+    "random_wrap": words,
+    "random_unwrap": words,
+    "to_edtype": words,
+    "from_edtype": words,
+    "random_gamma": random_gamma,
     "rng_bit_generator": whole,
     "rng_uniform": whole,
 }

@@ -24,6 +24,15 @@ FAMILIES = (
     "control_flow",
 )
 
+# Where primitives that run code from elsewhere keep its name; a "name" means something else on other primitives.
+_NAME_PARAMS = {
+    "pallas_call": ("name", "name_and_src_info", "jaxpr"),
+    "ffi_call": ("target_name",),
+    "tpu_custom_call": ("kernel_name", "name"),
+    "composite": ("name",),
+    "custom_partitioning": ("call",),
+}
+
 _USER_RULES: dict[str, Rule] = {}
 
 
@@ -77,11 +86,12 @@ def has_rule(op: Signature) -> bool:
 
 def kernel_name(op: Signature) -> str:
     """The name a user knows the operation by: a kernel's or call target's own name, else the primitive's."""
-    for key in ("name_and_src_info", "target_name", "call_target_name", "name"):
+    for key in _NAME_PARAMS.get(op.primitive, ()):
         value = op.params.get(key)
-        value = getattr(value, "name", value)
+        value = getattr(value, "debug_info", value)  # an unnamed Pallas kernel is known by its function
+        value = getattr(value, "func_name", getattr(value, "name", value))
         if isinstance(value, str) and value:
-            return value
+            return value.split(" ")[0]
     return op.primitive
 
 

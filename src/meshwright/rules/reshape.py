@@ -3,7 +3,7 @@
 from math import gcd
 
 from meshwright.rules.base import Dims, LoopNest, Rule, Signature
-from meshwright.rules.builder import Loops
+from meshwright.rules.builder import Loops, same_leading
 
 
 def reshape(op: Signature) -> LoopNest | None:
@@ -104,9 +104,15 @@ def squeeze(op: Signature) -> LoopNest:
     return loops.nest([operand], [tuple(dim for i, dim in enumerate(operand) if i not in dropped)], fusible=True)
 
 
+def bitcast_convert_type(op: Signature) -> LoopNest | None:
+    """The same bits as other numbers: between widths, one element becomes a dim or a dim one element."""
+    return same_leading(op, fusible=True)
+
+
 RULES: dict[str, Rule] = {
     "reshape": reshape,
     "transpose": transpose,
     "broadcast_in_dim": broadcast_in_dim,
     "squeeze": squeeze,
+    "bitcast_convert_type": bitcast_convert_type,
 }
