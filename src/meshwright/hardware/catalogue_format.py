@@ -104,7 +104,8 @@ def _chip_link(
     base, base_figures = find_link(text(required(table, "link", place), f"{place}: link"))
     required(table, "bandwidth", place)
     own = _figures({k: v for k, v in table.items() if k in LINK_FIGURES}, LINK_FIGURES, sources, place)
-    link = replace(base, **{f.name: f.value for f in own}, **link_settings(table, place))
+    changes: dict[str, Any] = {f.name: f.value for f in own}
+    link = replace(base, **changes, **link_settings(table, place))
     overridden = {f.name for f in own}
     kept = [*own, *(f for f in base_figures if f.name not in overridden)]
     return link, [replace(f, name=f"{key}.{f.name}") for f in kept]

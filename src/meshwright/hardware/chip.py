@@ -111,7 +111,7 @@ class Chip:
 
 def _fallbacks(dtype: str) -> tuple[str, ...]:
     """Rates to try for a type, in order."""
-    if dtype.startswith(("float8", "float4", "float6")):
+    if dtype.startswith(("float8_", "float6_", "float4_")):
         return ("float8", "bfloat16")
     if dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"):
         return ("int8", "bfloat16")

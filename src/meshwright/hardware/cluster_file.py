@@ -61,7 +61,7 @@ def _override_link(link: Link, table: dict[str, Any], where: str) -> Link:
     if "link" in table:
         base, _ = find_link(text(table["link"], f"{where}: link"))
         link = replace(base, bandwidth=link.bandwidth)
-    figures = {
+    figures: dict[str, Any] = {
         key: quantity(table[key], f"{where}: {key}", zero=key == "copy_bandwidth")
         for key in LINK_FIGURES
         if key in table

@@ -1,6 +1,5 @@
 """A cluster: hosts full of equal chips, and all the logical meshes it can be seen as."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +31,9 @@ class Cluster:
     host: Host
     chip: Chip
     torus_sizes: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}: {self.num_hosts}x{self.devices_per_host} {self.chip.name})"
 
     @property
     def devices_per_host(self) -> int:
@@ -80,9 +82,7 @@ class Cluster:
 
     def torus(self, domain: int) -> tuple[int, ...]:
         """Sizes of the torus that one slice of chips forms."""
-        if math.prod(self.torus_sizes) == domain and self.torus_sizes:
-            return self.torus_sizes
-        return torus_shape(domain, self.intra.torus_dims)
+        return self.torus_sizes or torus_shape(domain, self.intra.torus_dims)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that holds every figure, so that the same cluster can be made without the catalogue."""

@@ -4,12 +4,13 @@ With B the bytes of the whole buffer (gathered result, unreduced buffer, whole t
 which m share a domain, h = n / m domains, w bytes/s inside and o bytes/s that the group may send out of a domain:
 
     ring          gather, scatter: (n-1)/n · B / min(w, o)     all-reduce: twice that      n-1 or 2(n-1) hops
-    tree          gather, scatter: (n-1)/n · B / t             all-reduce: 2 B / t         log2 n or 2 log2 n hops
+    tree          gather, scatter: (n-1)/n · B / t             all-reduce: 2 B / t         log2 h, 2 log2 h hops
     hierarchical  inside on B and across on B / m, in turn (all-reduce: scatter inside, reduce across, gather inside)
     all-to-all    the slower of (m-1)/n² · B / w inside and (n-m)/n² · B / o·m across
     permute       B / the slowest wire between neighbours
 
-`ring_ways`, `tree_ways`, `hierarchical_ways` and `exchange_ways` implement the lines above; the time is the least of them.
+`ring_ways`, `tree_ways`, `hierarchical_ways`, `exchange_ways` and `permute_ways` implement these lines; the time is the
+least of them.
 """
 
 import math
@@ -59,7 +60,12 @@ def ring_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
 
 
 def tree_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
-    """A tree (all-reduce), or recursive halving and doubling (gather, scatter): fewer hops, fewer busy wires."""
+    """A tree across domains (recursive halving and doubling for gather and scatter): fewer hops, fewer busy wires.
+
+    Inside a domain NCCL's trees are chains, so they gain nothing there.
+    """
+    if group.num_domains == 1:
+        return []
     return [_tree(group, intra, inter, kind, a, b) for a, b in _protocols(group, intra, inter, kind)]
 
 
@@ -122,8 +128,7 @@ def _ring(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far
 def _tree(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far: Protocol) -> Way:
     passes = 2 if kind == "all_reduce" else 1
     n = group.size
-    inner_hops = math.log2(group.inner.size) if group.inner.size > 1 else 0.0
-    hops_s = _hops_s(group, near, far, inner_hops, math.log2(group.num_domains))
+    hops_s = _hops_s(group, near, far, group.inner.num_steps, math.log2(group.num_domains))
     share = 1.0 if kind == "all_reduce" else (n - 1) / n
     beta = passes * share / (TREE_FRACTION * _rate(group, near, far)) + _copy(intra, n)
     return near.base_s + passes * hops_s, beta

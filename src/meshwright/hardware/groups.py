@@ -6,6 +6,7 @@ A "domain" is the set of devices that the fast link joins: a host, or a whole TP
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,41 +59,41 @@ class Group:
 def domain_size(cluster: "Cluster") -> int:
     """Number of devices that the fast link joins: a host's, or more where the link leaves the host."""
     per_host, total = cluster.devices_per_host, cluster.num_devices
+    if cluster.torus_sizes:
+        return math.prod(cluster.torus_sizes)
     reach = cluster.intra.domain
     sizes = (s for s in range(min(reach, total), per_host, -1) if total % s == 0 and s % per_host == 0)
     return next(sizes, per_host)
 
 
+@lru_cache(maxsize=8192)
 def group_of(cluster: "Cluster", sizes: tuple[int, ...], axes: tuple[int, ...]) -> Group:
     """Describes the groups that collectives along some axes of a mesh form, by the worst-placed one."""
     domain = domain_size(cluster)
     members_gn = _members(sizes, axes)
-    domains_gn = members_gn // domain
-    num_domains = max(len(np.unique(row)) for row in domains_gn)
-    size = members_gn.shape[1]
+    starts_gn = _first_in_domain(members_gn // domain)
+    spans_g = starts_gn.sum(axis=1)
+    num_domains, size = int(spans_g.max()), members_gn.shape[1]
     inner = _inner(cluster, sizes, axes, members_gn, domain, math.ceil(size / num_domains))
-    crossing = _most_crossing(domains_gn)
+    leaving = (members_gn // domain)[starts_gn & (spans_g > 1)[:, None]]  # one entry per group and domain it leaves
     nic = cluster.inter.bandwidth
-    outer = nic * domain / crossing if crossing else nic
+    outer = nic * domain / int(np.bincount(leaving).max()) if leaving.size else nic
     return Group(size, num_domains, inner, outer, min(nic, outer))
 
 
 def _members(sizes: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """Device numbers of every group, one row per group."""
+    """Device numbers of every group, one ascending row per group."""
     devices = np.arange(math.prod(sizes)).reshape(sizes)
     others = [i for i in range(len(sizes)) if i not in axes]
     ordered = devices.transpose([*others, *sorted(axes)])
     return ordered.reshape(-1, math.prod(sizes[i] for i in axes))
 
 
-def _most_crossing(domains_gn: np.ndarray) -> int:
-    """The most groups that leave one domain at the same time."""
-    counts: dict[int, int] = {}
-    for row in domains_gn:
-        touched = np.unique(row)
-        for index in touched if len(touched) > 1 else ():
-            counts[int(index)] = counts.get(int(index), 0) + 1
-    return max(counts.values(), default=0)
+def _first_in_domain(domains_gn: np.ndarray) -> np.ndarray:
+    """Marks the first member that each group has in each domain; rows ascend."""
+    starts_gn = np.ones(domains_gn.shape, dtype=bool)
+    starts_gn[:, 1:] = np.diff(domains_gn, axis=1) > 0
+    return starts_gn
 
 
 def _inner(
@@ -105,14 +106,19 @@ def _inner(
 ) -> Inner:
     link = cluster.intra
     if link.topology == "torus":
-        rate, exchange, pair, steps = torus_inner(link, place_axes(cluster.torus(domain), link, sizes, domain), axes)
-        return Inner(size, rate, exchange, pair, steps)
-    parts = {
-        tuple(int(d) % domain for d in row[row // domain == index])
-        for row in members_gn
-        for index in set(row // domain)
-    }
+        runs = place_axes(cluster.torus(domain), link, sizes, domain)
+        return Inner(size, *torus_inner(link, runs, axes))
+    parts = _parts(members_gn, domain) if link.topology == "graph" else {tuple(range(size))}
     parts = {part for part in parts if len(part) > 1}
     rate = min((link.group_bandwidth(part, domain) for part in parts), default=link.bandwidth)
     pair = min((link.pair_bandwidth(part, domain) for part in parts), default=link.bandwidth)
-    return Inner(size, rate, rate, pair, max(size - 1, 0))
+    return Inner(size, rate, rate, pair, size - 1)
+
+
+def _parts(members_gn: np.ndarray, domain: int) -> set[tuple[int, ...]]:
+    """The sets of devices, numbered inside their domain, that groups have there."""
+    found = set()
+    for row in members_gn:
+        for index in np.unique(row // domain):
+            found.add(tuple(int(device) for device in row[row // domain == index] % domain))
+    return found

@@ -62,20 +62,6 @@ class Link:
     domain: int = 0
     exchange_efficiency: float = 1.0
 
-    def num_wires(self, device: int, members: frozenset[int]) -> int:
-        """Counts the wires of a graph from one device to the others of a group."""
-        ends = ((a, b, count) for a, b, count in self.edges if device in (a, b))
-        return sum(count for a, b, count in ends if (b if a == device else a) in members)
-
-    @property
-    def wire_bandwidth(self) -> float:
-        """Bytes per second of one wire of a graph."""
-        wires: dict[int, int] = {}
-        for a, b, count in self.edges:
-            wires[a] = wires.get(a, 0) + count
-            wires[b] = wires.get(b, 0) + count
-        return self.bandwidth / max(wires.values(), default=1)
-
     def group_bandwidth(self, members: tuple[int, ...], num_active: int) -> float:
         """Rate, one way per device, of a collective among some devices of a host.
 
@@ -83,21 +69,42 @@ class Link:
             members: The group's devices, numbered inside their host.
             num_active: How many devices of the host communicate at the same time.
         """
+        share = min(self.bandwidth, self.shared_bandwidth / max(num_active, 1))
         if self.topology == "shared":
-            return min(self.bandwidth, self.shared_bandwidth / max(num_active, 1))
+            return share
         if self.topology != "graph" or not self._knows(members):
             return self.bandwidth
-        group = frozenset(members)
-        fewest = min(self.num_wires(device, group) for device in members)
-        return fewest * self.wire_bandwidth or self.shared_bandwidth / max(num_active, 1)
+        if not self._joined(members):
+            return share
+        # Every device sends and receives the same amount, so the one with the fewest wires sets the pace.
+        fewest = min(sum(self._wires(device, other) for other in members) for device in members)
+        return fewest * self._wire_bandwidth
 
     def pair_bandwidth(self, members: tuple[int, ...], num_active: int) -> float:
         """Rate, one way, when every device of a group sends to the next one only."""
-        if self.topology == "graph" and self._knows(members):
-            ring = pairwise((*members, members[0]))
-            wires = min(self.num_wires(a, frozenset((b,))) for a, b in ring)
-            return wires * self.wire_bandwidth or self.shared_bandwidth / max(num_active, 1)
-        return self.group_bandwidth(members, num_active)
+        if self.topology != "graph" or not self._knows(members):
+            return self.group_bandwidth(members, num_active)
+        fewest = min(self._wires(a, b) for a, b in pairwise((*members, members[0])))
+        return fewest * self._wire_bandwidth or min(self.bandwidth, self.shared_bandwidth / max(num_active, 1))
+
+    def _wires(self, device: int, other: int) -> int:
+        return sum(count for a, b, count in self.edges if {a, b} == {device, other})
+
+    @property
+    def _wire_bandwidth(self) -> float:
+        """Bytes per second of one wire of a graph: the device that has the most of them uses all its bandwidth."""
+        devices = {end for a, b, _ in self.edges for end in (a, b)}
+        return self.bandwidth / max(sum(self._wires(device, other) for other in devices) for device in devices)
+
+    def _joined(self, members: tuple[int, ...]) -> bool:
+        """Whether wires lead from any member to any other without leaving the group."""
+        reached, frontier = {members[0]}, [members[0]]
+        while frontier:
+            device = frontier.pop()
+            found = [other for other in members if other not in reached and self._wires(device, other)]
+            reached.update(found)
+            frontier += found
+        return len(reached) == len(members)
 
     def _knows(self, members: tuple[int, ...]) -> bool:
         """Whether the graph holds all members; a larger host (a DGX-2's 16 V100) is taken to have a switch."""

@@ -48,6 +48,10 @@ class Mesh:
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in self.sizes):
             raise ClusterError(f"mesh sizes must be whole numbers of at least 1, not {self.sizes}: e.g. (4, 8).")
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.shape.items())
+        return f"Mesh({sizes}; {self.cluster or 'abstract'})"
+
     @classmethod
     def abstract(
         cls,
@@ -101,6 +105,14 @@ class Mesh:
     def memory_bytes(self) -> int | None:
         """Usable bytes of each device; None where an abstract mesh has no limit."""
         return self.limit_bytes if self.cluster is None else self.cluster.memory_bytes
+
+    def link_of(self, axis: int) -> str:
+        """Says in words which wires an axis crosses, e.g. ``"nvlink3 x 4, then infiniband x 2"``."""
+        if self.cluster is None:
+            return "abstract"
+        group = group_of(self.cluster, self.sizes, (axis,))
+        steps = ((self.cluster.intra.kind, group.inner.size), (self.cluster.inter.kind, group.num_domains))
+        return ", then ".join(f"{kind} x {size}" for kind, size in steps if size > 1) or "none"
 
     def alternatives(self, kind: str, axes: Sequence[int]) -> tuple[Way, ...]:
         """The ways to do a collective: ``(seconds, seconds per byte)`` each; its time is the least of them.
