@@ -65,4 +65,5 @@ def _catalogue() -> dict[str, Entry]:
 
 def _entry(name: str, family: str, fields: dict[str, Any]) -> Entry:
     about = {key: fields.pop(key, None) for key in ("description", "source", "num_params", "batch", "seq")}
-    return Entry(name=name, family=family, shape=fields, **about)
+    shape = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Entry(name=name, family=family, shape=shape, **about)

@@ -81,22 +81,22 @@ def init_attention(key: Array, d: int, heads: int, kv_heads: int, head_dim: int)
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
     x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
-    angles = rotary_angles(x.shape[1], config.head_dim, config.rope_theta)
-    x = run_stack(partial(_layer, angles), params["layers"], x, checkpoint=config.checkpoint)
+    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    x = run_stack(partial(_layer, rotation), params["layers"], x, checkpoint=config.checkpoint)
     logits = project("bsd,dv->bsv", rms_norm(x, params["norm"]), params["head"])
     return jnp.mean(cross_entropy(logits, batch["labels"]))
 
 
-def _layer(angles: Array, weights: PyTree, x: Array) -> Array:
-    x = x + attention(weights, rms_norm(x, weights["attn_norm"]), angles)
+def _layer(rotation: PyTree, weights: PyTree, x: Array) -> Array:
+    x = x + attention(weights, rms_norm(x, weights["attn_norm"]), rotation)
     return x + _mlp(weights, rms_norm(x, weights["mlp_norm"]))
 
 
 @jax.named_scope("attention")
-def attention(weights: PyTree, x: Array, angles: Array) -> Array:
+def attention(weights: PyTree, x: Array, rotation: PyTree) -> Array:
     """Causal grouped-query attention with rotary positions."""
-    q = rotary(project("bsd,dnh->bsnh", x, weights["q"]), angles)
-    k = rotary(project("bsd,dkh->bskh", x, weights["k"]), angles)
+    q = rotate(project("bsd,dnh->bsnh", x, weights["q"]), rotation)
+    k = rotate(project("bsd,dkh->bskh", x, weights["k"]), rotation)
     v = project("bsd,dkh->bskh", x, weights["v"])
     batch, seq, heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -111,15 +111,16 @@ def _mlp(weights: PyTree, x: Array) -> Array:
     return project("bsf,fd->bsd", jax.nn.silu(gate) * up, weights["down"])
 
 
-def rotary_angles(seq: int, head_dim: int, theta: float) -> Array:
-    """Returns the angle of each position and pair, (seq, head_dim / 2)."""
+def make_rotation(seq: int, head_dim: int, theta: float) -> PyTree:
+    """Returns cosine and sine of the angle of each position and pair, both (seq, 1, head_dim / 2)."""
     half = head_dim // 2
-    return jnp.arange(seq)[:, None] * theta ** (-jnp.arange(half) / half)
+    angles = jnp.arange(seq)[:, None, None] * theta ** (-jnp.arange(half) / half)
+    return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotary(x: Array, angles: Array) -> Array:
+def rotate(x: Array, rotation: PyTree) -> Array:
     """Rotates each pair (i, i + H/2) of every head by its angle (https://arxiv.org/abs/2104.09864)."""
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]  # S 1 H/2
+    cos, sin = rotation
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 

@@ -1,0 +1,107 @@
+"""Mixtral: a Llama whose every feed-forward is a mixture of SwiGLU experts, two of which serve each token.
+
+The published model drops no token; this one has GShard's fixed buffers, a quarter larger than an even load needs.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.zoo import llama
+from meshwright.zoo.layers import (
+    Array,
+    PyTree,
+    cross_entropy,
+    init_stack,
+    normal,
+    project,
+    rms_norm,
+    run_stack,
+    sample_tokens,
+)
+from meshwright.zoo.moe import mixture
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of one Mixtral."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    experts: int
+    group_size: int
+    rope_theta: float = 1_000_000.0
+    capacity_factor: float = 1.25
+    aux_weight: float = 0.02
+    dtype: str = "bfloat16"
+    scan: bool = False
+    checkpoint: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+def init(config: Config, key: Array) -> PyTree:
+    """Returns fresh parameters."""
+    embed_key, head_key, layers_key = jax.random.split(key, 3)
+    return {
+        "embed": normal(embed_key, config.vocab, config.hidden),
+        "layers": init_stack(partial(_init_layer, config), layers_key, config.layers, scan=config.scan),
+        "norm": jnp.ones(config.hidden),
+        "head": normal(head_key, config.hidden, config.vocab),
+    }
+
+
+def _init_layer(config: Config, key: Array) -> PyTree:
+    d, e, f = config.hidden, config.experts, config.ffn
+    keys = jax.random.split(key, 5)
+    return {
+        "attn_norm": jnp.ones(d),
+        **llama.init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
+        "mlp_norm": jnp.ones(d),
+        "router": normal(keys[1], d, e),
+        "gate": normal(keys[2], e, d, f),
+        "up": normal(keys[3], e, d, f),
+        "down": normal(keys[4], e, f, d),
+    }
+
+
+def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
+    """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers."""
+    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
+    rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    layer = partial(_layer, config, rotation)
+    x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
+    logits = project("bsd,dv->bsv", rms_norm(x, params["norm"]), params["head"])
+    return jnp.mean(cross_entropy(logits, batch["labels"])) + config.aux_weight * aux / config.layers
+
+
+def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> PyTree:
+    x, aux = carry
+    x = x + llama.attention(weights, rms_norm(x, weights["attn_norm"]), rotation)
+    y, layer_aux = mixture(
+        rms_norm(x, weights["mlp_norm"]),
+        weights["router"],
+        partial(_experts, weights),
+        group_size=config.group_size,
+        capacity_factor=config.capacity_factor,
+    )
+    return x + y, aux + layer_aux
+
+
+def _experts(weights: PyTree, x: Array) -> Array:
+    gate = project("egcd,edf->egcf", x, weights["gate"])
+    up = project("egcd,edf->egcf", x, weights["up"])
+    return project("egcf,efd->egcd", jax.nn.silu(gate) * up, weights["down"])
+
+
+def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
+    """Returns a batch of random tokens."""
+    return sample_tokens(key, batch, seq, config.vocab)

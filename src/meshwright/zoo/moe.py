@@ -1,0 +1,68 @@
+"""Mixture of experts as GShard computes it: top-2 routing into buffers of fixed capacity, by one-hot einsums alone.
+
+Shapes in comments: G groups of tokens, S tokens of a group, E experts, C slots of an expert's buffer, D hidden.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.zoo.layers import Array
+
+
+@jax.named_scope("moe")
+def mixture(
+    x: Array, router: Array, experts: Callable[[Array], Array], *, group_size: int, capacity_factor: float
+) -> tuple[Array, Array]:
+    """Sends each token to its two best experts and mixes what they return.
+
+    Args:
+        x: Activations, (batch, seq, hidden).
+        router: Weights that score the experts, (hidden, experts).
+        experts: All experts at once, E G C D to E G C D.
+        group_size: Tokens that compete for the same buffers; lowered to a divisor of batch x seq.
+        capacity_factor: Slots per expert and group, relative to a perfectly even load.
+
+    Returns:
+        The mixed activations, and the auxiliary loss that is 1 for an even load and more otherwise.
+    """
+    batch, seq, hidden = x.shape
+    group_size = math.gcd(group_size, batch * seq)
+    tokens = x.reshape(-1, group_size, hidden)  # G S D
+    gates = jax.nn.softmax(jnp.einsum("gsd,de->gse", tokens.astype(jnp.float32), router), axis=-1)
+    capacity = max(1, int(capacity_factor * 2 * group_size / router.shape[1]))
+    combine, aux = top2_combine(gates, capacity)
+    dispatch = (combine > 0).astype(x.dtype)
+    inputs = jnp.einsum("gsec,gsd->egcd", dispatch, tokens)
+    outputs = experts(inputs)
+    mixed = jnp.einsum("gsec,egcd->gsd", combine.astype(x.dtype), outputs)
+    return mixed.reshape(x.shape), aux
+
+
+def top2_combine(gates: Array, capacity: int) -> tuple[Array, Array]:
+    """Algorithm 1 of GShard (https://arxiv.org/abs/2006.16668), without its random skipping of the second expert.
+
+    Returns:
+        The weight of each token in each slot of each expert, G S E C: zero for tokens that found the buffer full;
+        and the auxiliary loss.
+    """
+    num_experts = gates.shape[-1]
+    first = jax.nn.one_hot(jnp.argmax(gates, axis=-1), num_experts)  # G S E
+    second = jax.nn.one_hot(jnp.argmax(gates * (1 - first), axis=-1), num_experts)
+    # Earlier tokens are served first, and all first choices before any second choice.
+    before_first = jnp.cumsum(first, axis=1) - first
+    before_second = jnp.cumsum(second, axis=1) - second + jnp.sum(first, axis=1, keepdims=True)
+    gate_first, gate_second = jnp.sum(gates * first, axis=-1), jnp.sum(gates * second, axis=-1)  # G S
+    total = gate_first + gate_second
+    combine = _place(gate_first / total, first, before_first, capacity)
+    combine += _place(gate_second / total, second, before_second, capacity)
+    aux = num_experts * jnp.mean(jnp.sum(jnp.mean(first, axis=1) * jnp.mean(gates, axis=1), axis=-1))
+    return combine, aux
+
+
+def _place(gate: Array, choice: Array, before: Array, capacity: int) -> Array:
+    position = jnp.sum(before * choice, axis=-1).astype(jnp.int32)  # G S
+    slot = jax.nn.one_hot(position, capacity)  # G S C; a position past the end of the buffer gives zeros
+    return gate[..., None, None] * choice[..., None] * slot[:, :, None, :]
