@@ -7,10 +7,29 @@ from meshwright.hardware import chips, find_chip
 from meshwright.hardware.chip import SURENESS
 from meshwright.hardware.lookup import find_device_kind, find_link
 
-WANTED = (
-    "v100-16gb v100-32gb a100-sxm-40gb a100-sxm-80gb a100-pcie-40gb a100-pcie-80gb h100-sxm-80gb h100-pcie-80gb "
-    "h200-sxm-141gb b200-sxm-180gb mi250x mi300x l40s rtx-4090 rtx-3090 tpu-v3 tpu-v4 tpu-v5e tpu-v5p tpu-v6e cpu"
-).split()
+WANTED = [
+    "v100-16gb",
+    "v100-32gb",
+    "a100-sxm-40gb",
+    "a100-sxm-80gb",
+    "a100-pcie-40gb",
+    "a100-pcie-80gb",
+    "h100-sxm-80gb",
+    "h100-pcie-80gb",
+    "h200-sxm-141gb",
+    "b200-sxm-180gb",
+    "mi250x",
+    "mi300x",
+    "l40s",
+    "rtx-4090",
+    "rtx-3090",
+    "tpu-v3",
+    "tpu-v4",
+    "tpu-v5e",
+    "tpu-v5p",
+    "tpu-v6e",
+    "cpu",
+]
 
 
 def test_the_catalogue_holds_every_promised_chip():

@@ -85,14 +85,14 @@ def exchange_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
     n, m, h = group.size, group.inner.size, group.num_domains
     found = []
     for near, far in _protocols(group, intra, inter, "all_to_all"):
-        alpha, beta = near.base_s + near.hop_s * math.log2(n), 0.0
+        alpha, beta = _base_s(group, near, far) + near.hop_s * math.log2(n), 0.0
         if m > 1:
             rate = group.inner.exchange_bandwidth * near.efficiency * intra.exchange_efficiency
             beta = (m - 1) / n**2 / rate + _copy(intra, n) / n
         if h > 1:
             # Half of a small group's pairs meet on one wire: measured as 1 - 0.44/h of the network's rate.
             rate = group.outer_bandwidth / m * far.efficiency * (1 - 0.44 / h)
-            alpha += far.base_s + far.hop_s + MESSAGE_S * (n - m)
+            alpha += far.hop_s + MESSAGE_S * (n - m)
             beta = max(beta, (n - m) / n**2 / rate)
         found.append((alpha, beta))
     return found
@@ -102,10 +102,10 @@ def permute_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
     """Every device sends to the next one; the slowest wire on the way sets the pace."""
     found = []
     for near, far in _protocols(group, intra, inter, "permute"):
-        alpha, beta = near.base_s + near.hop_s, 1 / (group.inner.pair_bandwidth * near.efficiency)
+        hop_s, rate = near.hop_s, group.inner.pair_bandwidth * near.efficiency
         if group.num_domains > 1:
-            alpha, beta = near.base_s + far.hop_s, 1 / (group.device_bandwidth * far.efficiency)
-        found.append((alpha, beta))
+            hop_s, rate = far.hop_s, group.device_bandwidth * far.efficiency
+        found.append((_base_s(group, near, far) + hop_s, 1 / rate))
     return found
 
 
@@ -122,7 +122,7 @@ def _ring(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far
     n = group.size
     hops_s = _hops_s(group, near, far, group.inner.num_steps * group.num_domains, group.num_domains - 1)
     beta = passes * (n - 1) / n / _rate(group, near, far) + _copy(intra, n)
-    return near.base_s + passes * hops_s, beta
+    return _base_s(group, near, far) + passes * hops_s, beta
 
 
 def _tree(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far: Protocol) -> Way:
@@ -131,7 +131,11 @@ def _tree(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far
     hops_s = _hops_s(group, near, far, group.inner.num_steps, math.log2(group.num_domains))
     share = 1.0 if kind == "all_reduce" else (n - 1) / n
     beta = passes * share / (TREE_FRACTION * _rate(group, near, far)) + _copy(intra, n)
-    return near.base_s + passes * hops_s, beta
+    return _base_s(group, near, far) + passes * hops_s, beta
+
+
+def _base_s(group: Group, near: Protocol, far: Protocol) -> float:
+    return max(near.base_s, far.base_s) if group.num_domains > 1 else near.base_s
 
 
 def _hops_s(group: Group, near: Protocol, far: Protocol, num_inner: float, num_outer: float) -> float:
@@ -164,11 +168,16 @@ def _split(group: Group) -> tuple[Group, Group]:
 
 
 def _protocols(group: Group, intra: Link, inter: Link, kind: str) -> list[tuple[Protocol, Protocol]]:
-    """Pairs of protocols to try: the same rank of both links, or all of one where only one is used."""
-    near = [p for p in intra.protocols if p.serves(kind, group.inner.size)] or list(intra.protocols[:1])
-    far = [p for p in inter.protocols if p.serves(kind, group.num_domains)] or list(inter.protocols[:1])
+    """Pairs of protocols to try, for the inner and the outer link."""
+    near = _serving(intra, kind, max(group.inner.size, 2))
+    far = _serving(inter, kind, max(group.num_domains, 2))
     if group.num_domains == 1:
         return [(p, far[0]) for p in near]
     if group.inner.size == 1:
-        return [(p, p) for p in far]
+        return [(near[0], p) for p in far]  # the device still starts the collective
     return [(a, b) for a in near for b in far]
+
+
+def _serving(link: Link, kind: str, size: int) -> list[Protocol]:
+    """The protocols that serve a collective; a link made for others serves it with its first one."""
+    return [p for p in link.protocols if p.serves(kind, size)] or [link.protocols[0]]

@@ -84,8 +84,10 @@ class Link:
         """Rate, one way, when every device of a group sends to the next one only."""
         if self.topology != "graph" or not self._knows(members):
             return self.group_bandwidth(members, num_active)
+        if not self._joined(members):
+            return self.group_bandwidth(members, num_active)
         fewest = min(self._wires(a, b) for a, b in pairwise((*members, members[0])))
-        return fewest * self._wire_bandwidth or min(self.bandwidth, self.shared_bandwidth / max(num_active, 1))
+        return (fewest or 0.5) * self._wire_bandwidth  # neighbours without a wire take two hops of another one
 
     def _wires(self, device: int, other: int) -> int:
         return sum(count for a, b, count in self.edges if {a, b} == {device, other})

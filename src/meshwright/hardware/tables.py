@@ -18,14 +18,17 @@ _POWERS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 def read_toml(path: Path | Traversable) -> dict[str, Any]:
     """Reads a TOML file; a malformed one is a `ClusterError` that names the line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ClusterError(f"there is no file {str(path)!r}: check the path, or write e.g. '4x8 h100'.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"cannot read {str(path)!r} ({error}): give the path of a TOML text file.") from None
+    try:
+        return tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
+        what = str(error).replace("at end of document", f"at line {content.count(chr(10)) + 1}, the end of the file")
         raise ClusterError(
-            f"{str(path)!r} is not valid TOML: {error}. Each line is 'key = value' or a '[table]'; strings need quotes."
+            f"{str(path)!r} is not valid TOML: {what}. Each line is 'key = value' or a '[table]'; strings need quotes."
         ) from None
 
 
