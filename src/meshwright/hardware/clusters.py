@@ -11,7 +11,7 @@ from meshwright.hardware.chip import Chip
 from meshwright.hardware.link import Host, Link
 from meshwright.hardware.mesh import AXIS_NAMES, Mesh
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
-from meshwright.hardware.torus import torus_shape
+from meshwright.hardware.torus import divisors, torus_shape
 
 
 @dataclass(frozen=True)
@@ -112,5 +112,5 @@ def _views(number: int, length: int) -> list[tuple[int, ...]]:
     """
     if length == 1:
         return [(number,)] if number > 1 else []
-    firsts = (first for first in range(2, number // 2 + 1) if number % first == 0)
+    firsts = (first for first in divisors(number) if 1 < first < number)
     return [(first, *rest) for first in firsts for rest in _views(number // first, length - 1)]

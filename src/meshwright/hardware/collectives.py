@@ -62,9 +62,10 @@ def ring_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
 def tree_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
     """A tree across domains (recursive halving and doubling for gather and scatter): fewer hops, fewer busy wires.
 
-    Inside a domain NCCL's trees are chains, so they gain nothing there.
+    Inside a domain NCCL's trees are chains, so they gain nothing there; and it gathers and scatters so (its "PAT") only
+    where the group has one device in each domain.
     """
-    if group.num_domains == 1:
+    if group.num_domains == 1 or (kind != "all_reduce" and group.inner.size > 1):
         return []
     return [_tree(group, intra, inter, kind, a, b) for a, b in _protocols(group, intra, inter, kind)]
 
@@ -76,7 +77,8 @@ def hierarchical_ways(group: Group, intra: Link, inter: Link, kind: str) -> list
     inside, across = _split(group)
     passes = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
     best_inside = [_sum(way, len(passes)) for way in _flat(inside, intra, inter, passes[0])]
-    best_across = [(alpha, beta / group.inner.size) for alpha, beta in _flat(across, intra, inter, kind)]
+    outer_ways = _flat if kind == "all_reduce" else ring_ways
+    best_across = [(alpha, beta / group.inner.size) for alpha, beta in outer_ways(across, intra, inter, kind)]
     return [(a + c, b + d) for a, b in best_inside for c, d in best_across]
 
 
@@ -113,8 +115,8 @@ def _buffer_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]
     return [*_flat(group, intra, inter, kind), *hierarchical_ways(group, intra, inter, kind)]
 
 
-def _flat(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
-    return prune([*ring_ways(group, intra, inter, kind), *tree_ways(group, intra, inter, kind)])
+def _flat(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
+    return list(prune([*ring_ways(group, intra, inter, kind), *tree_ways(group, intra, inter, kind)]))
 
 
 def _ring(group: Group, intra: Link, inter: Link, kind: str, near: Protocol, far: Protocol) -> Way:

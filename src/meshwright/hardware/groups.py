@@ -117,8 +117,10 @@ def _inner(
 
 def _parts(members_gn: np.ndarray, domain: int) -> set[tuple[int, ...]]:
     """The sets of devices, numbered inside their domain, that groups have there."""
+    first_g = members_gn[:, :1] // domain * domain
     found = set()
-    for row in members_gn:
-        for index in np.unique(row // domain):
-            found.add(tuple(int(device) for device in row[row // domain == index] % domain))
+    for row in np.unique(members_gn - first_g, axis=0):  # groups that lie alike in their domains count once
+        hosts = row // domain
+        for index in np.unique(hosts):
+            found.add(tuple((row[hosts == index] % domain).tolist()))
     return found

@@ -1,6 +1,7 @@
 """Describes the wires: a link's bandwidth, its shape, and the protocols a collective may run over it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 TOPOLOGIES = ("switch", "graph", "shared", "torus")
@@ -90,13 +91,12 @@ class Link:
         return (fewest or 0.5) * self._wire_bandwidth  # neighbours without a wire take two hops of another one
 
     def _wires(self, device: int, other: int) -> int:
-        return sum(count for a, b, count in self.edges if {a, b} == {device, other})
+        return _wire_table(self.edges).get(device, {}).get(other, 0)
 
     @property
     def _wire_bandwidth(self) -> float:
         """Bytes per second of one wire of a graph: the device that has the most of them uses all its bandwidth."""
-        devices = {end for a, b, _ in self.edges for end in (a, b)}
-        return self.bandwidth / max(sum(self._wires(device, other) for other in devices) for device in devices)
+        return self.bandwidth / max(sum(wires.values()) for wires in _wire_table(self.edges).values())
 
     def _joined(self, members: tuple[int, ...]) -> bool:
         """Whether wires lead from any member to any other without leaving the group."""
@@ -110,7 +110,18 @@ class Link:
 
     def _knows(self, members: tuple[int, ...]) -> bool:
         """Whether the graph holds all members; a larger host (a DGX-2's 16 V100) is taken to have a switch."""
-        return max(members) <= max(max(a, b) for a, b, _ in self.edges)
+        return max(members) <= max(_wire_table(self.edges))
+
+
+@lru_cache(maxsize=64)
+def _wire_table(edges: tuple[tuple[int, int, int], ...]) -> dict[int, dict[int, int]]:
+    """Number of wires from each device to each other one."""
+    table: dict[int, dict[int, int]] = {}
+    for a, b, count in edges:
+        for one, other in ((a, b), (b, a)):
+            wires = table.setdefault(one, {})
+            wires[other] = wires.get(other, 0) + count
+    return table
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,7 @@ def local_cluster() -> Cluster:
     """The devices that JAX sees; a kind that the catalogue does not know is priced as ``cpu``."""
     import jax  # reading a description must not load JAX; only this one needs it
 
-    chip = find_device_kind(jax.devices()[0].device_kind) or find_chip("cpu")
-    return uniform("local", jax.process_count(), jax.local_device_count(), chip)
+    kind = jax.devices()[0].device_kind
+    chip = find_device_kind(kind)
+    name = "local" if chip else f"local (no chip for {kind!r} in the catalogue: priced as cpu)"
+    return uniform(name, jax.process_count(), jax.local_device_count(), chip or find_chip("cpu"))

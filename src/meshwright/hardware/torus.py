@@ -64,6 +64,16 @@ def torus_inner(
     return sum(rates), min(exchange, sum(rates)), wire / min(run.stride for run in used), max(steps, 1)
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors of a number, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return [*small, *(number // d for d in reversed(small) if d * d != number)]
+
+
 def _run(size: int, link: Link) -> Run:
     return Run(size, 1, bool(link.wrap_multiple) and size > 2 and size % link.wrap_multiple == 0)
 
@@ -103,9 +113,4 @@ def _pieces(shape: tuple[int, ...], inside: tuple[int, ...], link: Link) -> tupl
 def _factorisations(number: int, length: int) -> list[tuple[int, ...]]:
     if length == 1:
         return [(number,)]
-    return [
-        (first, *rest)
-        for first in range(1, number + 1)
-        if number % first == 0
-        for rest in _factorisations(number // first, length - 1)
-    ]
+    return [(first, *rest) for first in divisors(number) for rest in _factorisations(number // first, length - 1)]
