@@ -99,5 +99,14 @@ def test_an_all_to_all_moves_less_than_a_gather():
     assert mesh.collective_s("all_to_all", (0,), 1e9) < mesh.collective_s("all_gather", (0,), 1e9) / 4
 
 
-def test_beaten_ways_are_dropped():
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
+def test_dropped_ways_are_never_the_fastest(found):
+    kept = prune(found)
+    for size in (0.0, 0.3, 1.0, 3.0, 100.0):
+        fastest = min(alpha + beta * size for alpha, beta in found)
+        assert min(alpha + beta * size for alpha, beta in kept) == pytest.approx(fastest, abs=1e-12)
+
+
+def test_only_the_lower_envelope_is_kept():
     assert prune([(2.0, 1.0), (1.0, 2.0), (3.0, 1.5), (1.0, 3.0)]) == ((1.0, 2.0), (2.0, 1.0))
+    assert prune([(0.0, 2.0), (1.9, 1.0), (2.0, 0.0)]) == ((0.0, 2.0), (2.0, 0.0))

@@ -46,12 +46,20 @@ def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
 
 
 def prune(found: Iterable[Way]) -> tuple[Way, ...]:
-    """Drops the ways that another one beats at every size."""
+    """Keeps the ways that are the fastest for some size: the lower envelope of the lines α + β·B."""
     kept: list[Way] = []
     for way in sorted(found):
-        if not kept or way[1] < kept[-1][1]:
-            kept.append(way)
+        if kept and way[1] >= kept[-1][1]:
+            continue
+        while len(kept) > 1 and _overtakes_at(kept[-2], way) <= _overtakes_at(kept[-2], kept[-1]):
+            kept.pop()
+        kept.append(way)
     return tuple(kept)
+
+
+def _overtakes_at(first: Way, later: Way) -> float:
+    """Bytes from which the later way, dearer to start, is the faster one."""
+    return (later[0] - first[0]) / (first[1] - later[1])
 
 
 def ring_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
