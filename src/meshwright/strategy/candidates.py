@@ -56,6 +56,12 @@ def enumerate_candidates(nest: LoopNest, axes: Axes, scatter: bool = True) -> Ca
     return Candidates(loops, into)
 
 
+def most_split(found: Candidates, axes: Axes) -> Candidates:
+    """Only the strategies that spread the work over the most devices."""
+    parts = np.where(found.loops >= 0, np.array(axes.sizes), 1).prod(axis=1)
+    return Candidates(found.loops[parts == parts.max()], found.scatter[parts == parts.max()])
+
+
 def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
     """Takes axes off loops that they cannot split: unsplittable, uneven, or not major-most in a merged dim."""
     kept = loops.copy()

@@ -1,0 +1,1 @@
+"""Costs: seconds of compute, bytes of memory."""

@@ -1,0 +1,39 @@
+"""Time of one operation's own work on one device: a roofline over matrix products and memory traffic."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.rules.base import LoopNest, Signature
+
+Array = NDArray[np.float64]
+
+
+class ChipTimes(Protocol):
+    """What the roofline needs to know of a chip."""
+
+    launch_s: float
+
+    def matmul_s(self, flops: Array, dtype: str, num_bytes: Array) -> Array: ...
+
+    def memory_s(self, num_bytes: Array) -> Array: ...
+
+
+def compute_s(
+    chip: ChipTimes | None, op: Signature, nest: LoopNest, num_parts: NDArray[np.int64], moved_bytes: Array
+) -> Array:
+    """Seconds on one device for each strategy.
+
+    Args:
+        chip: The chip; None on an abstract mesh, where compute is free.
+        op: The operation.
+        nest: Its loop nest.
+        num_parts: Over how many devices each strategy spreads the work; what is not split is done by everyone.
+        moved_bytes: Bytes that one device reads from and writes to memory.
+    """
+    if chip is None:
+        return np.zeros(len(num_parts))
+    if nest.flops:
+        return chip.launch_s + chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
+    return np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)

@@ -1,0 +1,205 @@
+"""Formulates the choice problem of a folded graph on one mesh.
+
+Nodes are classes of groups and of shared readings; a node's strategies are its leader's. Choosing strategy ``s_i`` for
+each node ``i`` minimises
+
+    Σ_i  n_i · (compute_i(s_i) + collectives_i(s_i))                    (`_node_costs`)
+  + Σ_e  n_e · reshard(sharding made by s_u, sharding needed by s_v)    (`_edge_matrices`)
+
+subject to, at every operation ``t`` of the step, ``Σ bytes live at t ≤ memory``   (`MemoryModel.usage`)
+
+where ``n`` counts the tied copies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import ShardingError
+from meshwright.graph.liveness import Liveness
+from meshwright.hardware import Mesh
+from meshwright.planner.folding import Folded
+from meshwright.planner.groups import Grouping
+from meshwright.planner.memory import MemoryModel
+from meshwright.planner.pricing import GroupTable, Pricer
+from meshwright.solver import ChoiceProblem
+from meshwright.strategy.sharding import Axes, Codes
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """What a method or the user lays down beforehand.
+
+    Attributes:
+        allowed: For an argument's value id, the codes it may have.
+        results: For an output position, the code it must have.
+        scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
+        stay: Value ids of arguments that may not be resharded before the update.
+    """
+
+    allowed: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    results: Mapping[int, int] = field(default_factory=dict)
+    scatter_gradients: bool = True
+    stay: frozenset[int] = frozenset()
+
+
+class Formulation:
+    """One mesh's tables and costs, and how to read a choice back."""
+
+    def __init__(self, grouping: Grouping, folded: Folded, live: Liveness, mesh: Mesh, restrictions: Restrictions):
+        self.grouping = grouping
+        self.folded = folded
+        self.live = live
+        self.mesh = mesh
+        self.restrictions = restrictions
+        self.pricer = Pricer(grouping, live.stored, mesh)
+        alike: dict[int, GroupTable] = {}
+        for which, members in enumerate(folded.members):
+            if folded.alike[which] not in alike:
+                alike[folded.alike[which]] = self._table(members[0])
+        self.tables = [alike[token] for token in folded.alike]
+        self.num_groups = len(self.tables)
+        self.shared_codes = self._shared_codes()
+        self.copies = [len(m) for m in (*folded.members, *folded.shared_members)]
+        self.costs = self._node_costs()
+        self.edges = self._edge_matrices()
+        self._memory: MemoryModel | None = None
+
+    @property
+    def axes(self) -> Axes:
+        return self.pricer.axes
+
+    @property
+    def memory(self) -> MemoryModel:
+        if self._memory is None:
+            self._memory = MemoryModel(self.grouping, self.folded, self.live, self.tables, self.axes)
+        return self._memory
+
+    def problem(self, times: Mapping[int, float], limit: float | None) -> ChoiceProblem:
+        """The folded problem with memory held at some times; ``times`` maps each to bytes to be kept free there."""
+        edges: dict[tuple[int, int], Array] = {}
+        costs = [n * cost for n, cost in zip(self.copies, self.costs, strict=True)]
+        for (source, _, reader, _), (count, matrix) in self.edges.items():
+            if source == reader:
+                costs[source] = costs[source] + count * np.diagonal(matrix)
+                continue
+            key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
+            edges[key] = edges[key] + count * part if key in edges else count * part
+        rows = []
+        for order, (time, reserve) in enumerate(sorted(times.items())):
+            for which, usage in enumerate(self.memory.usage(time, len(costs))):
+                if usage is not None:
+                    rows.append((which, order, order + 1, usage))
+            if reserve > 0:
+                rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
+        return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)
+
+    def unfolded(self) -> ChoiceProblem:
+        """The problem with nothing tied and no memory limit: its lower bound holds for every plan on this mesh."""
+        folded, grouping = self.folded, self.grouping
+        group_class, num = folded.group_class, len(folded.group_class)
+        costs = [self.costs[c] for c in (*group_class, *folded.shared_class)]
+        through = {reader: i for i, reading in enumerate(folded.shared) for reader in reading.readers}
+        edges = []
+        for i, reading in enumerate(folded.shared):
+            home, place = grouping.home[reading.value], grouping.place[reading.value]
+            matrix = self.edges[group_class[home], place, folded.shared_class[i], -1][1]
+            edges.append((home, num + i, matrix))
+        for group_id, group in enumerate(grouping.groups):
+            for slot, read in enumerate(group.slots):
+                i_or_none = through.get((group_id, slot))
+                if i_or_none is not None:
+                    key = (folded.shared_class[i_or_none], -1, group_class[group_id], slot)
+                    edges.append((num + i_or_none, group_id, self.edges[key][1]))
+                else:
+                    home = grouping.home[read.value]
+                    key = (group_class[home], grouping.place[read.value], group_class[group_id], slot)
+                    edges.append((home, group_id, self.edges[key][1]))
+        return ChoiceProblem.from_rows(costs, edges, [], None)
+
+    def _table(self, group_id: int) -> GroupTable:
+        group = self.grouping.groups[group_id]
+        backward = group.leader is not None and self.grouping.graph.ops[group.leader].phase == "backward"
+        table = self.pricer.price(group, self.restrictions.scatter_gradients or not backward)
+        allowed = self.restrictions.allowed.get(group.argument) if group.argument is not None else None
+        if allowed is not None and group.values:
+            keep = np.isin(table.codes[0], sorted(allowed))
+            if not keep.any():
+                raise ShardingError(self._no_code(group.argument))
+            table.select(keep)
+        return table
+
+    def _no_code(self, argument: int | None) -> str:
+        graph = self.grouping.graph
+        assert argument is not None
+        path = graph.input_paths[graph.inputs.index(argument)]
+        return (
+            f"{path} has shape {graph.types[argument].shape}, which mesh {self.mesh.shape} cannot split evenly in the "
+            "way asked for; choose dims that the axes divide, or another mesh"
+        )
+
+    def _shared_codes(self) -> list[Codes]:
+        found = []
+        for members in self.folded.shared_members:
+            reading = self.folded.shared[members[0]]
+            home = self.folded.group_class[self.grouping.home[reading.value]]
+            codes = [self.tables[home].codes[self.grouping.place[reading.value]]]
+            codes += [self.tables[self.folded.group_class[g]].needs[s] for g, s in reading.readers]
+            found.append(np.unique(np.concatenate(codes)))
+        return found
+
+    def _node_costs(self) -> list[Array]:
+        costs = [table.compute + table.communication for table in self.tables]
+        graph, grouping = self.grouping.graph, self.grouping
+        for output, code in self.restrictions.results.items():
+            value = graph.outputs[output]
+            if output not in graph.state and value in grouping.home:
+                which = self.folded.group_class[grouping.home[value]]
+                made = self.tables[which].codes[grouping.place[value]]
+                kind = graph.types[value]
+                extra = self.pricer.resharding.cost(kind.shape, kind.itemsize, made, np.array([code]))[:, 0]
+                costs[which] = costs[which] + extra / len(self.folded.members[which])
+        return costs + [np.zeros(len(codes)) for codes in self.shared_codes]
+
+    def _edge_matrices(self) -> dict[tuple[int, int, int, int], tuple[int, Array]]:
+        return {key: (count, self._edge_matrix(*key)) for key, count in self.folded.edges.items()}
+
+    def _edge_matrix(self, source: int, place: int, reader: int, slot: int) -> Array:
+        if place >= 0:
+            value = self.grouping.groups[self.folded.members[source][0]].values[place]
+            made = self.tables[source].codes[place]
+        else:
+            value = self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
+            made = self.shared_codes[source - self.num_groups]
+        free = None
+        stay = value in self.restrictions.stay
+        if slot >= 0:
+            group = self.grouping.groups[self.folded.members[reader][0]]
+            needed, free, trips = (
+                self.tables[reader].needs[slot],
+                self.tables[reader].duplicate[slot],
+                group.slots[slot].trips,
+            )
+            stay = stay and self._reads_before_update(reader, slot)
+        else:
+            reading = self.folded.shared[self.folded.shared_members[reader - self.num_groups][0]]
+            needed = self.shared_codes[reader - self.num_groups]
+            trips = max(self.grouping.groups[g].slots[s].trips for g, s in reading.readers)
+            stay = stay and reading.phase != "update"
+        kind = self.grouping.graph.types[value]
+        matrix = trips * self.pricer.resharding.cost(kind.shape, kind.itemsize, made, needed)
+        if stay:
+            parts = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
+            matrix = np.where(parts, np.inf, matrix)
+        if free is not None and free.any():
+            matrix[:, free] = 0.0
+        return matrix
+
+    def _reads_before_update(self, reader: int, slot: int) -> bool:
+        group = self.grouping.groups[self.folded.members[reader][0]]
+        member = group.slots[slot].member
+        return member >= 0 and self.grouping.graph.ops[group.ops[member]].phase != "update"

@@ -1,0 +1,274 @@
+"""Methods: what is laid down before the rest is optimised, from nothing (`Auto`) to everything (`Manual`).
+
+Every method's plan is priced by the same model, so plans can be compared; and since every method is `Auto`'s own
+problem with some choices fixed, `Auto` is never worse than any of them on the same mesh.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from meshwright.errors import ShardingError
+from meshwright.graph import Graph
+from meshwright.hardware import Cluster, Mesh
+from meshwright.planner.formulate import Restrictions
+from meshwright.planner.paths import nearest
+from meshwright.planner.roles import Roles
+from meshwright.planner.views import auto_meshes
+from meshwright.strategy.sharding import Axes
+
+
+class Method:
+    """Lays down some choices; the solver makes the others."""
+
+    memory_fraction: float = 0.9
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def meshes(self, cluster: Cluster) -> list[Mesh]:
+        """The mesh views to try on a cluster."""
+        return [cluster.mesh((cluster.num_devices,))]
+
+    def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
+        """Marks on values that have restrictions of their own, so that folding keeps them apart."""
+        return {}
+
+    def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
+        """The restrictions on one mesh."""
+        return Restrictions()
+
+
+@dataclass(frozen=True)
+class Auto(Method):
+    """Finds the fastest plan that fits.
+
+    Args:
+        fix: Shardings that are laid down: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
+            Where several globs match a path, the last one holds.
+        memory_fraction: The part of a device's memory that the plan may use on a cluster; the rest is left to the
+            runtime's own buffers. An abstract mesh's memory is used whole.
+        mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
+    """
+
+    fix: Mapping[str, Any] = field(default_factory=dict)
+    memory_fraction: float = 0.9
+    mesh_shapes: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_fraction <= 1:
+            raise ShardingError(f"memory_fraction is {self.memory_fraction}; give a fraction above 0 and at most 1")
+
+    def meshes(self, cluster: Cluster) -> list[Mesh]:
+        if self.mesh_shapes is not None:
+            return [cluster.mesh(tuple(shape)) for shape in self.mesh_shapes]
+        return auto_meshes(cluster)
+
+    def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
+        inputs, outputs = _match(self.fix, graph)
+        marks: dict[int, Hashable] = {graph.outputs[o]: ("out", _dims(spec)) for o, spec in outputs.items()}
+        return marks | {graph.inputs[i]: _dims(spec) for i, spec in inputs.items()}
+
+    def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
+        inputs, outputs = _match(self.fix, graph)
+        allowed = {
+            graph.inputs[i]: frozenset(
+                {_code(spec, graph.input_paths[i], graph.types[graph.inputs[i]].shape, mesh, axes)}
+            )
+            for i, spec in inputs.items()
+        }
+        results = {
+            o: _code(spec, graph.output_paths[o], graph.types[graph.outputs[o]].shape, mesh, axes)
+            for o, spec in outputs.items()
+        }
+        for output, argument in graph.state.items():  # a result that is an argument's next value is that argument
+            if output in results and graph.inputs[argument] not in allowed:
+                allowed[graph.inputs[argument]] = frozenset({results[output]})
+        return Restrictions(allowed, results)
+
+
+@dataclass(frozen=True)
+class Manual(Auto):
+    """Lays down shardings by path and replicates every argument that no glob matches.
+
+    Args:
+        fix: Globs of paths to ``PartitionSpec``s, as in `Auto`.
+    """
+
+    def meshes(self, cluster: Cluster) -> list[Mesh]:
+        if self.mesh_shapes is not None:
+            return [cluster.mesh(tuple(shape)) for shape in self.mesh_shapes]
+        axes = {a for spec in self.fix.values() for dim in _dims(spec) for a in dim}
+        if cluster.num_hosts > 1 and cluster.devices_per_host > 1 and axes - {"x"}:
+            return [cluster.mesh((cluster.num_hosts, cluster.devices_per_host))]
+        return [cluster.mesh((cluster.num_devices,))]
+
+    def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
+        found = super().restrict(graph, roles, mesh, axes)
+        allowed = {value: frozenset({0}) for value in graph.inputs} | dict(found.allowed)
+        return Restrictions(allowed, found.results)
+
+
+@dataclass(frozen=True)
+class DataParallel(Method):
+    """Splits the batch over every axis; parameters and optimizer state are on every device."""
+
+    def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
+        return _by_role(roles)
+
+    def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
+        allowed = {v: frozenset({0}) for v in (*roles.parameters, *roles.optimizer)}
+        return Restrictions(allowed | _split_batch(graph, roles, mesh, axes, range(axes.num_axes)))
+
+
+@dataclass(frozen=True)
+class Zero(Method):
+    """Data parallel with the state spread out as well (ZeRO).
+
+    Args:
+        stage: 1 splits the optimizer state, 2 the gradients too, 3 the parameters too (FSDP).
+    """
+
+    stage: int = 1
+
+    def __post_init__(self) -> None:
+        if self.stage not in (1, 2, 3):
+            raise ShardingError(f"Zero stage is {self.stage!r}; ZeRO has stages 1, 2 and 3")
+
+    @property
+    def name(self) -> str:
+        return f"Zero-{self.stage}"
+
+    def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
+        return _by_role(roles)
+
+    def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
+        allowed = _split_batch(graph, roles, mesh, axes, range(axes.num_axes))
+        whole = () if self.stage == 3 else roles.parameters
+        spread = (*roles.optimizer, *(roles.parameters if self.stage == 3 else ()))
+        allowed |= {v: frozenset({0}) for v in whole}
+        allowed |= {v: _most_split(graph.types[v].shape, axes) for v in spread}
+        return Restrictions(allowed, scatter_gradients=self.stage > 1)
+
+
+@dataclass(frozen=True)
+class TensorParallel(Method):
+    """Splits every parameter matrix over the last axis, used where it lies; the batch over the other axes.
+
+    On a cluster of several hosts the last axis is a host's devices, on one host it is all of them.
+    """
+
+    def meshes(self, cluster: Cluster) -> list[Mesh]:
+        if cluster.num_hosts > 1 and cluster.devices_per_host > 1:
+            return [cluster.mesh((cluster.num_hosts, cluster.devices_per_host))]
+        return super().meshes(cluster)
+
+    def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
+        return _by_role(roles)
+
+    def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
+        last = axes.num_axes - 1
+        allowed = _split_batch(graph, roles, mesh, axes, range(last))
+        for value in roles.parameters:
+            allowed[value] = _split_over(graph.types[value].shape, axes, last)
+        matrices = frozenset(v for v in roles.parameters if len(graph.types[v].shape) > 1)
+        return Restrictions(allowed, stay=matrices)
+
+
+def _by_role(roles: Roles) -> dict[int, Hashable]:
+    named = (("parameters", roles.parameters), ("optimizer", roles.optimizer), ("data", roles.data))
+    return {value: name for name, values in named for value in values}
+
+
+def _split_batch(graph: Graph, roles: Roles, mesh: Mesh, axes: Axes, over: Iterable[int]) -> dict[int, frozenset[int]]:
+    """Data leaves with the batch's leading dim are split over the axes, the others (keys, scalars) are replicated."""
+    used = [a for a in over if axes.sizes[a] > 1]
+    shapes = {v: graph.types[v].shape for v in roles.data}
+    leading = Counter(shape[0] for shape in shapes.values() if shape)
+    if not leading or not used:
+        return {v: frozenset({0}) for v in roles.data}
+    batch = max(leading, key=lambda size: (leading[size], size))
+    parts = 1
+    for axis in used:
+        parts *= axes.sizes[axis]
+    if batch % parts:
+        path = next(
+            p for p, v in zip(graph.input_paths, graph.inputs, strict=True) if shapes.get(v, ())[:1] == (batch,)
+        )
+        raise ShardingError(
+            f"the batch has {batch} rows ({path}), which {parts} devices on the data axes of mesh {mesh.shape} cannot "
+            f"share evenly; use a batch that is a multiple of {parts}, fewer devices, or mw.Auto()"
+        )
+    code = axes.code((tuple(used),))
+    return {v: frozenset({code if shape[:1] == (batch,) else 0}) for v, shape in shapes.items()}
+
+
+def _most_split(shape: tuple[int, ...], axes: Axes) -> frozenset[int]:
+    """The shardings with the most shards that the shape allows."""
+    codes = axes.legal_codes(shape)
+    parts = axes.num_parts(codes)
+    return frozenset(codes[parts == parts.max()].tolist())
+
+
+def _split_over(shape: tuple[int, ...], axes: Axes, axis: int) -> frozenset[int]:
+    """The shardings that use one axis alone; for vectors replication too, and where nothing else is legal."""
+    codes = axes.legal_codes(shape)
+    held = axes.unpack(codes)
+    alone = (held >= 0).sum(axis=1) == (held[:, axis] >= 0)
+    split = alone & (held[:, axis] >= 0)
+    return frozenset(codes[split if len(shape) > 1 and split.any() else alone].tolist())
+
+
+def _dims(spec: Any) -> tuple[tuple[str, ...], ...]:
+    """A PartitionSpec (or a tuple like one) as the axis names of each dim."""
+    try:
+        return tuple(() if dim is None else (dim,) if isinstance(dim, str) else tuple(dim) for dim in spec)
+    except TypeError:
+        raise ShardingError(f"{spec!r} is not a PartitionSpec; write P('x', None, …), one entry a dim") from None
+
+
+def _match(fix: Mapping[str, Any], graph: Graph) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Positions of the arguments and results that each glob fixes."""
+    inputs: dict[int, Any] = {}
+    outputs: dict[int, Any] = {}
+    for glob, spec in fix.items():
+        found = False
+        for paths, target in ((graph.input_paths, inputs), (graph.output_paths, outputs)):
+            for i, path in enumerate(paths):
+                if path == glob or fnmatchcase(path, glob):
+                    target[i] = spec
+                    found = True
+        if not found:
+            hint = nearest(glob, (*graph.input_paths, *graph.output_paths))
+            raise ShardingError(f"fix: {glob!r} matches no argument or result; {hint}")
+    return inputs, outputs
+
+
+def _code(spec: Any, path: str, shape: tuple[int, ...], mesh: Mesh, axes: Axes) -> int:
+    """The code of a PartitionSpec, checked against the tensor's shape and the mesh."""
+    dims = _dims(spec)
+    names = [name for dim in dims for name in dim]
+    unknown = [name for name in names if name not in mesh.names]
+    if unknown:
+        raise ShardingError(
+            f"{path}: axis {unknown[0]!r} is not on mesh {mesh.shape}; its axes are {', '.join(mesh.names)}"
+        )
+    if len(set(names)) != len(names):
+        raise ShardingError(f"{path}: {spec} uses an axis twice; an axis can split one dim only")
+    if len(dims) > len(shape):
+        raise ShardingError(f"{path}: {spec} has {len(dims)} entries but the tensor has shape {shape}")
+    for dim, size in zip(dims, shape, strict=False):
+        parts = 1
+        for name in dim:
+            parts *= mesh.shape[name]
+        if list(dim) != sorted(dim, key=mesh.names.index):
+            raise ShardingError(f"{path}: write the axes of {dim} in the mesh's order, {', '.join(mesh.names)}")
+        if size % parts:
+            raise ShardingError(
+                f"{path}: a dim of {size} (shape {shape}) cannot be split evenly into {parts} by {dim}; "
+                "choose another dim or mesh, or pad the dim"
+            )
+    return axes.code(tuple(tuple(mesh.names.index(n) for n in dim if mesh.shape[n] > 1) for dim in dims))

@@ -1,0 +1,17 @@
+"""Looks tensors up by path: exact names, globs, and the nearest names for a path that matches nothing."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+
+def match_paths(pattern: str, paths: Iterable[str]) -> list[str]:
+    """Paths equal to the pattern, else those that it matches as a glob."""
+    known = list(paths)
+    return [pattern] if pattern in known else [p for p in known if fnmatchcase(p, pattern)]
+
+
+def nearest(pattern: str, paths: Sequence[str]) -> str:
+    """A hint for a message: the paths that look most like the pattern."""
+    close = get_close_matches(pattern, paths, n=4, cutoff=0.3) or list(paths[:4])
+    return f"paths look like {', '.join(close)}" if close else "the function has no arrays"

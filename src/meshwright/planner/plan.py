@@ -1,0 +1,223 @@
+"""The Plan: everything decided, with its predicted cost and why; plain data that needs no JAX to be read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import ShardingError
+from meshwright.hardware import Mesh
+from meshwright.planner.paths import match_paths, nearest
+
+Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Predicted time of one step: seconds, or an abstract mesh's own units."""
+
+    compute: float
+    communication: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.communication
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Predicted memory of one device.
+
+    Attributes:
+        peak_bytes: The most that is live at once.
+        limit_bytes: What the plan was allowed to use; None without a limit.
+        argument_bytes: Bytes of the arguments' shards, by role.
+        peak_operation: What runs when the peak is reached.
+    """
+
+    peak_bytes: int
+    limit_bytes: int | None
+    argument_bytes: Mapping[str, int]
+    peak_operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One communication of the plan.
+
+    Attributes:
+        kind: all_reduce, all_gather, reduce_scatter, all_to_all or permute.
+        axes: Names of the mesh axes it runs over.
+        bytes: Bytes by the convention of `Mesh.collective_s`, of one trip.
+        seconds: Time of all trips together.
+        phase: forward, backward or update.
+        operation: The operation that makes or needs the value.
+        source: The user's source line of that operation.
+        purpose: gradient, activation, halo or reshard.
+        trips: How often it runs in one step.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: float
+    seconds: float
+    phase: str
+    operation: str
+    source: str
+    purpose: str
+    trips: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SolutionSummary:
+    """How sure the plan is to be the best.
+
+    Attributes:
+        status: ``optimal`` where the folded problem was solved to the end, else ``feasible``.
+        lower_bound: No plan on this mesh costs less: a bound on the unfolded problem.
+        gap: ``(cost − lower bound) ÷ cost``.
+        seconds: Time spent on formulating and solving.
+    """
+
+    status: str
+    lower_bound: float
+    gap: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An argument's or result's leaf: its path, type, sharding and role."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """How one operation is split.
+
+    Attributes:
+        serial: The operation's place in the traced program.
+        label: Its scopes and primitive.
+        phase: forward, backward or update.
+        operands: Sharding in which each operand is needed; None for scalars.
+        partial: Sharding of each result before partial sums are settled; None for scalars.
+        results: Sharding of each result.
+    """
+
+    serial: int
+    label: str
+    phase: str
+    operands: tuple[Spec | None, ...]
+    partial: tuple[Spec | None, ...]
+    results: tuple[Spec | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """One mesh view that was solved on the way: its cost and memory, or why it was left."""
+
+    shape: tuple[int, ...]
+    cost: float | None
+    peak_bytes: int | None
+    remark: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do and what it will cost.
+
+    Example:
+        >>> import jax.numpy as jnp, meshwright as mw
+        >>> mesh = mw.Mesh.abstract((4,), alpha=(1,), beta=(1,))
+        >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=mesh)
+        >>> plan.cost.total, plan.mesh.shape
+        (0.0, {'x': 4})
+    """
+
+    mesh: Mesh
+    method: str
+    cost: Cost
+    memory: Memory
+    solution: SolutionSummary
+    arguments: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    collectives: tuple[Collective, ...]
+    ops: tuple[OpPlan, ...]
+    unsplittable: tuple[str, ...]
+    considered: tuple[Considered, ...]
+    provenance: Mapping[str, Any]
+    in_structure: Any = field(repr=False)  # JSON-like skeletons of the pytrees; see `structure.py`
+    out_structure: Any = field(repr=False)
+    in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
+    out_tree: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of one step, compute and communication one after the other."""
+        return self.cost.total
+
+    @property
+    def in_shardings(self) -> Any:
+        """``PartitionSpec``s in the structure of the tuple of arguments."""
+        return self._tree(self.in_tree, self.in_structure, self.arguments)
+
+    @property
+    def out_shardings(self) -> Any:
+        """``PartitionSpec``s in the structure of the results."""
+        return self._tree(self.out_tree, self.out_structure, self.results)
+
+    def sharding(self, path: str) -> Any:
+        """The ``PartitionSpec`` of an argument or result; a glob gives a dict of all that it matches.
+
+        Args:
+            path: Parameter name and pytree keys joined by ``/``; results start with ``out``.
+        """
+        tensors = {t.path: t for t in (*self.arguments, *self.results)}
+        found = match_paths(path, tensors)
+        if not found:
+            raise ShardingError(f"{path!r} matches no argument or result of the plan; {nearest(path, list(tensors))}")
+        specs = {p: partition_spec(tensors[p].spec) for p in found}
+        return specs[path] if found == [path] else specs
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as versioned JSON."""
+        from meshwright.planner.storage import save_plan
+
+        save_plan(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Reads a plan that `save` wrote."""
+        from meshwright.planner.storage import load_plan
+
+        return load_plan(Path(path))
+
+    def __str__(self) -> str:
+        from meshwright.planner.show import plan_text
+
+        return plan_text(self)
+
+    def _tree(self, tree: Any, structure: Any, tensors: tuple[Tensor, ...]) -> Any:
+        from meshwright.planner.structure import rebuild
+
+        specs = [partition_spec(t.spec) for t in tensors]
+        if tree is None:
+            return rebuild(structure, specs)
+        import jax
+
+        return jax.tree_util.tree_unflatten(tree, specs)
+
+
+def partition_spec(spec: Spec) -> Any:
+    """JAX's ``PartitionSpec`` of a sharding; trailing unsplit dims are left out, as JAX users write them."""
+    from jax.sharding import PartitionSpec
+
+    dims = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in spec]
+    while dims and dims[-1] is None:
+        dims.pop()
+    return PartitionSpec(*dims)

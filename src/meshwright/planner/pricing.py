@@ -1,0 +1,298 @@
+"""Prices every strategy of a group on one mesh: shardings, compute, collectives and memory, all strategies at once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.compute import compute_s
+from meshwright.graph import Graph
+from meshwright.hardware import Mesh
+from meshwright.planner.groups import Group, Grouping
+from meshwright.strategy.candidates import (
+    Assignment,
+    Candidates,
+    enumerate_candidates,
+    follow,
+    most_split,
+    reducing_axes,
+    result_holders,
+    tensor_holders,
+)
+from meshwright.strategy.reshard import SLICE, Resharding
+from meshwright.strategy.sharding import Axes, Codes, Holders
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Communication of one member of a group under a chosen strategy."""
+
+    kind: str
+    axes: tuple[int, ...]
+    num_bytes: float
+    seconds: float  # of all trips together
+    member: int
+    purpose: str
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """All strategies of one group.
+
+    Attributes:
+        candidates: The leader's strategies; None where an argument leads.
+        codes: Sharding of each of the group's values, by position.
+        needs: Sharding in which each slot's value is needed.
+        duplicate: Where a slot's resharding is already paid for by an earlier slot of the same value.
+        compute: Seconds of compute.
+        communication: Seconds of collectives inside the group.
+        transient: ``(member, bytes)`` of operands that are made for one operation only.
+        assignments: For each member, which loop each axis splits.
+        events: The collectives, one by one; noted only where the table has a single strategy.
+    """
+
+    candidates: Candidates | None
+    codes: list[Codes]
+    needs: list[Codes] = field(default_factory=list)
+    duplicate: list[NDArray[np.bool_]] = field(default_factory=list)
+    compute: Array = field(default_factory=lambda: np.zeros(0))
+    communication: Array = field(default_factory=lambda: np.zeros(0))
+    transient: list[tuple[int, Array]] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
+        """Keeps only some of the strategies."""
+        if self.candidates is not None:
+            self.candidates = Candidates(self.candidates.loops[keep], self.candidates.scatter[keep])
+        self.codes = [c[keep] for c in self.codes]
+        self.needs = [c[keep] for c in self.needs]
+        self.duplicate = [d[keep] for d in self.duplicate]
+        self.compute, self.communication = self.compute[keep], self.communication[keep]
+        self.transient = [(i, b[keep]) for i, b in self.transient]
+        self.assignments = [a[keep] for a in self.assignments]
+
+
+class Pricer:
+    """Prices groups on one mesh."""
+
+    def __init__(self, grouping: Grouping, stored: NDArray[np.bool_], mesh: Mesh):
+        self.grouping = grouping
+        self.graph: Graph = grouping.graph
+        self.mesh = mesh
+        self.axes = Axes(mesh.sizes)
+        self.resharding = Resharding(mesh, self.axes)
+        self._stored = stored
+        self._candidates: dict[tuple[int, bool], Candidates] = {}
+
+    def price(self, group: Group, scatter: bool = True) -> GroupTable:
+        """The table of one group; ``scatter`` says whether partial sums may be settled by reduce-scatter."""
+        if group.argument is not None:
+            codes = self.axes.legal_codes(self.graph.types[group.argument].shape)
+            table = GroupTable(None, [codes] if group.values else [])
+            size = len(codes)
+        else:
+            assert group.leader is not None
+            nest = self.grouping.nests[group.leader]
+            key = (id(nest), scatter)
+            if key not in self._candidates:
+                found = enumerate_candidates(nest, self.axes, scatter)
+                # Where compute is free, doing all the work everywhere would win: the research view asks for a split.
+                spread = self.mesh.is_abstract and nest.flops > 0
+                self._candidates[key] = most_split(found, self.axes) if spread else found
+            table = GroupTable(self._candidates[key], [])
+            size = len(self._candidates[key].loops)
+        return self._walk(group, table, size)
+
+    def explain(self, group: Group, table: GroupTable, strategy: int) -> GroupTable:
+        """The table of one strategy alone, with every collective named."""
+        one = GroupTable(None, [codes[[strategy]] for codes in table.codes[:1]])
+        if table.candidates is not None:
+            chosen = table.candidates
+            one = GroupTable(Candidates(chosen.loops[[strategy]], chosen.scatter[[strategy]]), [])
+        return self._walk(group, one, 1)
+
+    def _walk(self, group: Group, table: GroupTable, size: int) -> GroupTable:
+        table.compute, table.communication = np.zeros(size), np.zeros(size)
+        _Walk(self, group, table).run()
+        return table
+
+
+class _Walk:
+    """One pass over a group's operations."""
+
+    def __init__(self, pricer: Pricer, group: Group, table: GroupTable):
+        self.pricer = pricer
+        self.grouping = pricer.grouping
+        self.graph = pricer.graph
+        self.group = group
+        self.table = table
+        self.size = len(table.compute)
+        self.place = pricer.grouping.place
+        self.own = set(group.values)
+        self.paid: dict[tuple[int, str], list[Codes]] = {}
+
+    def run(self) -> None:
+        for member, (index, followed) in enumerate(zip(self.group.ops, self.group.follows, strict=True)):
+            self._operation(member, index, followed)
+        for slot in self.group.slots[len(self.table.needs) :]:  # values that arguments and carries take on
+            self._need(slot.value, self.table.codes[slot.operand], "")
+
+    def _operation(self, member: int, index: int, followed: int) -> None:
+        op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
+        if followed < 0:
+            assert self.table.candidates is not None
+            loops, scatter = self.table.candidates.loops, self.table.candidates.scatter
+        else:
+            have = self.table.codes[self.place[op.inputs[followed]]]
+            loops = follow(nest, axes, nest.operands[followed], axes.unpack(have))
+            scatter = np.full_like(loops, -1)
+        self.table.assignments.append(loops)
+        moved = np.zeros(self.size)
+        for position, value in enumerate(op.inputs):
+            moved += self._operand(member, index, position, value, loops)
+        for position, value in enumerate(op.outputs):
+            moved += self._result(member, index, position, value, loops, scatter)
+        sizes = np.array(axes.sizes)
+        parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
+        self._halo(member, index, loops)
+        self.table.compute += op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+
+    def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
+        """Meets the need for one operand; returns the bytes of it that are read."""
+        kind = self.graph.types[value]
+        if not kind.shape:
+            return np.zeros(self.size)
+        op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
+        need = axes.pack(tensor_holders(nest.operands[position], loops, len(nest.loops)))
+        local = kind.num_bytes / axes.num_parts(need)
+        if value in self.own:
+            self._internal(member, value, need, op.phase, op.trips)
+        elif self.grouping.is_real(value):
+            self._need(value, need, op.phase)
+        else:
+            for root, root_need in self._pull(value, need):
+                if root in self.own:
+                    self._internal(member, root, root_need, op.phase, op.trips)
+                else:
+                    self._need(root, root_need, op.phase)
+            if not nest.fusible and value not in self.graph.constants:
+                self.table.transient.append((member, local))
+                return local
+        return local if self.pricer._stored[value] else np.zeros(self.size)
+
+    def _result(self, member: int, index: int, position: int, value: int, loops: Assignment, scatter: Holders) -> Array:
+        """Settles one result's partial sums and notes its sharding; returns the bytes of it that are written."""
+        kind, nest, axes = self.graph.types[value], self.grouping.nests[index], self.pricer.axes
+        partial = reducing_axes(nest, loops, nest.results[position])
+        before = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
+        self._settle(member, index, kind.num_bytes / axes.num_parts(before), partial, scatter)
+        after = axes.pack(result_holders(nest, loops, scatter, position))
+        if value in self.own:
+            self.table.codes.append(after)
+        local = kind.num_bytes / axes.num_parts(before)
+        return local if self.pricer._stored[value] else np.zeros(self.size)
+
+    def _settle(self, member: int, index: int, local: Array, partial: NDArray[np.bool_], scatter: Holders) -> None:
+        """Adds the reduce-scatters, then one all-reduce over the axes that are left."""
+        if not partial.any():
+            return
+        op, mesh = self.graph.ops[index], self.pricer.mesh
+        purpose = "gradient" if op.phase == "backward" and self._is_gradient(op.outputs) else "activation"
+        left = local.copy()
+        for axis, size in enumerate(mesh.sizes):
+            on = partial[:, axis] & (scatter[:, axis] >= 0)
+            if on.any():
+                self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, op.trips, purpose)
+                left[on] /= size
+        rest = partial & (scatter < 0)
+        masks = rest @ (1 << np.arange(len(mesh.sizes)))
+        for mask in np.unique(masks):
+            if mask:
+                on_axes = tuple(a for a in range(len(mesh.sizes)) if mask >> a & 1)
+                self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, op.trips, purpose)
+
+    def _is_gradient(self, outputs: Iterable[int]) -> bool:
+        """Whether a value goes to the update: its partial sums are the synchronisation of a gradient."""
+        readers = (i for v in outputs for i in self.graph.consumers.get(v, ()))
+        return any(self.graph.ops[i].phase == "update" for i in readers) or any(
+            self.graph.ops[i].phase == "update"
+            for v in outputs
+            for i in self.graph.consumers.get(v, ())
+            for w in self.graph.ops[i].outputs
+            for i in self.graph.consumers.get(w, ())
+        )
+
+    def _halo(self, member: int, index: int, loops: Assignment) -> None:
+        """A split window reads its neighbour's border: a permute of the halo's share of the operand."""
+        op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
+        for i, loop in enumerate(nest.loops):
+            if not loop.halo or not (loops == i).any():
+                continue
+            for position, dims in enumerate(nest.operands):
+                if not any(i in dim for dim in dims):
+                    continue
+                need = axes.pack(tensor_holders(dims, loops, len(nest.loops)))
+                local = self.graph.types[op.inputs[position]].num_bytes / axes.num_parts(need)
+                for axis in range(axes.num_axes):
+                    on = loops[:, axis] == i
+                    share = np.minimum(1.0, loop.halo * axes.sizes[axis] / loop.size)
+                    self._event("permute", (axis,), np.where(on, local * share, 0.0), member, op.trips, "halo")
+
+    def _internal(self, member: int, value: int, need: Codes, phase: str, trips: float) -> None:
+        """Reshards a value within the group where an operation needs it otherwise than it was made."""
+        have = self.table.codes[self.place[value]]
+        if np.array_equal(have, need):
+            return
+        kind = self.graph.types[value]
+        cost = self.pricer.resharding.pairwise(kind.shape, kind.itemsize, have, need)
+        for earlier in self.paid.get((value, phase), ()):
+            cost = np.where(earlier == need, 0.0, cost)
+        self.paid.setdefault((value, phase), []).append(need)
+        self.table.communication += trips * cost
+        if self.size == 1 and cost[0] > 0:
+            for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
+                if hop.kind != SLICE:
+                    event = Event(hop.kind, hop.axes, hop.num_bytes, trips * hop.seconds, member, "reshard")
+                    self.table.events.append(event)
+
+    def _need(self, value: int, need: Codes, phase: str) -> None:
+        """Notes what a slot needs; the same need of the same value in one phase is met once."""
+        slots = self.group.slots
+        number = len(self.table.needs)
+        assert slots[number].value == value
+        free = np.zeros(self.size, bool)
+        if phase:
+            for earlier in range(number):
+                if slots[earlier].value == value and self._phase_of(earlier) == phase:
+                    free |= self.table.needs[earlier] == need
+        self.table.needs.append(need)
+        self.table.duplicate.append(free)
+
+    def _phase_of(self, slot: int) -> str:
+        member = self.group.slots[slot].member
+        return self.graph.ops[self.group.ops[member]].phase if member >= 0 else ""
+
+    def _pull(self, value: int, need: Codes) -> list[tuple[int, Codes]]:
+        """What a virtual value, needed in some sharding, needs of the real values it is made from."""
+        axes = self.pricer.axes
+        wanted: dict[int, Codes] = {value: need}
+        for index in self.grouping.pulled(value):
+            op, nest = self.graph.ops[index], self.grouping.nests[index]
+            result = next(p for p, v in enumerate(op.outputs) if v in wanted)
+            loops = follow(nest, axes, nest.results[result], axes.unpack(wanted[op.outputs[result]]))
+            for position, v in enumerate(op.inputs):
+                if self.graph.types[v].shape and v not in wanted:
+                    wanted[v] = axes.pack(tensor_holders(nest.operands[position], loops, len(nest.loops)))
+        return [(root, wanted[root]) for root in self.grouping.roots(value)]
+
+    def _event(
+        self, kind: str, axes: tuple[int, ...], num_bytes: Array, member: int, trips: float, purpose: str
+    ) -> None:
+        seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes), 0.0)
+        self.table.communication += seconds
+        if self.size == 1 and num_bytes[0] > 0:
+            self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose))

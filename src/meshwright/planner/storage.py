@@ -1,0 +1,135 @@
+"""Saves plans as deterministic, versioned JSON and reads them back."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import PlanFileError
+from meshwright.hardware import Mesh
+from meshwright.planner.plan import (
+    Collective,
+    Considered,
+    Cost,
+    Memory,
+    OpPlan,
+    Plan,
+    SolutionSummary,
+    Spec,
+    Tensor,
+)
+
+FORMAT = "meshwright-plan"
+VERSION = 1
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan; the file is complete or not there at all."""
+    text = json.dumps(plan_to_json(plan), indent=1, ensure_ascii=False)
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(text + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads a plan.
+
+    Raises:
+        PlanFileError: There is no such file, it is damaged, or it is of another version.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanFileError(f"there is no plan file {path}; save one with plan.save({str(path)!r})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
+    if data.get("version") != VERSION:
+        raise PlanFileError(
+            f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads version {VERSION}; "
+            "make the plan again, or read it with the Meshwright that wrote it "
+            f"({data.get('provenance', {}).get('meshwright', 'unknown')})"
+        )
+    try:
+        return plan_from_json(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanFileError(
+            f"{path} is a damaged plan: {type(error).__name__}: {error}; save the plan again"
+        ) from error
+
+
+def spec_text(spec: Spec | None) -> str:
+    """A sharding in a few characters: dims by spaces, axes joined by ``+``, ``-`` for none; ``.`` for scalars."""
+    if spec is None or spec == ():
+        return "."
+    return " ".join("+".join(axes) or "-" for axes in spec)
+
+
+def parse_spec(text: str) -> Spec:
+    """Reads what `spec_text` wrote."""
+    if text == ".":
+        return ()
+    return tuple(() if dim == "-" else tuple(dim.split("+")) for dim in text.split(" "))
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain JSON data."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": plan.method,
+        "mesh": plan.mesh.to_json(),
+        "step_s": plan.step_s,
+        "cost": asdict(plan.cost) | {"total": plan.cost.total},
+        "memory": asdict(plan.memory),
+        "solution": asdict(plan.solution),
+        "unsplittable": list(plan.unsplittable),
+        "considered": [asdict(c) for c in plan.considered],
+        "provenance": dict(plan.provenance),
+        "arguments": [_tensor_to_json(t) for t in plan.arguments],
+        "results": [_tensor_to_json(t) for t in plan.results],
+        "collectives": [asdict(c) for c in plan.collectives],
+        "ops": [
+            [op.serial, op.label, op.phase, *(_specs_text(s) for s in (op.operands, op.partial, op.results))]
+            for op in plan.ops
+        ],
+        "in_structure": plan.in_structure,
+        "out_structure": plan.out_structure,
+    }
+
+
+def plan_from_json(data: dict[str, Any]) -> Plan:
+    """The plan of plain JSON data."""
+    return Plan(
+        mesh=Mesh.from_json(data["mesh"]),
+        method=data["method"],
+        cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
+        memory=Memory(**data["memory"]),
+        solution=SolutionSummary(**data["solution"]),
+        arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
+        results=tuple(_tensor_from_json(t) for t in data["results"]),
+        collectives=tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in data["collectives"]),
+        ops=tuple(OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:])) for row in data["ops"]),
+        unsplittable=tuple(data["unsplittable"]),
+        considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),
+        provenance=data["provenance"],
+        in_structure=data["in_structure"],
+        out_structure=data["out_structure"],
+    )
+
+
+def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
+    return asdict(tensor) | {"spec": spec_text(tensor.spec)}
+
+
+def _tensor_from_json(data: dict[str, Any]) -> Tensor:
+    return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))
+
+
+def _specs_text(specs: tuple[Spec | None, ...]) -> str:
+    return ", ".join(spec_text(s) for s in specs)
+
+
+def _parse_specs(text: str) -> tuple[Spec | None, ...]:
+    return tuple(None if part == "." else parse_spec(part) for part in text.split(", ")) if text else ()
