@@ -40,7 +40,7 @@ def test_more_bytes_never_take_less_time(mesh, kind):
 @given(mesh=some_mesh())
 def test_an_all_reduce_is_at_least_a_gather_or_a_scatter(mesh):
     for axes in axis_sets(mesh):
-        reduce = mesh.collective_s("all_reduce", axes, SIZES)
+        reduce = mesh.collective_s("all_reduce", axes, SIZES) * (1 + 1e-12)  # but for rounding
         assert (reduce >= mesh.collective_s("all_gather", axes, SIZES)).all()
         assert (reduce >= mesh.collective_s("reduce_scatter", axes, SIZES)).all()
 
@@ -99,6 +99,7 @@ def test_an_all_to_all_moves_less_than_a_gather():
     assert mesh.collective_s("all_to_all", (0,), 1e9) < mesh.collective_s("all_gather", (0,), 1e9) / 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
 def test_dropped_ways_are_never_the_fastest(found):
     kept = prune(found)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.hardware import cluster, find_chip
@@ -21,6 +21,7 @@ def test_slices_are_as_cubic_as_can_be(num_devices, num_dims, shape):
     assert torus_shape(num_devices, num_dims) == shape
 
 
+@settings(deadline=None)
 @given(st.integers(1, 600), st.integers(2, 3))
 def test_a_torus_holds_all_chips(num_devices, num_dims):
     assert math.prod(torus_shape(num_devices, num_dims)) == num_devices

@@ -1,12 +1,13 @@
 """Prices collectives: for each kind and group, the ways to do it, each as a fixed time and a time per byte.
 
 With B the bytes of the whole buffer (gathered result, unreduced buffer, whole tensor of an all-to-all), n devices of
-which m share a domain, h = n / m domains, w bytes/s inside and o bytes/s that the group may send out of a domain:
+which m share a domain, h = n / m domains, w bytes/s inside, o bytes/s that the group may send out of a domain, and
+t = 0.78 · min(w, o):
 
     ring          gather, scatter: (n-1)/n · B / min(w, o)     all-reduce: twice that      n-1 or 2(n-1) hops
     tree          gather, scatter: (n-1)/n · B / t             all-reduce: 2 B / t         log2 h, 2 log2 h hops
     hierarchical  inside on B and across on B / m, in turn (all-reduce: scatter inside, reduce across, gather inside)
-    all-to-all    the slower of (m-1)/n² · B / w inside and (n-m)/n² · B / o·m across
+    all-to-all    the slower of (m-1)/n² · B / w inside and (n-m)/n² · B / (o/m) across
     permute       B / the slowest wire between neighbours
 
 `ring_ways`, `tree_ways`, `hierarchical_ways`, `exchange_ways` and `permute_ways` implement these lines; the time is the
