@@ -29,6 +29,13 @@ CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
 _RECOMPUTED = "rematted_computation"
 
 
+def abstract(leaf: Any) -> Any:
+    """The type of an array or number. Only scalars stay weakly typed: so a plan and its run trace the same program."""
+    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    weak = bool(getattr(aval, "weak_type", False)) and not aval.shape
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+
 def trace(function: Callable[..., Any], leaves: Sequence[Any]) -> tuple[Any, Any]:
     """Traces ``function(*leaves)`` and returns its closed jaxpr and the pytree of its results' types."""
     return jax.make_jaxpr(function, return_shape=True)(*leaves)
@@ -79,3 +86,13 @@ def itemsize(dtype: Any) -> int:
     if is_key_dtype(dtype):
         return 8
     return dtype.itemsize
+
+
+def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Runs one equation on its operands, as JAX's own interpreter would."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Older releases answer with the functions to call beside the parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*functions, *operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]

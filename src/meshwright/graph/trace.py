@@ -54,7 +54,7 @@ def trace(function: Callable[..., Any], *args: Any) -> Traced:
         return function(*jax.tree_util.tree_unflatten(in_tree, filled))
 
     try:
-        closed, out_shape = jax_compat.trace(call, [leaves[i] for i in positions])
+        closed, out_shape = jax_compat.trace(call, [jax_compat.abstract(leaves[i]) for i in positions])
     except Exception as error:
         raise TraceError(_trace_failure(function, error)) from error
     out_flat, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)

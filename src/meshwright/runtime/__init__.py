@@ -1,0 +1,1 @@
+"""Runtime: plans on real devices."""
