@@ -13,10 +13,13 @@ _FASTMATH = {"nnan", "nsz", "contract"}
 
 
 @cache
-def _stamp() -> str:
-    """A digest of all files with kernels: numba looks only at a kernel's own file, so edited callees would go stale."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+def _stamp(folder: Path) -> str:
+    """A digest of all kernels that a kernel may call: numba looks only at its own file, so edited callees go stale.
+
+    Kernels call only kernels of their own folder.
+    """
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(folder.glob("*.py")):
         text = path.read_bytes()
         if b"@kernel" in text or b"@inline" in text:
             digest.update(text)
@@ -28,7 +31,7 @@ def kernel(function: Callable) -> Any:
     compiled = numba.njit(cache=True, fastmath=_FASTMATH, nogil=True)(function)
     cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = _stamp()
+        cache_file._source_stamp = _stamp(Path(function.__code__.co_filename).parent)
     return compiled
 
 

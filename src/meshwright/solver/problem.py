@@ -53,9 +53,7 @@ class ChoiceProblem:
         """
         first, cost = gather.costs(costs)
         self = cls.__new__(cls)
-        self._adopt(
-            first, cost, gather.edges(first, edges), gather.rows(first, list(rows)), gather.limit(limit), name
-        )
+        self._adopt(first, cost, gather.edges(first, edges), gather.rows(first, list(rows)), gather.limit(limit), name)
         return self
 
     @classmethod
@@ -131,7 +129,6 @@ class ChoiceProblem:
 
 def _rebuild(*parts) -> ChoiceProblem:
     return ChoiceProblem.from_arrays(*parts)
-
 
 
 __all__ = ["IMPOSSIBLE", "ChoiceProblem", "ProblemError"]

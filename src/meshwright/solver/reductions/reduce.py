@@ -158,7 +158,12 @@ def copy_left(work, nodes, number, model, labels):
             labels[model.off[i] + s] = work.label[work.off[u] + s]
         r = work.rhead[u]
         while r >= 0:
-            model.rnode[row], model.rstart[row], model.rend[row], model.roff[row] = i, work.rstart[r], work.rend[r], used
+            model.rnode[row], model.rstart[row], model.rend[row], model.roff[row] = (
+                i,
+                work.rstart[r],
+                work.rend[r],
+                used,
+            )
             for s in range(work.k[u]):
                 model.usage[used + s] = work.usage[work.roff[r] + s]
             used += work.k[u]

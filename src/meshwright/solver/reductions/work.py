@@ -114,7 +114,9 @@ def grown(work: Work) -> Work:
 
 
 def _room(pool: np.ndarray, used: int, scale: int = 1) -> np.ndarray:
-    bigger = np.empty(max(used + used // 2, scale * 4096) + (1 << 22 if pool.dtype == np.float64 else 1 << 16), pool.dtype)
+    bigger = np.empty(
+        max(used + used // 2, scale * 4096) + (1 << 22 if pool.dtype == np.float64 else 1 << 16), pool.dtype
+    )
     bigger[:used] = pool[:used]
     return bigger
 

@@ -1,0 +1,48 @@
+"""The door of the solver: `solve` takes a problem and returns its best choice with a certificate."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from meshwright.errors import ProblemError
+from meshwright.solver.problem import ChoiceProblem
+from meshwright.solver.solution import Progress, Solution
+
+
+def solve(
+    problem: ChoiceProblem,
+    seconds: float = 60,
+    seed: int = 0,
+    workers: int = 2,
+    on_progress: Callable[[Progress], None] | None = None,
+    initial: Sequence[int] | np.ndarray | None = None,
+    steps: int | None = None,
+) -> Solution:
+    """Finds the cheapest choice that fits the memory limit.
+
+    Small problems end `optimal` at once, in this process. Giant ones are searched until the time is up; Ctrl-C ends the
+    search early with the best so far. With one worker and `steps`, the result depends on the arguments alone.
+
+    Args:
+        problem: What to solve.
+        seconds: Wall-clock limit.
+        seed: Seed of the random search.
+        workers: Processes that search a giant problem together.
+        on_progress: Called with a `Progress` whenever the best cost or the bound improves.
+        initial: A choice to start from; ignored where it is not legal.
+        steps: Most rounds of random search per worker; None for no such limit.
+
+    >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
+    >>> solution = solve(problem)
+    >>> str(solution.status), solution.cost, solution.choice.tolist()
+    ('optimal', 2.0, [1, 0])
+    """
+    if not isinstance(problem, ChoiceProblem):
+        raise ProblemError(f"problem is {type(problem).__name__}: give a ChoiceProblem")
+    if not seconds > 0:
+        raise ProblemError(f"seconds is {seconds!r}: give a positive time limit")
+    if workers < 1:
+        raise ProblemError(f"workers is {workers!r}: give 1 or more")
+    from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
+
+    return Run(problem, seconds, seed, workers, on_progress, initial, steps).solve()

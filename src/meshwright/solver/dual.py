@@ -1,0 +1,118 @@
+"""The dual of a model: messages between nodes and prices of memory, whose best value bounds the optimum from below."""
+
+import time
+
+import numpy as np
+
+from meshwright.solver import sweeps
+from meshwright.solver.links import Links, link
+from meshwright.solver.model import Model
+
+
+class Dual:
+    """Messages and prices for one model, improved by sweeps and subgradient steps; every bound it reports is valid.
+
+    Attributes:
+        bound: Best lower bound found so far on the model's cost.
+        prices: Prices of memory at every time that gave it.
+        messages: The messages that gave it.
+        reduced: What choosing each state adds to the current (not the best) bound, at least.
+    """
+
+    def __init__(self, model: Model, links: Links | None = None, prices: np.ndarray | None = None):
+        self.model = model
+        self.links = link(model) if links is None else links
+        self.m = np.zeros(self.links.num_messages)
+        self.price = np.zeros(len(model.cap)) if prices is None else prices.copy()
+        self.theta = model.cost.copy()
+        self.reduced = np.zeros(len(model.cost))
+        self.now = -np.inf
+        self.bound = -np.inf
+        self.prices = self.price.copy()
+        self.messages = self.m.copy()
+        if prices is not None:
+            self.set_prices(self.price)
+
+    def set_prices(self, price: np.ndarray) -> None:
+        """Replaces the prices; the messages stay, as they are valid for any costs."""
+        model = self.model
+        self.price = price
+        sweeps.priced(
+            model.off, model.cost, model.rnode, model.rstart, model.rend, model.roff, model.usage, price, self.theta
+        )
+
+    def sweep(self) -> float:
+        """One backward and one forward sweep; returns the bound and remembers it if it is the best."""
+        self.half_sweep(False)
+        value = self.half_sweep(True) - float(self.price @ self.model.cap)
+        self.now = value
+        if value > self.bound:
+            self.bound = value
+            self.prices[:] = self.price
+            self.messages[:] = self.m
+        return value
+
+    def restore(self) -> None:
+        """Goes back to the messages and prices of the best bound."""
+        self.m[:] = self.messages
+        self.set_prices(self.prices.copy())
+        self.now = self.bound
+
+    def converge(self, iterations: int, tolerance: float = 1e-7, deadline: float = np.inf, goal: float = np.inf) -> float:
+        """Sweeps with fixed prices until ten sweeps gain less than `tolerance` of the bound, or it reaches the goal."""
+        marker = self.sweep()
+        for i in range(1, iterations):
+            value = self.sweep()
+            if value >= goal or time.perf_counter() > deadline:
+                break
+            if i % 10 == 0:
+                if value - marker <= tolerance * abs(value):
+                    break
+                marker = value
+        return self.bound
+
+    def load(self) -> np.ndarray:
+        """Memory at every time when each node takes its state of least reduced cost."""
+        model, load = self.model, np.zeros(len(self.model.cap))
+        sweeps.expected_load(
+            model.off, model.rnode, model.rstart, model.rend, model.roff, model.usage, self.reduced, load
+        )
+        return load
+
+    def decode(self) -> np.ndarray:
+        """A choice read from the current messages; it may exceed the caps or hold impossible pairs."""
+        choice = np.zeros(self.model.num_nodes, dtype=np.int64)
+        sweeps.round_choice(self.links, self.model.off, self.theta, self.m, choice)
+        return choice
+
+    def half_sweep(self, forward: bool) -> float:
+        return sweeps.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, forward)
+
+
+def ascend_prices(
+    dual: Dual, target: float, iterations: int, deadline: float = np.inf, step: float = 1.0, patience: int = 15
+) -> float:
+    """Raises the bound over the prices by Polyak steps towards a target (the best known cost, or a guess).
+
+    The step is halved and the best state restored whenever `patience` steps in a row bring no gain.
+    """
+    stale = 0
+    for _ in range(iterations):
+        if time.perf_counter() > deadline or step < 1e-3:
+            break
+        slope = dual.load() - dual.model.cap
+        slope[(slope < 0) & (dual.price <= 0)] = 0.0
+        norm = float(slope @ slope)
+        if norm == 0.0:
+            break
+        before = dual.bound
+        length = step * max(target - dual.now, 1e-4 * abs(dual.now)) / norm
+        dual.set_prices(np.maximum(dual.price + length * slope, 0.0))
+        dual.sweep()
+        stale = 0 if dual.bound > before + 1e-6 * abs(before) else stale + 1
+        if stale >= patience:
+            stale, step = 0, step * 0.5
+            dual.restore()
+            dual.sweep()
+    dual.restore()
+    return dual.bound

@@ -1,0 +1,295 @@
+"""Frontier search: exact dynamic programming over partial choices, kept small by the dual bound.
+
+Nodes are decided in order. A partial choice is a label: its priced cost (what the dual bound rises to with it), its own
+cost, the states of the decided nodes that still have undecided neighbours, and the memory spent at every time. Labels
+above the budget are dropped (no completion can be cheaper); of two labels with equal frontier states, one that costs no
+more and uses no more at any time that can still bind replaces the other. Without a drop for lack of room the result is
+proven; with drops it is a beam search.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.solver.dual import Dual
+from meshwright.solver.kernel import inline, kernel
+
+
+@dataclass(frozen=True)
+class Found:
+    """Result of a search: whether no label was dropped for room, and the cheapest choice met (None if none)."""
+
+    complete: bool
+    choice: np.ndarray | None
+    num_labels: int
+
+
+def search(dual: Dual, budget: float, width: int) -> Found:
+    """Searches all choices whose priced cost is at most `dual.now + budget`; the last sweep must have been backward.
+
+    Args:
+        dual: A dual whose model is numbered in the order of decision, just swept with `sweep_back`.
+        budget: How far above the bound to look.
+        width: Most labels to keep after each node.
+    """
+    model, links = dual.model, dual.links
+    num_nodes = model.num_nodes
+    if num_nodes == 0:
+        return Found(True, np.zeros(0, dtype=np.int64), 1)
+    slots, slot = _slots(links, num_nodes)
+    num_times = len(model.cap)
+    width = max(16, min(width, int(4e7) // max(num_times, 1)))
+    base = np.empty(len(model.cost))
+    extra = np.zeros(len(model.cost))
+    touched, tfirst, tuse, ufirst, room = _usage_by_node(model)
+    running = np.concatenate([[0.0], np.cumsum(dual.price)])
+    spend(model.off, model.rnode, running[model.rend] - running[model.rstart], model.roff, model.usage, extra)
+    node_bases(links, model.off, dual.theta, dual.m, base)
+    parents = np.empty((num_nodes, width), dtype=np.int32)
+    states = np.empty((num_nodes, width), dtype=np.int32)
+    size, complete, most = advance_all(
+        links, model.off, base, extra, dual.m, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
+        budget, width, parents, states,
+    )  # fmt: skip
+    if size == 0:
+        return Found(bool(complete), None, int(most))
+    choice = np.empty(num_nodes, dtype=np.int64)
+    label = 0  # the kernel leaves the cheapest label first
+    for u in range(num_nodes - 1, -1, -1):
+        choice[u] = states[u, label]
+        label = parents[u, label]
+    return Found(bool(complete), choice, int(most))
+
+
+def _slots(links, num_nodes: int) -> tuple[int, np.ndarray]:
+    """Gives every node a column of the label table for as long as it is in the frontier."""
+    last = np.full(num_nodes, -1)
+    for u in range(num_nodes):
+        if links.hoff[u + 1] > links.split[u]:
+            last[u] = links.far[links.split[u] : links.hoff[u + 1]].max()
+    slot, free, count, leaving = np.full(num_nodes, -1), [], 0, {}
+    for u in range(num_nodes):
+        for gone in leaving.pop(u, ()):
+            free.append(slot[gone])
+        if last[u] > u:
+            if not free:
+                free.append(count)
+                count += 1
+            slot[u] = free.pop()
+            leaving.setdefault(int(last[u]) + 1, []).append(u)
+    return max(count, 1), np.stack([slot, last]).astype(np.int64)
+
+
+def _usage_by_node(model):
+    """For every node the times it touches, its usage over (state, touched time), and what later nodes may still add."""
+    sizes = np.diff(model.off)
+    num_nodes, num_times = model.num_nodes, len(model.cap)
+    by_node: list[list[int]] = [[] for _ in range(num_nodes)]
+    for r, u in enumerate(model.rnode):
+        by_node[u].append(r)
+    touched, uses, tfirst, ufirst = [], [], [0], [0]
+    room = np.zeros((num_nodes + 1, num_times))  # most that the nodes from u on can add
+    for u in range(num_nodes - 1, -1, -1):
+        room[u] = room[u + 1]
+        if by_node[u]:
+            dense = np.zeros((sizes[u], num_times))
+            for r in by_node[u]:
+                dense[:, model.rstart[r] : model.rend[r]] += model.usage[model.roff[r] : model.roff[r] + sizes[u], None]
+            times = np.flatnonzero(dense.max(axis=0) > 0)
+            touched.append(times)
+            uses.append(np.ascontiguousarray(dense[:, times]).ravel())
+            room[u, times] += dense[:, times].max(axis=0)
+        else:
+            touched.append(np.zeros(0, dtype=np.int64))
+            uses.append(np.zeros(0))
+    touched.reverse()
+    uses.reverse()
+    for times, use in zip(touched, uses, strict=True):
+        tfirst.append(tfirst[-1] + len(times))
+        ufirst.append(ufirst[-1] + len(use))
+    return (
+        np.concatenate(touched).astype(np.int64), np.array(tfirst), np.concatenate(uses), np.array(ufirst), room
+    )  # fmt: skip
+
+
+@kernel
+def spend(off, rnode, rate, roff, usage, extra):
+    """extra(s) = what state s pays for memory at the current prices."""
+    for r in range(len(rnode)):
+        u = rnode[r]
+        for s in range(off[u + 1] - off[u]):
+            extra[off[u] + s] += rate[r] * usage[roff[r] + s]
+
+
+@kernel
+def node_bases(links, off, theta, m, base):
+    """base(s) = θ_u + Σ m, less its minimum."""
+    for u in range(len(off) - 1):
+        least = np.inf
+        for s in range(off[u + 1] - off[u]):
+            value = theta[off[u] + s]
+            for h in range(links.hoff[u], links.hoff[u + 1]):
+                value += m[links.msg[h] + s]
+            base[off[u] + s] = value
+            least = min(least, value)
+        for s in range(off[u + 1] - off[u]):
+            base[off[u] + s] -= least
+
+
+@inline
+def _mix(node, state):
+    """A 64-bit hash of one node's state, summed up over the frontier."""
+    z = np.uint64(node * 1000003 + state + 1) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return z ^ (z >> np.uint64(27))
+
+
+@kernel
+def advance_all(
+    links, off, base, extra, m, slot, slots, touched, tfirst, tuse, ufirst, room, cap, budget, width, parents, states
+):
+    """Decides all nodes in turn; returns the number of final labels, whether none was dropped, and the most held."""
+    num_nodes, num_times = len(off) - 1, len(cap)
+    most = 4 * width
+    cost, own, load = np.zeros(1), np.zeros(1), np.zeros((1, num_times))
+    front = np.zeros((1, slots), dtype=np.int32)
+    complete, peak = True, 1
+    for u in range(num_nodes):
+        c_cost, c_own, c_from, c_state, fits_all = _extend(
+            links, off, base, extra, m, slot, touched, tfirst, tuse, ufirst, room, cap, budget, u, cost, own, load,
+            front, most,
+        )  # fmt: skip
+        complete = complete and fits_all
+        if len(c_cost) == 0:
+            return 0, complete, peak
+        keys = _keys(slot, off, u, front, c_from, c_state)
+        kept, fits = _select(
+            keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, u, width,
+            u == num_nodes - 1,
+        )  # fmt: skip
+        complete = complete and fits
+        size = len(kept)
+        peak = max(peak, size)
+        cost, own = c_cost[kept], c_own[kept]
+        new_load = np.empty((size, num_times))
+        new_front = np.empty((size, slots), dtype=np.int32)
+        for i in range(size):
+            parent, state = c_from[kept[i]], c_state[kept[i]]
+            parents[u, i], states[u, i] = parent, state
+            new_front[i] = front[parent]
+            if slot[0, u] >= 0:
+                new_front[i, slot[0, u]] = state
+            _new_load(load[parent], new_load[i], touched, tfirst, tuse, ufirst, room, cap, u, state)
+        load, front = new_load, new_front
+    return len(cost), complete, peak
+
+
+@inline
+def _new_load(old, new, touched, tfirst, tuse, ufirst, room, cap, u, state):
+    """Adds u's usage; loads that can no longer bind are raised to one common value, so that such labels compare equal."""
+    begin, count = tfirst[u], tfirst[u + 1] - tfirst[u]
+    new[:] = old
+    for j in range(count):
+        new[touched[begin + j]] += tuse[ufirst[u] + state * count + j]
+    for t in range(len(cap)):
+        new[t] = max(new[t], cap[t] - room[u + 1, t])
+
+
+@inline
+def _extend(
+    links, off, base, extra, m, slot, touched, tfirst, tuse, ufirst, room, cap, budget, u, cost, own, load, front, most
+):
+    """All labels with one more node decided, within the budget and the caps; at most `most` of them."""
+    k = off[u + 1] - off[u]
+    begin, count = tfirst[u], tfirst[u + 1] - tfirst[u]
+    size = min(most, len(cost) * k)
+    c_cost, c_own = np.empty(size), np.empty(size)
+    c_from, c_state = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
+    add = np.empty(k)
+    n = 0
+    for label in range(len(cost)):
+        for s in range(k):
+            add[s] = base[off[u] + s]
+        for h in range(links.hoff[u], links.split[u]):
+            v = links.far[h]
+            x = front[label, slot[0, v]]
+            line = links.plane[links.back[h]] + x * k
+            moved = m[links.msg[links.back[h]] + x]
+            for s in range(k):
+                add[s] += links.mats[line + s] - m[links.msg[h] + s] - moved
+        for s in range(k):
+            if cost[label] + add[s] > budget:
+                continue
+            fits = True
+            for j in range(count):
+                t = touched[begin + j]
+                if load[label, t] + tuse[ufirst[u] + s * count + j] > cap[t] * (1 + 1e-12):
+                    fits = False
+                    break
+            if not fits:
+                continue
+            if n == size:
+                return c_cost[:n], c_own[:n], c_from[:n], c_state[:n], False
+            c_cost[n] = cost[label] + add[s]
+            c_own[n] = own[label] + add[s] - extra[off[u] + s]
+            c_from[n], c_state[n] = label, s
+            n += 1
+    return c_cost[:n], c_own[:n], c_from[:n], c_state[:n], True
+
+
+@inline
+def _keys(slot, off, u, front, c_from, c_state):
+    """A hash of the states of all decided nodes (u included) that still have an undecided neighbour."""
+    keys = np.empty(len(c_from), dtype=np.uint64)
+    for i in range(len(c_from)):
+        key = np.uint64(0)
+        for v in range(u):
+            if slot[1, v] > u:
+                key += _mix(v, front[c_from[i], slot[0, v]])
+        if slot[1, u] > u:
+            key += _mix(u, c_state[i])
+        keys[i] = key
+    return keys
+
+
+@inline
+def _select(keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, u, width, last):
+    """Drops dominated labels among those with equal keys, then all but the `width` of least priced cost."""
+    by_own = np.argsort(c_own, kind="mergesort")
+    order = by_own[np.argsort(keys[by_own], kind="mergesort")]
+    num_times = len(cap)
+    kept = np.empty(len(keys), dtype=np.int64)
+    loads = np.empty((64, num_times))
+    mine = np.empty(num_times)
+    n, group = 0, 0
+    for i in range(len(order)):
+        c = order[i]
+        if i == 0 or keys[c] != keys[order[i - 1]]:
+            group = 0
+        if num_times == 0:
+            if group == 0:
+                kept[n] = c
+                n, group = n + 1, 1
+            continue
+        _new_load(load[c_from[c]], mine, touched, tfirst, tuse, ufirst, room, cap, u, c_state[c])
+        dominated = False
+        for g in range(min(group, 64)):
+            better = True
+            for t in range(num_times):
+                if loads[g, t] > mine[t]:
+                    better = False
+                    break
+            if better:
+                dominated = True
+                break
+        if not dominated:
+            if group < 64:
+                loads[group] = mine
+            kept[n] = c
+            n, group = n + 1, group + 1
+    kept = kept[:n]
+    if last:
+        return kept[np.argsort(c_own[kept], kind="mergesort")][:width], n <= width
+    if n > width:
+        return kept[np.argsort(c_cost[kept], kind="mergesort")][:width], False
+    return kept, True

@@ -1,0 +1,103 @@
+"""One solve from beginning to end: simplify, close if small, search if giant, and keep the books."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from meshwright.solver.check import price
+from meshwright.solver.exact import Closer
+from meshwright.solver.model import from_problem
+from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
+from meshwright.solver.simplify import Simplified, simplify
+from meshwright.solver.solution import Progress, Solution, Status
+
+
+class Run:
+    """The books of one solve: the clock, the best choice of the full problem, the bound, the history."""
+
+    def __init__(self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps):
+        self.start = time.perf_counter()
+        self.deadline = self.start + seconds
+        self.problem = problem
+        self.seed, self.workers, self.steps = seed, workers, steps
+        self.on_progress: Callable[[Progress], None] | None = on_progress
+        self.choice: np.ndarray | None = None
+        self.cost = self.bound_reached = np.inf
+        self.peak = 0.0
+        self.bound = -np.inf
+        self.history: list[Progress] = []
+        self.tolerance = whole_tolerance(problem)
+        if initial is not None:
+            self.offer(np.asarray(initial))
+
+    def solve(self) -> Solution:
+        simple = simplify(from_problem(self.problem), self.deadline)
+        if simple.infeasible:
+            return self.finish_infeasible(simple.excess)
+        closer = Closer(self.tolerance, self.deadline)
+        found = closer.close(simple.model, self.cost - simple.offset)
+        if found.choice is not None:
+            self.offer(simple.expand(found.choice))
+        self.raise_bound(found.bound + simple.offset)
+        if np.isinf(self.cost) and np.isinf(found.bound):
+            return self.finish_infeasible(0.0)
+        return self.finish()
+
+    def offer(self, choice: np.ndarray) -> bool:
+        """Takes a choice of the full problem if it is legal and the cheapest so far; the checker has the last word."""
+        found = price(self.problem, choice)
+        if not found.legal or found.cost >= self.cost:
+            return False
+        self.choice, self.cost, self.peak = np.array(choice, dtype=np.int64), found.cost, found.peak_usage
+        self._tell()
+        return True
+
+    def raise_bound(self, bound: float) -> None:
+        if bound > self.bound:
+            self.bound = bound
+            self._tell()
+
+    def finish(self) -> Solution:
+        if self.choice is None:
+            status = Status.NO_SOLUTION_FOUND
+        elif self.bound >= self.cost - 2 * self.tolerance:
+            status, self.bound = Status.OPTIMAL, self.cost
+        else:
+            status = Status.FEASIBLE
+        return self._solution(status, min(self.bound, self.cost), None)
+
+    def finish_infeasible(self, excess: float) -> Solution:
+        least = self.problem.limit + excess if excess > 0 else None
+        return self._solution(Status.INFEASIBLE, np.inf, least)
+
+    def _solution(self, status: Status, bound: float, least_limit: float | None) -> Solution:
+        return Solution(
+            status=status,
+            choice=self.choice,
+            cost=self.cost,
+            lower_bound=bound,
+            peak_usage=self.peak,
+            least_limit=least_limit,
+            seconds=time.perf_counter() - self.start,
+            history=tuple(self.history),
+        )
+
+    def _tell(self) -> None:
+        progress = Progress(time.perf_counter() - self.start, self.cost, min(self.bound, self.cost), self.peak)
+        self.history.append(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+
+def whole_tolerance(problem: ChoiceProblem) -> float:
+    """Half a unit where all costs are whole numbers; else a 1e-11th of the size of the costs."""
+    parts = [part[np.abs(part) < IMPOSSIBLE] for part in (problem.cost, problem.matrix)]
+    if all(bool((part == np.floor(part)).all()) for part in parts):
+        return 0.5
+    least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])
+    scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
+    return 1e-11 * max(scale, max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0), 1e-300)
+
+
+__all__ = ["Run", "Simplified"]

@@ -1,0 +1,164 @@
+"""Drops times that others imply, and merges the rows that then cover the same times."""
+
+import numpy as np
+
+from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.model import Model
+
+_MOST_STATES = 20_000  # comparing two times costs one step per state
+_MOST_CELLS = 30_000_000
+_WINDOW = 8
+
+
+def tighten_times(model: Model) -> Model:
+    """The same model with only the times that can decide whether a choice fits.
+
+    Proof: time t is implied by time p if Σ_nodes max_s (usage_t(s) - usage_p(s)) ≤ cap_t - cap_p, for then any choice
+    that fits at p fits at t. Comparisons run against recent times first, then against all, tightest first.
+    """
+    if len(model.cap) == 0 or len(model.cost) > _MOST_STATES:
+        return model
+    by_node = np.argsort(model.rnode, kind="stable")
+    starts = np.argsort(model.rstart, kind="stable")
+    ends = np.argsort(model.rend, kind="stable")
+    recent = keep_recent(model, starts, ends, _WINDOW)
+    model = _with_times(model, recent, by_node)
+    if len(model.cap) * len(model.cost) <= _MOST_CELLS:
+        dense = dense_usage(model)
+        most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
+        order = np.argsort(model.cap - most, kind="stable")
+        model = _with_times(model, keep_tightest(model.off, model.cap, dense, order), None)
+    return model
+
+
+def _with_times(model: Model, keep: np.ndarray, by_node: np.ndarray | None) -> Model:
+    """Renumbers the times and adds up the rows of a node that now cover the same ones."""
+    place = np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)
+    start, end = place[model.rstart], place[model.rend]
+    order = np.lexsort((end, start, model.rnode))
+    order = order[start[order] < end[order]]
+    key = np.stack([model.rnode[order], start[order], end[order]])
+    opens = np.ones(len(order), dtype=bool)
+    opens[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
+    first = order[opens]
+    sizes = np.diff(model.off)[model.rnode[first]]
+    roff = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    usage = np.zeros(int(roff[-1]))
+    add_rows(model.off, model.rnode, model.roff, model.usage, order, np.cumsum(opens) - 1, roff, usage)
+    return model._replace(
+        rnode=model.rnode[first],
+        rstart=start[first],
+        rend=end[first],
+        roff=roff[:-1],
+        usage=usage,
+        cap=model.cap[keep],
+    )
+
+
+@kernel
+def add_rows(off, rnode, roff, usage, order, target, new_roff, new_usage):
+    for i in range(len(order)):
+        u = rnode[order[i]]
+        for s in range(off[u + 1] - off[u]):
+            new_usage[new_roff[target[i]] + s] += usage[roff[order[i]] + s]
+
+
+@kernel
+def dense_usage(model):
+    """Usage over (time, state)."""
+    dense = np.zeros((len(model.cap), len(model.cost)))
+    for r in range(len(model.rnode)):
+        u = model.rnode[r]
+        for t in range(model.rstart[r], model.rend[r]):
+            for s in range(model.off[u + 1] - model.off[u]):
+                dense[t, model.off[u] + s] += model.usage[model.roff[r] + s]
+    return dense
+
+
+@inline
+def _implied(off, mine, theirs, slack):
+    """Whether Σ_nodes max_s (mine - theirs) stays within the slack."""
+    total = 0.0
+    rest = 0.0
+    for u in range(len(off) - 1):
+        most = -np.inf
+        for s in range(off[u], off[u + 1]):
+            most = max(most, mine[s] - theirs[s])
+        if most > 0:
+            total += most
+        else:
+            rest += most
+        if total + rest > slack and rest == 0.0:
+            return False
+    return total + rest <= slack
+
+
+@kernel
+def keep_recent(model, starts, ends, window):
+    """Compares every time with the last few kept ones, in both directions, walking along the times."""
+    num_times, num_states = len(model.cap), len(model.cost)
+    keep = np.zeros(num_times, dtype=np.bool_)
+    now = np.zeros(num_states)
+    held = np.zeros((window, num_states))
+    held_time = np.full(window, -1, dtype=np.int64)
+    i, j, turn = 0, 0, 0
+    for t in range(num_times):
+        while j < len(ends) and model.rend[ends[j]] <= t:
+            _add(model, ends[j], now, -1.0)
+            j += 1
+        while i < len(starts) and model.rstart[starts[i]] <= t:
+            _add(model, starts[i], now, 1.0)
+            i += 1
+        implied = False
+        for w in range(window):
+            p = held_time[w]
+            if p >= 0 and _implied(model.off, now, held[w], model.cap[t] - model.cap[p]):
+                implied = True
+                break
+        if implied:
+            continue
+        for w in range(window):
+            p = held_time[w]
+            if p >= 0 and _implied(model.off, held[w], now, model.cap[p] - model.cap[t]):
+                keep[p] = False
+                held_time[w] = -1
+        keep[t] = True
+        w = turn % window
+        for q in range(window):
+            if held_time[q] < 0:
+                w = q
+                break
+        held[w] = now
+        held_time[w] = t
+        turn += 1
+    return keep
+
+
+@inline
+def _add(model, r, now, sign):
+    u = model.rnode[r]
+    for s in range(model.off[u + 1] - model.off[u]):
+        now[model.off[u] + s] += sign * model.usage[model.roff[r] + s]
+
+
+@kernel
+def keep_tightest(off, cap, dense, order):
+    """Walks from the tightest time to the loosest, keeping those that no kept one implies."""
+    keep = np.zeros(len(cap), dtype=np.bool_)
+    kept = np.empty(len(cap), dtype=np.int64)
+    n = 0
+    for t in order:
+        implied = False
+        for i in range(n):
+            p = kept[i]
+            if _implied(off, dense[t], dense[p], cap[t] - cap[p]):
+                implied = True
+                for j in range(i, 0, -1):  # move to the front: the next time is likely implied by the same one
+                    kept[j] = kept[j - 1]
+                kept[0] = p
+                break
+        if not implied:
+            kept[n] = t
+            n += 1
+            keep[t] = True
+    return keep

@@ -1,0 +1,50 @@
+"""All exact reductions in turn, until none helps, with one way back through all of them."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.solver.model import Model
+from meshwright.solver.reductions.reduce import Reduced, reduce_model
+from meshwright.solver.reductions.times import tighten_times
+
+
+@dataclass(frozen=True, eq=False)
+class Simplified:
+    """A small model with the optimum of a large one: full cost = offset + cost in the model."""
+
+    model: Model
+    offset: float
+    infeasible: bool
+    excess: float
+    chain: tuple[Reduced, ...]
+
+    def expand(self, choice: np.ndarray) -> np.ndarray:
+        """The full choice that a choice of the model stands for."""
+        for reduced in reversed(self.chain):
+            choice = reduced.expand(choice)
+        return choice
+
+
+def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Simplified:
+    """Reduces, drops implied times, and reduces again while that removes nodes or times."""
+    chain: list[Reduced] = []
+    offset = 0.0
+    while True:
+        reduced = reduce_model(model, growth=growth, deadline=deadline)
+        chain.append(reduced)
+        offset += reduced.offset
+        if reduced.infeasible:
+            return Simplified(reduced.model, offset, True, reduced.excess, tuple(chain))
+        before = (model.num_nodes, len(model.cap))
+        model = reduced.model
+        if time.perf_counter() > deadline:
+            break
+        if len(chain) > 1 and (model.num_nodes, len(model.cap)) == before:
+            break
+        tight = tighten_times(model)
+        if len(tight.cap) == len(model.cap):
+            break
+        model = tight
+    return Simplified(model, offset, False, 0.0, tuple(chain))
