@@ -14,8 +14,8 @@ BINARY = """
 """
 # More than two operands, several results, or a mere annotation of one array.
 OTHER = """
-    clamp layout_constraint name philox2x32 philox4x32 pvary regularized_incomplete_beta reshard select_n
-    sharding_constraint stop_gradient threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
+    clamp layout_constraint name pvary regularized_incomplete_beta reshard select_n sharding_constraint stop_gradient
+    threefry2x32 with_memory_space_constraint zeros_like
 """
 
 

@@ -1,0 +1,66 @@
+"""Every rule holds: computing on shards and combining as its loop nest says equals computing whole."""
+
+from math import prod
+
+import pytest
+
+from meshwright.rules import LoopNest, has_rule, loop_nest
+from meshwright.rules.registry import builtin_rules
+
+from .cases import Builder, Sizes, cases_of, draws_sizes
+from .contract import Case, all_at_once, check, one_and_two_axes, signature, to_single_iterations
+
+CASES = cases_of("CASES")
+ALIKE = cases_of("ALIKE")
+
+SEEDED = [(*case, seed) for case in CASES for seed in ((0, 1) if draws_sizes(case[1]) else (0,))]
+
+# Each seed has its own shapes, and tries other splits of them.
+SPLITS = (one_and_two_axes, to_single_iterations)
+
+# Other spellings of a primitive that has its own cases, and functions too slow to compile for being told apart.
+ALIASES = {
+    "igammac": "igamma",
+    "igamma_grad_a": "igamma",
+    "ragged_dot": "ragged_dot_general",
+    "scatter_add": "scatter-add",
+    "scatter_sub": "scatter-sub",
+    "scatter_mul": "scatter-mul",
+    "scatter_max": "scatter-max",
+    "scatter_min": "scatter-min",
+}
+
+
+def _prepare(primitive: str, build: Builder, seed: int) -> tuple[Case, LoopNest]:
+    case = build(Sizes(seed))
+    op = signature(primitive, case)
+    assert has_rule(op)
+    nest = loop_nest(op)
+    for dims, tensors in ((nest.operands, op.operands), (nest.results, op.results)):
+        for dim_loops, tensor in zip(dims, tensors, strict=True):
+            assert tuple(prod(nest.loops[loop].size for loop in dim) for dim in dim_loops) == tensor.shape
+    return case, nest
+
+
+@pytest.mark.parametrize(("primitive", "build", "seed"), SEEDED, ids=[f"{p}-{b.__name__}-{s}" for p, b, s in SEEDED])
+def test_shards_combine_to_the_whole(primitive: str, build: Builder, seed: int) -> None:
+    case, nest = _prepare(primitive, build, seed)
+    for parts in SPLITS[seed](nest):
+        check(case, nest, parts)
+
+
+@pytest.mark.parametrize(("primitive", "build"), ALIKE, ids=[f"{p}-{b.__name__}" for p, b in ALIKE])
+def test_operations_that_share_a_rule(primitive: str, build: Builder) -> None:
+    case, nest = _prepare(primitive, build, seed=0)
+    for parts in all_at_once(nest):
+        check(case, nest, parts)
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {primitive for primitive, _ in (*CASES, *ALIKE)} | set(ALIASES)
+    assert set(builtin_rules()) - covered == set()
+
+
+@pytest.mark.parametrize(("alias", "primitive"), ALIASES.items())
+def test_aliases_share_their_rule(alias: str, primitive: str) -> None:
+    assert builtin_rules()[alias] is builtin_rules()[primitive]
