@@ -10,6 +10,7 @@ from meshwright.rules.base import Loop, LoopNest, Rule, Signature
 FAMILIES = (
     "elementwise",
     "contraction",
+    "attention",
     "convolution",
     "reduction",
     "scans",
