@@ -2,7 +2,7 @@
 
 from math import prod
 
-from meshwright.rules.base import Dims, LoopNest, Rule, Signature
+from meshwright.rules.base import Dims, LoopNest, Rule, Signature, nest
 from meshwright.rules.builder import Loops
 
 Dim = tuple[int, ...]
@@ -37,6 +37,22 @@ def ragged_dot_general(op: Signature) -> LoopNest | None:
     return loops.nest([left, right, loops.fixed(op.operands[2].shape)], [result], flops, leads=True)
 
 
+def scaled_matmul(op: Signature) -> LoopNest | None:
+    """A product of narrow floats, each block of which along k has a scale of its own; blocks stay whole."""
+    lhs, scales = op.operands[0].shape, op.operands[2].shape
+    if not scales[2] or lhs[2] % scales[2]:
+        return None
+    return nest(
+        "b m (k e), b n (k e), b m k, b n k -> b m n",
+        op,
+        sizes={"k": scales[2], "e": lhs[2] // scales[2]},
+        reduce={"k": "sum"},
+        unsplittable="e",
+        flops=2.0 * prod(lhs) * op.operands[1].shape[1],
+        leads=True,
+    )
+
+
 def _product(loops: Loops, op: Signature, numbers: tuple, right: dict[int, Dim]) -> tuple[Dims, Dims, Dims]:
     """Dims of both operands and the result; ``right`` holds dims of the second operand that have a loop already."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
@@ -66,4 +82,5 @@ RULES: dict[str, Rule] = {
     "dot_general": dot_general,
     "ragged_dot_general": ragged_dot_general,
     "ragged_dot": ragged_dot_general,
+    "scaled_matmul_wrapper": scaled_matmul,
 }

@@ -86,6 +86,7 @@ def rev(op: Signature) -> LoopNest | None:
 RULES: dict[str, Rule] = {
     "iota": made,
     "iota_2x32_shape": made,
+    "platform_index": made,
     "empty": made,
     "empty2": made,
     "concatenate": concatenate,

@@ -6,19 +6,20 @@ from meshwright.rules.base import Dims, LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops, same_leading
 
 
-def reshape(op: Signature) -> LoopNest | None:
+def reshape(op: Signature) -> LoopNest:
     """Splits and merges dims into the loops that both shapes have in common, major first.
 
     Where the shapes disagree ((6, 4) -> (4, 6)) the common major part (2) is still a loop; the rest stays whole.
     """
-    if op.params.get("dimensions") is not None:  # a reshape that transposes first; JAX no longer makes them
-        return None
     loops = Loops()
-    source, target = op.operands[0].shape, op.results[0].shape
+    shape, target = op.operands[0].shape, op.results[0].shape
+    order = op.params.get("dimensions") or range(len(shape))  # some reshapes transpose first
+    source = tuple(shape[d] for d in order)
     if 0 in source:
-        return loops.nest([loops.fixed(source)], [loops.fixed(target)], fusible=True)
-    operand, result = _common_loops(loops, source, target)
-    return loops.nest([operand], [result], fusible=True)
+        return loops.nest([loops.fixed(shape)], [loops.fixed(target)], fusible=True)
+    dims, result = _common_loops(loops, source, target)
+    operand = dict(zip(order, dims, strict=True))
+    return loops.nest([tuple(operand[d] for d in range(len(shape)))], [result], fusible=True)
 
 
 def _common_loops(loops: Loops, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[Dims, Dims]:

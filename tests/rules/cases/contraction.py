@@ -87,7 +87,19 @@ def ragged_batch(size: Sizes) -> Case:
     )
 
 
+def scaled_blocks(size: Sizes) -> Case:
+    """Made by hand, with the product of the scaled numbers in the kernel's place."""
+
+    def run(x, y, x_scale, y_scale):
+        return np.einsum("bmk,bnk->bmn", x * x_scale.repeat(4, 2), y * y_scale.repeat(4, 2))
+
+    b, m, n, k = 2, 3, 2, 2
+    arrays = [size.floats(b, m, 4 * k), size.floats(b, n, 4 * k), size.floats(b, m, k), size.floats(b, n, k)]
+    return Case(run, arrays, params={})
+
+
 CASES: list[tuple[str, Builder]] = [
     *(("dot_general", build) for build in (matrix_product, attention_scores, two_contracted, inner_product)),
     *(("ragged_dot_general", build) for build in (ragged_rows, ragged_gradient, ragged_batch)),
+    ("scaled_matmul_wrapper", scaled_blocks),
 ]

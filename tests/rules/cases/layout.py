@@ -90,6 +90,7 @@ CASES: list[tuple[str, Builder]] = [
     ("iota_2x32_shape", count_in_two_words),
     ("empty", uninitialised),
     ("empty2", uninitialised_scalar),
+    ("platform_index", uninitialised_scalar),
     ("concatenate", join),
     ("split", cut),
     ("stack", side_by_side),

@@ -42,6 +42,13 @@ def ones_come_and_go(size: Sizes) -> Case:
     return _reshape((1, a, 1, b), (a, 1, 1, 1, b, 1), size)
 
 
+def transposed_first(size: Sizes) -> Case:
+    def run(x, sizes=(6, 4)):
+        return lax.reshape(x, sizes, (2, 0, 1))
+
+    return Case(run, [size.floats(2, 4, 3)], lambda shard, x: run(x, shard.result_shape()))
+
+
 def random_factors(size: Sizes) -> Case:
     factors = [int(n) for n in size.rng.choice([1, 2, 3, 4], 5)] + [2]
     source, target = _grouped(factors, size), _grouped(factors, size)
@@ -104,6 +111,7 @@ CASES: list[tuple[str, Builder]] = [
             merge_and_split,
             major_part_in_common,
             ones_come_and_go,
+            transposed_first,
             random_factors,
         )
     ),
