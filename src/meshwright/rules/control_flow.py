@@ -5,8 +5,8 @@ from meshwright.rules.builder import Loops, same_shape
 
 
 def loop_carry(op: Signature) -> LoopNest | None:
-    """A value handed from one iteration to the next; its sharding is a choice, tied at both ends of the body."""
-    return same_shape(op, leads=True)
+    """A value handed from one iteration to the next, in place; its sharding is a choice, tied at both ends."""
+    return same_shape(op, fusible=True, leads=True)
 
 
 def loop_slice(op: Signature) -> LoopNest:
