@@ -1,6 +1,7 @@
 """Finding rules: built-in ones, the user's own by a kernel's name, and what happens where there is none."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -93,3 +94,13 @@ def test_a_name_on_another_primitive_is_not_a_kernels() -> None:
     op = operation("name", (4, 8), (4, 8), name="attention")
     assert kernel_name(op) == "name"
     assert has_rule(op)
+
+
+def test_the_recipe_runs_as_printed() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "add-a-primitive.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code, {})
+    op = operation("pallas_call", *[(2, 8, 4, 16)] * 4, name="flash_attention")
+    made = loop_nest(op)
+    assert [loop.kind for loop in made.loops].count("parallel") == 2
+    assert made.flops == 4 * 2 * 4 * 8 * 8 * 16

@@ -8,7 +8,10 @@ A loop nest says which loops index which dims of which operands and results. A d
   all-reduce or a reduce-scatter of that kind settles,
 * ``unsplittable``: all its iterations must be on one device.
 
-An operand that a loop does not index is needed whole by every device that shares that loop's work.
+An operand that a loop does not index is needed whole by every device that shares that loop's work. A shard may use its
+own offset: it counts an iota from there, and looks up in, or writes to, only its part of a split table. Where results
+are partial, what stands outside the loop (the table that a scatter-add adds to) counts on one device and is the kind's
+identity on the others.
 """
 
 import re
@@ -50,7 +53,15 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One index of a loop nest; ``halo`` counts the neighbour's elements that a split of it needs at its borders."""
+    """One index of a loop nest.
+
+    Attributes:
+        size: Number of iterations.
+        kind: ``parallel``, ``unsplittable`` or how partial results combine. A reducing loop leaves partial only those
+            results that it does not index.
+        halo: Elements of the neighbours' shards of the first operand that a split needs, both borders together,
+            counted along the dim that the loop leads.
+    """
 
     size: int
     kind: str = "parallel"
