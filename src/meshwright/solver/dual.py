@@ -9,6 +9,13 @@ from meshwright.solver.links import Links, link
 from meshwright.solver.model import Model
 
 
+def carried(prices: np.ndarray, old: Model, new: Model) -> np.ndarray:
+    """Prices of one model for the times that are left in another made from it."""
+    known = np.zeros(int(max(old.when.max(initial=-1), new.when.max(initial=-1))) + 1)
+    known[old.when] = prices
+    return known[new.when]
+
+
 class Dual:
     """Messages and prices for one model, improved by sweeps and subgradient steps; every bound it reports is valid.
 
@@ -58,7 +65,9 @@ class Dual:
         self.set_prices(self.prices.copy())
         self.now = self.bound
 
-    def converge(self, iterations: int, tolerance: float = 1e-7, deadline: float = np.inf, goal: float = np.inf) -> float:
+    def converge(
+        self, iterations: int, tolerance: float = 1e-7, deadline: float = np.inf, goal: float = np.inf
+    ) -> float:
         """Sweeps with fixed prices until ten sweeps gain less than `tolerance` of the bound, or it reaches the goal."""
         marker = self.sweep()
         for i in range(1, iterations):

@@ -1,4 +1,4 @@
-"""Closes a small model: bound, fix, reduce and search, again and again, until the optimum is proven."""
+"""Closes a small model: bound, fix, reduce and search, over an ever larger part of the gap, until it is proven."""
 
 import time
 from dataclasses import dataclass
@@ -6,15 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.solver import sweeps
-from meshwright.solver.dual import Dual, ascend_prices
+from meshwright.solver.dual import Dual, ascend_prices, carried
 from meshwright.solver.frontier import search
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
 
-_WIDTHS = (200, 4_000, 60_000)
+_BEAM = 200
+_WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
+_EFFORTS = (2e5, 2e6, 2e7)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,99 +41,117 @@ class Closer:
     Attributes:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
         deadline: `time.perf_counter()` at which to stop with what is there.
-        width: Most labels of the frontier search.
+        efforts: Most labels of one frontier search, tried in turn where the smaller does not suffice.
     """
 
     tolerance: float
     deadline: float
-    width: int = _WIDTHS[-1]
+    efforts: tuple[float, ...] = _EFFORTS
 
-    def close(self, model: Model, cutoff: float) -> Closed:
+    def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
         """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff)."""
         if model.num_nodes == 0:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
         order = decision_order(model)
-        found = self._close_ordered(permuted(model, order), cutoff)
-        if found.choice is None:
-            return found
-        choice = np.empty(model.num_nodes, dtype=np.int64)
-        choice[order] = found.choice
-        return Closed(choice, found.cost, found.bound)
-
-    def _close_ordered(self, model: Model, cutoff: float) -> Closed:
-        dual = Dual(model)
-        dual.converge(60, 1e-6, self.deadline)
-        best, cost = self._beam(dual, _WIDTHS[0], np.inf)
-        goal = min(cost, cutoff)
-        if len(model.cap) and dual.bound < goal - self.tolerance:
-            target = goal if np.isfinite(goal) else dual.bound + 0.1 * abs(dual.bound)
-            ascend_prices(dual, target, 150, self.deadline)
-            dual.converge(20, 1e-6, self.deadline)
-            again = self._beam(dual, _WIDTHS[0], cost)
-            best, cost = again if again[1] < cost else (best, cost)
-        elif dual.bound < goal - self.tolerance:
-            dual.converge(200, 1e-8, self.deadline)
-        if cost >= cutoff:
-            best, cost = None, np.inf
+        dual = Dual(permuted(model, order), prices=prices)
+        best, cost = self._open(dual, cutoff)
         ceiling = min(cost, cutoff)
         below = self._below(dual, ceiling)
         if below.choice is not None and below.cost < ceiling:
             best, cost = below.choice, below.cost
-        return Closed(best, cost, min(below.bound, min(cost, cutoff)))
+        bound = min(below.bound, cost, cutoff)
+        if best is None:
+            return Closed(None, np.inf, bound)
+        choice = np.empty(model.num_nodes, dtype=np.int64)
+        choice[order] = best
+        return Closed(choice, cost, bound)
+
+    def _open(self, dual: Dual, cutoff: float) -> tuple[np.ndarray | None, float]:
+        """Brings the dual near its best and finds a first choice below the cutoff."""
+        dual.converge(60, 1e-6, self.deadline)
+        best, cost = self._beam(dual, np.inf)
+        goal = min(cost, cutoff)
+        if dual.bound < goal - self.tolerance:
+            if len(dual.model.cap):
+                target = goal if np.isfinite(goal) else dual.bound + 0.1 * abs(dual.bound)
+                ascend_prices(dual, target, 100, self.deadline)
+                dual.converge(20, 1e-6, self.deadline)
+            else:
+                dual.converge(200, 1e-8, self.deadline)
+            again = self._beam(dual, goal)
+            best, cost = again if again[1] < cost else (best, cost)
+        return (best, cost) if cost < cutoff else (None, np.inf)
 
     def _below(self, dual: Dual, ceiling: float) -> Closed:
-        """Looks for choices cheaper than the ceiling, first narrowly, then over ever larger parts of the gap."""
+        """Looks for choices cheaper than the ceiling, over ever larger parts of the gap."""
         bound, best, cost = dual.bound, None, np.inf
         part = _FIRST_GAP
-        while bound < ceiling - self.tolerance:
+        while bound < ceiling - self.tolerance and time.perf_counter() < self.deadline:
             goal = min(ceiling, bound + part * max(abs(bound), 1e-9))
             if ceiling - goal < 0.5 * (ceiling - bound):
                 goal = ceiling
-            found = self._attempt(dual, goal)
+            found = self._with_efforts(dual, goal)
             if found.choice is not None and found.cost < ceiling:
                 best, cost, ceiling = found.choice, found.cost, found.cost
             bound = max(bound, min(found.bound, ceiling))
             part *= 4.0
-            gave_up = bound < min(goal, ceiling) - self.tolerance
-            if gave_up or time.perf_counter() > self.deadline:
+            if bound < min(goal, ceiling) - self.tolerance:
                 break
         return Closed(best, cost, bound)
 
-    def _attempt(self, dual: Dual, goal: float) -> Closed:
-        """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
-        dual.restore()
-        dual.sweep()
-        room = goal - self.tolerance - dual.now
-        noise = 1e-12 * abs(dual.now)
-        alive = dual.reduced <= room + noise
-        if alive.mean() < 0.8:
-            reduced = reduce_model(dual.model, alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
-            if reduced.infeasible:
-                return Closed(None, np.inf, goal)
-            smaller = tighten_times(reduced.model)
-            found = self.close(smaller, goal - reduced.offset)
-            choice = None if found.choice is None else reduced.expand(found.choice).astype(np.int64)
-            return Closed(choice, found.cost + reduced.offset, max(dual.bound, found.bound + reduced.offset))
-        for width in _WIDTHS:
-            if width > self.width or time.perf_counter() > self.deadline:
+    def _with_efforts(self, dual: Dual, goal: float) -> Closed:
+        found = Closed(None, np.inf, dual.bound)
+        for effort in self.efforts:
+            dual.restore()
+            found = self._attempt(dual, goal, effort)
+            done = found.bound >= min(goal, found.cost) - self.tolerance
+            if done or time.perf_counter() > self.deadline:
                 break
-            base = self._back(dual)
-            found = search(dual, goal - self.tolerance - base + noise, width)
-            if found.complete:
-                if found.choice is None:
-                    return Closed(None, np.inf, goal)
-                cost = self._cost(dual.model, found.choice)
-                return Closed(found.choice, cost, min(cost, goal))
-        return Closed(None, np.inf, dual.bound)
+        return found
 
-    def _beam(self, dual: Dual, width: int, ceiling: float) -> tuple[np.ndarray | None, float]:
+    def _attempt(self, dual: Dual, goal: float, effort: float) -> Closed:
+        """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
+        dual.sweep()
+        noise = 1e-12 * abs(dual.now)
+        alive = dual.reduced <= goal - self.tolerance - dual.now + noise
+        if alive.mean() < 0.8:
+            return self._attempt_reduced(dual, alive, goal, effort)
+        base = self._back(dual)
+        found = search(dual, goal - self.tolerance - base + noise, _WIDTH, effort)
+        cost = np.inf if found.choice is None else self._cost(dual.model, found.choice)
+        return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
+
+    def _attempt_reduced(self, dual: Dual, alive: np.ndarray, goal: float, effort: float) -> Closed:
+        """The same on the model without the states that are not alive, after all reductions that this allows."""
+        reduced = reduce_model(dual.model, alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
+        if reduced.infeasible:
+            return Closed(None, np.inf, goal)
+        model = tighten_times(reduced.model)
+        target = goal - reduced.offset
+        if model.num_nodes == 0:
+            choice = reduced.expand(np.zeros(0, dtype=np.int64)).astype(np.int64)
+            return Closed(choice, reduced.offset, max(dual.bound, min(goal, reduced.offset)))
+        order = decision_order(model)
+        smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
+        smaller.converge(20, 1e-7, self.deadline)
+        if len(model.cap) and smaller.bound < target - self.tolerance:
+            ascend_prices(smaller, target, 40, self.deadline, step=0.5, patience=5)
+        found = self._attempt(smaller, target, effort)
+        bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
+        if found.choice is None:
+            return Closed(None, np.inf, bound)
+        choice = np.empty(model.num_nodes, dtype=np.int64)
+        choice[order] = found.choice
+        return Closed(reduced.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
+
+    def _beam(self, dual: Dual, ceiling: float) -> tuple[np.ndarray | None, float]:
         """A good choice by a narrow search, or the decoded one where that fits and is cheaper."""
         best, cost = None, np.inf
         decoded = dual.decode()
         if self._fits(dual.model, decoded):
             best, cost = decoded, self._cost(dual.model, decoded)
         base = self._back(dual)
-        found = search(dual, min(ceiling, cost) - base, width)
+        found = search(dual, min(ceiling, cost) - base, _BEAM)
         if found.choice is not None and self._cost(dual.model, found.choice) < cost:
             best, cost = found.choice, self._cost(dual.model, found.choice)
         return (best, cost) if np.isfinite(cost) else (None, np.inf)

@@ -24,13 +24,14 @@ class Found:
     num_labels: int
 
 
-def search(dual: Dual, budget: float, width: int) -> Found:
+def search(dual: Dual, budget: float, width: int, effort: float = np.inf) -> Found:
     """Searches all choices whose priced cost is at most `dual.now + budget`; the last sweep must have been backward.
 
     Args:
         dual: A dual whose model is numbered in the order of decision, just swept with `sweep_back`.
         budget: How far above the bound to look.
         width: Most labels to keep after each node.
+        effort: Most labels to make in all; beyond it the search gives up.
     """
     model, links = dual.model, dual.links
     num_nodes = model.num_nodes
@@ -38,7 +39,7 @@ def search(dual: Dual, budget: float, width: int) -> Found:
         return Found(True, np.zeros(0, dtype=np.int64), 1)
     slots, slot = _slots(links, num_nodes)
     num_times = len(model.cap)
-    width = max(16, min(width, int(4e7) // max(num_times, 1)))
+    width = max(16, min(width, int(3e7) // max(num_times, 1)))
     base = np.empty(len(model.cost))
     extra = np.zeros(len(model.cost))
     touched, tfirst, tuse, ufirst, room = _usage_by_node(model)
@@ -49,7 +50,7 @@ def search(dual: Dual, budget: float, width: int) -> Found:
     states = np.empty((num_nodes, width), dtype=np.int32)
     size, complete, most = advance_all(
         links, model.off, base, extra, dual.m, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
-        budget, width, parents, states,
+        budget, width, effort, parents, states,
     )  # fmt: skip
     if size == 0:
         return Found(bool(complete), None, int(most))
@@ -146,20 +147,24 @@ def _mix(node, state):
 
 @kernel
 def advance_all(
-    links, off, base, extra, m, slot, slots, touched, tfirst, tuse, ufirst, room, cap, budget, width, parents, states
-):
+    links, off, base, extra, m, slot, slots, touched, tfirst, tuse, ufirst, room, cap, budget, width, effort,
+    parents, states,
+):  # fmt: skip
     """Decides all nodes in turn; returns the number of final labels, whether none was dropped, and the most held."""
     num_nodes, num_times = len(off) - 1, len(cap)
     most = 4 * width
     cost, own, load = np.zeros(1), np.zeros(1), np.zeros((1, num_times))
     front = np.zeros((1, slots), dtype=np.int32)
-    complete, peak = True, 1
+    complete, peak, made = True, 1, 0.0
     for u in range(num_nodes):
         c_cost, c_own, c_from, c_state, fits_all = _extend(
             links, off, base, extra, m, slot, touched, tfirst, tuse, ufirst, room, cap, budget, u, cost, own, load,
             front, most,
         )  # fmt: skip
         complete = complete and fits_all
+        made += len(c_cost)
+        if made > effort:
+            return 0, False, peak
         if len(c_cost) == 0:
             return 0, complete, peak
         keys = _keys(slot, off, u, front, c_from, c_state)
@@ -274,17 +279,19 @@ def _select(keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, u
         _new_load(load[c_from[c]], mine, touched, tfirst, tuse, ufirst, room, cap, u, c_state[c])
         dominated = False
         for g in range(min(group, 64)):
+            if num_times == 1:
+                g = (group - 1) % 64  # in order of cost, the last kept uses least
             better = True
             for t in range(num_times):
                 if loads[g, t] > mine[t]:
                     better = False
                     break
-            if better:
-                dominated = True
+            if better or num_times == 1:
+                dominated = better
                 break
         if not dominated:
-            if group < 64:
-                loads[group] = mine
+            if group < 64 or num_times == 1:
+                loads[group % 64] = mine
             kept[n] = c
             n, group = n + 1, group + 1
     kept = kept[:n]

@@ -22,6 +22,7 @@ class Model(NamedTuple):
     roff: np.ndarray  # int64 [rows], where the row's vector begins in usage
     usage: np.ndarray  # float64
     cap: np.ndarray  # float64 [times]
+    when: np.ndarray  # int32 [times], the time's number before any was dropped: carries prices from model to model
 
     @property
     def num_nodes(self) -> int:
@@ -48,6 +49,7 @@ def from_problem(problem: ChoiceProblem) -> Model:
         roff=np.array(roff),
         usage=np.array(usage),
         cap=np.full(len(times), problem.limit),
+        when=np.arange(len(times), dtype=np.int32),
     )
 
 

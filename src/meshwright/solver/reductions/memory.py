@@ -21,11 +21,11 @@ def settle_memory(work: Work) -> Work:
     binding = binding_times(work)
     place = np.concatenate([[0], np.cumsum(binding)]).astype(np.int32)
     move_rows(work, place)
-    work = work._replace(cap=work.cap[binding])
+    work = work._replace(cap=work.cap[binding], when=work.when[binding])
     needed = needed_times(work)
     place = np.concatenate([[0], np.cumsum(needed)]).astype(np.int32)
     move_rows(work, place)
-    work = work._replace(cap=work.cap[needed])
+    work = work._replace(cap=work.cap[needed], when=work.when[needed])
     drop_too_large(work)
     return work
 

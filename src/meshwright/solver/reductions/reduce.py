@@ -20,7 +20,6 @@ from meshwright.solver.reductions.work import (
     Work,
     build,
     grown,
-    push,
 )
 
 
@@ -115,17 +114,12 @@ def _extract(work: Work, num_incoming: int) -> Reduced:
         roff=np.empty(num_rows, dtype=np.int64),
         usage=np.empty(num_usages),
         cap=work.cap.copy() if num_rows else work.cap[:0].copy(),
+        when=work.when if num_rows else work.when[:0],
     )
     copy_left(work, nodes, number, model, labels)
     return Reduced(
         model, float(work.total[0]), infeasible, float(work.total[1]), nodes, labels, num_incoming, (payload, record)
     )
-
-
-@kernel
-def requeue_all(work):
-    for u in range(len(work.k)):
-        push(work, u)
 
 
 @kernel

@@ -18,20 +18,19 @@ def tighten_times(model: Model) -> Model:
     """
     if len(model.cap) == 0 or len(model.cost) > _MOST_STATES:
         return model
-    by_node = np.argsort(model.rnode, kind="stable")
     starts = np.argsort(model.rstart, kind="stable")
     ends = np.argsort(model.rend, kind="stable")
     recent = keep_recent(model, starts, ends, _WINDOW)
-    model = _with_times(model, recent, by_node)
+    model = _with_times(model, recent)
     if len(model.cap) * len(model.cost) <= _MOST_CELLS:
         dense = dense_usage(model)
         most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
         order = np.argsort(model.cap - most, kind="stable")
-        model = _with_times(model, keep_tightest(model.off, model.cap, dense, order), None)
+        model = _with_times(model, keep_tightest(model.off, model.cap, dense, order))
     return model
 
 
-def _with_times(model: Model, keep: np.ndarray, by_node: np.ndarray | None) -> Model:
+def _with_times(model: Model, keep: np.ndarray) -> Model:
     """Renumbers the times and adds up the rows of a node that now cover the same ones."""
     place = np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)
     start, end = place[model.rstart], place[model.rend]
@@ -52,6 +51,7 @@ def _with_times(model: Model, keep: np.ndarray, by_node: np.ndarray | None) -> M
         roff=roff[:-1],
         usage=usage,
         cap=model.cap[keep],
+        when=model.when[keep],
     )
 
 

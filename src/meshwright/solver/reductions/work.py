@@ -37,6 +37,7 @@ class Work(NamedTuple):
     roff: np.ndarray
     usage: np.ndarray
     cap: np.ndarray
+    when: np.ndarray
     undo: np.ndarray  # int32 payload of the undo records
     record: np.ndarray  # where each record begins
     queue: np.ndarray  # ring buffer of nodes to look at
@@ -77,6 +78,7 @@ def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
         roff=np.empty(num_rows + 16, dtype=np.int64),
         usage=np.empty(usages + 1024),
         cap=model.cap.copy(),
+        when=model.when,
         undo=np.empty(4 * len(model.cost) + 1024, dtype=np.int32),
         record=np.empty(num_nodes + 1, dtype=np.int64),
         queue=np.empty(num_nodes + 1, dtype=np.int32),
