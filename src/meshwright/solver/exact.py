@@ -17,6 +17,7 @@ _BEAM = 200
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
 _EFFORTS = (2e5, 2e6, 2e7)
+_SCALES = (0.0, 0.5, 0.8, 1.3, 2.0, 4.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +43,13 @@ class Closer:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
         deadline: `time.perf_counter()` at which to stop with what is there.
         efforts: Most labels of one frontier search, tried in turn where the smaller does not suffice.
+        width: Most labels that a frontier search keeps after each node.
     """
 
     tolerance: float
     deadline: float
     efforts: tuple[float, ...] = _EFFORTS
+    width: int = _WIDTH
 
     def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
         """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff)."""
@@ -103,21 +106,20 @@ class Closer:
         found = Closed(None, np.inf, dual.bound)
         for effort in self.efforts:
             dual.restore()
-            found = self._attempt(dual, goal, effort)
+            found = self.attempt(dual, goal, effort)
             done = found.bound >= min(goal, found.cost) - self.tolerance
             if done or time.perf_counter() > self.deadline:
                 break
         return found
 
-    def _attempt(self, dual: Dual, goal: float, effort: float) -> Closed:
+    def attempt(self, dual: Dual, goal: float, effort: float) -> Closed:
         """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
         dual.sweep()
         noise = 1e-12 * abs(dual.now)
         alive = dual.reduced <= goal - self.tolerance - dual.now + noise
         if alive.mean() < 0.8:
             return self._attempt_reduced(dual, alive, goal, effort)
-        base = self._back(dual)
-        found = search(dual, goal - self.tolerance - base + noise, _WIDTH, effort)
+        found = search(self._fan(dual), goal - self.tolerance + noise, self.width, effort)
         cost = np.inf if found.choice is None else self._cost(dual.model, found.choice)
         return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
 
@@ -136,7 +138,7 @@ class Closer:
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
             ascend_prices(smaller, target, 40, self.deadline, step=0.5, patience=5)
-        found = self._attempt(smaller, target, effort)
+        found = self.attempt(smaller, target, effort)
         bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
         if found.choice is None:
             return Closed(None, np.inf, bound)
@@ -150,16 +152,25 @@ class Closer:
         decoded = dual.decode()
         if self._fits(dual.model, decoded):
             best, cost = decoded, self._cost(dual.model, decoded)
-        base = self._back(dual)
-        found = search(dual, min(ceiling, cost) - base, _BEAM)
+        # A finite ceiling is needed to rank labels by the duals' budgets.
+        ceiling = min(ceiling, cost)
+        if np.isinf(ceiling):
+            ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
+        found = search([dual], ceiling, _BEAM)
         if found.choice is not None and self._cost(dual.model, found.choice) < cost:
             best, cost = found.choice, self._cost(dual.model, found.choice)
         return (best, cost) if np.isfinite(cost) else (None, np.inf)
 
-    def _back(self, dual: Dual) -> float:
-        """One backward sweep, as the frontier search needs; returns the bound."""
-        dual.now = dual.half_sweep(False) - float(dual.price @ dual.model.cap)
-        return dual.now
+    def _fan(self, dual: Dual) -> list[Dual]:
+        """The dual, and others with its prices scaled down and up."""
+        fan = [dual]
+        if dual.prices.any():
+            for scale in _SCALES:
+                scaled = Dual(dual.model, dual.links, dual.prices * scale)
+                scaled.m[:] = dual.m
+                scaled.converge(10, 1e-6, self.deadline)
+                fan.append(scaled)
+        return fan
 
     @staticmethod
     def _cost(model: Model, choice: np.ndarray) -> float:

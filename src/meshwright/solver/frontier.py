@@ -1,12 +1,14 @@
-"""Frontier search: exact dynamic programming over partial choices, kept small by the dual bound.
+"""Frontier search: exact dynamic programming over partial choices, kept small by dual bounds.
 
-Nodes are decided in order. A partial choice is a label: its priced cost (what the dual bound rises to with it), its own
-cost, the states of the decided nodes that still have undecided neighbours, and the memory spent at every time. Labels
-above the budget are dropped (no completion can be cheaper); of two labels with equal frontier states, one that costs no
+Nodes are decided in order. A partial choice is a label: what each of a few duals (same model, prices scaled up and down)
+says any completion costs at least, its own cost, the states of the decided nodes that still have undecided neighbours,
+and the memory spent at every time. Labels that some dual puts above the goal are dropped: one that spent much memory
+is caught by high prices, one that spent little by low ones. Of two labels with equal frontier states, one that costs no
 more and uses no more at any time that can still bind replaces the other. Without a drop for lack of room the result is
 proven; with drops it is a beam search.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,33 +26,37 @@ class Found:
     num_labels: int
 
 
-def search(dual: Dual, budget: float, width: int, effort: float = np.inf) -> Found:
-    """Searches all choices whose priced cost is at most `dual.now + budget`; the last sweep must have been backward.
+def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.inf) -> Found:
+    """Searches all choices that no dual puts above the goal.
 
     Args:
-        dual: A dual whose model is numbered in the order of decision, just swept with `sweep_back`.
-        budget: How far above the bound to look.
+        duals: Duals of one model, numbered in the order of decision; each is swept backward once more here.
+        goal: Cost up to which to look.
         width: Most labels to keep after each node.
         effort: Most labels to make in all; beyond it the search gives up.
     """
-    model, links = dual.model, dual.links
+    model, links = duals[0].model, duals[0].links
     num_nodes = model.num_nodes
     if num_nodes == 0:
         return Found(True, np.zeros(0, dtype=np.int64), 1)
     slots, slot = _slots(links, num_nodes)
     num_times = len(model.cap)
     width = max(16, min(width, int(3e7) // max(num_times, 1)))
-    base = np.empty(len(model.cost))
+    # After a backward sweep the costs lie on the early nodes: the labels grow dear as soon as they can.
+    bounds = np.array([dual.half_sweep(False) - float(dual.price @ model.cap) for dual in duals])
+    base = np.empty((len(duals), len(model.cost)))
+    for i, dual in enumerate(duals):
+        node_bases(links, model.off, dual.theta, dual.m, base[i])
+    messages = np.stack([dual.m for dual in duals])
     extra = np.zeros(len(model.cost))
-    touched, tfirst, tuse, ufirst, room = _usage_by_node(model)
-    running = np.concatenate([[0.0], np.cumsum(dual.price)])
+    running = np.concatenate([[0.0], np.cumsum(duals[0].price)])
     spend(model.off, model.rnode, running[model.rend] - running[model.rstart], model.roff, model.usage, extra)
-    node_bases(links, model.off, dual.theta, dual.m, base)
+    touched, tfirst, tuse, ufirst, room = _usage_by_node(model)
     parents = np.empty((num_nodes, width), dtype=np.int32)
     states = np.empty((num_nodes, width), dtype=np.int32)
     size, complete, most = advance_all(
-        links, model.off, base, extra, dual.m, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
-        budget, width, effort, parents, states,
+        links, model.off, base, extra, messages, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
+        goal - bounds, width, effort, parents, states,
     )  # fmt: skip
     if size == 0:
         return Found(bool(complete), None, int(most))
@@ -153,7 +159,7 @@ def advance_all(
     """Decides all nodes in turn; returns the number of final labels, whether none was dropped, and the most held."""
     num_nodes, num_times = len(off) - 1, len(cap)
     most = 4 * width
-    cost, own, load = np.zeros(1), np.zeros(1), np.zeros((1, num_times))
+    cost, own, load = np.zeros((1, len(budget))), np.zeros(1), np.zeros((1, num_times))
     front = np.zeros((1, slots), dtype=np.int32)
     complete, peak, made = True, 1, 0.0
     for u in range(num_nodes):
@@ -169,7 +175,7 @@ def advance_all(
             return 0, complete, peak
         keys = _keys(slot, off, u, front, c_from, c_state)
         kept, fits = _select(
-            keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, u, width,
+            keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, budget, u, width,
             u == num_nodes - 1,
         )  # fmt: skip
         complete = complete and fits
@@ -205,27 +211,21 @@ def _extend(
     links, off, base, extra, m, slot, touched, tfirst, tuse, ufirst, room, cap, budget, u, cost, own, load, front, most
 ):
     """All labels with one more node decided, within the budget and the caps; at most `most` of them."""
-    k = off[u + 1] - off[u]
+    k, num_duals = off[u + 1] - off[u], len(budget)
     begin, count = tfirst[u], tfirst[u + 1] - tfirst[u]
     size = min(most, len(cost) * k)
-    c_cost, c_own = np.empty(size), np.empty(size)
+    c_cost, c_own = np.empty((size, num_duals)), np.empty(size)
     c_from, c_state = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
-    add = np.empty(k)
+    add = np.empty((num_duals, k))
     n = 0
     for label in range(len(cost)):
+        _added(links, off, base, m, slot, u, front[label], add)
         for s in range(k):
-            add[s] = base[off[u] + s]
-        for h in range(links.hoff[u], links.split[u]):
-            v = links.far[h]
-            x = front[label, slot[0, v]]
-            line = links.plane[links.back[h]] + x * k
-            moved = m[links.msg[links.back[h]] + x]
-            for s in range(k):
-                add[s] += links.mats[line + s] - m[links.msg[h] + s] - moved
-        for s in range(k):
-            if cost[label] + add[s] > budget:
-                continue
             fits = True
+            for i in range(num_duals):
+                fits = fits and cost[label, i] + add[i, s] <= budget[i]
+            if not fits:
+                continue
             for j in range(count):
                 t = touched[begin + j]
                 if load[label, t] + tuse[ufirst[u] + s * count + j] > cap[t] * (1 + 1e-12):
@@ -235,11 +235,27 @@ def _extend(
                 continue
             if n == size:
                 return c_cost[:n], c_own[:n], c_from[:n], c_state[:n], False
-            c_cost[n] = cost[label] + add[s]
-            c_own[n] = own[label] + add[s] - extra[off[u] + s]
+            for i in range(num_duals):
+                c_cost[n, i] = cost[label, i] + add[i, s]
+            c_own[n] = own[label] + add[0, s] - extra[off[u] + s]
             c_from[n], c_state[n] = label, s
             n += 1
     return c_cost[:n], c_own[:n], c_from[:n], c_state[:n], True
+
+
+@inline
+def _added(links, off, base, m, slot, u, front, add):
+    """What every dual's bound rises by with each state of u, given the decided neighbours."""
+    k = off[u + 1] - off[u]
+    for i in range(len(base)):
+        for s in range(k):
+            add[i, s] = base[i, off[u] + s]
+        for h in range(links.hoff[u], links.split[u]):
+            x = front[slot[0, links.far[h]]]
+            line = links.plane[links.back[h]] + x * k
+            moved = m[i, links.msg[links.back[h]] + x]
+            for s in range(k):
+                add[i, s] += links.mats[line + s] - m[i, links.msg[h] + s] - moved
 
 
 @inline
@@ -258,7 +274,9 @@ def _keys(slot, off, u, front, c_from, c_state):
 
 
 @inline
-def _select(keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, u, width, last):
+def _select(
+    keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, budget, u, width, last
+):
     """Drops dominated labels among those with equal keys, then all but the `width` of least priced cost."""
     by_own = np.argsort(c_own, kind="mergesort")
     order = by_own[np.argsort(keys[by_own], kind="mergesort")]
@@ -298,5 +316,8 @@ def _select(keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, u
     if last:
         return kept[np.argsort(c_own[kept], kind="mergesort")][:width], n <= width
     if n > width:
-        return kept[np.argsort(c_cost[kept], kind="mergesort")][:width], False
+        worst = np.empty(n)
+        for i in range(n):
+            worst[i] = (c_cost[kept[i]] - budget).max()
+        return kept[np.argsort(worst, kind="mergesort")][:width], False
     return kept, True

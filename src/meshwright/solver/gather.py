@@ -29,7 +29,7 @@ def costs(lists: Any) -> tuple[np.ndarray, np.ndarray]:
     _need_sequence("costs", lists)
     if len(lists) == 0:
         raise ProblemError("costs is empty: a choice problem needs at least one node")
-    first, flat = _flatten("costs of node", lists)
+    first, flat = flatten("costs of node", lists)
     empty = np.flatnonzero(np.diff(first) == 0)
     if empty.size:
         raise ProblemError(f"node {empty[0]} has no strategies: give every node at least one cost")
@@ -48,7 +48,7 @@ def contest_rows(first: np.ndarray, usages: Any, intervals: Any) -> Rows:
         _need_sequence(name, part)
         if len(part) != num_nodes:
             raise ProblemError(f"{name} has {len(part)} entries for {num_nodes} nodes")
-    usage_first, flat = _flatten("usages of node", usages)
+    usage_first, flat = flatten("usages of node", usages)
     wrong = np.flatnonzero(np.diff(usage_first) != np.diff(first))
     if wrong.size:
         node = wrong[0]
@@ -71,7 +71,7 @@ def rows(first: np.ndarray, items: list[tuple]) -> Rows:
         if not 0 <= item[0] < num_nodes:
             raise ProblemError(f"row {place} names node {item[0]}; the nodes are 0 to {num_nodes - 1}")
     nodes = np.array([item[0] for item in items], dtype=np.int32)
-    usage_first, flat = _flatten("usages of row", [item[3] for item in items])
+    usage_first, flat = flatten("usages of row", [item[3] for item in items])
     wrong = np.flatnonzero(np.diff(usage_first) != np.diff(first)[nodes])
     if wrong.size:
         place = wrong[0]
@@ -109,7 +109,7 @@ def edges(first: np.ndarray, items: Iterable[tuple]) -> Edges:
     matrix_index = np.array(index, dtype=np.int32)
     _check_shapes(first, ends, index, matrices)
     flats = [matrix.ravel() if isinstance(matrix, np.ndarray) else _unnest(matrix) for matrix in matrices]
-    matrix_first, flat = _flatten("costs of matrix", flats)
+    matrix_first, flat = flatten("costs of matrix", flats)
     pooled = Edges(ends, matrix_index, matrix_first, flat)
     check_edges(first, pooled)
     return pooled
@@ -131,7 +131,7 @@ def edge_ends(pairs: Any, num_nodes: int) -> np.ndarray:
     return ends.astype(np.int32)
 
 
-def check_edges(first: np.ndarray, pooled: Edges) -> None:
+def check_edges(first: np.ndarray, pooled: Edges, what: str = "costs of matrix") -> None:
     """Every matrix has as many entries as the pairs of strategies it prices, and holds numbers."""
     sizes = np.diff(first)
     need = sizes[pooled.nodes[:, 0]] * sizes[pooled.nodes[:, 1]]
@@ -144,7 +144,7 @@ def check_edges(first: np.ndarray, pooled: Edges) -> None:
             f"edge {place} has {have[place]} costs; nodes {u} and {v} with {sizes[u]} and {sizes[v]} strategies "
             f"need {need[place]}"
         )
-    _need_numbers("costs of matrix", pooled.matrix_first, pooled.matrix, lowest=-np.inf)
+    _need_numbers(what, pooled.matrix_first, pooled.matrix, lowest=-np.inf)
 
 
 def limit(value: Any) -> float:
@@ -181,7 +181,7 @@ def _need_sequence(name: str, value: Any) -> None:
         raise ProblemError(f"{name} is {type(value).__name__}: give a list with one entry per node")
 
 
-def _flatten(what: str, lists: Any) -> tuple[np.ndarray, np.ndarray]:
+def flatten(what: str, lists: Any) -> tuple[np.ndarray, np.ndarray]:
     """Joins lists of numbers; returns where each begins and the numbers as float64."""
     try:
         sizes = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))

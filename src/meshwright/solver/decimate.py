@@ -1,0 +1,82 @@
+"""Decimation: fixes the most certain nodes of a model round by round, reducing after each, until a choice is left."""
+
+import time
+
+import numpy as np
+
+from meshwright.solver.dual import Dual, ascend_prices, carried
+from meshwright.solver.kernel import kernel
+from meshwright.solver.model import Model
+from meshwright.solver.reductions.reduce import Reduced, reduce_model
+
+
+def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.03, sweeps: int = 8, seed: int = 0):
+    """A choice of the model that fits all caps, or None where the rounds end in a dead end or the time is up.
+
+    Every round sweeps the dual of what is left, fixes the `part` of the nodes whose best state leads by most, and lets
+    the reductions carry the consequences: impossible partners, memory that is spent, nodes that follow. A round that
+    proves infeasible is taken back and tried with fewer nodes.
+    """
+    chain: list[Reduced] = []
+    rng = np.random.default_rng(seed)
+    step = part
+    while model.num_nodes and time.perf_counter() < deadline:
+        dual = Dual(model, prices=prices)
+        dual.converge(sweeps, 1e-9, deadline)
+        if len(model.cap) and prices.any():
+            ascend_prices(dual, dual.bound * 1.01, 4, deadline)
+            prices = dual.prices
+        count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
+        reduced = None
+        while reduced is None and time.perf_counter() < deadline:
+            noise = rng.random(model.num_nodes)
+            alive = lead(model.off, model.eu, model.ev, model.eoff, model.mat, dual.reduced, noise, count)
+            reduced = reduce_model(model, alive, deadline=deadline)
+            if reduced.infeasible:
+                if count == 1:
+                    return None
+                reduced, count = None, max(1, count // 4)
+        if reduced is None:
+            return None
+        chain.append(reduced)
+        prices = carried(prices, model, reduced.model)
+        model = reduced.model
+    if model.num_nodes:
+        return None
+    choice = np.zeros(0, dtype=np.int64)
+    for reduced in reversed(chain):
+        choice = reduced.expand(choice).astype(np.int64)
+    return choice
+
+
+@kernel
+def lead(off, eu, ev, eoff, mat, reduced, noise, count):
+    """Marks all states but those that lose in the `count` nodes whose best state leads by most, pair by pair possible."""
+    num_nodes = len(off) - 1
+    margin = np.empty(num_nodes)
+    best = np.empty(num_nodes, dtype=np.int64)
+    for u in range(num_nodes):
+        least, second, place = np.inf, np.inf, 0
+        for s in range(off[u + 1] - off[u]):
+            value = reduced[off[u] + s]
+            if value < least:
+                least, second, place = value, least, s
+            elif value < second:
+                second = value
+        best[u] = place
+        margin[u] = second - least
+    scale = max(np.median(margin[margin < np.inf]) if (margin < np.inf).any() else 1.0, 1e-300)
+    order = np.argsort(-(margin + 1e-3 * scale * noise))
+    fixed = np.zeros(num_nodes, dtype=np.bool_)
+    for i in range(min(count, num_nodes)):
+        fixed[order[i]] = True
+    for e in range(len(eu)):
+        u, v = eu[e], ev[e]
+        if fixed[u] and fixed[v] and mat[eoff[e] + best[u] * (off[v + 1] - off[v]) + best[v]] == np.inf:
+            fixed[u if margin[u] < margin[v] else v] = False
+    alive = np.ones(off[num_nodes], dtype=np.uint8)
+    for u in range(num_nodes):
+        if fixed[u]:
+            for s in range(off[u + 1] - off[u]):
+                alive[off[u] + s] = s == best[u]
+    return alive
