@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import transformer
+from meshwright.zoo.draw import coins, integers, normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
@@ -14,7 +15,6 @@ from meshwright.zoo.layers import (
     init_layer_norm,
     init_stack,
     layer_norm,
-    normal,
     project,
     run_stack,
 )
@@ -40,7 +40,7 @@ class Config:
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
     d = config.hidden
-    keys = jax.random.split(key, 4)
+    keys = split(key, 4)
     init_layer = partial(transformer.init_layer, d=d, heads=config.heads, ffn=4 * d)
     return {
         "embed": normal(keys[0], config.vocab, d),
@@ -73,8 +73,8 @@ def _layer(weights: PyTree, x: Array) -> Array:
 
 def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
     """Returns random tokens of which some are masked; `masked` is 1 there and 0 elsewhere."""
-    label_key, mask_key = jax.random.split(key)
-    labels = jax.random.randint(label_key, (batch, seq), 0, config.vocab)
-    masked = jax.random.bernoulli(mask_key, MASKED_FRACTION, labels.shape)
+    label_key, mask_key = split(key)
+    labels = integers(label_key, batch, seq, below=config.vocab)
+    masked = coins(mask_key, *labels.shape, chance=MASKED_FRACTION)
     tokens = jnp.where(masked, MASK_TOKEN, labels)
     return {"tokens": tokens, "labels": labels, "masked": masked.astype(jnp.float32)}

@@ -22,8 +22,9 @@ class Example:
         loss: `loss(params, batch) -> scalar`, what the train step differentiates.
         state: Shapes of the train state: `{"params", "mu", "nu", "step"}`.
         batch: Shapes of one batch.
-        init: `init(key) -> state`, as real arrays.
-        sample: `sample(key) -> batch`, a real batch of random data.
+        init: `init(key) -> state`, as real arrays. The key is JAX's, or a whole number: then NumPy draws, which is
+            quicker because nothing is compiled, but cannot be traced.
+        sample: `sample(key) -> batch`, a real batch of random data, from either kind of key.
         num_params: The number of parameters, counted from the shapes.
     """
 
@@ -71,22 +72,24 @@ def build(
     import jax  # here, so that listing the zoo needs no JAX
 
     from meshwright.zoo import train
+    from meshwright.zoo.draw import source
 
     model = entry(name)
     family = import_module(f"meshwright.zoo.{model.family}")
     config = _configure(family.Config, model, layers=layers, scan=scan, checkpoint=checkpoint, options=options)
     batch = _positive("batch", model.batch if batch is None else batch)
     seq = _positive("seq", model.seq if seq is None else seq) if model.seq else None
+    _check(name, config, seq)
     optimizer = getattr(family, "OPTIMIZER", train.AdamW())
 
     def loss(params: PyTree, batch: PyTree) -> Any:
         return family.loss(config, params, batch)
 
     def init(key: Any) -> PyTree:
-        return train.init_state(family.init(config, key))
+        return train.init_state(family.init(config, source(key)))
 
     def sample(key: Any) -> PyTree:
-        return family.sample(config, key, batch, seq)
+        return family.sample(config, source(key), batch, seq)
 
     key = jax.random.key(0)
     state = jax.eval_shape(init, key)
@@ -120,6 +123,20 @@ def _configure(
     if layers is not None:
         chosen["layers"] = _positive("layers", layers)
     return config_class(**chosen)
+
+
+def _check(name: str, config: Any, seq: int | None) -> None:
+    """Catches what would otherwise surface as a shape error from inside JAX, or be rounded in silence."""
+    positions = getattr(config, "positions", None)
+    if seq and positions and seq > positions:
+        raise ZooError(
+            f"seq={seq} is longer than the {positions} positions of {name!r}; lower seq or pass positions={seq}."
+        )
+    for whole, part in (("hidden", "heads"), ("heads", "kv_heads"), ("image", "patch")):
+        if hasattr(config, part) and getattr(config, whole) % getattr(config, part):
+            raise ZooError(
+                f"{whole}={getattr(config, whole)} of {name!r} is no multiple of {part}={getattr(config, part)}."
+            )
 
 
 def _positive(option: str, value: int) -> int:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import transformer
+from meshwright.zoo.draw import integers, normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
@@ -14,7 +15,6 @@ from meshwright.zoo.layers import (
     init_layer_norm,
     init_stack,
     layer_norm,
-    normal,
     project,
     run_stack,
     sample_tokens,
@@ -38,7 +38,7 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
-    embed_key, positions_key, layers_key = jax.random.split(key, 3)
+    embed_key, positions_key, layers_key = split(key, 3)
     init_layer = partial(transformer.init_layer, d=config.hidden, heads=config.heads, ffn=4 * config.hidden)
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
@@ -82,6 +82,9 @@ def _dropout(config: Config, key: Array | None, x: Array) -> Array:
 
 
 def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
-    """Returns a batch of random tokens and, where there is dropout, the key that draws it."""
-    tokens = sample_tokens(key, batch, seq, config.vocab)
-    return tokens | {"key": jax.random.key_data(key)} if config.dropout else tokens
+    """Returns a batch of random tokens and, where there is dropout, the data of the key that draws it."""
+    tokens_key, dropout_key = split(key, 2)
+    tokens = sample_tokens(tokens_key, batch, seq, config.vocab)
+    if not config.dropout:
+        return tokens
+    return tokens | {"key": integers(dropout_key, 2, below=2**31 - 1).astype(jnp.uint32)}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from meshwright.zoo import transformer
 from meshwright.zoo.catalogue import ZooError
+from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
@@ -15,7 +16,6 @@ from meshwright.zoo.layers import (
     init_layer_norm,
     init_stack,
     layer_norm,
-    normal,
     project,
     run_stack,
     sample_tokens,
@@ -48,7 +48,7 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters; unrolled layers alternate, scanned ones are stacked in pairs."""
-    embed_key, positions_key, layers_key = jax.random.split(key, 3)
+    embed_key, positions_key, layers_key = split(key, 3)
     pairs = init_stack(partial(_init_pair, config), layers_key, config.layers // 2, scan=config.scan)
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
@@ -60,7 +60,7 @@ def init(config: Config, key: Array) -> PyTree:
 
 def _init_pair(config: Config, key: Array) -> PyTree:
     d, e, f = config.hidden, config.experts, config.ffn
-    keys = jax.random.split(key, 5)
+    keys = split(key, 5)
     experts = {
         "mlp_norm": init_layer_norm(d),
         "router": normal(keys[1], d, e),

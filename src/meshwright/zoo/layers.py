@@ -1,4 +1,4 @@
-"""What the models share: initial weights, norms, attention, the loss, and running a stack of layers.
+"""What the models share: norms, attention, the loss, and running a stack of layers.
 
 Weights are float32 and are cast at use to the dtype of the activations they meet, so a model computes in whatever
 dtype its first activation has. Softmax, norms and the loss are computed in float32.
@@ -10,13 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.zoo.draw import integers, split
+
 Array = Any
 PyTree = Any
-
-
-def normal(key: Array, *shape: int, scale: float = 0.02) -> Array:
-    """Returns float32 weights drawn from a normal distribution."""
-    return scale * jax.random.normal(key, shape, jnp.float32)
 
 
 def project(spec: str, x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -73,8 +70,11 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 def init_stack(init_layer: Callable[[Array], PyTree], key: Array, count: int, *, scan: bool) -> PyTree:
     """Returns the weights of `count` layers: a list of them or, to be scanned, one tree stacked on a leading dim."""
-    keys = jax.random.split(key, count)
-    return jax.vmap(init_layer)(keys) if scan else [init_layer(k) for k in keys]
+    keys = split(key, count)
+    if scan and not isinstance(keys, list):
+        return jax.vmap(init_layer)(keys)
+    layers = [init_layer(k) for k in keys]
+    return jax.tree.map(lambda *weights: jnp.stack(weights), *layers) if scan else layers
 
 
 def run_stack(layer: Callable[[PyTree, PyTree], PyTree], stack: PyTree, x: PyTree, *, checkpoint: bool) -> PyTree:
@@ -92,5 +92,5 @@ def run_stack(layer: Callable[[PyTree, PyTree], PyTree], stack: PyTree, x: PyTre
 
 def sample_tokens(key: Array, batch: int, seq: int, vocab: int) -> PyTree:
     """Returns random tokens, each labelled with its successor."""
-    tokens = jax.random.randint(key, (batch, seq + 1), 0, vocab)
+    tokens = integers(key, batch, seq + 1, below=vocab)
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}

@@ -9,13 +9,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
     attend,
     cross_entropy,
     init_stack,
-    normal,
     project,
     rms_norm,
     run_stack,
@@ -45,7 +45,7 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
-    embed_key, head_key, layers_key = jax.random.split(key, 3)
+    embed_key, head_key, layers_key = split(key, 3)
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
         "layers": init_stack(partial(_init_layer, config), layers_key, config.layers, scan=config.scan),
@@ -56,7 +56,7 @@ def init(config: Config, key: Array) -> PyTree:
 
 def _init_layer(config: Config, key: Array) -> PyTree:
     d, f = config.hidden, config.ffn
-    keys = jax.random.split(key, 4)
+    keys = split(key, 4)
     return {
         "attn_norm": jnp.ones(d),
         **init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
@@ -69,7 +69,7 @@ def _init_layer(config: Config, key: Array) -> PyTree:
 
 def init_attention(key: Array, d: int, heads: int, kv_heads: int, head_dim: int) -> PyTree:
     """Returns the four projections of grouped-query attention, with heads as a dim of their own."""
-    keys = jax.random.split(key, 4)
+    keys = split(key, 4)
     return {
         "q": normal(keys[0], d, heads, head_dim),
         "k": normal(keys[1], d, kv_heads, head_dim),

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import llama
+from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
     cross_entropy,
     init_stack,
-    normal,
     project,
     rms_norm,
     run_stack,
@@ -50,7 +50,7 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
-    embed_key, head_key, layers_key = jax.random.split(key, 3)
+    embed_key, head_key, layers_key = split(key, 3)
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
         "layers": init_stack(partial(_init_layer, config), layers_key, config.layers, scan=config.scan),
@@ -61,7 +61,7 @@ def init(config: Config, key: Array) -> PyTree:
 
 def _init_layer(config: Config, key: Array) -> PyTree:
     d, e, f = config.hidden, config.experts, config.ffn
-    keys = jax.random.split(key, 5)
+    keys = split(key, 5)
     return {
         "attn_norm": jnp.ones(d),
         **llama.init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),

@@ -9,7 +9,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array, PyTree, init_stack, normal, project, run_stack
+from meshwright.zoo.draw import normal, split
+from meshwright.zoo.layers import Array, PyTree, init_stack, project, run_stack
 from meshwright.zoo.train import AdamW
 
 OPTIMIZER = AdamW(weight_decay=0.0, clip_norm=None)
@@ -57,6 +58,6 @@ def _linear(weights: PyTree, x: Array) -> Array:
 
 def sample(config: Config, key: Array, batch: int, seq: int | None) -> PyTree:
     """Returns random inputs and targets."""
-    x_key, y_key = jax.random.split(key)
+    x_key, y_key = split(key)
     shape = (batch, config.hidden)
-    return {"x": jax.random.normal(x_key, shape), "y": jax.random.normal(y_key, shape)}
+    return {"x": normal(x_key, *shape, scale=1.0), "y": normal(y_key, *shape, scale=1.0)}

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, normal, project
+from meshwright.zoo.draw import normal, split
+from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, project
 
 
 def init_attention(key: Array, d: int, heads: int) -> PyTree:
     """Returns the norm, projections and biases of multi-head attention, with heads as a dim of their own."""
     head_dim = d // heads
-    keys = jax.random.split(key, 4)
+    keys = split(key, 4)
     weights: dict[str, Any] = {"attn_norm": init_layer_norm(d)}
     for name, k in zip("qkv", keys, strict=False):
         weights[name] = normal(k, d, heads, head_dim)
@@ -24,7 +25,7 @@ def init_attention(key: Array, d: int, heads: int) -> PyTree:
 
 def init_mlp(key: Array, d: int, ffn: int) -> PyTree:
     """Returns the norm, weights and biases of the feed-forward half."""
-    up_key, down_key = jax.random.split(key)
+    up_key, down_key = split(key)
     return {
         "mlp_norm": init_layer_norm(d),
         "up": normal(up_key, d, ffn),
@@ -36,7 +37,7 @@ def init_mlp(key: Array, d: int, ffn: int) -> PyTree:
 
 def init_layer(key: Array, d: int, heads: int, ffn: int) -> PyTree:
     """Returns the weights of one whole layer."""
-    attention_key, mlp_key = jax.random.split(key)
+    attention_key, mlp_key = split(key)
     return init_attention(attention_key, d, heads) | init_mlp(mlp_key, d, ffn)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, normal, project
+from meshwright.zoo.draw import integers, normal, split
+from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, project
 from meshwright.zoo.vision import conv, group_norm, init_conv
 
 TIMESTEPS = 1000
@@ -67,7 +68,7 @@ def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
     down, up = _blocks(config)
     channels, top = config.channels, down[-1].outputs
-    keys = iter(jax.random.split(key, 6 + len(down) + len(up)))
+    keys = iter(split(key, 6 + len(down) + len(up)))
     init_block = partial(_init_block, 4 * channels)
     middle = [_Block(top, top, True, False), _Block(top, top, False, False)]
     return {
@@ -87,7 +88,7 @@ def init(config: Config, key: Array) -> PyTree:
 
 
 def _init_block(time_dim: int, key: Array, block: _Block) -> PyTree:
-    keys = jax.random.split(key, 6)
+    keys = split(key, 6)
     inputs, outputs = block.inputs, block.outputs
     weights: dict[str, Any] = {
         "norm1": init_layer_norm(inputs),
@@ -109,7 +110,7 @@ def _init_block(time_dim: int, key: Array, block: _Block) -> PyTree:
 
 
 def _init_attention(key: Array, channels: int) -> PyTree:
-    keys = dict(zip("qkvo", jax.random.split(key, 4), strict=True))
+    keys = dict(zip("qkvo", split(key, 4), strict=True))
     weights = {name: normal(k, channels, channels) for name, k in keys.items()}
     return weights | {f"{name}_bias": jnp.zeros(channels) for name in keys} | {"norm": init_layer_norm(channels)}
 
@@ -186,10 +187,10 @@ def _double(x: Array) -> Array:
 
 def sample(config: Config, key: Array, batch: int, seq: int | None) -> PyTree:
     """Returns random images, the noise to add to them, and how much of it."""
-    image_key, noise_key, time_key = jax.random.split(key, 3)
+    image_key, noise_key, time_key = split(key, 3)
     shape = (batch, config.image, config.image, 3)
     return {
-        "images": jax.random.normal(image_key, shape),
-        "noise": jax.random.normal(noise_key, shape),
-        "times": jax.random.randint(time_key, (batch,), 0, TIMESTEPS),
+        "images": normal(image_key, *shape, scale=1.0),
+        "noise": normal(noise_key, *shape, scale=1.0),
+        "times": integers(time_key, batch, below=TIMESTEPS),
     }

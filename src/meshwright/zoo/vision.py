@@ -1,9 +1,10 @@
-"""What the vision models share: convolutions, norms, pooling and random images, all (batch, height, width, channels)."""
+"""What the vision models share: convolutions, norms, pooling, random images; all (batch, height, width, channels)."""
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array, PyTree, normal
+from meshwright.zoo.draw import integers, normal, split
+from meshwright.zoo.layers import Array, PyTree
 
 
 def init_conv(key: Array, side: int, inputs: int, outputs: int) -> Array:
@@ -44,8 +45,8 @@ def max_pool(x: Array, side: int, stride: int) -> Array:
 
 def sample_images(key: Array, batch: int, image: int, classes: int) -> PyTree:
     """Returns random images and classes."""
-    image_key, label_key = jax.random.split(key)
+    image_key, label_key = split(key)
     return {
-        "images": jax.random.normal(image_key, (batch, image, image, 3)),
-        "labels": jax.random.randint(label_key, (batch,), 0, classes),
+        "images": normal(image_key, batch, image, image, 3, scale=1.0),
+        "labels": integers(label_key, batch, below=classes),
     }

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import transformer
+from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
@@ -14,7 +15,6 @@ from meshwright.zoo.layers import (
     init_layer_norm,
     init_stack,
     layer_norm,
-    normal,
     project,
     run_stack,
 )
@@ -40,7 +40,7 @@ class Config:
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
     d, side = config.hidden, config.image // config.patch
-    keys = jax.random.split(key, 5)
+    keys = split(key, 5)
     init_layer = partial(transformer.init_layer, d=d, heads=config.heads, ffn=config.ffn)
     return {
         "patch": normal(keys[0], config.patch, config.patch, 3, d),

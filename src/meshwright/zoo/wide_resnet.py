@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array, PyTree, cross_entropy, init_layer_norm, normal, project
+from meshwright.zoo.draw import normal, split
+from meshwright.zoo.layers import Array, PyTree, cross_entropy, init_layer_norm, project
 from meshwright.zoo.vision import batch_norm, conv, init_conv, max_pool, sample_images
 
 
@@ -43,7 +44,7 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
-    stem_key, head_key, *keys = jax.random.split(key, 2 + len(config.blocks))
+    stem_key, head_key, *keys = split(key, 2 + len(config.blocks))
     layers = []
     inputs = config.channels
     for (base, _), block_key in zip(config.blocks, keys, strict=True):
@@ -60,7 +61,7 @@ def init(config: Config, key: Array) -> PyTree:
 
 def _init_block(config: Config, key: Array, inputs: int, base: int) -> PyTree:
     squeezed, widened, outputs = base * config.squeeze, base * config.width, 4 * base
-    keys = jax.random.split(key, 4)
+    keys = split(key, 4)
     weights = {
         "conv1": init_conv(keys[0], 1, inputs, squeezed),
         "norm1": init_layer_norm(squeezed),

@@ -1,0 +1,149 @@
+"""The contract of every family, shown on its tiny member: it runs, and scan and checkpoint change nothing."""
+
+import doctest
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright import zoo
+
+TINY = ["mlp", *(name for name in zoo.names() if name.endswith("-tiny"))]
+SCANNED = [name for name in TINY if zoo.entry(name).family not in ("wide_resnet", "unet")]
+
+
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}  # compiling is most of the time
+
+
+def build(name, **options):
+    """Builds a tiny model in float32, so that results can be compared to rounding, and as shallow as it can be."""
+    layers = 2 if name == "moe-tiny" else 1
+    return zoo.build(name, **{"batch": 4, "dtype": "float32", "layers": layers} | options)
+
+
+def run(function, *args):
+    return jax.jit(function).lower(*args).compile(compiler_options=QUICK)(*args)
+
+
+def clipped(grads):
+    norm = math.sqrt(sum(float(np.sum(np.square(g))) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda g: g * min(1.0, 1 / norm), grads)
+
+
+@pytest.mark.parametrize(("name", "scan"), [*((name, False) for name in TINY), ("mlp", True), ("llama-tiny", True)])
+def test_steps_lower_the_loss_and_checkpoint_changes_nothing(name, scan):
+    example = build(name, scan=scan)
+    state, batch = example.init(0), example.sample(1)
+    recomputed = jax.value_and_grad(build(name, scan=scan, checkpoint=True).loss)
+    same_loss, grads = run(recomputed, state["params"], batch)
+
+    step = example.train_step.lower(state, batch).compile(compiler_options=QUICK)
+    state, loss = step(state, batch)
+    np.testing.assert_allclose(same_loss, loss, rtol=1e-6)
+    # After one step the first moment is (1 - beta1) times the gradient, as it was after clipping.
+    grads = grads if name == "mlp" else clipped(grads)
+    scale = max(np.abs(g).max() for g in jax.tree.leaves(grads))
+    check = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5 * scale)
+    jax.tree.map(lambda mu, g: check(mu / 0.1, g), state["mu"], grads)
+
+    state, later = step(state, batch)
+    assert math.isfinite(loss) and later < loss
+    assert state["step"] == 2
+
+
+def test_steps_lower_the_loss_in_bfloat16():
+    example = build("gpt-tiny", dtype="bfloat16")
+    state, batch = example.init(0), example.sample(1)
+    step = example.train_step.lower(state, batch).compile(compiler_options=QUICK)
+    state, loss = step(state, batch)
+    state, later = step(state, batch)
+    assert later < loss
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_shapes_foretell_the_arrays(name):
+    example = build(name)
+    for foretold, real in (
+        (example.state["params"], example.init(0)["params"]),
+        (example.batch, example.sample(1)),
+        (example.state, jax.eval_shape(example.train_step, example.state, example.batch)[0]),
+    ):
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), foretold) == jax.tree.map(lambda x: (x.shape, x.dtype), real)
+
+
+def test_a_jax_key_draws_the_same_weights_stacked_or_not():
+    key = jax.random.key(0)
+    unrolled, scanned = (run(zoo.build("mlp", layers=2, scan=scan).init, key)["params"]["layers"] for scan in (0, 1))
+    for i, layer in enumerate(unrolled):
+        np.testing.assert_array_equal(layer["kernel"], scanned["kernel"][i])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_state_is_float32_and_moments_mirror_parameters(name):
+    state = zoo.build(name).state
+    assert set(state) == {"params", "mu", "nu", "step"}
+    assert state["params"] == state["mu"] == state["nu"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(state["params"])} == {jnp.dtype("float32")}
+    assert state["step"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("name", SCANNED)
+def test_scanned_layers_give_the_loss_of_unrolled_ones(name):
+    losses = []
+    for scan in (False, True):
+        example = build(name, layers=2, scan=scan)
+        assert isinstance(example.state["params"]["layers"], dict) == scan
+        losses.append(run(example.loss, example.init(0)["params"], example.sample(1)))
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_checkpoint_is_in_the_program(name):
+    example = build(name, checkpoint=True, **({"layers": 2} if name == "mlp" else {}))
+    assert "remat" in str(example.train_step.trace(example.state, example.batch).jaxpr)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_dropout_draws_from_the_key_of_the_batch(scan):
+    example = build("gpt-tiny", dropout=0.5, scan=scan)
+    params, batch = example.init(0)["params"], example.sample(1)
+    loss = jax.jit(example.loss).lower(params, batch).compile(compiler_options=QUICK)
+    other = batch | {"key": batch["key"] + 1}
+    assert loss(params, batch) == loss(params, batch) != loss(params, other)
+
+
+def test_paths_of_llama():
+    example = zoo.build("llama2-13b", batch=200, seq=2048)
+    layer = example.state["params"]["layers"][3]
+    assert set(layer) == {"q", "k", "v", "o", "gate", "up", "down", "attn_norm", "mlp_norm"}
+    assert (layer["q"].shape, layer["o"].shape) == ((5120, 40, 128), (40, 128, 5120))
+    assert example.batch["tokens"].shape == (200, 2048)
+    assert len(example.state["params"]["layers"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("gpt-tiny", {"hiden": 3}, r"'gpt-tiny' has no option 'hiden'; its options are dropout, dtype, heads, hidden"),
+        ("unet-tiny", {"scan": True}, r"'unet-tiny' cannot be scanned"),
+        ("mlp", {"batch": 0}, r"batch=0 must be a positive whole number"),
+        ("mlp", {"layers": 1.5}, r"layers=1\.5 must be a positive whole number"),
+        ("gpt2-125m", {"seq": 2048}, r"seq=2048 is longer than the 1024 positions of 'gpt2-125m'"),
+        ("llama-tiny", {"heads": 5}, r"hidden=64 of 'llama-tiny' is no multiple of heads=5"),
+        ("moe-tiny", {"layers": 3}, r"layers=3 must be even"),
+    ],
+)
+def test_bad_options_are_named(name, options, message):
+    with pytest.raises(zoo.ZooError, match=message):
+        zoo.build(name, **options)
+
+
+def test_examples_in_docstrings_run():
+    for module in (zoo, __import__("meshwright.zoo.example").zoo.example):
+        assert doctest.testmod(module).failed == 0
