@@ -1,7 +1,9 @@
 """Every rule holds: computing on shards and combining as its loop nest says equals computing whole."""
 
+from collections.abc import Iterator
 from math import prod
 
+import jax
 import pytest
 
 from meshwright.rules import LoopNest, has_rule, loop_nest
@@ -29,6 +31,15 @@ ALIASES = {
     "scatter_max": "scatter-max",
     "scatter_min": "scatter-min",
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Nearly all the time goes into compiling hundreds of tiny programs, whose speed does not matter."""
+    before = jax.config.jax_disable_most_optimizations
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def _prepare(primitive: str, build: Builder, seed: int) -> tuple[Case, LoopNest]:

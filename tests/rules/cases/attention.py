@@ -26,6 +26,7 @@ def _scores(query: jax.Array, key: jax.Array, bias: Any) -> jax.Array:
     return jnp.where(jnp.tri(*scores.shape[2:], dtype=bool), scores, -1e9)
 
 
+@partial(jax.jit, static_argnames="heads_first")
 def _forward(query, key, value, bias, *_, heads_first: bool = False):
     if heads_first:
         query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
@@ -35,6 +36,7 @@ def _forward(query, key, value, bias, *_, heads_first: bool = False):
     return [jnp.swapaxes(output, 1, 2) if heads_first else output, jax.nn.logsumexp(scores, -1)]
 
 
+@jax.jit
 def _backward(query, key, value, bias, q_len, kv_len, q_at, kv_at, pages_k, pages_v, stat, output, cotangent):
     pull = jax.vjp(lambda *qkv: _forward(*qkv, bias)[0], query, key, value)[1]
     return list(pull(cotangent))

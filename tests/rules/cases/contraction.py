@@ -17,7 +17,7 @@ def matrix_product(size: Sizes) -> Case:
 
 
 def attention_scores(size: Sizes) -> Case:
-    b, s, t, h, d = 2, 3, 2, 4, size()
+    b, s, t, h, d = 2, 3, 1, 4, size()
     numbers = (((3,), (3,)), ((0, 2), (0, 2)))
     return Case(partial(lax.dot_general, dimension_numbers=numbers), [size.floats(b, s, h, d), size.floats(b, t, h, d)])
 

@@ -29,7 +29,7 @@ def _threefry(words: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def bits(size: Sizes) -> Case:
     """A shard makes only its own bits, from the positions of its elements."""
-    shape = size.shape(2)
+    shape = (2, 4)
     key = jax.random.key(3)
 
     def local(shard: Shard, key: jax.Array) -> np.ndarray:
@@ -40,7 +40,7 @@ def bits(size: Sizes) -> Case:
 
 
 def bits_of_many_keys(size: Sizes) -> Case:
-    keys = _keys(4)
+    keys = _keys(2)
     run = jax.vmap(partial(jax.random.bits, shape=(2,)))
 
     def local(shard: Shard, keys: jax.Array) -> np.ndarray:

@@ -47,7 +47,7 @@ def sum_and_count(size: Sizes) -> Case:
     def run(x, y, x0, y0):
         return lax.reduce((x, y), (x0, y0), lambda a, b: (a[0] + b[0], a[1] + 2 * b[1]), (1,))
 
-    shape = (2, 3, 2)
+    shape = (2, 3, 1)
     zero = np.float32(0)
     return Case(run, [size.floats(*shape), size.floats(*shape), zero, zero])
 

@@ -22,7 +22,7 @@ def best_experts(size: Sizes) -> Case:
 
 
 def best_of_first_dim(size: Sizes) -> Case:
-    return Case(partial(lax.top_k, k=2, axis=0), [size.unit(4, *size.shape(2))])
+    return Case(partial(lax.top_k, k=2, axis=0), [size.unit(4, size(), 1)])
 
 
 def nearly_best(size: Sizes) -> Case:
