@@ -36,10 +36,9 @@ ALIASES = {
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation() -> Iterator[None]:
     """Nearly all the time goes into compiling hundreds of tiny programs, whose speed does not matter."""
-    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def _prepare(primitive: str, build: Builder, seed: int) -> tuple[Case, LoopNest]:

@@ -92,7 +92,7 @@ def kernel_name(op: Signature) -> str:
         value = getattr(value, "debug_info", value)  # an unnamed Pallas kernel is known by its function
         value = getattr(value, "func_name", getattr(value, "name", value))
         if isinstance(value, str) and value:
-            return value.split(" ")[0]
+            return value
     return op.primitive
 
 
