@@ -18,13 +18,24 @@ _PUBLIC = {
     "Cluster": "hardware",
     "Mesh": "hardware",
     "cluster": "hardware",
+    "Loop": "rules",
+    "LoopNest": "rules",
+    "nest": "rules",
+    "rule": "rules",
+    "Auto": "planner",
+    "DataParallel": "planner",
+    "Manual": "planner",
+    "Plan": "planner",
+    "TensorParallel": "planner",
+    "Zero": "planner",
+    "plan": "planner",
     "ChoiceProblem": "solver",
     "Solution": "solver",
     "solve": "solver",
 }
 
 __version__ = "0.1.0"
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

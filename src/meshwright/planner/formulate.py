@@ -28,6 +28,7 @@ from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
+EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
 
 
 @dataclass(frozen=True)
@@ -98,28 +99,25 @@ class Formulation:
                 rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
         return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)
 
-    def unfolded(self) -> ChoiceProblem:
-        """The problem with nothing tied and no memory limit: its lower bound holds for every plan on this mesh."""
+    def unfolded_edges(self) -> tuple[list[tuple[int, int]], list[EdgeKey]]:
+        """The edges with nothing tied: their ends (groups, then shared readings) and the class of each."""
         folded, grouping = self.folded, self.grouping
         group_class, num = folded.group_class, len(folded.group_class)
-        costs = [self.costs[c] for c in (*group_class, *folded.shared_class)]
         through = {reader: i for i, reading in enumerate(folded.shared) for reader in reading.readers}
-        edges = []
+        ends: list[tuple[int, int]] = []
+        keys: list[EdgeKey] = []
         for i, reading in enumerate(folded.shared):
             home, place = grouping.home[reading.value], grouping.place[reading.value]
-            matrix = self.edges[group_class[home], place, folded.shared_class[i], -1][1]
-            edges.append((home, num + i, matrix))
+            ends.append((home, num + i))
+            keys.append((group_class[home], place, folded.shared_class[i], -1))
         for group_id, group in enumerate(grouping.groups):
             for slot, read in enumerate(group.slots):
-                i_or_none = through.get((group_id, slot))
-                if i_or_none is not None:
-                    key = (folded.shared_class[i_or_none], -1, group_class[group_id], slot)
-                    edges.append((num + i_or_none, group_id, self.edges[key][1]))
-                else:
-                    home = grouping.home[read.value]
-                    key = (group_class[home], grouping.place[read.value], group_class[group_id], slot)
-                    edges.append((home, group_id, self.edges[key][1]))
-        return ChoiceProblem.from_rows(costs, edges, [], None)
+                shared = through.get((group_id, slot))
+                home, place = grouping.home[read.value], grouping.place[read.value]
+                ends.append((home if shared is None else num + shared, group_id))
+                source = (group_class[home], place) if shared is None else (folded.shared_class[shared], -1)
+                keys.append((*source, group_class[group_id], slot))
+        return ends, keys
 
     def _table(self, group_id: int) -> GroupTable:
         group = self.grouping.groups[group_id]
@@ -165,7 +163,7 @@ class Formulation:
                 costs[which] = costs[which] + extra / len(self.folded.members[which])
         return costs + [np.zeros(len(codes)) for codes in self.shared_codes]
 
-    def _edge_matrices(self) -> dict[tuple[int, int, int, int], tuple[int, Array]]:
+    def _edge_matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
         return {key: (count, self._edge_matrix(*key)) for key, count in self.folded.edges.items()}
 
     def _edge_matrix(self, source: int, place: int, reader: int, slot: int) -> Array:

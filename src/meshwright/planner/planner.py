@@ -1,20 +1,17 @@
 """Plans a function: trace, group, fold, then formulate and solve on each mesh view, and read the best choice back."""
 
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 import meshwright
-from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.errors import ShardingError
 from meshwright.graph import Traced, trace
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware import cluster as find_cluster
+from meshwright.planner.certify import unfolded_bound
 from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
@@ -22,17 +19,12 @@ from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary, Tensor
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
+from meshwright.planner.search import View, search
 from meshwright.planner.structure import skeleton
 from meshwright.rules import has_rule, kernel_name
-from meshwright.solver import Solution, solve
-from meshwright.solver.bounds import lower_bound
 from meshwright.strategy.sharding import Axes
-from meshwright.units import format_bytes
 
 Progress = Callable[[str], None]
-
-_MAX_ROUNDS = 24
-_SOLVE_SECONDS = 20.0
 
 
 def plan(
@@ -78,17 +70,6 @@ def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, 
     return [machine.mesh(tuple(mesh))] if mesh is not None else method.meshes(machine)
 
 
-@dataclass(frozen=True)
-class Solved:
-    """The best choice found on one mesh."""
-
-    formulation: Formulation
-    choice: NDArray[np.int64]
-    solution: Solution
-    peak_bytes: int
-    seconds: float
-
-
 class Task:
     """A traced function and a method: all that does not depend on the mesh."""
 
@@ -114,88 +95,26 @@ class Task:
         return mesh.memory_bytes * (1.0 if mesh.is_abstract else self.method.memory_fraction)
 
     def plan(self, meshes: list[Mesh], say: Progress) -> Plan:
-        """Solves on each mesh and makes the plan of the best."""
-        best: Solved | None = None
-        misfits: list[DoesNotFit] = []
-        refused: list[ShardingError] = []
-        considered: list[Considered] = []
-        for mesh in meshes:
-            say(f"solving on {'×'.join(map(str, mesh.sizes))}")
-            try:
-                solved = self.solve(mesh)
-            except DoesNotFit as misfit:
-                misfits.append(misfit)
-                considered.append(Considered(mesh.sizes, None, misfit.needed_bytes, "does not fit"))
-                continue
-            except ShardingError as error:
-                if len(meshes) == 1:
-                    raise
-                refused.append(error)
-                considered.append(Considered(mesh.sizes, None, None, str(error)))
-                continue
-            considered.append(Considered(mesh.sizes, float(solved.solution.cost), solved.peak_bytes, ""))
-            if best is None or solved.solution.cost < best.solution.cost * (1 - 1e-9):
-                best = solved
-        if best is None:
-            if misfits:
-                raise min(misfits, key=lambda m: m.needed_bytes)
-            raise refused[0]
+        """Solves on the meshes and makes the plan of the best."""
+        best, considered = search(meshes, self.formulate, self.limit, self.floor_bytes, say)
         say("reading the plan back")
         return self._read_back(best, considered)
 
-    def solve(self, mesh: Mesh) -> Solved:
-        """The best choice on one mesh: memory is held at the times that turn out to need it."""
-        started = time.perf_counter()
-        formulation = self.formulate(mesh)
-        limit = self.limit(mesh)
-        times: dict[int, float] = {}
-        for _ in range(_MAX_ROUNDS):
-            solution = solve(formulation.problem(times, limit if times else None), seconds=_SOLVE_SECONDS, workers=1)
-            if solution.choice is None:
-                raise self._does_not_fit(formulation, times, limit or 0.0)
-            back = Readback(formulation, solution.choice)
-            copies = back.copies()
-            profile = formulation.memory.profile(solution.choice, copies)
-            if limit is None or profile.peak_bytes <= limit:
-                return Solved(formulation, solution.choice, solution, profile.peak_bytes, time.perf_counter() - started)
-            before = dict(times)
-            for moment in _peaks(profile.bytes_at, limit):
-                reserve = sum(size for start, stop, size in copies if start <= moment < stop)
-                times[moment] = max(times.get(moment, 0.0), reserve)
-            if times == before:  # the model's rows hold, yet the profile does not: keep more free at the peak
-                times[profile.peak_at] += profile.peak_bytes - limit
-        raise self._does_not_fit(formulation, times, limit or 0.0)
-
-    def _does_not_fit(self, formulation: Formulation, times: dict[int, float], limit: float) -> DoesNotFit:
-        needed = self._least_memory(formulation, times, limit)
-        mesh = formulation.mesh
-        return DoesNotFit(
-            f"no plan fits {format_bytes(limit)} per device on mesh {mesh.shape}: the least that would do is "
-            f"{format_bytes(needed)}. Use more devices, a smaller batch, jax.checkpoint around the layers, or devices "
-            "with more memory.",
-            needed_bytes=needed,
-            limit_bytes=int(limit),
+    def floor_bytes(self, mesh: Mesh) -> float:
+        """Bytes of the arguments when every one of them is split as far as the mesh can."""
+        axes = Axes(mesh.sizes)
+        shapes = Counter(self.graph.types[v] for v in self.graph.inputs)
+        return float(
+            sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in shapes.items())
         )
 
-    def _least_memory(self, formulation: Formulation, times: dict[int, float], limit: float) -> int:
-        """The least peak found when memory is all that counts; the peak's own times are added until it stays."""
-        moments = dict(times)
-        best = np.inf
-        for _ in range(6):
-            choice = _lightest(formulation, moments)
-            profile = Readback(formulation, choice).profile()
-            best = min(best, profile.peak_bytes)
-            if profile.peak_at in moments:
-                break
-            moments[profile.peak_at] = 0.0
-        return int(max(best, limit + 1))
-
-    def _read_back(self, solved: Solved, considered: list[Considered]) -> Plan:
-        back = Readback(solved.formulation, solved.choice)
+    def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
+        assert solved.solution is not None and solved.solution.choice is not None
+        back = Readback(solved.formulation, solved.solution.choice)
         profile = back.profile()
         collectives = tuple(back.collectives())
         cost = Cost(back.compute(), sum(c.seconds for c in collectives))
-        bound = min(lower_bound(solved.formulation.unfolded()), cost.total)
+        bound = min(unfolded_bound(solved.formulation, solved.free_cost), cost.total)
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
         arguments = tuple(self._arguments(back))
@@ -273,24 +192,3 @@ class Task:
         loops = "assumed: one trip for each while loop" if any(o.primitive == "while" for o in self.graph.ops) else ""
         notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
         return notes | ({"loops": loops} if loops else {})
-
-
-def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
-    """The highest moment, and the highest of each other stretch that is over the limit."""
-    over = np.flatnonzero(bytes_at > limit)
-    stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
-    tops = sorted((int(s[np.argmax(bytes_at[s])]) for s in stretches if len(s)), key=lambda t: -bytes_at[t])
-    return tops[:4]
-
-
-def _lightest(formulation: Formulation, moments: dict[int, float]) -> NDArray[np.int64]:
-    """The choice that takes least memory, summed over some moments, each class by itself."""
-    choice = np.zeros(len(formulation.costs), np.int64)
-    totals: list[NDArray[np.float64]] = [np.zeros(len(c)) for c in formulation.costs]
-    for moment in moments:
-        for which, usage in enumerate(formulation.memory.usage(moment, len(totals))):
-            if usage is not None:
-                totals[which] = totals[which] + usage
-    for which, total in enumerate(totals):
-        choice[which] = int(np.lexsort((formulation.costs[which], total))[0])
-    return choice

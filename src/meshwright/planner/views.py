@@ -2,7 +2,7 @@
 
 from meshwright.hardware import Cluster, Mesh
 
-MAX_SHAPES = 10
+MAX_SHAPES = 40
 
 
 def auto_meshes(cluster: Cluster) -> list[Mesh]:

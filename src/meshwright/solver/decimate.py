@@ -27,15 +27,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
             ascend_prices(dual, dual.bound * 1.01, 4, deadline)
             prices = dual.prices
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
-        reduced = None
-        while reduced is None and time.perf_counter() < deadline:
-            noise = rng.random(model.num_nodes)
-            alive = lead(model.off, model.eu, model.ev, model.eoff, model.mat, dual.reduced, noise, count)
-            reduced = reduce_model(model, alive, deadline=deadline)
-            if reduced.infeasible:
-                if count == 1:
-                    return None
-                reduced, count = None, max(1, count // 4)
+        reduced = _fix_some(model, dual.reduced, count, rng, deadline)
         if reduced is None:
             return None
         chain.append(reduced)
@@ -47,6 +39,26 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     for reduced in reversed(chain):
         choice = reduced.expand(choice).astype(np.int64)
     return choice
+
+
+def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float) -> Reduced | None:
+    """Fixes the best states of up to `count` nodes; one that alone proves impossible is ruled out instead."""
+    noise = rng.random(model.num_nodes)
+    while time.perf_counter() < deadline:
+        alive = lead(model.off, model.eu, model.ev, model.eoff, model.mat, costs, noise, count)
+        reduced = reduce_model(model, alive, deadline=deadline)
+        if not reduced.infeasible:
+            return reduced
+        if count > 1:
+            count = max(1, count // 4)
+            continue
+        node = int(np.flatnonzero(np.add.reduceat(alive, model.off[:-1]) < np.diff(model.off))[0])
+        here = slice(model.off[node], model.off[node + 1])
+        others = np.ones(len(model.cost), dtype=np.uint8)
+        others[here] = 1 - alive[here]
+        reduced = reduce_model(model, others, deadline=deadline)
+        return None if reduced.infeasible else reduced
+    return None
 
 
 @kernel

@@ -13,7 +13,7 @@ from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.state import State, cost_of, load_of
 from meshwright.solver.window import cut_window, grow_window, index_rows
 
-_LEAST, _MOST = 4, 150  # nodes of a window
+_LEAST, _MOST = 4, 600  # nodes of a window
 
 
 class Neighbourhood:

@@ -14,8 +14,6 @@ from meshwright.strategy.sharding import Axes, Holders
 
 Assignment = NDArray[np.int64]
 
-MAX_STRATEGIES = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -50,9 +48,6 @@ def enumerate_candidates(nest: LoopNest, axes: Axes, scatter: bool = True) -> Ca
     if targets:
         legal &= _scatters_evenly(nest, axes, loops, into)
     loops, into = loops[legal], into[legal]
-    if len(loops) > MAX_STRATEGIES:  # the most split ones are the ones that can win
-        order = np.argsort((loops < 0).sum(axis=1), kind="stable")[:MAX_STRATEGIES]
-        loops, into = loops[np.sort(order)], into[np.sort(order)]
     return Candidates(loops, into)
 
 

@@ -8,6 +8,7 @@ from meshwright.solver.model import Model
 _MOST_STATES = 20_000  # comparing two times costs one step per state
 _MOST_CELLS = 30_000_000
 _WINDOW = 8
+_PROBES = 16
 
 
 def tighten_times(model: Model) -> Model:
@@ -26,8 +27,16 @@ def tighten_times(model: Model) -> Model:
         dense = dense_usage(model)
         most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
         order = np.argsort(model.cap - most, kind="stable")
-        model = _with_times(model, keep_tightest(model.off, model.cap, dense, order))
+        model = _with_times(model, keep_tightest(model.off, model.cap, dense, order, _excess(model, dense)))
     return model
+
+
+def _excess(model: Model, dense: np.ndarray) -> np.ndarray:
+    """How far a few random choices exceed the cap at every time: t can be implied by p only if none exceeds more at t."""
+    rng = np.random.default_rng(0)
+    sizes = np.diff(model.off)
+    probes = [model.off[:-1] + (rng.random(len(sizes)) * sizes).astype(np.int64) for _ in range(_PROBES)]
+    return np.stack([dense[:, probe].sum(axis=1) for probe in probes], axis=1) - model.cap[:, None]
 
 
 def _with_times(model: Model, keep: np.ndarray) -> Model:
@@ -79,18 +88,12 @@ def dense_usage(model):
 def _implied(off, mine, theirs, slack):
     """Whether Σ_nodes max_s (mine - theirs) stays within the slack."""
     total = 0.0
-    rest = 0.0
     for u in range(len(off) - 1):
         most = -np.inf
         for s in range(off[u], off[u + 1]):
             most = max(most, mine[s] - theirs[s])
-        if most > 0:
-            total += most
-        else:
-            rest += most
-        if total + rest > slack and rest == 0.0:
-            return False
-    return total + rest <= slack
+        total += most
+    return total <= slack
 
 
 @kernel
@@ -142,7 +145,7 @@ def _add(model, r, now, sign):
 
 
 @kernel
-def keep_tightest(off, cap, dense, order):
+def keep_tightest(off, cap, dense, order, excess):
     """Walks from the tightest time to the loosest, keeping those that no kept one implies."""
     keep = np.zeros(len(cap), dtype=np.bool_)
     kept = np.empty(len(cap), dtype=np.int64)
@@ -151,7 +154,12 @@ def keep_tightest(off, cap, dense, order):
         implied = False
         for i in range(n):
             p = kept[i]
-            if _implied(off, dense[t], dense[p], cap[t] - cap[p]):
+            possible = True
+            for j in range(excess.shape[1]):
+                if excess[t, j] > excess[p, j]:
+                    possible = False
+                    break
+            if possible and _implied(off, dense[t], dense[p], cap[t] - cap[p]):
                 implied = True
                 for j in range(i, 0, -1):  # move to the front: the next time is likely implied by the same one
                     kept[j] = kept[j - 1]
