@@ -14,11 +14,13 @@ from meshwright import zoo
 TINY = ["mlp", *(name for name in zoo.names() if name.endswith("-tiny"))]
 SCANNED = [name for name in TINY if zoo.entry(name).family not in ("wide_resnet", "unet")]
 
-
+# Compiling is most of the time these tests take, and what is compiled runs twice: XLA's newer emitters take five times
+# as long as the older ones.
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-}  # compiling is most of the time
+    "xla_cpu_use_fusion_emitters": False,
+}
 
 
 def build(name, **options):
