@@ -1,17 +1,17 @@
 """The Graph: a traced function as one flat list of operations on values, with where each of them comes from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from meshwright.rules.base import Signature, TensorType
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One operation.
 
     Attributes:
@@ -34,7 +34,7 @@ class Op:
     trips: float
     recomputed: bool
     serial: int
-    equation: Any = field(default=None, repr=False, compare=False)
+    equation: Any
 
     @property
     def primitive(self) -> str:
@@ -89,6 +89,12 @@ class Graph:
     ties: tuple[Tie, ...]
     loops: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Number of elements of each value."""
+        known = {kind: prod(kind.shape) for kind in set(self.types)}
+        return [known[kind] for kind in self.types]
 
     @cached_property
     def producer(self) -> dict[int, int]:

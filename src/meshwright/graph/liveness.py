@@ -11,7 +11,7 @@ from meshwright.rules.base import LoopNest
 
 # Elementwise operations that compilers do not repeat in each reader, since they cost more than a memory access.
 _EXPENSIVE = frozenset(
-    ("exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem").split()
+    "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
 )
 
 
@@ -36,57 +36,63 @@ def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
     """Works out which values are stored, and their intervals; a donated argument and its next value are one buffer."""
     stored = _stored(graph, nests)
     num_steps = len(graph.ops)
-    start = np.zeros(len(graph.types), np.int64)
-    stop = np.zeros(len(graph.types), np.int64)
+    start, stop = [0] * len(graph.types), [0] * len(graph.types)
     loop_of = _innermost_loop(graph)
     for index, op in enumerate(graph.ops):
-        opened = loop_of[index][0] if op.primitive == "loop_stack" and loop_of[index] else index
-        start[list(op.outputs)] = opened
-        stop[list(op.outputs)] = index + 1
+        loop = loop_of[index] if op.primitive == "loop_stack" else None
+        for value in op.outputs:
+            start[value] = loop[0] if loop else index
+            stop[value] = index + 1
     for index in range(num_steps - 1, -1, -1):
         op = graph.ops[index]
-        # A reader inside a fused kernel runs when the kernel's stored result is made.
-        last = max((stop[v] for v in op.outputs if not stored[v]), default=0)
+        last = index + 1
+        for value in op.outputs:  # a reader inside a fused kernel runs when the kernel's stored result is made
+            if not stored[value] and stop[value] > last:
+                last = stop[value]
         for value in op.inputs:
-            stop[value] = max(stop[value], index + 1, last)
+            if stop[value] < last:
+                stop[value] = last
     for first, end in graph.loops:
-        inside = [v for op in graph.ops[first:end] for v in op.inputs]
-        outer = [v for v in inside if start[v] < first]
-        stop[outer] = np.maximum(stop[outer], end)
-    _pin_ends(graph, stored, stop, num_steps)
-    return Liveness(stored, start, stop, num_steps)
+        for op in graph.ops[first:end]:
+            for value in op.inputs:
+                if start[value] < first and stop[value] < end:
+                    stop[value] = end
+    kept = np.array(stored)
+    return _pin_ends(graph, Liveness(kept, np.array(start), np.array(stop), num_steps))
 
 
-def _pin_ends(graph: Graph, stored: NDArray[np.bool_], stop: NDArray[np.int64], num_steps: int) -> None:
-    stop[list(graph.outputs)] = num_steps
-    kept = [v for v in graph.inputs if v not in graph.donated]
-    stop[kept] = num_steps
+def _pin_ends(graph: Graph, live: Liveness) -> Liveness:
+    """Results live to the end, and so do arguments that the caller keeps; donated buffers are counted once."""
+    live.stop[list(graph.outputs)] = live.num_steps
+    live.stop[[v for v in graph.inputs if v not in graph.donated]] = live.num_steps
     for output, argument in graph.state.items():
         made, taken = graph.outputs[output], graph.inputs[argument]
         if taken in graph.donated and made != taken:
-            stop[taken] = num_steps
-            stored[made] = False
+            live.stop[taken] = live.num_steps
+            live.stored[made] = False
+    return live
 
 
-def _stored(graph: Graph, nests: Sequence[LoopNest]) -> NDArray[np.bool_]:
-    types = graph.types
-    stored = np.zeros(len(types), bool)
-    stored[list(graph.inputs)] = True
-    readers: dict[int, int] = {}
+def _stored(graph: Graph, nests: Sequence[LoopNest]) -> list[bool]:
+    stored = [False] * len(graph.types)
+    readers = [0] * len(graph.types)
     for op, nest in zip(graph.ops, nests, strict=True):
         fuses_inputs = nest.fusible or op.primitive.startswith(("reduce_", "arg"))
         for value in op.inputs:
-            readers[value] = readers.get(value, 0) + 1
+            readers[value] += 1
             if not fuses_inputs:
                 stored[value] = True
         if not nest.fusible:
-            stored[list(op.outputs)] = True
+            for value in op.outputs:
+                stored[value] = True
     for op in graph.ops:
-        if op.primitive in _EXPENSIVE and any(readers.get(v, 0) > 1 for v in op.outputs):
-            stored[list(op.outputs)] = True
-    stored[list(graph.outputs)] = True
-    stored[[t.made for t in graph.ties]] = True
-    stored[list(graph.constants)] = False
+        if op.primitive in _EXPENSIVE and any(readers[v] > 1 for v in op.outputs):
+            for value in op.outputs:
+                stored[value] = True
+    for value in (*graph.inputs, *graph.outputs, *(t.made for t in graph.ties)):
+        stored[value] = True
+    for value in graph.constants:
+        stored[value] = False
     return stored
 
 

@@ -100,13 +100,15 @@ class _Builder:
 
     def __init__(self) -> None:
         self.types: list[TensorType] = []
+        self.kinds: list[int] = []  # number of each value's type: quicker to hash than the type
         self.ops: list[tuple[Signature, tuple[int, ...], tuple[int, ...], str, float, int, Any]] = []
-        self.constants: dict[TensorType, int] = {}
+        self.constants: dict[int, int] = {}
         self.ties: list[Tie] = []
         self.loops: list[tuple[int, int]] = []
         self.donated: set[int] = set()
         self.serial = 0
-        self._type_cache: dict[Any, TensorType] = {}
+        self._numbers: dict[Any, int] = {}
+        self._distinct: list[TensorType] = []
         self._signatures: dict[Any, Signature] = {}
         self._scopes: dict[Any, str] = {}
 
@@ -114,18 +116,15 @@ class _Builder:
         inputs = tuple(self._new(v.aval) for v in closed.jaxpr.invars)
         self._inputs = frozenset(inputs)
         outputs = self._inline(closed, inputs, "", 1.0)
-        # An argument handed straight through, or one value returned twice, still needs a value of its own as a result.
         keep = self._needed(outputs)
-        index = {old: new for new, old in enumerate(keep)}
         shift = np.searchsorted(np.array(keep, dtype=int), np.arange(len(self.ops) + 1))
-        phases = assign_phases([self.ops[i] for i in keep])
+        kept = [self.ops[i] for i in keep]
+        recomputed = {scope: jax_compat.is_recomputed(scope) for scope in self._scopes.values()}
         ops = tuple(
-            Op(sig, ins, outs, scope, phase, trips, jax_compat.is_recomputed(scope), serial, eqn)
-            for (sig, ins, outs, scope, trips, serial, eqn), phase in zip(
-                (self.ops[i] for i in keep), phases, strict=True
-            )
+            Op(sig, ins, outs, scope, phase, trips, recomputed[scope], serial, eqn)
+            for (sig, ins, outs, scope, trips, serial, eqn), phase in zip(kept, assign_phases(kept), strict=True)
         )
-        made = {value for i in index for value in self.ops[i][2]} | set(inputs)
+        made = {value for op in kept for value in op[2]} | set(inputs)
         return Graph(
             types=tuple(self.types),
             ops=ops,
@@ -161,40 +160,52 @@ class _Builder:
                 stack.extend(self.ops[i][1])
         return sorted(seen)
 
-    def _type(self, aval: Any) -> TensorType:
-        key = (aval.shape, aval.dtype) if hasattr(aval, "dtype") else aval
-        found = self._type_cache.get(key)
+    def _kind(self, aval: Any) -> int:
+        """The number of an abstract value's type."""
+        dtype = getattr(aval, "dtype", None)
+        key = aval if dtype is None else (aval.shape, dtype)
+        found = self._numbers.get(key)
         if found is None:
-            if hasattr(aval, "dtype"):
+            if dtype is None:  # tokens and the like hold no data
+                found = self._number(TensorType((), "token", 0))
+            else:
                 shape = tuple(int(d) for d in aval.shape)
-                found = TensorType(shape, str(aval.dtype), jax_compat.itemsize(aval.dtype))
-            else:  # tokens and the like hold no data
-                found = TensorType((), "token", 0)
-            self._type_cache[key] = found
+                found = self._number(TensorType(shape, str(dtype), jax_compat.itemsize(dtype)))
+            self._numbers[key] = found
         return found
 
-    def _new(self, aval: Any) -> int:
-        self.types.append(self._type(aval))
+    def _number(self, kind: TensorType) -> int:
+        found = self._numbers.get(kind)
+        if found is None:
+            found = self._numbers[kind] = len(self._distinct)
+            self._distinct.append(kind)
+        return found
+
+    def _add_value(self, number: int) -> int:
+        self.kinds.append(number)
+        self.types.append(self._distinct[number])
         return len(self.types) - 1
+
+    def _new(self, aval: Any) -> int:
+        return self._add_value(self._kind(aval))
 
     def _constant(self, aval: Any) -> int:
         """One value stands for all constants of a type: what they hold does not matter to a plan."""
-        kind = self._type(aval)
+        kind = self._kind(aval)
         if kind not in self.constants:
-            self.constants[kind] = self._new(aval)
+            self.constants[kind] = self._add_value(kind)
         return self.constants[kind]
 
     def _inline(self, closed: Any, inputs: Sequence[int], scope: str, trips: float) -> tuple[int, ...]:
+        literal = jax_compat.Literal
         env: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for var in closed.jaxpr.constvars:
             env[var] = self._constant(var.aval)
         for eqn in closed.jaxpr.eqns:
-            ins = tuple(self._constant(v.aval) if isinstance(v, jax_compat.Literal) else env[v] for v in eqn.invars)
+            ins = tuple([env[v] if type(v) is not literal else self._constant(v.aval) for v in eqn.invars])
             outs = self._equation(eqn, ins, self._scope(scope, eqn), trips)
             env.update(zip(eqn.outvars, outs, strict=True))
-        return tuple(
-            self._constant(v.aval) if isinstance(v, jax_compat.Literal) else env[v] for v in closed.jaxpr.outvars
-        )
+        return tuple([env[v] if type(v) is not literal else self._constant(v.aval) for v in closed.jaxpr.outvars])
 
     def _scope(self, outer: str, eqn: Any) -> str:
         key = (outer, jax_compat.name_stack(eqn))
@@ -258,8 +269,8 @@ class _Builder:
     ) -> int:
         """Adds one of the tracer's own operations, with one result of the first operand's type or another shape."""
         kind = self.types[ins[0]]
-        self.types.append(kind if shape is None else TensorType(shape, kind.dtype, kind.itemsize))
-        outs = (len(self.types) - 1,)
+        number = self._number(kind if shape is None else TensorType(shape, kind.dtype, kind.itemsize))
+        outs = (self._add_value(number),)
         self._add(self._signature(name, {}, ins, outs), ins, outs, scope, trips, None)
         return outs[0]
 
@@ -270,14 +281,14 @@ class _Builder:
         self.serial += 1
 
     def _signature(self, name: str, params: dict[str, Any], ins: tuple[int, ...], outs: tuple[int, ...]) -> Signature:
-        operands, results = tuple(self.types[v] for v in ins), tuple(self.types[v] for v in outs)
+        kinds = self.kinds
+        key: Any = (name, tuple(params.items()), tuple([kinds[v] for v in (*ins, *outs)]), len(ins))
         try:
-            key = (name, tuple(params.items()), operands, results)
             found = self._signatures.get(key)
         except TypeError:  # a parameter that cannot be hashed: an array, say
-            key = (name, repr(sorted(params)), id(params), operands, results)
-            found = None
+            key, found = (name, id(params)), None
         if found is None:
+            operands, results = tuple(self.types[v] for v in ins), tuple(self.types[v] for v in outs)
             found = self._signatures[key] = Signature(name, params, operands, results)
         return found
 

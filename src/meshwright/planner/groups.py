@@ -7,7 +7,6 @@ bits) are *virtual*: they belong to no group and are made by each reader in the 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import prod
 
 from meshwright.graph import UPDATE, Graph, Op
 from meshwright.rules import Loop, LoopNest, loop_nest
@@ -82,11 +81,11 @@ class Grouping:
             self._open(Group(None, value), (value,))
         nests: dict[int, LoopNest] = {}
         for index, op in enumerate(graph.ops):
-            key = id(op.signature)
-            if key not in nests:
-                nests[key] = loop_nest(op.signature)
-            self.nests.append(nests[key])
-            self._place(index, op, nests[key])
+            nest = nests.get(id(op.signature))
+            if nest is None:
+                nest = nests[id(op.signature)] = loop_nest(op.signature)
+            self.nests.append(nest)
+            self._place(index, op, nest)
         self._find_slots()
 
     def is_real(self, value: int) -> bool:
@@ -124,9 +123,9 @@ class Grouping:
                 self.groups[group].values.append(value)
 
     def _place(self, index: int, op: Op, nest: LoopNest) -> None:
-        types = self.graph.types
-        real = [p for p, v in enumerate(op.inputs) if v in self.home]
-        rooted = bool(real) or any(v in self._rooted for v in op.inputs)
+        types, home = self.graph.types, self.home
+        real = [p for p, v in enumerate(op.inputs) if v in home]
+        rooted = bool(real) or not self._rooted.isdisjoint(op.inputs)
         if self._is_virtual(op, nest, real, rooted):
             self.virtual.update(op.outputs)
             if rooted:
@@ -144,8 +143,10 @@ class Grouping:
         self._join(group_id, op.outputs)
 
     def _is_virtual(self, op: Op, nest: LoopNest, real: list[int], rooted: bool) -> bool:
-        types = self.graph.types
-        if self._outputs.intersection(op.outputs) or op.primitive == "loop_carry":
+        types, sizes = self.graph.types, self.graph.sizes
+        if real and not any(sizes[v] >= _EXPANDING * sizes[op.inputs[real[0]]] for v in op.outputs):
+            return False
+        if not self._outputs.isdisjoint(op.outputs) or op.primitive == "loop_carry":
             return False
         if not rooted:  # made of constants and scalars alone
             scalars = [v for v in op.inputs if v not in self.virtual and not types[v].shape]
@@ -154,21 +155,24 @@ class Grouping:
             return False
         if not real:
             return True
-        made = sum(prod(types[v].shape) for v in op.outputs)
-        return made >= _EXPANDING * sum(prod(types[v].shape) for v in op.inputs)
+        return sum(sizes[v] for v in op.outputs) >= _EXPANDING * sum(sizes[v] for v in op.inputs)
 
     def _followed(self, op: Op, real: list[int]) -> int:
         """The operand to follow: the largest, and among equals the one whose group should own the result."""
-        types = self.graph.types
-        largest = max(prod(types[op.inputs[p]].shape) for p in real)
-        equals = [p for p in real if prod(types[op.inputs[p]].shape) == largest]
+        if len(real) == 1:
+            return real[0]
+        sizes = self.graph.sizes
+        largest = max([sizes[op.inputs[p]] for p in real])
+        equals = [p for p in real if sizes[op.inputs[p]] == largest]
+        if len(equals) == 1:
+            return equals[0]
         state = [self._state_of[v] for v in op.outputs if v in self._state_of]
         own = [p for p in equals if state and self.home[op.inputs[p]] == self.home[state[0]]]
         if own:
             return own[0]
         if op.phase == UPDATE:
             # Optimizer state before parameters, both before gradients: so each keeps a choice of its own.
-            shape = types[op.outputs[0]].shape
+            shape = self.graph.types[op.outputs[0]].shape
             led = [p for p in equals if self._led_by(op.inputs[p], shape)]
             if led:
                 return min(led, key=lambda p: self.groups[self.home[op.inputs[p]]].argument in self._read_forward)
