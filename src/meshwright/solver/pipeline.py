@@ -9,8 +9,13 @@ from meshwright.solver.check import price
 from meshwright.solver.exact import Closer
 from meshwright.solver.model import from_problem
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
+from meshwright.solver.search import Search
 from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
+from meshwright.solver.worker import Crew
+
+_SMALL_STATES = 12_000  # up to here the frontier search is tried before anything else
+_WORTH_A_CREW = 3.0  # seconds left from which further processes earn their start-up
 
 
 class Run:
@@ -23,7 +28,8 @@ class Run:
         self.seed, self.workers, self.steps = seed, workers, steps
         self.on_progress: Callable[[Progress], None] | None = on_progress
         self.choice: np.ndarray | None = None
-        self.cost = self.bound_reached = np.inf
+        self.cost = np.inf
+        self._offset = 0.0
         self.peak = 0.0
         self.bound = -np.inf
         self.history: list[Progress] = []
@@ -32,17 +38,65 @@ class Run:
             self.offer(np.asarray(initial))
 
     def solve(self) -> Solution:
-        simple = simplify(from_problem(self.problem), self.deadline)
-        if simple.infeasible:
-            return self.finish_infeasible(simple.excess)
-        closer = Closer(self.tolerance, self.deadline)
+        """Simplifies, closes what is small, searches what is not."""
+        try:
+            simple = simplify(from_problem(self.problem), self.deadline)
+            if simple.infeasible:
+                return self.finish_infeasible(simple.excess)
+            if len(simple.model.cost) <= _SMALL_STATES and self._closed(simple):
+                return self.finish_infeasible(0.0) if self.bound == np.inf else self.finish()
+            self._search(simple)
+        except KeyboardInterrupt:
+            pass  # the best so far is the answer
+        return self.finish()
+
+    def _closed(self, simple: Simplified) -> bool:
+        """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
+        now = time.perf_counter()
+        closer = Closer(self.tolerance, min(self.deadline, now + max(1.0, 0.03 * (self.deadline - now))))
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
         self.raise_bound(found.bound + simple.offset)
-        if np.isinf(self.cost) and np.isinf(found.bound):
-            return self.finish_infeasible(0.0)
-        return self.finish()
+        return self.bound >= self.cost - self.tolerance
+
+    def _search(self, simple: Simplified) -> None:
+        """The anytime search, in this process and in the crew's."""
+        crew = None
+        left = self.deadline - time.perf_counter()
+        if self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
+            crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers)
+
+        def tell(cost: float, choice: np.ndarray) -> None:
+            self.offer(simple.expand(choice))
+            if crew is not None:
+                crew.board.post(0, cost, choice)
+
+        def poll() -> tuple[float, np.ndarray] | None:
+            if crew is None:
+                return None
+            self.raise_bound(crew.board.best_bound() + simple.offset)
+            search.bound = max(search.bound, self.bound - simple.offset)
+            found = crew.board.best() if crew.board.best_cost() < self.cost - simple.offset else None
+            if found is not None:
+                self.offer(simple.expand(found[1]))
+            return found
+
+        search = Search(simple.model, self.tolerance, self.deadline, self.seed, self.steps, tell, self._told, poll)
+        self._offset = simple.offset
+        search.cost = self.cost - simple.offset
+        try:
+            search.run()
+            poll()
+        except KeyboardInterrupt:
+            poll()
+            raise
+        finally:
+            if crew is not None:
+                crew.close()
+
+    def _told(self, bound: float) -> None:
+        self.raise_bound(bound + self._offset)
 
     def offer(self, choice: np.ndarray) -> bool:
         """Takes a choice of the full problem if it is legal and the cheapest so far; the checker has the last word."""
@@ -99,5 +153,3 @@ def whole_tolerance(problem: ChoiceProblem) -> float:
     scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
     return 1e-11 * max(scale, max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0), 1e-300)
 
-
-__all__ = ["Run", "Simplified"]

@@ -1,0 +1,52 @@
+"""A level of the search: a model, its dual, and the way up to the model that the search began with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.solver.dual import Dual, carried
+from meshwright.solver.model import Model
+from meshwright.solver.reductions.reduce import Reduced, reduce_model
+from meshwright.solver.reductions.times import tighten_times
+
+
+@dataclass(eq=False)
+class Level:
+    """Costs in the model are `offset` less than in the top model; `chain` leads from the top down to it."""
+
+    model: Model
+    dual: Dual
+    offset: float = 0.0
+    chain: tuple[Reduced, ...] = ()
+
+    @classmethod
+    def top(cls, model: Model) -> "Level":
+        return cls(model, Dual(model))
+
+    def below(self, alive: np.ndarray, deadline: float) -> "Level | None":
+        """The level that is left when only the marked states may be chosen; None where nothing fits any more."""
+        reduced = reduce_model(self.model, alive, growth=8.0, deadline=deadline)
+        if reduced.infeasible:
+            return None
+        model = tighten_times(reduced.model)
+        reduced = Reduced(**{**reduced.__dict__, "model": model})
+        dual = Dual(model, prices=carried(self.dual.prices, self.model, model))
+        return Level(model, dual, self.offset + reduced.offset, (*self.chain, reduced))
+
+    def expand(self, choice: np.ndarray) -> np.ndarray:
+        """The choice of the top model that a choice of this level stands for."""
+        for reduced in reversed(self.chain):
+            choice = reduced.expand(choice)
+        return np.asarray(choice, dtype=np.int64)
+
+    def restrict(self, choice: np.ndarray) -> np.ndarray | None:
+        """The choice of this level behind a choice of the top model; None where a state is no longer there."""
+        for reduced in self.chain:
+            sizes = np.diff(reduced.model.off)
+            wanted = np.repeat(choice[reduced.nodes], sizes)
+            hit = np.flatnonzero(reduced.labels == wanted)
+            node = np.repeat(np.arange(len(sizes)), sizes)[hit]
+            if len(node) != len(sizes):
+                return None
+            choice = hit - reduced.model.off[:-1]
+        return choice

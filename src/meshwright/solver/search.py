@@ -1,0 +1,177 @@
+"""The anytime search of one process: bound, decimate, improve by windows, fix by the bound, close, start again."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.solver.decimate import decimate
+from meshwright.solver.dual import ascend_prices
+from meshwright.solver.exact import Closer
+from meshwright.solver.level import Level
+from meshwright.solver.model import Model
+from meshwright.solver.neighbourhood import Neighbourhood
+from meshwright.solver.state import State
+
+_SMALL_STATES = 4_000  # a level that small is worth closing by the frontier search
+_SCALES = (1.0, 1.5, 3.0, 0.7, 6.0, 2.0)  # of the prices, from start to start
+
+
+@dataclass(eq=False)
+class Search:
+    """Searches one model.
+
+    Attributes:
+        model: The top model; costs and choices that are told or polled refer to it.
+        tolerance: Improvements smaller than this do not matter.
+        deadline: `time.perf_counter()` at which to stop.
+        seed: Seed of all random choices; processes with different seeds begin with different starts.
+        steps: Most windows to try; None for no limit.
+        tell: Called with (cost, choice) on every improvement of the best.
+        tell_bound: Called with every better lower bound.
+        poll: Returns (cost, choice) of the best that other processes found, or None.
+    """
+
+    model: Model
+    tolerance: float
+    deadline: float
+    seed: int = 0
+    steps: int | None = None
+    tell: Callable[[float, np.ndarray], None] = lambda cost, choice: None
+    tell_bound: Callable[[float], None] = lambda bound: None
+    poll: Callable[[], tuple[float, np.ndarray] | None] = lambda: None
+    cost: float = np.inf
+    choice: np.ndarray | None = None
+    bound: float = -np.inf
+    windows: int = 0
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    def run(self) -> None:
+        """Searches until the time or the steps are up, or the best is proven optimal."""
+        level = Level.top(self.model)
+        self._first_bound(level)
+        start = self.seed
+        while not self.done():
+            state = self._start(level, start)
+            start += 1
+            if state is None:
+                continue
+            self._improve(level, state)
+            if self.done():
+                break
+            level = self._deepen(level)
+
+    def done(self) -> bool:
+        """Whether the time or the steps are up or nothing is left to gain."""
+        out_of_steps = self.steps is not None and self.windows >= self.steps
+        proven = self.bound >= self.cost - self.tolerance
+        return out_of_steps or proven or time.perf_counter() > self.deadline
+
+    def _first_bound(self, level: Level) -> None:
+        """Zero prices first, then a few price steps: enough to guide the first start."""
+        dual, part = level.dual, self._slice(0.1)
+        dual.converge(40, 1e-5, part)
+        if len(level.model.cap):
+            ascend_prices(dual, 1.1 * dual.bound, 60, part)
+        self._raise(dual.bound + level.offset)
+
+    def _start(self, level: Level, number: int) -> State | None:
+        """A choice to improve: the best so far (first time on a level), or a new one by decimation."""
+        if self.choice is not None and number % 2 == 0:
+            known = level.restrict(self.choice)
+            if known is not None:
+                return State.of(level.model, known)
+        scale = _SCALES[number % len(_SCALES)]
+        part = 0.03 if number % 3 else 0.1
+        jitter = 1.0 + 0.3 * self.rng.standard_normal(len(level.model.cap)).clip(-2, 2) * (number >= len(_SCALES))
+        prices = level.dual.prices * scale * jitter
+        choice = decimate(level.model, prices, self._slice(0.3), part, seed=self.seed + number)
+        if choice is None:
+            self.windows += 1  # a failed start counts as a step, so that a step budget always ends
+            return None
+        state = State.of(level.model, choice)
+        if not state.fits(level.model):
+            return None
+        self._offer(level, state)
+        return state
+
+    def _improve(self, level: Level, state: State) -> None:
+        """Windows around one choice until a good number of them brought nothing."""
+        around = Neighbourhood(level.model, level.dual.prices, self.tolerance, int(self.rng.integers(1 << 30)))
+        level.dual.restore()
+        level.dual.sweep()
+        around.aim(level.dual.reduced, state.choice)
+        stale = 0
+        while not self.done():
+            self.windows += 1
+            gained = around.step(state, self.deadline)
+            stale = 0 if gained else stale + 1
+            if gained and state.cost + level.offset < self.cost:
+                self._offer(level, state)
+            if self.windows % 16 == 0:
+                self._adopt(level, state)
+            if stale > 40 + 3 * level.model.num_nodes / around.size:
+                break
+
+    def _adopt(self, level: Level, state: State) -> None:
+        """Goes on from another process's choice where that is cheaper than the best here."""
+        found = self.poll()
+        if found is None or found[0] >= self.cost - 0.1 * self.tolerance:
+            return
+        self.cost, self.choice = found
+        known = level.restrict(found[1])
+        if known is not None:
+            better = State.of(level.model, known)
+            state.choice, state.cost, state.load = better.choice, better.cost, better.load
+
+    def _deepen(self, level: Level) -> Level:
+        """Raises the bound, fixes what it rules out, and closes what is left if it is small."""
+        dual, goal = level.dual, self.cost - level.offset
+        part = self._slice(0.15)
+        if len(level.model.cap) and np.isfinite(goal):
+            ascend_prices(dual, goal, 100, part, step=0.5)
+        dual.converge(30, 1e-6, part)
+        self._raise(dual.bound + level.offset)
+        if not np.isfinite(goal) or self.done():
+            return level
+        dual.restore()
+        dual.sweep()
+        alive = dual.reduced <= goal - dual.now + 1e-12 * abs(goal)
+        if alive.mean() < 0.9:
+            smaller = level.below(alive, self._slice(0.3))
+            if smaller is None:
+                self._raise(self.cost)
+                return level
+            level = smaller
+            level.dual.converge(40, 1e-6, self._slice(0.1))
+        if level.model.num_nodes == 0 or len(level.model.cost) < _SMALL_STATES:
+            self._close(level)
+        return level
+
+    def _close(self, level: Level) -> None:
+        """The frontier search over the whole level, as far as it gets in a tenth of the time that is left."""
+        closer = Closer(self.tolerance, self._slice(0.1), efforts=(2e5, 2e6))
+        found = closer.close(level.model, self.cost - level.offset, level.dual.prices)
+        if found.choice is not None:
+            self._offer(level, State.of(level.model, found.choice))
+        self._raise(min(found.bound + level.offset, self.cost))
+
+    def _offer(self, level: Level, state: State) -> None:
+        if state.cost + level.offset < self.cost - 1e-12 * abs(self.cost if np.isfinite(self.cost) else 0.0):
+            self.choice = level.expand(state.choice)
+            self.cost = State.of(self.model, self.choice).cost
+            self.tell(self.cost, self.choice)
+
+    def _raise(self, bound: float) -> None:
+        if bound > self.bound:
+            self.bound = bound
+            self.tell_bound(bound)
+
+    def _slice(self, part: float) -> float:
+        """The moment at which a part of the remaining time is over."""
+        now = time.perf_counter()
+        return now + part * max(self.deadline - now, 0.0)
