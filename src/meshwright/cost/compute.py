@@ -1,6 +1,6 @@
 """Time of one operation's own work on one device: a roofline over matrix products and memory traffic."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,12 @@ Array = NDArray[np.float64]
 class ChipTimes(Protocol):
     """What the roofline needs to know of a chip."""
 
-    launch_s: float
+    @property
+    def launch_s(self) -> float: ...
 
-    def matmul_s(self, flops: Array, dtype: str, num_bytes: Array) -> Array: ...
+    def matmul_s(self, flops: Any, dtype: str = ..., num_bytes: Any = ...) -> Any: ...
 
-    def memory_s(self, num_bytes: Array) -> Array: ...
+    def memory_s(self, num_bytes: Any) -> Any: ...
 
 
 def compute_s(

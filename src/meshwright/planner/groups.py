@@ -8,7 +8,7 @@ bits) are *virtual*: they belong to no group and are made by each reader in the 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from meshwright.graph import UPDATE, Graph, Op
+from meshwright.graph import BACKWARD, UPDATE, Graph, Op
 from meshwright.rules import Loop, LoopNest, loop_nest
 from meshwright.rules.base import TensorType
 
@@ -63,6 +63,7 @@ class Grouping:
         place: Position of each real value within its group's `values`.
         virtual: Values that belong to no group.
         nests: Loop nest of each operation.
+        gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
     """
 
     def __init__(self, graph: Graph):
@@ -87,6 +88,7 @@ class Grouping:
             self.nests.append(nest)
             self._place(index, op, nest)
         self._find_slots()
+        self.gradients = _gradients(graph)
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""
@@ -123,8 +125,11 @@ class Grouping:
                 self.groups[group].values.append(value)
 
     def _place(self, index: int, op: Op, nest: LoopNest) -> None:
-        types, home = self.graph.types, self.home
+        types, home, sizes = self.graph.types, self.home, self.graph.sizes
         real = [p for p, v in enumerate(op.inputs) if v in home]
+        if real and not nest.leads and sizes[op.outputs[0]] < _EXPANDING * sizes[op.inputs[real[0]]]:
+            self._follow(index, op, real)  # by far the commonest
+            return
         rooted = bool(real) or not self._rooted.isdisjoint(op.inputs)
         if self._is_virtual(op, nest, real, rooted):
             self.virtual.update(op.outputs)
@@ -136,16 +141,18 @@ class Grouping:
                 group = Group(index, None, [index], [-1])
                 self._open(group, op.outputs)
             return
-        position = self._followed(op, real)
+        self._follow(index, op, real)
+
+    def _follow(self, index: int, op: Op, real: list[int]) -> None:
+        position = real[0] if len(real) == 1 else self._followed(op, real)
         group_id = self.home[op.inputs[position]]
-        self.groups[group_id].ops.append(index)
-        self.groups[group_id].follows.append(position)
+        group = self.groups[group_id]
+        group.ops.append(index)
+        group.follows.append(position)
         self._join(group_id, op.outputs)
 
     def _is_virtual(self, op: Op, nest: LoopNest, real: list[int], rooted: bool) -> bool:
         types, sizes = self.graph.types, self.graph.sizes
-        if real and not any(sizes[v] >= _EXPANDING * sizes[op.inputs[real[0]]] for v in op.outputs):
-            return False
         if not self._outputs.isdisjoint(op.outputs) or op.primitive == "loop_carry":
             return False
         if not rooted:  # made of constants and scalars alone
@@ -159,8 +166,6 @@ class Grouping:
 
     def _followed(self, op: Op, real: list[int]) -> int:
         """The operand to follow: the largest, and among equals the one whose group should own the result."""
-        if len(real) == 1:
-            return real[0]
         sizes = self.graph.sizes
         largest = max([sizes[op.inputs[p]] for p in real])
         equals = [p for p in real if sizes[op.inputs[p]] == largest]
@@ -208,6 +213,18 @@ class Grouping:
             return []
         inputs = (v for index in self.pulled(value) for v in self.graph.ops[index].inputs)
         return list(dict.fromkeys(v for v in inputs if v in self.home))
+
+
+def _gradients(graph: Graph) -> set[int]:
+    found: set[int] = set()
+    for op in reversed(graph.ops):
+        if op.phase == UPDATE:
+            found.update(op.inputs)
+        elif op.phase == BACKWARD and not found.isdisjoint(op.outputs):
+            size = graph.sizes[op.outputs[0]]
+            found.update(v for v in op.inputs if graph.sizes[v] == size)
+    made = {v for op in graph.ops if op.phase == BACKWARD for v in op.outputs}
+    return found & made
 
 
 def identity_nest(kind: TensorType) -> LoopNest:

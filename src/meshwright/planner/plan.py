@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
@@ -127,6 +127,24 @@ class Considered:
     remark: str
 
 
+class Details(Protocol):
+    """The long lists of a plan; a fresh plan makes them when they are first asked for."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]: ...
+
+    @property
+    def ops(self) -> tuple[OpPlan, ...]: ...
+
+
+@dataclass(frozen=True)
+class KnownDetails:
+    """Details that are there already, as in a plan that was loaded."""
+
+    collectives: tuple[Collective, ...]
+    ops: tuple[OpPlan, ...]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to do and what it will cost.
@@ -146,8 +164,7 @@ class Plan:
     solution: SolutionSummary
     arguments: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
-    collectives: tuple[Collective, ...]
-    ops: tuple[OpPlan, ...]
+    details: Details
     unsplittable: tuple[str, ...]
     considered: tuple[Considered, ...]
     provenance: Mapping[str, Any]
@@ -155,6 +172,16 @@ class Plan:
     out_structure: Any = field(repr=False)
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every communication, in the order of the operations."""
+        return self.details.collectives
+
+    @property
+    def ops(self) -> tuple[OpPlan, ...]:
+        """How every operation is split, in the order of the program; virtual ones follow their readers."""
+        return self.details.ops
 
     @property
     def step_s(self) -> float:

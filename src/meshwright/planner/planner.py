@@ -112,8 +112,7 @@ class Task:
         assert solved.solution is not None and solved.solution.choice is not None
         back = Readback(solved.formulation, solved.solution.choice)
         profile = back.profile()
-        collectives = tuple(back.collectives())
-        cost = Cost(back.compute(), sum(c.seconds for c in collectives))
+        cost = Cost(back.compute(), back.communication())
         bound = min(unfolded_bound(solved.formulation, solved.free_cost), cost.total)
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
@@ -136,8 +135,7 @@ class Task:
             ),
             arguments=arguments,
             results=tuple(self._results(back)),
-            collectives=collectives,
-            ops=tuple(back.op_plans()),
+            details=back,
             unsplittable=self.unsplittable,
             considered=tuple(considered),
             provenance=self._provenance(mesh),

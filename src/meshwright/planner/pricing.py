@@ -1,6 +1,5 @@
 """Prices every strategy of a group on one mesh: shardings, compute, collectives and memory, all strategies at once."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -209,7 +208,7 @@ class _Walk:
         if not partial.any():
             return
         op, mesh = self.graph.ops[index], self.pricer.mesh
-        purpose = "gradient" if op.phase == "backward" and self._is_gradient(op.outputs) else "activation"
+        purpose = "activation" if self.grouping.gradients.isdisjoint(op.outputs) else "gradient"
         left = local.copy()
         for axis, size in enumerate(mesh.sizes):
             on = partial[:, axis] & (scatter[:, axis] >= 0)
@@ -223,32 +222,21 @@ class _Walk:
                 on_axes = tuple(a for a in range(len(mesh.sizes)) if mask >> a & 1)
                 self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, op.trips, purpose)
 
-    def _is_gradient(self, outputs: Iterable[int]) -> bool:
-        """Whether a value goes to the update: its partial sums are the synchronisation of a gradient."""
-        readers = (i for v in outputs for i in self.graph.consumers.get(v, ()))
-        return any(self.graph.ops[i].phase == "update" for i in readers) or any(
-            self.graph.ops[i].phase == "update"
-            for v in outputs
-            for i in self.graph.consumers.get(v, ())
-            for w in self.graph.ops[i].outputs
-            for i in self.graph.consumers.get(w, ())
-        )
-
     def _halo(self, member: int, index: int, loops: Assignment) -> None:
-        """A split window reads its neighbour's border: a permute of the halo's share of the operand."""
+        """A split window reads its neighbour's border: a permute of the halo's share of the first operand."""
         op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
         for i, loop in enumerate(nest.loops):
             if not loop.halo or not (loops == i).any():
                 continue
-            for position, dims in enumerate(nest.operands):
-                if not any(i in dim for dim in dims):
-                    continue
-                need = axes.pack(tensor_holders(dims, loops, len(nest.loops)))
-                local = self.graph.types[op.inputs[position]].num_bytes / axes.num_parts(need)
-                for axis in range(axes.num_axes):
-                    on = loops[:, axis] == i
-                    share = np.minimum(1.0, loop.halo * axes.sizes[axis] / loop.size)
-                    self._event("permute", (axis,), np.where(on, local * share, 0.0), member, op.trips, "halo")
+            dims = nest.operands[0]
+            kind = self.graph.types[op.inputs[0]]
+            size = next((kind.shape[d] for d, dim in enumerate(dims) if i in dim), loop.size)
+            need = axes.pack(tensor_holders(dims, loops, len(nest.loops)))
+            local = kind.num_bytes / axes.num_parts(need)
+            for axis in range(axes.num_axes):
+                share = min(1.0, loop.halo * axes.sizes[axis] / size)
+                border = np.where(loops[:, axis] == i, local * share, 0.0)
+                self._event("permute", (axis,), border, member, op.trips, "halo")
 
     def _internal(self, member: int, value: int, need: Codes, phase: str, trips: float) -> None:
         """Reshards a value within the group where an operation needs it otherwise than it was made."""

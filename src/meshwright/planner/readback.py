@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +126,8 @@ class Readback:
             for item in self.resharded()
         ]
 
-    def collectives(self) -> list[Collective]:
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
         """Every communication of the plan, in the order of the operations."""
         names = self.formulation.mesh.names
         found: list[tuple[int, Collective]] = []
@@ -155,14 +157,28 @@ class Readback:
                     hop.kind, axes, hop.num_bytes, seconds, read.phase, read.operation, source, "reshard", read.trips
                 )
                 found.append((read.start, item))
-        return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+        return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
+
+    def communication(self) -> float:
+        """Seconds of communication of one step: the sum over `collectives`, counted by classes."""
+        tables, formulation = self.formulation.tables, self.formulation
+        inside = sum(
+            len(members) * (formulation.costs[c][self.choice[c]] - tables[c].compute[self.choice[c]])
+            for c, members in enumerate(self.folded.members)
+        )
+        between = sum(
+            count * matrix[self.choice[key[0]], self.choice[key[2]]]
+            for key, (count, matrix) in formulation.edges.items()
+        )
+        return float(inside + between)
 
     def compute(self) -> float:
         """Seconds of compute of one step."""
         tables = self.formulation.tables
         return float(sum(tables[c].compute[self.choice[c]] * len(m) for c, m in enumerate(self.folded.members)))
 
-    def op_plans(self) -> list[OpPlan]:
+    @cached_property
+    def ops(self) -> tuple[OpPlan, ...]:
         """How every operation that belongs to a group is split, in program order."""
         cache: dict[tuple[int, int, int], tuple] = {}
         found: list[tuple[int, OpPlan]] = []
@@ -174,7 +190,7 @@ class Readback:
                     cache[key] = self._shardings(which, member, index)
                 op = self.graph.ops[index]
                 found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key])))
-        return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+        return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
 
     def _shardings(self, which: int, member: int, index: int) -> tuple:
         table, strategy = self.formulation.tables[which], self.choice[which]

@@ -107,7 +107,9 @@ def _legal_moves(axes: Axes, shape: tuple[int, ...]) -> _Moves:
     place = {int(code): i for i, code in enumerate(codes)}
     held = axes.unpack(codes)
     parts = axes.num_parts(codes)
-    source, target, fraction = [], [], []
+    source: list[int] = []
+    target: list[int] = []
+    fraction: list[float] = []
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def add(kind: str, moved: tuple[int, ...], i: int, after: list[int], portion: float) -> None:
