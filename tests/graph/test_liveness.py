@@ -1,0 +1,146 @@
+"""Liveness: which values take memory, and from which operation to which."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshwright.graph import trace
+from meshwright.graph.liveness import liveness
+from meshwright.rules import loop_nest
+
+
+def shaped(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def live_of(function, *args):
+    graph = trace(function, *args).graph
+    return graph, liveness(graph, [loop_nest(op.signature) for op in graph.ops])
+
+
+def bytes_at(graph, live):
+    """Bytes of the whole program at each operation, counted value by value."""
+    total = np.zeros(live.num_steps)
+    for value, kind in enumerate(graph.types):
+        if live.stored[value]:
+            total[live.start[value] : live.stop[value]] += kind.num_bytes
+    return total
+
+
+def made_by(graph, primitive):
+    return [op.outputs[0] for op in graph.ops if op.primitive == primitive]
+
+
+def test_intervals_reach_from_the_maker_to_the_last_reader():
+    def function(x, w):
+        first = x @ w
+        second = first @ w
+        third = second @ w
+        return first @ third
+
+    graph, live = live_of(function, shaped(4, 4), shaped(4, 4))
+    first, second, third, last = made_by(graph, "dot_general")
+    assert [(int(live.start[v]), int(live.stop[v])) for v in (first, second, third, last)] == [
+        (0, 4),
+        (1, 3),
+        (2, 4),
+        (3, 4),
+    ]
+
+
+def test_arguments_that_are_not_donated_live_to_the_end():
+    graph, live = live_of(lambda x, w: (x @ w) @ w @ w, shaped(4, 4), shaped(4, 4))
+    assert live.stop[list(graph.inputs)].tolist() == [3, 3]
+    assert live.start[list(graph.inputs)].tolist() == [0, 0]
+
+
+def test_a_donated_argument_ends_with_its_last_reader():
+    function = jax.jit(lambda x, w: ((x @ w) @ w @ w)[:2], donate_argnums=0)
+    graph, live = live_of(function, shaped(4, 4), shaped(4, 4))
+    x, w = graph.inputs
+    assert (live.stop[x], live.stop[w]) == (1, len(graph.ops))
+
+
+def update(state, grads):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads)
+
+
+def test_a_donated_buffer_and_its_next_value_are_counted_once():
+    state = {"w": shaped(64, 64)}
+    kept_graph, kept = live_of(update, state, state)
+    graph, live = live_of(jax.jit(update, donate_argnums=0), state, state)
+    size = 64 * 64 * 4
+    assert bytes_at(kept_graph, kept).max() == 3 * size
+    assert bytes_at(graph, live).max() == 2 * size
+    assert not live.stored[graph.outputs[0]]
+    assert live.stop[graph.inputs[0]] == live.num_steps
+
+
+def test_elementwise_chains_are_not_stored():
+    def function(x, w):
+        return (2 * x + 1 - x) @ w
+
+    graph, live = live_of(function, shaped(4, 4), shaped(4, 4))
+    stored = [bool(live.stored[v]) for name in ("mul", "add", "sub") for v in made_by(graph, name)]
+    assert stored == [False, False, True]  # only what the product reads is written
+
+
+def test_what_a_fused_value_is_made_from_lives_until_it_is_used():
+    def function(x, w):
+        cheap = 2 * x  # never written: made again from x by its reader
+        return ((x @ w) @ w @ w) + cheap
+
+    graph, live = live_of(jax.jit(function, donate_argnums=0), shaped(4, 4), shaped(4, 4))
+    assert not live.stored[made_by(graph, "mul")[0]]
+    assert live.stop[graph.inputs[0]] == len(graph.ops)
+
+
+def test_a_costly_value_with_several_readers_is_stored():
+    def twice(x):
+        y = jnp.exp(x)
+        return y * 2, y + 1
+
+    def once(x):
+        return jnp.exp(x) * 2
+
+    graph, live = live_of(twice, shaped(8))
+    assert live.stored[made_by(graph, "exp")[0]]
+    graph, live = live_of(once, shaped(8))
+    assert not live.stored[made_by(graph, "exp")[0]]
+
+
+def test_a_loop_keeps_what_it_reads_until_it_ends():
+    def function(x, w):
+        table = x @ w
+        return lax.scan(lambda c, _: (jnp.sin(c @ table) @ w, None), x, None, length=3)[0]
+
+    graph, live = live_of(function, shaped(4, 4), shaped(4, 4))
+    table = made_by(graph, "dot_general")[0]
+    ((_, end),) = graph.loops
+    assert live.stop[table] == end
+
+
+def test_a_stacked_result_is_allocated_when_the_loop_starts():
+    def function(x, w):
+        def body(carry, _):
+            new = carry @ w
+            return new, jnp.tanh(new)
+
+        return lax.scan(body, x @ w, None, length=5)[1]
+
+    graph, live = live_of(function, shaped(4, 4), shaped(4, 4))
+    ((first, end),) = graph.loops
+    (stacked,) = made_by(graph, "loop_stack")
+    assert live.stored[stacked]
+    assert (live.start[stacked], live.stop[stacked]) == (first, end)
+
+
+def test_constants_take_no_memory_of_the_plan():
+    graph, live = live_of(lambda x: x @ jnp.ones((4, 4)), shaped(4, 4))
+    assert not live.stored[sorted(graph.constants)].any()
+
+
+def test_results_live_to_the_end():
+    graph, live = live_of(lambda x, w: (x @ w, (x @ w) @ w), shaped(4, 4), shaped(4, 4))
+    assert live.stop[list(graph.outputs)].tolist() == [live.num_steps] * 2
