@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from meshwright.graph import BACKWARD, UPDATE, Graph, Op
-from meshwright.rules import Loop, LoopNest, loop_nest
-from meshwright.rules.base import TensorType
+from meshwright.rules import LoopNest, loop_nest
 
 _EXPANDING = 2  # a result this many times its operands' size is cheaper to make again than to move
 
@@ -93,10 +92,6 @@ class Grouping:
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""
         return value in self.home
-
-    def identity(self, value: int) -> LoopNest:
-        """The loop nest of a tensor by itself."""
-        return identity_nest(self.graph.types[value])
 
     def pulled(self, value: int) -> list[int]:
         """Operations that make a virtual value from real ones, last first."""
@@ -225,9 +220,3 @@ def _gradients(graph: Graph) -> set[int]:
             found.update(v for v in op.inputs if graph.sizes[v] == size)
     made = {v for op in graph.ops if op.phase == BACKWARD for v in op.outputs}
     return found & made
-
-
-def identity_nest(kind: TensorType) -> LoopNest:
-    """The loop nest of a tensor by itself: one parallel loop a dim."""
-    dims = tuple((d,) for d in range(len(kind.shape)))
-    return LoopNest(tuple(Loop(size) for size in kind.shape), (), (dims,))
