@@ -1,0 +1,151 @@
+"""Reads the collectives of a compiled program out of XLA's text, so that a plan can be held against what runs."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+_KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(-start)?\(")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_ARRAY = re.compile(r"([a-z]+\w*)\[([0-9,]*)\]")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[0-9,]*\},?)*)\}")
+_IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((\[.*?\](?:T\(.*?\))?|[0-9,]*)\))? \{([^}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCollective:
+    """One collective of a compiled program.
+
+    Attributes:
+        kind: all_reduce, all_gather, reduce_scatter, all_to_all or permute.
+        axes: Names of the mesh axes along which its groups extend.
+        bytes: Bytes of one trip, by the convention of `Mesh.collective_s`.
+        trips: How often it runs; a loop whose length XLA does not state counts as one trip.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    trips: int = 1
+
+
+def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollective]:
+    """All collectives of a program, in the order of its text; those of one device alone are left out.
+
+    Args:
+        text: What `jax.stages.Compiled.as_text` gives.
+        mesh: Axis names and sizes of the mesh that the program was compiled for: ``plan.mesh.shape``.
+    """
+    bodies: dict[str, list[str]] = {}
+    name = entry = ""
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            name = header[2]
+            entry = name if header[1] else entry
+        bodies.setdefault(name, []).append(line)
+    trips = _trips(bodies, entry)
+    found = [_read(line, mesh, trips[name]) for name, body in bodies.items() if trips[name] for line in body]
+    return [item for item in found if item is not None and item.axes]
+
+
+def _trips(bodies: dict[str, list[str]], entry: str) -> Mapping[str, int]:
+    """How often each computation runs; in XLA's text callers stand below what they call."""
+    trips: defaultdict[str, int] = defaultdict(int, {entry: 1})
+    for caller in reversed(bodies):
+        for line in bodies[caller] if trips[caller] else ():
+            called = _CALLED.findall(line)
+            called += [b.strip(" %") for branches in _BRANCHES.findall(line) for b in branches.split(",")]
+            stated = _TRIPS.search(line)
+            for callee in called:
+                trips[callee] += trips[caller] * (int(stated[1]) if stated else 1)
+    return trips
+
+
+def _read(line: str, mesh: Mapping[str, int], trips: int) -> CompiledCollective | None:
+    match = _COLLECTIVE.search(line)
+    if match is None:
+        return None
+    kind, groups = _KINDS[match[2]], _groups(line, prod(mesh.values()))
+    result = re.sub(r"/\*.*?\*/", "", match[1])
+    if match[3] and kind != "all_reduce":  # a start's result holds its operands first
+        result = _elements(result)[1]
+    size = sum(map(_array_bytes, _ARRAY.findall(result)))
+    if kind in ("reduce_scatter", "all_to_all"):
+        size *= groups.shape[1]
+    places = np.stack(np.unravel_index(groups, tuple(mesh.values())), axis=-1)  # [group, member, axis]
+    spread = (places != places[:, :1]).any(axis=(0, 1))
+    return CompiledCollective(kind, tuple(np.array(list(mesh))[spread].tolist()), size, trips)
+
+
+def _elements(text: str) -> list[str]:
+    """The elements of a tuple's type: commas inside brackets do not part them."""
+    depth, parts = 0, [""]
+    for character in text[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _array_bytes(array: tuple[str, str]) -> int:
+    dtype, dims = array
+    bits = re.search(r"\d+", dtype)
+    return prod(_ints(dims)) * (8 if dtype == "pred" else int(bits[0]) if bits else 0) // 8
+
+
+def _groups(line: str, num_devices: int) -> NDArray[np.int64]:
+    """The devices that communicate, ``[group, member]``; of a permute each pair is a group."""
+    if listed := _LISTED.search(line):
+        rows = [_ints(row) for row in re.findall(r"\{([0-9,]*)\}", listed[1])]
+        return np.array(rows or [list(range(num_devices))])
+    if meshed := _MESH.search(line):
+        return _mesh_groups(*meshed.groups())
+    iota = _IOTA.search(line)
+    return _iota(iota[2], iota[3]).reshape(_ints(iota[1])) if iota else np.arange(num_devices)[None]
+
+
+def _mesh_groups(axes: str, ids: str | None, used: str) -> NDArray[np.int64]:
+    """``mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}``; ``'b':(2)2`` is that part of b which its first 2 leave."""
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
+    within = {
+        name: (int(before), int(size)) if size else (1, sizes[name])
+        for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", used)
+    }
+    splits = [(name, *within.get(name, (size, 1)), size) for name, size in sizes.items()]
+    shape = [part for _, before, size, whole in splits for part in (before, size, whole // before // size)]
+    order = sorted(range(len(shape)), key=lambda i: i % 3 == 1)  # the middle parts are the groups' members
+    members = prod(size for _, _, size, _ in splits)
+    return _device_ids(ids, prod(shape)).reshape(shape).transpose(order).reshape(-1, members)
+
+
+def _device_ids(text: str | None, count: int) -> NDArray[np.int64]:
+    counted = re.match(r"\[([0-9,]+)\](?:T\(([0-9,]+)\))?", text or f"[{count}]")
+    return _iota(counted[1], counted[2]) if counted else np.array(_ints(text or ""))
+
+
+def _iota(shape: str, order: str | None) -> NDArray[np.int64]:
+    counted = np.arange(prod(_ints(shape))).reshape(_ints(shape))
+    return counted.transpose(_ints(order)) if order else counted
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
