@@ -88,6 +88,14 @@ def itemsize(dtype: Any) -> int:
     return dtype.itemsize
 
 
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many its carry."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].update(tuple(eqn.invars)).unpack()  # JAX 0.11 keeps three trees instead
+    return len(list(consts)), len(list(carry))
+
+
 def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Runs one equation on its operands, as JAX's own interpreter would."""
     bound = eqn.primitive.get_bind_params(eqn.params)

@@ -20,8 +20,14 @@ SEEDED = [(*case, seed) for case in CASES for seed in ((0, 1) if draws_sizes(cas
 # Each seed has its own shapes, and tries other splits of them.
 SPLITS = (one_and_two_axes, to_single_iterations)
 
-# Other spellings of a primitive that has its own cases, and functions too slow to compile for being told apart.
+# Other spellings of a primitive that has its own cases, functions too slow to compile for being told apart, and
+# primitives that only JAX 0.11 has.
 ALIASES = {
+    "log2": "log",
+    "one_minus_square": "square",
+    "philox2x32": "threefry2x32",
+    "philox4x32": "threefry2x32",
+    "threefry4x32": "threefry2x32",
     "igammac": "igamma",
     "igamma_grad_a": "igamma",
     "ragged_dot": "ragged_dot_general",

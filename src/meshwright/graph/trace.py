@@ -236,7 +236,7 @@ class _Builder:
     def _scan(self, eqn: Any, ins: tuple[int, ...], scope: str, trips: float) -> tuple[int, ...]:
         params, length = eqn.params, eqn.params["length"]
         body = jax_compat.close(params["jaxpr"])
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        num_consts, num_carry = jax_compat.scan_counts(eqn)
         consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
         start, inner = len(self.ops), trips * length
         carry = [self._pseudo("loop_carry", (v,), scope, trips) for v in init]

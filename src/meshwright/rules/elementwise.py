@@ -5,8 +5,8 @@ from meshwright.rules.builder import Loops, same_shape
 
 UNARY = """
     abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj convert_element_type copy cos cosh
-    digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma log log1p logistic neg not
-    population_count real reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
+    digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma log log1p log2 logistic neg not
+    one_minus_square population_count real reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
 """
 BINARY = """
     add add_any and atan2 complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to max min mul mulhi ne
@@ -15,7 +15,7 @@ BINARY = """
 # More than two operands, several results, or a mere annotation of one array.
 OTHER = """
     clamp layout_constraint name pvary regularized_incomplete_beta reshard select_n sharding_constraint stop_gradient
-    threefry2x32 with_memory_space_constraint zeros_like
+    philox2x32 philox4x32 threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
 """
 
 

@@ -121,7 +121,7 @@ class _Evaluator:
     def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         params = eqn.params
         body = jax_compat.close(params["jaxpr"])
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        num_consts, num_carry = jax_compat.scan_counts(eqn)
         consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
         init, serial = self._pseudo(init, serial)
         first_slice, inside = serial, serial + len(xs)
@@ -258,7 +258,8 @@ def count_ops(closed: Any) -> int:
             total += count_ops(inner)
         elif eqn.primitive.name == "scan":
             body = jax_compat.close(params["jaxpr"])
-            moved = len(eqn.invars) - params["num_consts"] + len(eqn.outvars) - params["num_carry"]
+            num_consts, num_carry = jax_compat.scan_counts(eqn)
+            moved = len(eqn.invars) - num_consts + len(eqn.outvars) - num_carry
             total += count_ops(body) + moved
         elif eqn.primitive.name == "while":
             carries = len(eqn.invars) - params["cond_nconsts"] - params["body_nconsts"]
