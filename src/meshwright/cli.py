@@ -1,0 +1,178 @@
+"""The `meshwright` command: plans, saved plans, choice problems, and the catalogues of models and chips.
+
+Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import meshwright
+from meshwright import cli_plan
+from meshwright.cli_screen import Stages, fail, note, show, write_json
+from meshwright.cli_solve import solve_command
+from meshwright.errors import MeshwrightError
+
+
+class _Commands(TyperGroup):
+    """Turns an error that a user can mend into one line, and Ctrl-C into silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MeshwrightError as error:
+            fail(ctx.invoked_subcommand, str(error))
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+class MethodName(StrEnum):
+    """What `--method` takes."""
+
+    AUTO = "auto"
+    DATA = "data"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    TENSOR = "tensor"
+
+
+app = typer.Typer(
+    name="meshwright",
+    cls=_Commands,
+    help="Finds the best way to split single-device JAX code over a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"meshwright {meshwright.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A model of the zoo (see `meshwright models`), or module:function.")],
+    cluster: Annotated[
+        str, typer.Option(help="'HOSTSxDEVICES CHIP' such as '50x4 a100-40gb', a .toml file, or 'local'.")
+    ] = "local",
+    args: Annotated[
+        str | None,
+        typer.Option(help="For module:function: module:name of a tuple of its arguments, or of a function giving it."),
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(help="One mesh view, such as 50x4, instead of all of them.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")] = None,
+    scan: Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")] = False,
+    checkpoint: Annotated[
+        bool | None,
+        typer.Option(
+            "--checkpoint/--no-checkpoint",
+            help="Recompute each layer of a zoo model in the backward pass; by default only if nothing else fits.",
+        ),
+    ] = None,
+    method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
+        MethodName.AUTO
+    ),
+    memory_fraction: Annotated[
+        float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the plan for `meshwright show` and `mw.Plan.load`.")] = None,
+) -> None:
+    """Plan a model or a function of your own for a cluster, and print how it is split and what it costs."""
+    for path in (json_path, save):
+        cli_plan.check_writable(path)
+    found = cli_plan.find_plan(
+        cli_plan.Request(
+            model=model,
+            args=args,
+            cluster=cluster,
+            mesh=cli_plan.parse_mesh(mesh),
+            sizes={"batch": batch, "seq": seq, "layers": layers},
+            scan=scan,
+            checkpoint=checkpoint,
+            method=method.value,
+            memory_fraction=memory_fraction,
+        ),
+        Stages(),
+    )
+    if save is not None:
+        found.save(save)
+        note(f"saved {save}")
+    if json_path is not None:
+        from meshwright.planner.storage import plan_to_json
+
+        write_json(json_path, plan_to_json(found))
+    if str(json_path) != "-":
+        _show_plan(found)
+
+
+@app.command("show")
+def show_command(path: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")]) -> None:
+    """Print a saved plan."""
+    _show_plan(meshwright.Plan.load(path))
+
+
+def _show_plan(found: Any) -> None:
+    from meshwright.planner.show import plan_view
+
+    show(plan_view(found))
+
+
+@app.command()
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+    """List the models of the zoo."""
+    from meshwright.cli_catalogue import model_rows, model_table
+
+    rows = model_rows()
+    write_json(Path("-"), rows) if as_json else show(model_table(rows))
+
+
+@app.command()
+def chips(
+    name: Annotated[str | None, typer.Argument(help="One chip: print every figure of it with its source.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """List the chips of the catalogue."""
+    from meshwright.cli_catalogue import chip_row, chip_rows, chip_table, figure_table
+
+    if as_json:
+        write_json(Path("-"), chip_rows() if name is None else chip_row(name))
+    else:
+        show(chip_table() if name is None else figure_table(name))
+
+
+app.command("solve")(solve_command)
+
+
+def main() -> None:
+    """The entry point of the `meshwright` command."""
+    try:
+        app()
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""What `meshwright plan` does: finds the function and its arguments, plans it, and tries checkpointing if need be."""
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import meshwright
+from meshwright.cli_screen import CommandError, Stages
+from meshwright.errors import DoesNotFit
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Cluster
+    from meshwright.planner import Method, Plan
+
+_MESH = re.compile(r"\d+([x×]\d+)*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one `meshwright plan`.
+
+    Attributes:
+        model: A name of the zoo, or ``module:function``.
+        args: ``module:name`` of the function's arguments; None for a zoo model.
+        cluster: What `mw.cluster` takes.
+        mesh: One mesh view; None for all.
+        sizes: Batch, seq and layers of a zoo model; None for its own.
+        scan: Whether a zoo model's layers are scanned.
+        checkpoint: Whether a zoo model's layers are checkpointed; None where memory decides.
+        method: A name of `--method`.
+        memory_fraction: Part of the memory that the plan may use; None for the method's own.
+    """
+
+    model: str
+    args: str | None
+    cluster: str
+    mesh: tuple[int, ...] | None
+    sizes: Mapping[str, int | None]
+    scan: bool
+    checkpoint: bool | None
+    method: str
+    memory_fraction: float | None
+
+
+def find_plan(request: Request, stages: Stages) -> "Plan":
+    """Plans what was asked for; says every stage."""
+    method = _method(request.method, request.memory_fraction)
+    machine = meshwright.cluster(request.cluster)
+    if request.mesh is not None:
+        machine.mesh(request.mesh)  # a mesh that does not suit the cluster is refused before anything slow
+    with stages:
+        if ":" in request.model:
+            return _plan(*_own(request), machine, request, method, stages)
+        return _plan_zoo(request, machine, method, stages)
+
+
+def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: Stages) -> "Plan":
+    if request.args is not None:
+        raise CommandError(
+            f"--args is for functions of your own; {request.model!r} is a model of the zoo, which brings its "
+            "arguments: leave --args out, or write module:function"
+        )
+    try:
+        return _plan(*_zoo(request, bool(request.checkpoint), stages), machine, request, method, stages)
+    except DoesNotFit as error:
+        if request.checkpoint is not None:
+            raise
+        stages.remark(
+            f"does not fit as it is ({format_bytes(error.needed_bytes)} needed, {format_bytes(error.limit_bytes)} "
+            "allowed per device): planning again with every layer checkpointed (--checkpoint)"
+        )
+    return _plan(*_zoo(request, True, stages), machine, request, method, stages)
+
+
+def _plan(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    machine: "Cluster",
+    request: Request,
+    method: "Method",
+    stages: Stages,
+) -> "Plan":
+    return meshwright.plan(function, *args, cluster=machine, mesh=request.mesh, method=method, on_progress=stages.say)
+
+
+def _zoo(request: Request, checkpoint: bool, stages: Stages) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    stages.say(f"building {request.model}")
+    from meshwright import zoo
+
+    try:
+        zoo.entry(request.model)
+    except zoo.ZooError as error:
+        raise CommandError(f"{error} For a function of your own write module:function with --args.") from None
+    example = zoo.build(request.model, **request.sizes, scan=request.scan, checkpoint=checkpoint)
+    return example.train_step, (example.state, example.batch)
+
+
+def _own(request: Request) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    given = [f"--{name}" for name, value in request.sizes.items() if value is not None]
+    given += ["--scan"] * request.scan + ["--checkpoint/--no-checkpoint"] * (request.checkpoint is not None)
+    if given:
+        raise CommandError(
+            f"{given[0]} is for models of the zoo; {request.model} takes its shapes from --args: set them there"
+        )
+    if request.args is None:
+        raise CommandError(
+            f"{request.model} needs --args module:name, naming a tuple of its arguments (arrays or "
+            "jax.ShapeDtypeStruct) or a function that returns one"
+        )
+    function = load_name(request.model, "MODEL")
+    if not callable(function):
+        raise CommandError(f"MODEL {request.model} is {_kind(function)}, not a function; name one that can be called")
+    args = load_name(request.args, "--args")
+    if callable(args):
+        args = _guard(args, f"--args {request.args} could not be called")
+    if type(args) is not tuple:
+        raise CommandError(
+            f"--args {request.args} gives {_kind(args)}; give a tuple with one entry for each argument of the "
+            "function, such as (state, batch)"
+        )
+    return function, args
+
+
+def load_name(text: str, option: str) -> Any:
+    """What ``module:name`` names; modules of the working directory are found too."""
+    module_name, _, name = text.partition(":")
+    if not module_name or not name:
+        raise CommandError(f"{option} is {text!r}; write module:name, such as train:train_step")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise CommandError(f"{option} is {text!r}; write the module as Python imports it: {dotted}:{name}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise CommandError(
+                f"{option}: there is no module {module_name!r}; run the command in the folder that holds it, or "
+                "install it"
+            ) from None
+        raise CommandError(f"{option}: importing {module_name!r} failed: {_reason(error)}") from error
+    except Exception as error:
+        raise CommandError(f"{option}: importing {module_name!r} failed: {_reason(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = ", ".join(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else ""
+            raise CommandError(f"{option}: {module_name!r} has no {name!r}; it has {public or 'no public names'}")
+        found = getattr(found, part)
+    return found
+
+
+def _guard(function: Callable[[], Any], what: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise CommandError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """An exception of the user's code in a few words, with the line that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _method(name: str, memory_fraction: float | None) -> "Method":
+    if name == "auto":
+        return meshwright.Auto() if memory_fraction is None else meshwright.Auto(memory_fraction=memory_fraction)
+    if memory_fraction is not None:
+        raise CommandError(
+            f"--memory-fraction goes with --method auto; --method {name} uses 0.9 of each device's memory"
+        )
+    if name.startswith("zero"):
+        return meshwright.Zero(stage=int(name.removeprefix("zero")))
+    return meshwright.DataParallel() if name == "data" else meshwright.TensorParallel()
+
+
+def parse_mesh(text: str | None) -> tuple[int, ...] | None:
+    """Reads ``50x4``."""
+    if text is None:
+        return None
+    if not _MESH.fullmatch(text.strip()):
+        raise CommandError(f"--mesh is {text!r}; write the sizes of its axes, such as 50x4 or 2x25x4")
+    return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuses a file that could not be written, before anything slow is done."""
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
+        raise CommandError(f"cannot write {path}: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise CommandError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CommandError(f"cannot write {path}: permission denied; choose another place")

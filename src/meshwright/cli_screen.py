@@ -1,0 +1,111 @@
+"""How the commands speak: results on stdout, progress and errors on stderr, JSON for programs."""
+
+import json
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from meshwright.errors import MeshwrightError
+
+_WIDTH = 118  # of tables that no terminal cuts
+
+
+class CommandError(MeshwrightError):
+    """An option or argument of the command that cannot be used."""
+
+
+def show(view: RenderableType) -> None:
+    """Prints a result."""
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=_WIDTH)
+    console.print(view)
+
+
+def note(text: str) -> None:
+    """Says something in passing, on stderr."""
+    _stderr().print(Text(text), soft_wrap=True)
+
+
+def fail(command: str | None, message: str) -> None:
+    """Prints an error as one red line on stderr."""
+    line = " ".join(message.split())
+    _stderr().print(
+        Text(f"{'meshwright ' + command if command else 'meshwright'}: {line}", style="red"), soft_wrap=True
+    )
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes data as JSON; ``-`` is stdout."""
+    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    path.write_text(text, encoding="utf-8")
+    note(f"wrote {path}")
+
+
+class Stages:
+    """Says what is being done: a spinner with a clock on a terminal, a line a stage elsewhere.
+
+    Ctrl-C leaves for good: the solver would answer it with its best so far, and the work would go on with that.
+    """
+
+    def __init__(self) -> None:
+        self._console = _stderr()
+        self._live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._live.add_task("starting")
+        self._started = time.perf_counter()
+        self._interrupted = False
+        self._handler: Any = None
+
+    def __enter__(self) -> "Stages":
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._interrupt)
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        self._leave_if_interrupted()
+
+    def say(self, stage: str) -> None:
+        """Enters a stage."""
+        self._leave_if_interrupted()
+        if self._console.is_terminal:
+            self._live.update(self._task, description=stage)
+        else:
+            self.remark(f"{time.perf_counter() - self._started:6.1f} s  {stage}")
+
+    def remark(self, text: str) -> None:
+        """Says something that stays on the screen."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
+
+    def _leave_if_interrupted(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+
+def _stderr() -> Console:
+    return Console(file=sys.stderr, highlight=False)
