@@ -76,13 +76,13 @@ class SolutionSummary:
         status: ``optimal`` where the folded problem was solved to the end, else ``feasible``.
         lower_bound: No plan on this mesh costs less: a bound on the unfolded problem.
         gap: ``(cost − lower bound) ÷ cost``.
-        seconds: Time spent on formulating and solving.
+        seconds: Time spent on formulating and solving; not saved, so that equal plans make equal files.
     """
 
     status: str
     lower_bound: float
     gap: float
-    seconds: float
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class OpPlan:
         operands: Sharding in which each operand is needed; None for scalars.
         partial: Sharding of each result before partial sums are settled; None for scalars.
         results: Sharding of each result.
+        via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
     """
 
     serial: int
@@ -115,6 +116,7 @@ class OpPlan:
     operands: tuple[Spec | None, ...]
     partial: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
+    via: tuple[Spec | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,11 @@ class Plan:
     out_structure: Any = field(repr=False)
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        from meshwright.planner.storage import plan_to_json
+
+        return plan_to_json(self) == plan_to_json(other) if isinstance(other, Plan) else NotImplemented
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

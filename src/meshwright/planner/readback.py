@@ -182,6 +182,7 @@ class Readback:
         """How every operation that belongs to a group is split, in program order."""
         cache: dict[tuple[int, int, int], tuple] = {}
         found: list[tuple[int, OpPlan]] = []
+        shared = self._shared_copies()
         for group_id, group in enumerate(self.grouping.groups):
             which = self.folded.group_class[group_id]
             for member, index in enumerate(group.ops):
@@ -189,8 +190,22 @@ class Readback:
                 if key not in cache:
                     cache[key] = self._shardings(which, member, index)
                 op = self.graph.ops[index]
-                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key])))
+                via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
+                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via)))
         return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
+
+    def _shared_copies(self) -> dict[tuple[int, int], Spec]:
+        """For each operation and operand that reads a shared copy, the copy's sharding."""
+        groups, found = self.grouping.groups, {}
+        for reading, which in zip(self.folded.shared, self.folded.shared_class, strict=True):
+            codes = self.formulation.shared_codes[which - self.formulation.num_groups]
+            copy = self.spec(int(codes[self.choice[which]]), len(self.graph.types[reading.value].shape))
+            for group_id, slot in reading.readers:
+                read = groups[group_id].slots[slot]
+                index = groups[group_id].ops[read.member]
+                if self.graph.ops[index].inputs[read.operand] == reading.value:
+                    found[index, read.operand] = copy
+        return found
 
     def _shardings(self, which: int, member: int, index: int) -> tuple:
         table, strategy = self.formulation.tables[which], self.choice[which]

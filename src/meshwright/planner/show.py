@@ -70,7 +70,8 @@ def _headline(plan: Plan) -> Table:
     table.add_row(
         "solution",
         f"{solution.status}, at most {100 * solution.gap:.2f}% above the lower bound "
-        f"{cost_text(plan, solution.lower_bound)}; solved in {format_seconds(solution.seconds)}",
+        + cost_text(plan, solution.lower_bound)
+        + (f"; solved in {format_seconds(solution.seconds)}" if solution.seconds else ""),
     )
     return table
 

@@ -84,7 +84,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "step_s": plan.step_s,
         "cost": asdict(plan.cost) | {"total": plan.cost.total},
         "memory": asdict(plan.memory),
-        "solution": asdict(plan.solution),
+        "solution": {k: v for k, v in asdict(plan.solution).items() if k != "seconds"},
         "unsplittable": list(plan.unsplittable),
         "considered": [asdict(c) for c in plan.considered],
         "provenance": dict(plan.provenance),
@@ -92,7 +92,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "results": [_tensor_to_json(t) for t in plan.results],
         "collectives": [asdict(c) for c in plan.collectives],
         "ops": [
-            [op.serial, op.label, op.phase, *(_specs_text(s) for s in (op.operands, op.partial, op.results))]
+            [op.serial, op.label, op.phase, *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))]
             for op in plan.ops
         ],
         "in_structure": plan.in_structure,

@@ -196,10 +196,13 @@ class _Evaluator:
         if op is None:
             return entry[0]
         value, spec, phase = entry
-        if phase != op.phase and spec is not None and spec != op.operands[position]:
+        if spec is None or spec == op.operands[position]:
+            return self._to(entry, op.operands[position])
+        if phase != op.phase:
             # Each phase makes its own copy; merged, the copy would live from one phase to the other.
             value = lax.optimization_barrier(value)
-        return self._to((value, spec, phase), op.operands[position])
+        copy = op.via[position] or spec
+        return self._to((self._to((value, spec, phase), copy), copy, phase), op.operands[position])
 
     def _to(self, entry: Entry, target: Spec | None) -> Any:
         value, spec, _ = entry
