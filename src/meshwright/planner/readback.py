@@ -191,7 +191,7 @@ class Readback:
                     cache[key] = self._shardings(which, member, index)
                 op = self.graph.ops[index]
                 via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
-                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via)))
+                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via=via)))
         return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
 
     def _shared_copies(self) -> dict[tuple[int, int], Spec]:

@@ -1,0 +1,36 @@
+"""What every benchmark prints around its table: the question, the machine, the versions, the date."""
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def table(title: str, question: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a Markdown table and keeps it under `results/`."""
+    import jax
+    import numba
+    import numpy as np
+
+    versions = (
+        f"Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}, numba {numba.__version__}"
+    )
+    lines = [
+        f"# {title}",
+        "",
+        question,
+        "",
+        f"{datetime.date.today()}, {os.cpu_count()} cores of {platform.machine()}, {versions}",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+        "",
+    ]
+    text = "\n".join(lines)
+    print(text)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{title.lower().replace(' ', '-')}.md").write_text(text, encoding="utf-8")
