@@ -35,8 +35,7 @@ def lower_bound(
     goal = float("inf") if target is None else target - 1e-9 * abs(target)
     dual.converge(iterations, 1e-9, deadline, goal)
     if len(model.cap) and dual.bound < goal:
-        guess = target if target is not None else dual.bound * 1.05
-        ascend_prices(dual, guess, iterations, deadline)
+        ascend_prices(dual, float("inf") if target is None else target, iterations, deadline)
     if dual.bound >= ceiling:
         return float("inf")
     # Sums of thousands of floats may round upwards: give away more than they can.

@@ -24,7 +24,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
         dual = Dual(model, prices=prices)
         dual.converge(sweeps, 1e-9, deadline)
         if len(model.cap) and prices.any():
-            ascend_prices(dual, dual.bound * 1.01, 4, deadline)
+            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), 4, deadline)
             prices = dual.prices
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
         reduced = _fix_some(model, dual.reduced, count, rng, deadline)

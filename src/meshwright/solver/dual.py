@@ -9,6 +9,10 @@ from meshwright.solver.links import Links, link
 from meshwright.solver.model import Model
 
 
+_PATIENCE = 5  # steps without gain before the step shrinks
+_LEAST_STEP = 0.005
+
+
 def carried(prices: np.ndarray, old: Model, new: Model) -> np.ndarray:
     """Prices of one model for the times that are left in another made from it."""
     known = np.zeros(int(max(old.when.max(initial=-1), new.when.max(initial=-1))) + 1)
@@ -98,30 +102,54 @@ class Dual:
         return sweeps.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, forward)
 
 
-def ascend_prices(
-    dual: Dual, target: float, iterations: int, deadline: float = np.inf, step: float = 1.0, patience: int = 15
-) -> float:
-    """Raises the bound over the prices by Polyak steps towards a target (the best known cost, or a guess).
+class PriceAscent:
+    """Raises a dual's bound over the prices by subgradient steps.
 
-    The step is halved and the best state restored whenever `patience` steps in a row bring no gain.
+    The length is Polyak's (towards a target), the direction is scaled per time by the recent size of its slope (times
+    that keep binding move on, times that flip calm down) with momentum. The step shrinks and the best state is restored
+    whenever a few steps in a row bring no gain. Slopes come from the nodes' own minima, not from a decoded choice.
     """
-    stale = 0
-    for _ in range(iterations):
-        if time.perf_counter() > deadline or step < 1e-3:
-            break
+
+    def __init__(self, dual: Dual, step: float = 0.5):
+        self.dual, self.step = dual, step
+        self.size = np.zeros(len(dual.price))
+        self.motion = np.zeros(len(dual.price))
+
+    def run(self, target: float, iterations: int, deadline: float = np.inf) -> float:
+        """Makes up to `iterations` steps; a target of inf means that no cost is known yet."""
+        dual, stale = self.dual, 0
+        for _ in range(iterations):
+            if time.perf_counter() > deadline or dual.bound >= target:
+                break
+            before = dual.bound
+            if not self._move(target):
+                break
+            dual.sweep()
+            stale = 0 if dual.bound > before + 1e-6 * abs(before) else stale + 1
+            if stale >= _PATIENCE:
+                stale, self.step = 0, max(_LEAST_STEP, self.step * 0.7)
+                self.motion[:] = 0.0
+                dual.restore()
+                dual.sweep()
+        dual.restore()
+        return dual.bound
+
+    def _move(self, target: float) -> bool:
+        dual = self.dual
         slope = dual.load() - dual.model.cap
         slope[(slope < 0) & (dual.price <= 0)] = 0.0
-        norm = float(slope @ slope)
-        if norm == 0.0:
-            break
-        before = dual.bound
-        length = step * max(target - dual.now, 1e-4 * abs(dual.now)) / norm
-        dual.set_prices(np.maximum(dual.price + length * slope, 0.0))
-        dual.sweep()
-        stale = 0 if dual.bound > before + 1e-6 * abs(before) else stale + 1
-        if stale >= patience:
-            stale, step = 0, step * 0.5
-            dual.restore()
-            dual.sweep()
-    dual.restore()
-    return dual.bound
+        self.size = 0.9 * self.size + 0.1 * slope * slope
+        direction = slope / np.sqrt(self.size + 1e-3 * self.size.max() + 1e-300)
+        norm = float(slope @ direction)
+        if norm <= 0.0:
+            return False
+        aim = target if np.isfinite(target) else dual.bound + max(abs(dual.bound), 1e-9)
+        length = self.step * max(aim - dual.now, 1e-4 * abs(dual.now)) / norm
+        self.motion = 0.5 * self.motion + length * direction
+        dual.set_prices(np.maximum(dual.price + self.motion, 0.0))
+        return True
+
+
+def ascend_prices(dual: Dual, target: float, iterations: int, deadline: float = np.inf, step: float = 0.5) -> float:
+    """One ascent from scratch; see `PriceAscent`."""
+    return PriceAscent(dual, step).run(target, iterations, deadline)

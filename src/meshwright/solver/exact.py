@@ -76,8 +76,7 @@ class Closer:
         goal = min(cost, cutoff)
         if dual.bound < goal - self.tolerance:
             if len(dual.model.cap):
-                target = goal if np.isfinite(goal) else dual.bound + 0.1 * abs(dual.bound)
-                ascend_prices(dual, target, 100, self.deadline)
+                ascend_prices(dual, goal, 100, self.deadline)
                 dual.converge(20, 1e-6, self.deadline)
             else:
                 dual.converge(200, 1e-8, self.deadline)
@@ -137,7 +136,7 @@ class Closer:
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
-            ascend_prices(smaller, target, 40, self.deadline, step=0.5, patience=5)
+            ascend_prices(smaller, target, 40, self.deadline, step=0.2)
         found = self.attempt(smaller, target, effort)
         bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
         if found.choice is None:

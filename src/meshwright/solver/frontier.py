@@ -33,7 +33,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
         duals: Duals of one model, numbered in the order of decision; each is swept backward once more here.
         goal: Cost up to which to look.
         width: Most labels to keep after each node.
-        effort: Most labels to make in all; beyond it the search gives up.
+        effort: Most labels to make in all, those with many times counting more; beyond it the search gives up.
     """
     model, links = duals[0].model, duals[0].links
     num_nodes = model.num_nodes
@@ -168,7 +168,7 @@ def advance_all(
             front, most,
         )  # fmt: skip
         complete = complete and fits_all
-        made += len(c_cost)
+        made += len(c_cost) * (1.0 + num_times / 32.0)
         if made > effort:
             return 0, False, peak
         if len(c_cost) == 0:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.solver.dual import Dual, carried
+from meshwright.solver.dual import Dual, PriceAscent, carried
 from meshwright.solver.model import Model
 from meshwright.solver.reductions.reduce import Reduced, reduce_model
 from meshwright.solver.reductions.times import tighten_times
@@ -18,6 +18,9 @@ class Level:
     dual: Dual
     offset: float = 0.0
     chain: tuple[Reduced, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.ascent = PriceAscent(self.dual)
 
     @classmethod
     def top(cls, model: Model) -> "Level":

@@ -1,7 +1,5 @@
 """Large-neighbourhood search: frees a window of a choice, solves it exactly under the memory that is left, repeats."""
 
-import time
-
 import numpy as np
 
 from meshwright.solver.dual import Dual, carried
@@ -10,18 +8,21 @@ from meshwright.solver.links import Links, link
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.reductions.reduce import reduce_model
+from meshwright.solver.reductions.times import tighten_times
 from meshwright.solver.state import State, cost_of, load_of
 from meshwright.solver.window import cut_window, grow_window, index_rows
 
-_LEAST, _MOST = 4, 600  # nodes of a window
+_LEAST, _MOST = 4, 400  # nodes of a window
+_LAZY_ROUNDS = 4
 
 
 class Neighbourhood:
     """Improves choices of one model window by window.
 
     Attributes:
-        size: Nodes of the next window; grows while windows are solved fast and completely, shrinks otherwise.
+        size: Nodes of the next window; grows while windows are solved completely, shrinks otherwise.
         prices: Prices of memory that guide the search inside windows.
+        active: Times at which windows hold to the caps; others are checked afterwards.
     """
 
     def __init__(self, model: Model, prices: np.ndarray, tolerance: float, seed: int, links: Links | None = None):
@@ -34,27 +35,34 @@ class Neighbourhood:
         self.size = 12.0
         self.weights: np.ndarray | None = None
         self.tried = 0
+        self.active = prices > 0
 
     def step(self, state: State, deadline: float) -> bool:
-        """Frees one window; puts the better choice into the state and returns True if there is one."""
+        """Frees one window; puts the better choice into the state and returns True if there is one.
+
+        Memory is held to at the active times only; a choice that breaks another time makes it active, and the window is
+        solved again.
+        """
         nodes = self._window()
         self.tried += 1
-        window = cut_window(self.model, self.links, self.rows, nodes, state.choice, state.load)
-        now = cost_of(window, state.choice[nodes])
-        begin = time.perf_counter()
-        found, complete = self._solve(window, now, deadline)
-        spent = time.perf_counter() - begin
-        self.size *= 1.02 if complete and spent < 0.05 else 0.93
-        self.size = min(max(self.size, _LEAST), _MOST)
+        for _ in range(_LAZY_ROUNDS):
+            window = cut_window(self.model, self.links, self.rows, nodes, state.choice, state.load, self.active)
+            found, complete = self._solve(window, cost_of(window, state.choice[nodes]), deadline)
+            if found is None:
+                break
+            choice = state.choice.copy()
+            choice[nodes] = found
+            load = load_of(self.model, choice)
+            broken = load > self.model.cap * (1 + 1e-12)
+            if not broken.any():
+                break
+            self.active |= broken
+            found = None
+        self.size = min(max(self.size * (1.02 if complete else 0.93), _LEAST), _MOST)
         if found is None:
             return False
-        choice = state.choice.copy()
-        choice[nodes] = found
         cost = cost_of(self.model, choice)
         if not cost < state.cost - 0.1 * self.tolerance:
-            return False
-        load = load_of(self.model, choice)
-        if not (load <= self.model.cap * (1 + 1e-12)).all():
             return False
         state.choice, state.cost, state.load = choice, cost, load
         return True
@@ -87,14 +95,15 @@ class Neighbourhood:
             if reduced.offset < now - self.tolerance:
                 return reduced.expand(np.zeros(0, dtype=np.int64)), True
             return None, True
-        order = decision_order(reduced.model)
-        prices = carried(self.prices, self.model, reduced.model)
-        dual = Dual(permuted(reduced.model, order), prices=prices)
+        model = tighten_times(reduced.model)
+        order = decision_order(model)
+        dual = Dual(permuted(model, order), prices=carried(self.prices, self.model, model))
         target = now - reduced.offset
         dual.converge(11, 1e-4, deadline)
         if dual.bound >= target - self.tolerance:
             return None, True
-        closer = Closer(self.tolerance, deadline, efforts=(np.inf,), width=500)
+        width = max(60, min(500, 50_000 // (len(model.cap) + 1)))
+        closer = Closer(self.tolerance, deadline, efforts=(np.inf,), width=width)
         found = closer.attempt(dual, target, np.inf)
         complete = found.bound >= min(target, found.cost) - self.tolerance
         if found.choice is None or found.cost >= target - 0.1 * self.tolerance:

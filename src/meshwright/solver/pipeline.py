@@ -152,4 +152,3 @@ def whole_tolerance(problem: ChoiceProblem) -> float:
     least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])
     scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
     return 1e-11 * max(scale, max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0), 1e-300)
-

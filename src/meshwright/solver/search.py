@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshwright.solver.decimate import decimate
-from meshwright.solver.dual import ascend_prices
 from meshwright.solver.exact import Closer
 from meshwright.solver.level import Level
 from meshwright.solver.model import Model
@@ -72,11 +71,13 @@ class Search:
         return out_of_steps or proven or time.perf_counter() > self.deadline
 
     def _first_bound(self, level: Level) -> None:
-        """Zero prices first, then a few price steps: enough to guide the first start."""
-        dual, part = level.dual, self._slice(0.1)
-        dual.converge(40, 1e-5, part)
-        if len(level.model.cap):
-            ascend_prices(dual, 1.1 * dual.bound, 60, part)
+        """Few sweeps with zero prices, then price steps while they pay: enough to guide the first start."""
+        dual, part = level.dual, self._slice(0.12)
+        dual.converge(11 if len(level.model.cap) else 60, 1e-5, part)
+        while len(level.model.cap) and time.perf_counter() < part:
+            before = dual.bound
+            if level.ascent.run(np.inf, 25, part) <= before + 0.02 * abs(before):
+                break
         self._raise(dual.bound + level.offset)
 
     def _start(self, level: Level, number: int) -> State | None:
@@ -92,6 +93,7 @@ class Search:
         choice = decimate(level.model, prices, self._slice(0.3), part, seed=self.seed + number)
         if choice is None:
             self.windows += 1  # a failed start counts as a step, so that a step budget always ends
+            level.ascent.run(self.cost - level.offset, 25, self._slice(0.1))
             return None
         state = State.of(level.model, choice)
         if not state.fits(level.model):
@@ -133,7 +135,7 @@ class Search:
         dual, goal = level.dual, self.cost - level.offset
         part = self._slice(0.15)
         if len(level.model.cap) and np.isfinite(goal):
-            ascend_prices(dual, goal, 100, part, step=0.5)
+            level.ascent.run(goal, 100, part)
         dual.converge(30, 1e-6, part)
         self._raise(dual.bound + level.offset)
         if not np.isfinite(goal) or self.done():

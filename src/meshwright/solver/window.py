@@ -21,8 +21,19 @@ def index_rows(model: Model) -> RowIndex:
     return RowIndex(np.searchsorted(model.rnode[order], np.arange(model.num_nodes + 1)), order)
 
 
-def cut_window(model: Model, links: Links, rows: RowIndex, nodes: np.ndarray, choice, load) -> Model:
-    """The model of the given nodes: edges to others priced at their states, caps less what the others use."""
+def cut_window(
+    model: Model,
+    links: Links,
+    rows: RowIndex,
+    nodes: np.ndarray,
+    choice: np.ndarray,
+    load: np.ndarray,
+    active: np.ndarray,
+) -> Model:
+    """The model of the given nodes: edges to others priced at their states, caps less what the others use.
+
+    Only the active times are kept; the caller checks the others afterwards.
+    """
     number = np.full(model.num_nodes, -1, dtype=np.int32)
     number[nodes] = np.arange(len(nodes), dtype=np.int32)
     sizes = np.diff(model.off)
@@ -33,22 +44,26 @@ def cut_window(model: Model, links: Links, rows: RowIndex, nodes: np.ndarray, ch
     eoff, mat = np.empty(num_edges, dtype=np.int64), np.empty(num_entries)
     window_edges(model.off, links, nodes, number, eu, ev, eoff, mat)
     own = np.concatenate([rows.order[rows.first[u] : rows.first[u + 1]] for u in nodes])
-    rnode = number[model.rnode[own]]
-    cap = model.cap - load
-    lift(model.rstart, model.rend, model.roff, model.usage, model.rnode, own, choice, cap)
+    place = np.concatenate([[0], np.cumsum(active)]).astype(np.int32)
+    start, end = place[model.rstart[own]], place[model.rend[own]]
+    live = start < end
+    own, start, end = own[live], start[live], end[live]
+    cap = (model.cap - load)[active]
+    lift(start, end, model.roff, model.usage, model.rnode, own, choice, cap)
+    # A cap may fall below zero by rounding only: the present states fit.
     return Model(
-        off, cost, eu, ev, eoff, mat, rnode, model.rstart[own], model.rend[own], model.roff[own], model.usage, cap,
-        model.when,
+        off, cost, eu, ev, eoff, mat, number[model.rnode[own]], start, end, model.roff[own], model.usage,
+        np.maximum(cap, 0.0), model.when[active],
     )  # fmt: skip
 
 
 @kernel
-def lift(rstart, rend, roff, usage, rnode, own, choice, cap):
+def lift(start, end, roff, usage, rnode, own, choice, cap):
     """Adds back to the caps what the window's nodes use now."""
-    for r in own:
-        used = usage[roff[r] + choice[rnode[r]]]
+    for i in range(len(own)):
+        used = usage[roff[own[i]] + choice[rnode[own[i]]]]
         if used != 0.0:
-            for t in range(rstart[r], rend[r]):
+            for t in range(start[i], end[i]):
                 cap[t] += used
 
 

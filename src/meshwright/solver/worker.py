@@ -30,7 +30,9 @@ class Crew:
         self.board = Board(path / "board", workers, model.num_nodes, create=True)
         command = [sys.executable, "-m", "meshwright.solver.worker", str(path)]
         self.processes = [
-            subprocess.Popen([*command, str(slot), str(seed + slot)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                [*command, str(slot), str(seed + slot)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             for slot in range(1, workers)
         ]
 

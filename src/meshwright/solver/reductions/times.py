@@ -9,6 +9,7 @@ _MOST_STATES = 20_000  # comparing two times costs one step per state
 _MOST_CELLS = 30_000_000
 _WINDOW = 8
 _PROBES = 16
+_MOST_COMPARED = 200
 
 
 def tighten_times(model: Model) -> Model:
@@ -27,7 +28,8 @@ def tighten_times(model: Model) -> Model:
         dense = dense_usage(model)
         most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
         order = np.argsort(model.cap - most, kind="stable")
-        model = _with_times(model, keep_tightest(model.off, model.cap, dense, order, _excess(model, dense)))
+        keep = keep_tightest(model.off, model.cap, dense, order, _excess(model, dense), _MOST_COMPARED)
+        model = _with_times(model, keep)
     return model
 
 
@@ -145,14 +147,14 @@ def _add(model, r, now, sign):
 
 
 @kernel
-def keep_tightest(off, cap, dense, order, excess):
-    """Walks from the tightest time to the loosest, keeping those that no kept one implies."""
+def keep_tightest(off, cap, dense, order, excess, most):
+    """Walks from the tightest time to the loosest, keeping those that none of `most` kept ones implies."""
     keep = np.zeros(len(cap), dtype=np.bool_)
     kept = np.empty(len(cap), dtype=np.int64)
     n = 0
     for t in order:
         implied = False
-        for i in range(n):
+        for i in range(min(n, most)):
             p = kept[i]
             possible = True
             for j in range(excess.shape[1]):

@@ -1,0 +1,50 @@
+"""Compiles every kernel of the solver once, so that later processes load machine code: `python -m meshwright.solver.warm`."""
+
+import time
+
+import numpy as np
+
+from meshwright.solver import ChoiceProblem, lower_bound, solve
+
+
+def warm() -> float:
+    """Solves small problems that between them reach every kernel; returns the seconds it took."""
+    begin = time.perf_counter()
+    for memory in (False, True):
+        problem = example(memory)
+        solve(problem, seconds=600)
+        lower_bound(problem)
+    search_kernels()
+    return time.perf_counter() - begin
+
+
+def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 0) -> ChoiceProblem:
+    """A random problem, dense enough to survive the reductions."""
+    rng = np.random.default_rng(seed)
+    costs = [rng.integers(0, 100, num_states).astype(float) for _ in range(num_nodes)]
+    edges = []
+    for u in range(num_nodes):
+        for v in range(u + 1, min(u + 4, num_nodes)):
+            matrix = rng.integers(0, 100, (num_states, num_states)).astype(float)
+            matrix[rng.random(matrix.shape) < 0.1] = np.inf
+            matrix[np.arange(num_states), np.arange(num_states)] = 50.0
+            edges.append((u, v, matrix))
+    usages = [rng.integers(0, 10, num_states) for _ in range(num_nodes)]
+    intervals = [(int(start), int(start) + 5) for start in rng.integers(0, num_nodes, num_nodes)]
+    limit = float(0.6 * sum(max(usage) for usage in usages) / num_nodes * 5) if memory else None
+    return ChoiceProblem(costs=costs, usages=usages, intervals=intervals, edges=edges, limit=limit)
+
+
+def search_kernels() -> None:
+    """The kernels that only the search of giant problems uses."""
+    from meshwright.solver.model import from_problem
+    from meshwright.solver.search import Search
+    from meshwright.solver.simplify import simplify
+
+    simple = simplify(from_problem(example(True, num_nodes=30)))
+    if not simple.infeasible:
+        Search(simple.model, 0.5, time.perf_counter() + 600, steps=40).run()
+
+
+if __name__ == "__main__":
+    print(f"solver kernels ready in {warm():.1f} s")
