@@ -14,6 +14,8 @@ from meshwright.planner.pricing import GroupTable
 from meshwright.strategy.candidates import result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
 
+Specs = tuple[Spec | None, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Resharded:
@@ -180,7 +182,7 @@ class Readback:
     @cached_property
     def ops(self) -> tuple[OpPlan, ...]:
         """How every operation that belongs to a group is split, in program order."""
-        cache: dict[tuple[int, int, int], tuple] = {}
+        cache: dict[tuple[int, int, int], tuple[Specs, Specs, Specs]] = {}
         found: list[tuple[int, OpPlan]] = []
         shared = self._shared_copies()
         for group_id, group in enumerate(self.grouping.groups):
@@ -191,7 +193,7 @@ class Readback:
                     cache[key] = self._shardings(which, member, index)
                 op = self.graph.ops[index]
                 via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
-                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via=via)))
+                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via)))
         return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
 
     def _shared_copies(self) -> dict[tuple[int, int], Spec]:
@@ -207,7 +209,7 @@ class Readback:
                     found[index, read.operand] = copy
         return found
 
-    def _shardings(self, which: int, member: int, index: int) -> tuple:
+    def _shardings(self, which: int, member: int, index: int) -> tuple[Specs, Specs, Specs]:
         table, strategy = self.formulation.tables[which], self.choice[which]
         nest, op = self.grouping.nests[index], self.graph.ops[index]
         loops = table.assignments[member][[strategy]]
