@@ -5,8 +5,10 @@ operation needs, hop by hop, and each result is given the sharding that the plan
 nothing left to guess. The numbers stay the user's: constraints move data, they never change it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -76,6 +78,7 @@ class _Evaluator:
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec]) -> list[Any]:
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
@@ -129,6 +132,7 @@ class _Evaluator:
         xs = [(self._bring(x, self.ops.get(first_slice + i), 0), None, x[2]) for i, x in enumerate(xs)]
         carry_ops = [self.ops.get(serial - num_carry + i) for i in range(num_carry)]
 
+        @self._inside()
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             slices = [self.ops.get(first_slice + i) for i in range(len(x))]
@@ -152,11 +156,13 @@ class _Evaluator:
         carry_ops = [self.ops.get(serial + i) for i in range(len(init))]
         inside = start + count_ops(condition)
 
+        @self._inside()
         def go_on(carry: list[Any]) -> Any:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             outs, _ = self._jaxpr(condition, [*ins[:num_cond], *carried], start)
             return outs[0][0]
 
+        @self._inside()
         def step(carry: list[Any]) -> list[Any]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             outs, _ = self._jaxpr(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
@@ -173,6 +179,7 @@ class _Evaluator:
         known = [(spec, phase) for _, spec, phase in ins[1:]]
 
         def branch(index: int) -> Callable[..., list[Any]]:
+            @self._inside()
             def call(*values: Any) -> list[Any]:
                 entries = [(x, *k) for x, k in zip(values, known, strict=True)]
                 outs, _ = self._jaxpr(branches[index], entries, starts[index])
@@ -192,17 +199,30 @@ class _Evaluator:
         return given, serial + len(entries)
 
     def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
-        """An operand in the sharding that an operation needs."""
+        """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
         if op is None:
             return entry[0]
         value, spec, phase = entry
-        if spec is None or spec == op.operands[position]:
-            return self._to(entry, op.operands[position])
-        if phase != op.phase:
-            # Each phase makes its own copy; merged, the copy would live from one phase to the other.
-            value = lax.optimization_barrier(value)
-        copy = op.via[position] or spec
-        return self._to((self._to((value, spec, phase), copy), copy, phase), op.operands[position])
+        target = op.operands[position]
+        if spec is None or target is None or spec == target:
+            return self._to(entry, target)
+        _, copies = self._copies.setdefault((id(value), op.phase), (value, {}))
+        if not copies:
+            # Merged with another phase's, a copy would live from one phase to the other.
+            copies[spec] = value if phase == op.phase else lax.optimization_barrier(value)
+        for have, wanted in pairwise((spec, op.via[position] or spec, target)):
+            if wanted not in copies:
+                copies[wanted] = self._to((copies[have], have, phase), wanted)
+        return copies[target]
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Within a loop's body or a branch: what is copied there is not known outside."""
+        outer, self._copies = self._copies, {}
+        try:
+            yield
+        finally:
+            self._copies = outer
 
     def _to(self, entry: Entry, target: Spec | None) -> Any:
         value, spec, _ = entry
