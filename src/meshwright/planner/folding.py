@@ -92,15 +92,16 @@ def _members(classes: list[int], first: int) -> list[list[int]]:
 
 
 def _shared_readings(grouping: Grouping) -> list[Shared]:
-    readings: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    # A copy made inside a loop does not serve readers outside it, which run another number of times.
+    readings: dict[tuple[int, str, float], list[tuple[int, int]]] = {}
     for group_id, group in enumerate(grouping.groups):
         for slot, read in enumerate(group.slots):
             if read.member >= 0:
                 phase = grouping.graph.ops[group.ops[read.member]].phase
-                readings.setdefault((read.value, phase), []).append((group_id, slot))
+                readings.setdefault((read.value, phase, read.trips), []).append((group_id, slot))
     return [
         Shared(value, phase, tuple(readers))
-        for (value, phase), readers in readings.items()
+        for (value, phase, _), readers in readings.items()
         if len({g for g, _ in readers}) > 1
     ]
 

@@ -140,7 +140,7 @@ class _Walk:
         self.size = len(table.compute)
         self.place = pricer.grouping.place
         self.own = set(group.values)
-        self.paid: dict[tuple[int, str], list[Codes]] = {}
+        self.paid: dict[tuple[int, str, float], list[Codes]] = {}
 
     def run(self) -> None:
         for member, (index, followed) in enumerate(zip(self.group.ops, self.group.follows, strict=True)):
@@ -245,9 +245,9 @@ class _Walk:
             return
         kind = self.graph.types[value]
         cost = self.pricer.resharding.pairwise(kind.shape, kind.itemsize, have, need)
-        for earlier in self.paid.get((value, phase), ()):
+        for earlier in self.paid.get((value, phase, trips), ()):
             cost = np.where(earlier == need, 0.0, cost)
-        self.paid.setdefault((value, phase), []).append(need)
+        self.paid.setdefault((value, phase, trips), []).append(need)
         self.table.communication += trips * cost
         if self.size == 1 and cost[0] > 0:
             for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
@@ -256,14 +256,15 @@ class _Walk:
                     self.table.events.append(event)
 
     def _need(self, value: int, need: Codes, phase: str) -> None:
-        """Notes what a slot needs; the same need of the same value in one phase is met once."""
+        """Notes what a slot needs; the same need of the same value in one phase and loop is met once."""
         slots = self.group.slots
         number = len(self.table.needs)
         assert slots[number].value == value
         free = np.zeros(self.size, bool)
         if phase:
             for earlier in range(number):
-                if slots[earlier].value == value and self._phase_of(earlier) == phase:
+                same = slots[earlier].value == value and slots[earlier].trips == slots[number].trips
+                if same and self._phase_of(earlier) == phase:
                     free |= self.table.needs[earlier] == need
         self.table.needs.append(need)
         self.table.duplicate.append(free)
