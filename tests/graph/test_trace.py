@@ -128,8 +128,23 @@ def test_state_that_comes_back_is_paired_with_its_argument():
 
 
 def test_a_result_of_another_type_is_not_an_arguments_next_value():
-    assert trace(lambda x: x.astype(jnp.bfloat16), vector(4)).graph.state == {}
-    assert trace(lambda x: x + 1, vector(4)).graph.state == {0: 0}
+    def bump(state):
+        return {"count": state["count"] + 1}
+
+    assert trace(bump, {"count": vector(4)}).graph.state == {0: 0}
+    assert trace(lambda s: {"count": s["count"].astype(jnp.bfloat16)}, {"count": vector(4)}).graph.state == {}
+
+
+def test_a_single_array_is_state_only_where_something_learns_or_it_is_donated():
+    def forward(x, w):
+        return jnp.tanh(x @ w)
+
+    def descend(w, x):
+        return w - 0.1 * jax.grad(lambda v: jnp.sum(jnp.tanh(x @ v)))(w)
+
+    assert trace(forward, vector(8, 4), vector(4, 4)).graph.state == {}
+    assert trace(jax.jit(forward, donate_argnums=0), vector(8, 4), vector(4, 4)).graph.state == {0: 0}
+    assert trace(descend, vector(4, 4), vector(8, 4)).graph.state == {0: 0}
 
 
 def test_donation_is_read_off_jit_however_deep():

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright import jax_compat
 from meshwright.errors import TraceError
-from meshwright.graph.graph import Graph, Op, Tie
+from meshwright.graph.graph import FORWARD, Graph, Op, Tie
 from meshwright.graph.phases import assign_phases
 from meshwright.rules.base import Signature, TensorType
 
@@ -136,8 +136,12 @@ class _Builder:
             donated=frozenset(self.donated),
             ties=tuple(t for t in self.ties if t.made in made and t.carry in made),
             loops=tuple((int(shift[a]), int(shift[b])) for a, b in self.loops if shift[a] < shift[b]),
-            state=_next_values(input_paths, output_paths, inputs, outputs, self.types),
+            state=_next_values(input_paths, output_paths, inputs, outputs, self.types, self._changing(inputs, ops)),
         )
+
+    def _changing(self, inputs: Sequence[int], ops: Sequence[Op]) -> set[int]:
+        """Inputs that may be state though they are a single array: in a forward pass an equal type is mere chance."""
+        return self.donated if all(op.phase == FORWARD for op in ops) else set(inputs)
 
     def _needed(self, outputs: Sequence[int]) -> list[int]:
         """Indices of the operations that the outputs depend on, through loop carries too."""
@@ -299,11 +303,12 @@ def _next_values(
     inputs: Sequence[int],
     outputs: Sequence[int],
     types: Sequence[TensorType],
+    changing: set[int],
 ) -> dict[int, int]:
     """Pairs each result with the argument whose next value it is.
 
     A result is an argument's next value when the whole argument comes back: some subtree of the results has the
-    argument's paths and types, leaf for leaf.
+    argument's paths and types, leaf for leaf. An argument that is one array must be among those `changing`.
     """
     groups: dict[str, list[int]] = {}
     for i, path in enumerate(input_paths):
@@ -312,6 +317,8 @@ def _next_values(
     prefixes = dict.fromkeys("/".join(p.split("/")[:d]) for p in output_paths for d in range(1, p.count("/") + 2))
     pairs: dict[int, int] = {}
     for name, members in groups.items():
+        if input_paths[members[0]] == name and inputs[members[0]] not in changing:
+            continue
         for prefix in prefixes:
             found = [by_path.get(prefix + input_paths[i][len(name) :]) for i in members]
             if any(o is None or o in pairs for o in found):
