@@ -1,0 +1,199 @@
+"""Running plans on eight virtual devices: one device's numbers, and the communication and memory that was planned."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.runtime.compiled import collectives_of
+from meshwright.runtime.spmd import device_mesh, spmd
+
+# Most of the time goes into compiling: XLA's older emitters are several times as quick.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+def compiled(function, *args):
+    lowered = function.lower(*args)
+    try:
+        return lowered.compile(compiler_options=QUICK)
+    except jax.errors.JaxRuntimeError:  # another XLA may not know these options
+        return lowered.compile()
+
+
+def abstract(shape):
+    return mw.Mesh.abstract(shape, alpha=1, beta=(1, 0.1, 0.05)[: len(shape)])
+
+
+def placed(plan, args):
+    mesh = device_mesh(plan)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), plan.in_shardings)
+    return jax.device_put(args, shardings)
+
+
+def by_kind(collectives):
+    """Bytes by kind; the CPU backend has no reduce-scatter but an all-reduce and a slice, of as many bytes."""
+    total = Counter()
+    for item in collectives:
+        total["reduction" if item.kind in ("all_reduce", "reduce_scatter") else item.kind] += item.bytes * item.trips
+    return total
+
+
+def by_axis(collectives, kinds):
+    """Bytes by axis that crosses: a reduction over two axes counts for both."""
+    total = Counter()
+    for item in collectives:
+        if item.kind in kinds:
+            for axis in item.axes:
+                total[axis] += item.bytes * item.trips
+    return total
+
+
+def assert_same(one, many, places):
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=10.0**-places, err_msg=jax.tree_util.keystr(path))
+
+
+def train(example, plan):
+    """One step on one device and on eight; gives the compiled program of the eight."""
+    state, batch = example.init(0), example.sample(1)
+    program = compiled(spmd(plan, example.train_step), state, batch)
+    new_state, loss = program(*placed(plan, (state, batch)))
+    one_state, one_loss = compiled(jax.jit(example.train_step), state, batch)(state, batch)
+    np.testing.assert_allclose(loss, one_loss, rtol=1e-5)
+    # Adam's first step is the learning rate times about the gradient's sign: compare what made it, too.
+    assert_same(one_state["mu"], new_state["mu"], places=6)
+    assert_same(one_state["params"], new_state["params"], places=4)
+    return program
+
+
+MODELS = [
+    ("mlp", (2, 4), {"batch": 64, "hidden": 64, "layers": 4}),
+    ("gpt-tiny", (8,), {"batch": 16}),
+    ("gpt-tiny", (2, 4), {}),
+    ("llama-tiny", (2, 4), {}),
+    ("llama-tiny", (2, 4), {"scan": True}),
+    ("llama-tiny", (2, 4), {"checkpoint": True}),
+    ("llama-tiny", (2, 4), {"scan": True, "checkpoint": True}),
+    ("moe-tiny", (2, 4), {}),
+    ("bert-tiny", (8,), {}),
+    ("vit-tiny", (8,), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), MODELS, ids=str)
+def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name, shape, options):
+    example = zoo.build(name, dtype="float32", **options)
+    plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract(shape))
+    program = train(example, plan)
+    real = collectives_of(program.as_text(), plan.mesh.shape)
+    last = plan.mesh.names[-1]
+    for kinds in (("all_gather",), ("all_to_all",), ("permute",)):
+        planned, found = by_axis(plan.collectives, kinds), by_axis(real, kinds)
+        assert found == pytest.approx(planned, rel=0.02, abs=2048), kinds
+    # Where a sum is scattered over the last axis and then reduced over others, the CPU reduces the whole over both:
+    # the last axis carries what was planned, the others more.
+    reductions = ("all_reduce", "reduce_scatter")
+    planned, found = by_axis(plan.collectives, reductions), by_axis(real, reductions)
+    assert found[last] == pytest.approx(planned[last], rel=0.02, abs=2048)
+    for axis in plan.mesh.names[:-1]:
+        assert found[axis] >= 0.98 * planned[axis] - 2048
+    assert_memory(plan, program)
+
+
+def assert_memory(plan, program):
+    """Arguments and temporaries of one device; results take the place of the donated arguments."""
+    measured = program.memory_analysis()
+    whole = measured.argument_size_in_bytes + measured.temp_size_in_bytes
+    assert 0.9 < plan.memory.peak_bytes / whole < 1.8
+    arguments = sum(plan.memory.argument_bytes.values())
+    assert arguments == pytest.approx(measured.argument_size_in_bytes, rel=0.01, abs=64)
+
+
+@pytest.mark.parametrize(
+    "method", [mw.DataParallel(), mw.Zero(1), mw.Zero(2), mw.Zero(3), mw.TensorParallel()], ids=lambda m: m.name
+)
+def test_every_method_trains_as_on_one_device(method):
+    example = zoo.build("gpt-tiny", dtype="float32", layers=1)
+    plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((2, 4)), method=method)
+    program = train(example, plan)
+    planned, real = by_kind(plan.collectives), by_kind(collectives_of(program.as_text(), plan.mesh.shape))
+    assert real["all_gather"] == pytest.approx(planned["all_gather"], rel=0.05, abs=4096)
+
+
+def test_three_devices_are_enough():
+    example = zoo.build("mlp", batch=12, hidden=24, layers=3)
+    plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((3,)))
+    program = train(example, plan)
+    assert by_kind(collectives_of(program.as_text(), {"x": 3})) == by_kind(plan.collectives)
+
+
+def test_dropout_draws_the_same_numbers():
+    example = zoo.build("gpt-tiny", dtype="float32", layers=1, dropout=0.1)
+    plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((8,)))
+    train(example, plan)
+
+
+def test_loops_and_branches_run_as_planned():
+    def function(x, w, flag):
+        x = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w)), (0, x))[1]
+        return lax.cond(flag, lambda y: y @ w, lambda y: y - 1, x)
+
+    x, w = np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8), np.eye(8, dtype=np.float32)[::-1].copy()
+    plan = mw.plan(function, x, w, True, mesh=abstract((2, 4)))
+    for flag in (True, False):
+        result = spmd(plan, function)(x, w, flag)
+        np.testing.assert_allclose(result, function(x, w, flag), atol=1e-6)
+
+
+def test_arguments_and_results_lie_as_the_plan_says():
+    def function(x, w):
+        return {"y": x @ w, "sum": jnp.sum(x)}
+
+    x, w = np.ones((8, 4), np.float32), np.ones((4, 16), np.float32)
+    fix = {"x": P("x"), "w": P(None, "y"), "out/y": P("x", "y")}
+    plan = mw.plan(function, x, w, mesh=abstract((2, 4)), method=mw.Auto(fix=fix))
+    result = spmd(plan, function)(x, w)
+    assert result["y"].sharding.spec == P("x", "y")
+    assert {shard.data.shape for shard in result["y"].addressable_shards} == {(4, 4)}
+    np.testing.assert_array_equal(result["y"], x @ w)
+    assert plan.collectives[0].kind == "all_reduce"  # only the scalar needs all devices
+    assert len(plan.collectives) == 1
+
+
+def test_leaves_that_are_not_arrays_reach_the_function():
+    def function(activation, x):
+        return activation(x) * 2
+
+    plan = mw.plan(function, jnp.tanh, np.ones((8, 4), np.float32), mesh=abstract((4,)))
+    assert [t.role for t in plan.arguments] == ["static", "data"]
+
+
+def test_a_saved_plan_runs_as_the_fresh_one(tmp_path):
+    example = zoo.build("mlp", batch=16, hidden=16, layers=2)
+    plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((4,)))
+    plan.save(tmp_path / "plan.json")
+    train(example, mw.Plan.load(tmp_path / "plan.json"))
+
+
+def test_too_few_devices_is_said():
+    plan = mw.plan(lambda x: x + 1, np.ones((16, 4), np.float32), mesh=abstract((16,)))
+    with pytest.raises(mw.ClusterError, match=r"16 devices and there are 8.*run it where there are enough"):
+        spmd(plan, lambda x: x + 1)
+
+
+def test_a_plan_of_another_function_is_refused():
+    x = np.ones((8, 8), np.float32)
+    plan = mw.plan(lambda x: x @ x, x, mesh=abstract((4,)))
+    with pytest.raises(mw.ShardingError, match="made for another function"):
+        spmd(plan, lambda x: jnp.sin(x))(x)
