@@ -1,4 +1,4 @@
-"""Choice problems shaped like folded training steps: layers of products, parameters with optimizer state, activations."""
+"""Choice problems shaped like folded training steps: layers of products, parameters, activations."""
 
 import itertools
 

@@ -54,3 +54,20 @@ def brute_force(problem: ChoiceProblem):
         if found.legal:
             best = min(best, found.cost)
     return best
+
+
+def brute_model(model):
+    """The least cost over all choices of an inner model that fit its caps, and that choice (None if there is none)."""
+    sizes = np.diff(model.off)
+    best, best_choice = np.inf, None
+    for choice in itertools.product(*(range(k) for k in sizes)):
+        picked = np.array(choice, dtype=np.int64)
+        cost = float(model.cost[model.off[:-1] + picked].sum())
+        for u, v, begin in zip(model.eu, model.ev, model.eoff, strict=True):
+            cost += model.mat[begin + picked[u] * sizes[v] + picked[v]]
+        load = np.zeros(len(model.cap))
+        for r in range(len(model.rnode)):
+            load[model.rstart[r] : model.rend[r]] += model.usage[model.roff[r] + picked[model.rnode[r]]]
+        if cost < best and bool((load <= model.cap + 1e-9).all()):
+            best, best_choice = cost, picked
+    return best, best_choice

@@ -27,9 +27,11 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
             ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), 4, deadline)
             prices = dual.prices
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
-        reduced = _fix_some(model, dual.reduced, count, rng, deadline)
+        reduced, fixed = _fix_some(model, dual.reduced, count, rng, deadline)
         if reduced is None:
             return None
+        # After a round that had to be taken back, go on in small ones for a while.
+        step = min(part, 2.0 * fixed / model.num_nodes) if fixed < count else min(part, 1.5 * step)
         chain.append(reduced)
         prices = carried(prices, model, reduced.model)
         model = reduced.model
@@ -41,14 +43,14 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     return choice
 
 
-def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float) -> Reduced | None:
+def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float) -> tuple[Reduced | None, int]:
     """Fixes the best states of up to `count` nodes; one that alone proves impossible is ruled out instead."""
     noise = rng.random(model.num_nodes)
     while time.perf_counter() < deadline:
         alive = lead(model.off, model.eu, model.ev, model.eoff, model.mat, costs, noise, count)
         reduced = reduce_model(model, alive, deadline=deadline)
         if not reduced.infeasible:
-            return reduced
+            return reduced, count
         if count > 1:
             count = max(1, count // 4)
             continue
@@ -57,8 +59,8 @@ def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float)
         others = np.ones(len(model.cost), dtype=np.uint8)
         others[here] = 1 - alive[here]
         reduced = reduce_model(model, others, deadline=deadline)
-        return None if reduced.infeasible else reduced
-    return None
+        return (None, 0) if reduced.infeasible else (reduced, 1)
+    return None, 0
 
 
 @kernel

@@ -90,7 +90,7 @@ class Closer:
         part = _FIRST_GAP
         while bound < ceiling - self.tolerance and time.perf_counter() < self.deadline:
             goal = min(ceiling, bound + part * max(abs(bound), 1e-9))
-            if ceiling - goal < 0.5 * (ceiling - bound):
+            if ceiling - goal < 0.5 * (ceiling - bound) or part > 4.0:
                 goal = ceiling
             found = self._with_efforts(dual, goal)
             if found.choice is not None and found.cost < ceiling:

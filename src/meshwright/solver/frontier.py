@@ -74,7 +74,8 @@ def _slots(links, num_nodes: int) -> tuple[int, np.ndarray]:
     for u in range(num_nodes):
         if links.hoff[u + 1] > links.split[u]:
             last[u] = links.far[links.split[u] : links.hoff[u + 1]].max()
-    slot, free, count, leaving = np.full(num_nodes, -1), [], 0, {}
+    slot, free, count = np.full(num_nodes, -1), [], 0
+    leaving: dict[int, list[int]] = {}
     for u in range(num_nodes):
         for gone in leaving.pop(u, ()):
             free.append(slot[gone])

@@ -29,7 +29,7 @@ def _stamp(folder: Path) -> str:
 def kernel(function: Callable) -> Any:
     """Compiles a function on first use and keeps the machine code for later processes."""
     compiled = numba.njit(cache=True, fastmath=_FASTMATH, nogil=True)(function)
-    cache_file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    cache_file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):
         cache_file._source_stamp = _stamp(Path(function.__code__.co_filename).parent)
     return compiled

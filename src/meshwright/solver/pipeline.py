@@ -7,6 +7,7 @@ import numpy as np
 
 from meshwright.solver.check import price
 from meshwright.solver.exact import Closer
+from meshwright.solver.infeasible import least_limit
 from meshwright.solver.model import from_problem
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 from meshwright.solver.search import Search
@@ -44,7 +45,7 @@ class Run:
             if simple.infeasible:
                 return self.finish_infeasible(simple.excess)
             if len(simple.model.cost) <= _SMALL_STATES and self._closed(simple):
-                return self.finish_infeasible(0.0) if self.bound == np.inf else self.finish()
+                return self.finish_infeasible(0.0) if self.choice is None else self.finish()
             self._search(simple)
         except KeyboardInterrupt:
             pass  # the best so far is the answer
@@ -122,7 +123,11 @@ class Run:
         return self._solution(status, min(self.bound, self.cost), None)
 
     def finish_infeasible(self, excess: float) -> Solution:
-        least = self.problem.limit + excess if excess > 0 else None
+        """Ends without a choice, with the least limit that would do as far as the time allows to find it."""
+        self.choice, self.cost, least = None, np.inf, None
+        if np.isfinite(self.problem.limit):
+            now = time.perf_counter()
+            least = least_limit(self.problem, excess, min(self.deadline, now + max(1.0, 0.3 * (self.deadline - now))))
         return self._solution(Status.INFEASIBLE, np.inf, least)
 
     def _solution(self, status: Status, bound: float, least_limit: float | None) -> Solution:

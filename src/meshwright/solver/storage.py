@@ -13,6 +13,7 @@ from meshwright.solver import gather
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 
 _WRITTEN_IMPOSSIBLE = 10**18
+_WORTH_COMPILED_CODE = 1 << 20  # bytes; loading the compiled reader takes as long as reading less
 
 
 def load(path: str | Path) -> ChoiceProblem:
@@ -25,10 +26,18 @@ def load(path: str | Path) -> ChoiceProblem:
 
 
 def from_text(text: bytes, name: str = "") -> ChoiceProblem:
-    """Parses the contest's JSON: with the fast reader where its plain layout allows, else with the standard one."""
-    fast = _fast(text)
-    parts = _slow(text) if fast is None else fast
-    return _checked(parts, name)
+    """Parses the contest's JSON: big ones with the compiled reader where it can, all others with the standard one."""
+    document = None
+    if len(text) > _WORTH_COMPILED_CODE:
+        from meshwright.solver.scan import scan
+
+        document = scan(text)
+    if document is None:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ProblemError(f"not JSON ({error})") from None
+    return _checked(_fields(document), name)
 
 
 def save(problem: ChoiceProblem, path: str | Path) -> None:
@@ -53,16 +62,8 @@ def _read(path: Path) -> bytes:
         raise ProblemError(f"damaged gzip data ({error})") from None
 
 
-def _fast(text: bytes) -> Any:
-    return None
-
-
-def _slow(text: bytes) -> dict[str, Any]:
-    """The five lists and the limit, from the standard reader, flattened as soon as they are there."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProblemError(f"not JSON ({error})") from None
+def _fields(document: Any) -> dict[str, Any]:
+    """The five lists and the limit."""
     problem = _field(document, "problem", dict)
     nodes, edges = _field(problem, "nodes", dict, "problem."), _field(problem, "edges", dict, "problem.")
     return {
@@ -78,7 +79,7 @@ def _slow(text: bytes) -> dict[str, Any]:
 def _field(parent: Any, name: str, kind: type, prefix: str = "") -> Any:
     if not isinstance(parent, dict) or name not in parent:
         raise ProblemError(f"the field {prefix}{name} is missing")
-    if not isinstance(parent[name], kind):
+    if not isinstance(parent[name], kind) and not (kind is list and isinstance(parent[name], gather.Ragged)):
         raise ProblemError(f"the field {prefix}{name} is {type(parent[name]).__name__}: it must be a {kind.__name__}")
     return parent[name]
 
@@ -87,8 +88,9 @@ def _checked(parts: dict[str, Any], name: str) -> ChoiceProblem:
     first, cost = gather.costs(parts["costs"])
     rows = gather.contest_rows(first, parts["usages"], parts["intervals"])
     pairs, matrices = parts["edge_nodes"], parts["edge_costs"]
-    if len(pairs) != len(matrices):
-        raise ProblemError(f"problem.edges has {len(pairs)} pairs of nodes and {len(matrices)} lists of costs")
+    num_pairs, num_matrices = gather.length(pairs), gather.length(matrices)
+    if num_pairs != num_matrices:
+        raise ProblemError(f"problem.edges has {num_pairs} pairs of nodes and {num_matrices} lists of costs")
     ends = gather.edge_ends(pairs, len(first) - 1)
     matrix_first, flat = gather.flatten("costs of edge", matrices)
     pooled = gather.Edges(ends, np.arange(len(ends), dtype=np.int32), matrix_first, flat)
@@ -101,7 +103,7 @@ def _contest_form(problem: ChoiceProblem) -> dict[str, Any]:
     sizes = np.diff(problem.first)
     costs = [_numbers(problem.cost[a:b]) for a, b in zip(problem.first[:-1], problem.first[1:], strict=True)]
     intervals = [[0, 0] for _ in costs]
-    usages = [[0] * int(k) for k in sizes]
+    usages: list[list[float]] = [[0] * int(k) for k in sizes]
     pairs = problem.edge_nodes.tolist()
     matrices = [_numbers(problem.matrix_of(e).ravel()) for e in range(problem.num_edges)]
     taken = set()

@@ -1,4 +1,4 @@
-"""Compiles every kernel of the solver once, so that later processes load machine code: `python -m meshwright.solver.warm`."""
+"""Compiles every kernel once, so that later processes load machine code: `python -m meshwright.solver.warm`."""
 
 import time
 
@@ -9,12 +9,15 @@ from meshwright.solver import ChoiceProblem, lower_bound, solve
 
 def warm() -> float:
     """Solves small problems that between them reach every kernel; returns the seconds it took."""
+    from meshwright.solver.scan import scan
+
     begin = time.perf_counter()
     for memory in (False, True):
         problem = example(memory)
         solve(problem, seconds=600)
         lower_bound(problem)
     search_kernels()
+    scan(b'{"problem": [[1, 2], [3]]}')
     return time.perf_counter() - begin
 
 

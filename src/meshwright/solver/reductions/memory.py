@@ -16,7 +16,7 @@ def settle_memory(work: Work) -> Work:
     if len(work.cap) == 0:
         return work
     settle_rows(work)
-    if work.count[STATUS] == INFEASIBLE:
+    if work.used[STATUS] == INFEASIBLE:
         return work
     binding = binding_times(work)
     place = np.concatenate([[0], np.cumsum(binding)]).astype(np.int32)
@@ -57,7 +57,7 @@ def settle_rows(work):
                 work.cap[t] = 0.0  # rounding of fractional usages, not a real excess
             else:
                 work.total[1] = max(work.total[1], -work.cap[t])
-                work.count[STATUS] = INFEASIBLE
+                work.used[STATUS] = INFEASIBLE
 
 
 @kernel
@@ -163,5 +163,5 @@ def drop_too_large(work):
             shrink(work, u)
             push(work, u)
             push_neighbours(work, u)
-            if work.count[STATUS] == INFEASIBLE:
+            if work.used[STATUS] == INFEASIBLE:
                 return

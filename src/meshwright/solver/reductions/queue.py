@@ -9,15 +9,15 @@ from meshwright.solver.reductions.work import FINE, FULL, HEAD, QUEUED, STATUS, 
 def drain(work, growth, most_work, steps):
     """Looks at queued nodes until none is left, `steps` are done, a pool is full, or the problem proves infeasible."""
     done = 0
-    while work.count[QUEUED] > 0 and work.count[STATUS] == FINE and done < steps:
+    while work.used[QUEUED] > 0 and work.used[STATUS] == FINE and done < steps:
         done += 1
-        u = work.queue[work.count[HEAD]]
-        work.count[HEAD] = (work.count[HEAD] + 1) % len(work.queue)
-        work.count[QUEUED] -= 1
+        u = work.queue[work.used[HEAD]]
+        work.used[HEAD] = (work.used[HEAD] + 1) % len(work.queue)
+        work.used[QUEUED] -= 1
         work.queued[u] = 0
         if work.alive[u]:
             _look(work, u, growth, most_work)
-            if work.count[STATUS] == FULL:
+            if work.used[STATUS] == FULL:
                 push(work, u)
 
 
@@ -29,7 +29,7 @@ def _look(work, u, growth, most_work):
         after = work.hnext[h]
         if work.fresh[h >> 1]:
             settle_edge(work, h >> 1)
-            if work.count[STATUS] != FINE:
+            if work.used[STATUS] != FINE:
                 return
         h = after
     h = work.head[u]
@@ -41,16 +41,16 @@ def _look(work, u, growth, most_work):
     if work.k[u] > 1 and drop_dominated(work, u, most_work):
         push(work, u)
         return
-    if work.count[UNDOS] + 3 > len(work.undo):
-        work.count[STATUS] = FULL
+    if work.used[UNDOS] + 3 > len(work.undo):
+        work.used[STATUS] = FULL
         return
     if work.deg[u] == 0:
         if work.rhead[u] < 0:
             fix_alone(work, u)
     elif work.deg[u] == 1 and fold_leaf(work, u):
         return
-    elif work.count[STATUS] == FINE:
+    elif work.used[STATUS] == FINE:
         if work.deg[u] == 2 and work.rhead[u] < 0 and bridge(work, u, growth, most_work):
             return
-        if work.count[STATUS] == FINE:
+        if work.used[STATUS] == FINE:
             contract(work, u, growth)

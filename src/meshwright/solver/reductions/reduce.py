@@ -69,9 +69,9 @@ def reduce_model(
         deadline: `time.perf_counter()` at which to stop.
     """
     work = build(model, alive_state)
-    while work.count[STATUS] != INFEASIBLE:
+    while work.used[STATUS] != INFEASIBLE:
         work = memory.settle_memory(work)
-        if work.count[STATUS] == INFEASIBLE or work.count[QUEUED] == 0:
+        if work.used[STATUS] == INFEASIBLE or work.used[QUEUED] == 0:
             break
         work = _drained(work, growth, most_work, deadline)
         if time.perf_counter() > deadline:
@@ -81,9 +81,9 @@ def reduce_model(
 
 def _drained(work: Work, growth: float, most_work: int, deadline: float) -> Work:
     """Empties the queue, giving the pools more room as needed."""
-    while work.count[QUEUED] and work.count[STATUS] != INFEASIBLE and time.perf_counter() < deadline:
+    while work.used[QUEUED] and work.used[STATUS] != INFEASIBLE and time.perf_counter() < deadline:
         drain(work, growth, most_work, 1000)
-        if work.count[STATUS] == FULL:
+        if work.used[STATUS] == FULL:
             work = grown(work)
     return work
 
@@ -91,9 +91,9 @@ def _drained(work: Work, growth: float, most_work: int, deadline: float) -> Work
 def _extract(work: Work, num_incoming: int) -> Reduced:
     """Copies what is left of a work graph into a fresh model."""
     nodes = np.flatnonzero(work.alive)
-    payload = work.undo[: work.count[UNDOS]].copy()
-    record = work.record[: work.count[RECORDS]].copy()
-    infeasible = bool(work.count[STATUS] == INFEASIBLE)
+    payload = work.undo[: work.used[UNDOS]].copy()
+    record = work.record[: work.used[RECORDS]].copy()
+    infeasible = bool(work.used[STATUS] == INFEASIBLE)
     if infeasible:
         nodes = nodes[:0]
     off = np.concatenate([[0], np.cumsum(work.k[nodes])]).astype(np.int64)
@@ -164,7 +164,7 @@ def copy_left(work, nodes, number, model, labels):
             row += 1
             r = work.rnext[r]
     edge = 0
-    for e in range(work.count[EDGES]):  # in the order in which they came, so that results depend on nothing else
+    for e in range(work.used[EDGES]):  # in the order in which they came, so that results depend on nothing else
         if work.eu[e] >= 0 and number[work.eu[e]] >= 0:
             u, v = work.eu[e], work.ev[e]
             model.eu[edge], model.ev[edge], model.eoff[edge] = number[u], number[v], entry

@@ -56,7 +56,7 @@ def settle_edge(work, e):
         drop_impossible(work, u)
     if dead_v:
         drop_impossible(work, v)
-    if work.count[STATUS] == INFEASIBLE:
+    if work.used[STATUS] == INFEASIBLE:
         return
     if zero:
         cut(work, e)
@@ -249,11 +249,11 @@ def fold(work, v, h):
         work.cost[work.off[u] + s] += work.cost[work.off[v] + to] + entry(work, h, to, s)
     r = work.rhead[v]
     while r >= 0:
-        begin = work.count[USAGES]
+        begin = work.used[USAGES]
         for s in range(ku):
             work.usage[begin + s] = work.usage[work.roff[r] + np.int64(work.buffer[s])]
         if not _merge_row(work, u, work.rstart[r], work.rend[r], begin, ku):
-            work.count[USAGES] = begin + ku
+            work.used[USAGES] = begin + ku
             hang_row(work, u, work.rstart[r], work.rend[r], begin)
         r = work.rnext[r]
     cut(work, h >> 1)
@@ -261,12 +261,12 @@ def fold(work, v, h):
         g = work.head[v]
         w = other(work, g)
         kw = np.int64(work.k[w])
-        begin = work.count[MATS]
+        begin = work.used[MATS]
         for s in range(ku):
             for t in range(kw):
                 work.mat[begin + s * kw + t] = entry(work, g, np.int64(work.buffer[s]), t)
         cut(work, g >> 1)
-        work.count[MATS] = begin + ku * kw
+        work.used[MATS] = begin + ku * kw
         join(work, u, w, begin)
         push(work, w)
     work.alive[v] = 0
@@ -304,14 +304,14 @@ def _has_room(work, v, h, ku):
         rows += 1
         r = work.rnext[r]
     enough = (
-        work.count[MATS] + need_mat <= len(work.mat)
-        and work.count[EDGES] + edges <= len(work.eu)
-        and work.count[ROWS] + rows <= len(work.rnext)
-        and work.count[USAGES] + (rows + 1) * ku <= len(work.usage)
-        and work.count[UNDOS] + 4 + 2 * ku <= len(work.undo)
+        work.used[MATS] + need_mat <= len(work.mat)
+        and work.used[EDGES] + edges <= len(work.eu)
+        and work.used[ROWS] + rows <= len(work.rnext)
+        and work.used[USAGES] + (rows + 1) * ku <= len(work.usage)
+        and work.used[UNDOS] + 4 + 2 * ku <= len(work.undo)
     )
     if not enough:
-        work.count[STATUS] = FULL
+        work.used[STATUS] = FULL
     return enough
 
 
@@ -327,18 +327,18 @@ def bridge(work, u, growth, most_work):
     if ku * kv * kw > most_work or kv * kw > growth * ku * (kv + kw) + 1024:
         return False
     if (
-        work.count[MATS] + kv * kw + ku * kw > len(work.mat)
-        or work.count[EDGES] + 1 > len(work.eu)
-        or work.count[UNDOS] + 6 + kv + kw + kv * kw > len(work.undo)
+        work.used[MATS] + kv * kw + ku * kw > len(work.mat)
+        or work.used[EDGES] + 1 > len(work.eu)
+        or work.used[UNDOS] + 6 + kv + kw + kv * kw > len(work.undo)
     ):
-        work.count[STATUS] = FULL
+        work.used[STATUS] = FULL
         return False
-    begin = work.count[MATS]
+    begin = work.used[MATS]
     table = record_pair(work, u, v, w)
     _minimise_over(work, u, h, g, begin, table)
     cut(work, h >> 1)
     cut(work, g >> 1)
-    work.count[MATS] = begin + kv * kw
+    work.used[MATS] = begin + kv * kw
     join(work, v, w, begin)
     work.alive[u] = 0
     push(work, v)

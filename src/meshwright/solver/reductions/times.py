@@ -34,7 +34,7 @@ def tighten_times(model: Model) -> Model:
 
 
 def _excess(model: Model, dense: np.ndarray) -> np.ndarray:
-    """How far a few random choices exceed the cap at every time: t can be implied by p only if none exceeds more at t."""
+    """How far a few random choices exceed the cap at every time: p can imply t only if none exceeds more at t."""
     rng = np.random.default_rng(0)
     sizes = np.diff(model.off)
     probes = [model.off[:-1] + (rng.random(len(sizes)) * sizes).astype(np.int64) for _ in range(_PROBES)]

@@ -10,9 +10,9 @@ _FIXED, _ONE, _PAIR = 0, 1, 2
 
 @inline
 def _open(work):
-    work.record[work.count[RECORDS]] = work.count[UNDOS]
-    work.count[RECORDS] += 1
-    return work.count[UNDOS]
+    work.record[work.used[RECORDS]] = work.used[UNDOS]
+    work.used[RECORDS] += 1
+    return work.used[UNDOS]
 
 
 @inline
@@ -20,7 +20,7 @@ def record_fixed(work, u, label):
     """u takes one state, whatever the others do. Needs no room check: three numbers per node are always reserved."""
     at = _open(work)
     work.undo[at], work.undo[at + 1], work.undo[at + 2] = _FIXED, u, label
-    work.count[UNDOS] = at + 3
+    work.used[UNDOS] = at + 3
 
 
 @inline
@@ -32,7 +32,7 @@ def record_one(work, v, u):
     for s in range(k):
         work.undo[at + 4 + s] = work.label[work.off[u] + s]
         work.undo[at + 4 + k + s] = work.label[work.off[v] + np.int64(work.buffer[s])]
-    work.count[UNDOS] = at + 4 + 2 * k
+    work.used[UNDOS] = at + 4 + 2 * k
 
 
 @inline
@@ -47,7 +47,7 @@ def record_pair(work, u, v, w):
     for s in range(kw):
         work.undo[at + 6 + kv + s] = work.label[work.off[w] + s]
     table = at + 6 + kv + kw
-    work.count[UNDOS] = table + np.int64(kv) * kw
+    work.used[UNDOS] = table + np.int64(kv) * kw
     return table
 
 

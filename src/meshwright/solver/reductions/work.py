@@ -7,9 +7,9 @@ import numpy as np
 from meshwright.solver.kernel import inline, kernel
 from meshwright.solver.model import Model
 
-# Places in Work.count.
+# Places in Work.used.
 EDGES, MATS, ROWS, USAGES, UNDOS, RECORDS, QUEUED, HEAD, STATUS = range(9)
-# Values of count[STATUS].
+# Values of used[STATUS].
 FINE, FULL, INFEASIBLE = 0, 1, 2
 
 
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     record: np.ndarray  # where each record begins
     queue: np.ndarray  # ring buffer of nodes to look at
     queued: np.ndarray
-    count: np.ndarray  # how much of each pool is used
+    used: np.ndarray  # how much of each pool is used
     total: np.ndarray  # [0] the cost already settled; [1] how far the worst cap is exceeded
     keep: np.ndarray  # scratch, as long as the largest node
     buffer: np.ndarray  # scratch, as long as the largest node
@@ -83,7 +83,7 @@ def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
         record=np.empty(num_nodes + 1, dtype=np.int64),
         queue=np.empty(num_nodes + 1, dtype=np.int32),
         queued=np.zeros(num_nodes, dtype=np.uint8),
-        count=np.zeros(9, dtype=np.int64),
+        used=np.zeros(9, dtype=np.int64),
         total=np.zeros(2),
         keep=np.zeros(largest + 1, dtype=np.uint8),
         buffer=np.zeros(2 * largest + 2),
@@ -96,8 +96,8 @@ def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
 
 def grown(work: Work) -> Work:
     """The same graph with room in every pool; called when a kernel stops with FULL."""
-    edges, mats, rows, usages, undos = (int(work.count[place]) for place in (EDGES, MATS, ROWS, USAGES, UNDOS))
-    work.count[STATUS] = FINE
+    edges, mats, rows, usages, undos = (int(work.used[place]) for place in (EDGES, MATS, ROWS, USAGES, UNDOS))
+    work.used[STATUS] = FINE
     return work._replace(
         eu=_room(work.eu, edges),
         ev=_room(work.ev, edges),
@@ -128,16 +128,16 @@ def fill(work, model, alive_state):
     """Adds the nodes' states, the edges and the rows of a model to an empty work graph."""
     for e in range(len(model.eu)):
         u, v = model.eu[e], model.ev[e]
-        begin = work.count[MATS]
+        begin = work.used[MATS]
         size = np.int64(work.k[u]) * work.k[v]
         work.mat[begin : begin + size] = model.mat[model.eoff[e] : model.eoff[e] + size]
-        work.count[MATS] = begin + size
+        work.used[MATS] = begin + size
         join(work, u, v, begin)
     for r in range(len(model.rnode)):
         u = model.rnode[r]
-        begin = work.count[USAGES]
+        begin = work.used[USAGES]
         work.usage[begin : begin + work.k[u]] = model.usage[model.roff[r] : model.roff[r] + work.k[u]]
-        work.count[USAGES] = begin + work.k[u]
+        work.used[USAGES] = begin + work.k[u]
         hang_row(work, u, model.rstart[r], model.rend[r], begin)
     for u in range(len(work.k)):
         dropped = False
@@ -155,8 +155,8 @@ def push(work, u):
     if work.alive[u] and not work.queued[u]:
         work.queued[u] = 1
         size = len(work.queue)
-        work.queue[(work.count[HEAD] + work.count[QUEUED]) % size] = u
-        work.count[QUEUED] += 1
+        work.queue[(work.used[HEAD] + work.used[QUEUED]) % size] = u
+        work.used[QUEUED] += 1
 
 
 @inline
@@ -205,8 +205,8 @@ def join(work, u, v, begin):
     """Adds an edge whose k[u] × k[v] matrix is already in the pool at `begin`; adds up with an edge that is there."""
     h = find(work, u, v)
     if h < 0:
-        e = work.count[EDGES]
-        work.count[EDGES] = e + 1
+        e = work.used[EDGES]
+        work.used[EDGES] = e + 1
         work.eu[e], work.ev[e], work.eoff[e], work.fresh[e] = u, v, begin, 1
         hang_half(work, 2 * e, u)
         hang_half(work, 2 * e + 1, v)
@@ -257,8 +257,8 @@ def cut(work, e):
 @inline
 def hang_row(work, u, start, end, begin):
     """Adds a memory row whose vector is already in the pool at `begin`."""
-    r = work.count[ROWS]
-    work.count[ROWS] = r + 1
+    r = work.used[ROWS]
+    work.used[ROWS] = r + 1
     work.rstart[r], work.rend[r], work.roff[r] = start, end, begin
     work.rnext[r] = work.rhead[u]
     work.rhead[u] = r
@@ -296,7 +296,7 @@ def shrink(work, u):
         h = work.hnext[h]
     work.k[u] = new
     if new == 0:
-        work.count[STATUS] = INFEASIBLE
+        work.used[STATUS] = INFEASIBLE
 
 
 @inline
