@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -160,6 +161,13 @@ def test_checkpointing_is_tried_when_nothing_else_fits():
 def test_a_function_of_ones_own_is_planned(own, args):
     result = run("plan", "mine:step", "--args", args, "--cluster", "4 a100-40gb", "--mesh", "4", "--json", "-")
     assert [t["path"] for t in json.loads(result.stdout)["arguments"]] == ["weights", "x"]
+
+
+def test_the_example_of_ones_own_function_plans(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent / "examples")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    run("plan", "train:train_step", "--args", "train:example_args", "--cluster", "2x8 h100", "--mesh", "16")
 
 
 @pytest.mark.parametrize(
