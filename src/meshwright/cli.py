@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it, so that help and catalogues
 """
 
 import sys
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,11 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except MeshwrightError as error:
             fail(ctx.invoked_subcommand, str(error))
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.filename is None:  # not about a file that the user named
+                raise
+            fail(ctx.invoked_subcommand, f"{error.filename}: {error.strerror}")
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -103,20 +109,19 @@ def plan(
     """Plan a model or a function of your own for a cluster, and print how it is split and what it costs."""
     for path in (json_path, save):
         cli_plan.check_writable(path)
-    found = cli_plan.find_plan(
-        cli_plan.Request(
-            model=model,
-            args=args,
-            cluster=cluster,
-            mesh=cli_plan.parse_mesh(mesh),
-            sizes={"batch": batch, "seq": seq, "layers": layers},
-            scan=scan,
-            checkpoint=checkpoint,
-            method=method.value,
-            memory_fraction=memory_fraction,
-        ),
-        Stages(),
+    request = cli_plan.Request(
+        model=model,
+        args=args,
+        cluster=cluster,
+        mesh=cli_plan.parse_mesh(mesh),
+        sizes={"batch": batch, "seq": seq, "layers": layers},
+        scan=scan,
+        checkpoint=checkpoint,
+        method=method.value,
+        memory_fraction=memory_fraction,
     )
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        found = cli_plan.find_plan(request, Stages())
     if save is not None:
         found.save(save)
         note(f"saved {save}")
