@@ -128,3 +128,9 @@ def test_both_branches_of_a_conditional_are_read():
 
 def test_a_computation_that_nobody_calls_does_not_run():
     assert read("ROOT %add = f32[4]{0} add(%p, %p)", extra=DEEP) == []
+
+
+def test_a_start_that_holds_its_operands_counts_its_result_alone():
+    one = "%r = ((bf16[4,8]{1,0}), bf16[4,8]{1,0}) all-reduce-start(%p), replica_groups=mesh['x'=8] {'x'}"
+    two = "%r = ((f32[4], f32[2]), (f32[4], f32[2])) all-reduce-start(%p, %q), replica_groups=[1,8]<=[8]"
+    assert [c.bytes for c in read(one, two)] == [4 * 8 * 2, 4 * 6]

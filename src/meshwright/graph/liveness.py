@@ -9,11 +9,6 @@ from numpy.typing import NDArray
 from meshwright.graph.graph import Graph
 from meshwright.rules.base import LoopNest
 
-# Elementwise operations that compilers do not repeat in each reader, since they cost more than a memory access.
-_EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
-)
-
 
 @dataclass(frozen=True)
 class Liveness:
@@ -74,19 +69,14 @@ def _pin_ends(graph: Graph, live: Liveness) -> Liveness:
 
 
 def _stored(graph: Graph, nests: Sequence[LoopNest]) -> list[bool]:
+    """What a kernel that cannot be fused reads or writes is in memory; the rest is computed again in each reader."""
     stored = [False] * len(graph.types)
-    readers = [0] * len(graph.types)
     for op, nest in zip(graph.ops, nests, strict=True):
         fuses_inputs = nest.fusible or op.primitive.startswith(("reduce_", "arg"))
         for value in op.inputs:
-            readers[value] += 1
             if not fuses_inputs:
                 stored[value] = True
         if not nest.fusible:
-            for value in op.outputs:
-                stored[value] = True
-    for op in graph.ops:
-        if op.primitive in _EXPENSIVE and any(readers[v] > 1 for v in op.outputs):
             for value in op.outputs:
                 stored[value] = True
     for value in (*graph.inputs, *graph.outputs, *(t.made for t in graph.ties)):

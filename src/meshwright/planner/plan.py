@@ -87,13 +87,23 @@ class SolutionSummary:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An argument's or result's leaf: its path, type, sharding and role."""
+    """An argument's or result's leaf.
+
+    Attributes:
+        path: Parameter name and pytree keys; results start with ``out``.
+        shape: Its shape.
+        dtype: Its dtype's name.
+        spec: Its sharding.
+        role: parameters, optimizer, data or static; state or result.
+        donated: Whether an argument's memory may be taken over by a result.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
     role: str
+    donated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

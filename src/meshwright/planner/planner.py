@@ -160,7 +160,8 @@ class Task:
             value = self.graph.inputs[place]
             kind = self.graph.types[value]
             spec = back.spec(back.code(value), len(kind.shape))
-            yield Tensor(self.graph.input_paths[place], kind.shape, kind.dtype, spec, roles.get(value, "data"))
+            role, donated = roles.get(value, "data"), value in self.graph.donated
+            yield Tensor(self.graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
 
     def _results(self, back: Readback) -> Iterator[Tensor]:
         for output, value in enumerate(self.graph.outputs):

@@ -28,6 +28,8 @@ Array = NDArray[np.float64]
 # 128 gave the optimum of all 1,272 in a third of the time, 64 did not.
 MAX_STRATEGIES = 128
 
+_IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -186,7 +188,8 @@ class _Walk:
                     self._internal(member, root, root_need, op.phase, op.trips)
                 else:
                     self._need(root, root_need, op.phase)
-            if not nest.fusible and value not in self.graph.constants:
+            in_place = position == 0 and op.primitive.startswith(_IN_PLACE)  # the result takes the operand's memory
+            if not nest.fusible and value not in self.graph.constants and not in_place:
                 self.table.transient.append((member, local))
                 return local
         return local if self.pricer._stored[value] else np.zeros(self.size)

@@ -84,8 +84,8 @@ def _read(line: str, mesh: Mapping[str, int], trips: int) -> CompiledCollective 
         return None
     kind, groups = _KINDS[match[2]], _groups(line, prod(mesh.values()))
     result = re.sub(r"/\*.*?\*/", "", match[1])
-    if match[3] and kind != "all_reduce":  # a start's result holds its operands first
-        result = _elements(result)[1]
+    if match[3] and (kind != "all_reduce" or result.startswith("((")):  # a start's result holds its operands first
+        result = " ".join(_elements(result)[1:2])
     size = sum(map(_array_bytes, _ARRAY.findall(result)))
     if kind in ("reduce_scatter", "all_to_all"):
         size *= groups.shape[1]

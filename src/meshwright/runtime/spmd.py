@@ -20,6 +20,7 @@ from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError
 from meshwright.graph import trace
 from meshwright.planner.plan import OpPlan, Plan, Spec, partition_spec
+from meshwright.planner.structure import rebuild
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
@@ -63,7 +64,20 @@ def spmd(plan: Plan, function: Callable[..., Any], devices: Sequence[Any] | None
         outs = _Evaluator(plan, mesh).run(traced.jaxpr, leaves, specs)
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
-    return jax.jit(run, in_shardings=named(plan.in_shardings), out_shardings=named(plan.out_shardings))
+    return jax.jit(
+        run,
+        in_shardings=named(plan.in_shardings),
+        out_shardings=named(plan.out_shardings),
+        donate_argnums=_donated(plan),
+    )
+
+
+def _donated(plan: Plan) -> tuple[int, ...]:
+    """Arguments that the user's own function donates whole."""
+    leaves = [
+        jax.tree_util.tree_leaves(argument) for argument in rebuild(plan.in_structure, range(len(plan.arguments)))
+    ]
+    return tuple(i for i, found in enumerate(leaves) if found and all(plan.arguments[n].donated for n in found))
 
 
 Entry = tuple[Any, Spec | None, str]  # a value, the sharding it is known to have, the phase that made it
