@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from meshwright.solver import sweeps
 from meshwright.solver.dual import Dual, carried
 from meshwright.solver.exact import Closer
 from meshwright.solver.links import Links, link
@@ -12,7 +13,7 @@ from meshwright.solver.reductions.times import tighten_times
 from meshwright.solver.state import State, cost_of, load_of
 from meshwright.solver.window import cut_window, grow_window, index_rows
 
-_LEAST, _MOST = 4, 400  # nodes of a window
+_LEAST, _MOST = 4, 1500  # nodes of a window
 _LAZY_ROUNDS = 4
 
 
@@ -22,6 +23,7 @@ class Neighbourhood:
     Attributes:
         size: Nodes of the next window; grows while windows are solved completely, shrinks otherwise.
         prices: Prices of memory that guide the search inside windows.
+        share: Part of the memory's price that counts as cost: windows then free memory that others can use.
         active: Times at which windows hold to the caps; others are checked afterwards.
     """
 
@@ -35,6 +37,7 @@ class Neighbourhood:
         self.size = 12.0
         self.weights: np.ndarray | None = None
         self.tried = 0
+        self.share = 0.0
         self.active = prices > 0
 
     def step(self, state: State, deadline: float) -> bool:
@@ -47,6 +50,7 @@ class Neighbourhood:
         self.tried += 1
         for _ in range(_LAZY_ROUNDS):
             window = cut_window(self.model, self.links, self.rows, nodes, state.choice, state.load, self.active)
+            window = self._charged(window)
             found, complete = self._solve(window, cost_of(window, state.choice[nodes]), deadline)
             if found is None:
                 break
@@ -62,10 +66,22 @@ class Neighbourhood:
         if found is None:
             return False
         cost = cost_of(self.model, choice)
-        if not cost < state.cost - 0.1 * self.tolerance:
+        gain = state.cost - cost + self.share * float(self.prices @ (state.load - load))
+        if not gain > 0.1 * self.tolerance:
             return False
         state.choice, state.cost, state.load = choice, cost, load
         return True
+
+    def _charged(self, window: Model) -> Model:
+        """The window with `share` of the memory's price added to the costs."""
+        if self.share == 0.0:
+            return window
+        cost = np.empty(len(window.cost))
+        rates = self.share * self.prices[self.active]
+        sweeps.priced(
+            window.off, window.cost, window.rnode, window.rstart, window.rend, window.roff, window.usage, rates, cost
+        )
+        return window._replace(cost=cost)
 
     def _window(self) -> np.ndarray:
         """One random connected part, or several: parts that share memory can only improve together."""
@@ -97,7 +113,7 @@ class Neighbourhood:
             return None, True
         model = tighten_times(reduced.model)
         order = decision_order(model)
-        dual = Dual(permuted(model, order), prices=carried(self.prices, self.model, model))
+        dual = Dual(permuted(model, order), prices=(1.0 - self.share) * carried(self.prices, self.model, model))
         target = now - reduced.offset
         dual.converge(11, 1e-4, deadline)
         if dual.bound >= target - self.tolerance:

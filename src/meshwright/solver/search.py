@@ -14,6 +14,7 @@ from meshwright.solver.neighbourhood import Neighbourhood
 from meshwright.solver.state import State
 
 _SMALL_STATES = 4_000  # a level that small is worth closing by the frontier search
+_SHARES = (1.0, 0.6, 0.3, 0.1, 0.0)  # of the memory's price that counts as cost, from stage to stage
 _SCALES = (1.0, 1.5, 3.0, 0.7, 6.0, 2.0)  # of the prices, from start to start
 
 
@@ -76,13 +77,13 @@ class Search:
         dual.converge(11 if len(level.model.cap) else 60, 1e-5, part)
         while len(level.model.cap) and time.perf_counter() < part:
             before = dual.bound
-            if level.ascent.run(np.inf, 25, part) <= before + 0.02 * abs(before):
+            if level.ascent.run(np.inf, 25, part) <= before + 0.003 * abs(before):
                 break
         self._raise(dual.bound + level.offset)
 
     def _start(self, level: Level, number: int) -> State | None:
-        """A choice to improve: the best so far (first time on a level), or a new one by decimation."""
-        if self.choice is not None and number % 2 == 0:
+        """A choice to improve: mostly the best so far, else a new one by decimation."""
+        if self.choice is not None and self.rng.random() < 0.7:
             known = level.restrict(self.choice)
             if known is not None:
                 return State.of(level.model, known)
@@ -102,31 +103,34 @@ class Search:
         return state
 
     def _improve(self, level: Level, state: State) -> None:
-        """Windows around one choice until a good number of them brought nothing."""
+        """Windows around one choice, each stage until a good number of them brought nothing.
+
+        At first memory has its full price, so that windows free memory which others can use better; then less and less,
+        until only the caps count.
+        """
         around = Neighbourhood(level.model, level.dual.prices, self.tolerance, int(self.rng.integers(1 << 30)))
         level.dual.restore()
         level.dual.sweep()
         around.aim(level.dual.reduced, state.choice)
-        stale = 0
-        while not self.done():
-            self.windows += 1
-            gained = around.step(state, self.deadline)
-            stale = 0 if gained else stale + 1
-            if gained and state.cost + level.offset < self.cost:
-                self._offer(level, state)
-            if self.windows % 16 == 0:
-                self._adopt(level, state)
-            if stale > 40 + 3 * level.model.num_nodes / around.size:
-                break
+        for share in _SHARES if level.dual.prices.any() else (0.0,):
+            around.share, stale = share, 0
+            while not self.done() and stale <= 15 + 2 * level.model.num_nodes / around.size:
+                self.windows += 1
+                gained = around.step(state, self.deadline)
+                stale = 0 if gained else stale + 1
+                if gained and state.cost + level.offset < self.cost:
+                    self._offer(level, state)
+                if self.windows % 16 == 0:
+                    self._adopt(level, state if share == 0.0 else None)
 
-    def _adopt(self, level: Level, state: State) -> None:
-        """Goes on from another process's choice where that is cheaper than the best here."""
+    def _adopt(self, level: Level, state: State | None) -> None:
+        """Takes over another process's choice where that is cheaper than the best here, into the state if one is given."""
         found = self.poll()
         if found is None or found[0] >= self.cost - 0.1 * self.tolerance:
             return
         self.cost, self.choice = found
-        known = level.restrict(found[1])
-        if known is not None:
+        known = level.restrict(found[1]) if state is not None else None
+        if known is not None and state is not None:
             better = State.of(level.model, known)
             state.choice, state.cost, state.load = better.choice, better.cost, better.load
 
