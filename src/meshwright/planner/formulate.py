@@ -80,10 +80,22 @@ class Formulation:
             self._memory = MemoryModel(self.grouping, self.folded, self.live, self.tables, self.axes)
         return self._memory
 
-    def problem(self, times: Mapping[int, float], limit: float | None) -> ChoiceProblem:
-        """The folded problem with memory held at some times; ``times`` maps each to bytes to be kept free there."""
+    def problem(
+        self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
+    ) -> ChoiceProblem:
+        """The folded problem with memory held at some times.
+
+        Args:
+            times: Operation indices, each with the bytes to be kept free there.
+            limit: Bytes allowed; None for no limit.
+            dear: Operation indices, each with a price of one byte there.
+        """
         edges: dict[tuple[int, int], Array] = {}
         costs = [n * cost for n, cost in zip(self.copies, self.costs, strict=True)]
+        for time, price in (dear or {}).items():
+            for which, usage in enumerate(self.memory.usage(time, len(costs))):
+                if usage is not None:
+                    costs[which] = costs[which] + price * usage
         for (source, _, reader, _), (count, matrix) in self.edges.items():
             if source == reader:
                 costs[source] = costs[source] + count * np.diagonal(matrix)

@@ -72,6 +72,15 @@ class MemoryModel:
             change[stop] -= size
         return Profile(np.cumsum(change)[:-1])
 
+    def least(self) -> Profile:
+        """Bytes over time if every value were split as far as any strategy splits it: no choice goes below."""
+        change = np.zeros(self.num_steps + 1)
+        smallest = np.array([size.min() for size in self.column_bytes])
+        if len(smallest):
+            np.add.at(change, self._start, smallest[self._column])
+            np.add.at(change, self._stop, -smallest[self._column])
+        return Profile(np.cumsum(change)[:-1])
+
     def usage(self, time: int, num_classes: int) -> list[Array | None]:
         """For each class, the bytes per strategy that its values take at a time; None where it holds nothing then."""
         live = (self._start <= time) & (time < self._stop)

@@ -8,6 +8,7 @@ memory, and a view whose bound is no better than the best plan so far is left.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from meshwright.units import format_bytes
 _SOLVE_SECONDS = 600.0  # a plan must not depend on the clock: small problems end long before
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
+_DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
+_DEAR_ROUNDS = 4
 
 
 @dataclass
@@ -95,6 +98,16 @@ class View:
             self.times[profile.peak_at] += self.peak_bytes - self.limit
 
 
+@dataclass(frozen=True)
+class Misfit:
+    """A view on which nothing fits, and a bound on what would."""
+
+    mesh: Mesh
+    limit: float
+    least_bytes: float
+    formulate: Callable[[], Formulation]
+
+
 def search(
     meshes: Sequence[Mesh],
     formulate: Callable[[Mesh], Formulation],
@@ -116,15 +129,21 @@ def search(
         ShardingError: What was laid down is not possible on any view.
     """
     remarks: dict[tuple[int, ...], Considered] = {}
-    misfits: list[tuple[float, Mesh]] = []
+    misfits: list[Misfit] = []
     refused: list[ShardingError] = []
     views: list[View] = []
+
+    def misses(mesh: Mesh, limit: float | None, least: float, make: Callable[[], Formulation]) -> bool:
+        if limit is None or least <= limit:
+            return False
+        misfits.append(Misfit(mesh, limit, least, make))
+        remarks[mesh.sizes] = Considered(mesh.sizes, None, int(least), "does not fit")
+        return True
+
     for mesh in meshes:
         say(f"pricing mesh {_name(mesh)}")
-        limit, floor = limit_of(mesh), floor_bytes(mesh)
-        if limit is not None and floor > limit:
-            misfits.append((floor, mesh))
-            remarks[mesh.sizes] = Considered(mesh.sizes, None, int(floor), "does not fit")
+        limit = limit_of(mesh)
+        if misses(mesh, limit, floor_bytes(mesh), partial(formulate, mesh)):
             continue
         started = time.perf_counter()
         try:
@@ -132,6 +151,9 @@ def search(
         except ShardingError as error:
             refused.append(error)
             remarks[mesh.sizes] = Considered(mesh.sizes, None, None, str(error))
+            continue
+        least = view.formulation.memory.least().peak_bytes if limit is not None else 0.0
+        if misses(mesh, limit, least, lambda view=view: view.formulation):  # type: ignore[misc]
             continue
         view.step()
         view.floor = view.free_cost = view.cost
@@ -141,12 +163,12 @@ def search(
     if best is None:
         if not misfits:
             raise refused[0]
-        raise _does_not_fit(min(misfits, key=lambda m: m[0])[1], formulate, limit_of, min(m[0] for m in misfits))
+        raise _does_not_fit(misfits)
     return best, [remarks[mesh.sizes] for mesh in meshes]
 
 
 def _best(
-    views: list[View], remarks: dict[tuple[int, ...], Considered], misfits: list[tuple[float, Mesh]], say: Callable
+    views: list[View], remarks: dict[tuple[int, ...], Considered], misfits: list[Misfit], say: Callable
 ) -> View | None:
     best: View | None = None
     for view in sorted(views, key=lambda v: (not v.fits, v.floor)):
@@ -156,7 +178,7 @@ def _best(
             continue
         say(f"solving on mesh {_name(mesh)}")
         if not fit(view):
-            misfits.append((view.least_bytes, mesh))
+            misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
             remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
             continue
         remarks[mesh.sizes] = Considered(mesh.sizes, view.cost, view.peak_bytes, "")
@@ -183,11 +205,11 @@ def fit(view: View) -> bool:
     return view.fits
 
 
-def _does_not_fit(
-    mesh: Mesh, formulate: Callable[[Mesh], Formulation], limit_of: Callable[[Mesh], float | None], least: float
-) -> DoesNotFit:
-    limit = limit_of(mesh) or 0.0
-    needed = _least_memory(formulate(mesh), max(least, limit))
+def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
+    """The error for the view that needs least, with the memory that a plan was found for."""
+    closest = min(misfits, key=lambda m: m.least_bytes)
+    limit, mesh = closest.limit, closest.mesh
+    needed = max(_least_memory(closest.formulate()), int(limit) + 1)
     return DoesNotFit(
         f"no plan fits {format_bytes(limit)} per device; the least that would do is {format_bytes(needed)}, on mesh "
         f"{mesh.shape}. Use more devices, a smaller batch, jax.checkpoint around the layers, or devices with more "
@@ -197,15 +219,20 @@ def _does_not_fit(
     )
 
 
-def _least_memory(formulation: Formulation, least: float) -> int:
-    """The least memory with which a plan is found: the bound is raised until one fits."""
-    for _ in range(8):
-        view = View(formulation, least)
-        view.step()
-        if fit(view):
-            return view.peak_bytes
-        least = max(view.least_bytes, least * 1.02)
-    return int(least)
+def _least_memory(formulation: Formulation) -> int:
+    """The peak of a plan that holds memory dearer than time, at every moment at which such a plan peaks."""
+    least = formulation.memory.least()
+    rate = _DEAR * sum(n * cost.min() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
+    dear, best = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}, np.inf
+    for _ in range(_DEAR_ROUNDS):
+        solution = solve(formulation.problem({}, None, dear), seconds=_SOLVE_SECONDS, workers=1)
+        assert solution.choice is not None
+        profile = Readback(formulation, solution.choice).profile()
+        best = min(best, profile.peak_bytes)
+        if profile.peak_at in dear:
+            break
+        dear[profile.peak_at] = next(iter(dear.values()))
+    return int(best)
 
 
 def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
