@@ -42,13 +42,25 @@ def trace(function: Callable[..., Any], leaves: Sequence[Any]) -> tuple[Any, Any
 
 
 def called_jaxpr(eqn: Any) -> Any | None:
-    """The closed jaxpr that a call-like equation runs on its own operands, or None for any other equation."""
+    """The closed jaxpr that a call-like equation runs on its `call_operands`, or None for any other equation."""
+    if eqn.primitive.name == "custom_linear_solve":
+        return close(eqn.params["jaxprs"].solve)
     key = _CALLS.get(eqn.primitive.name)
     if key is None:
         return None
     inner = eqn.params.get(key) or eqn.params.get("call_jaxpr") or eqn.params.get("jaxpr")
     closed = close(inner) if inner is not None else None
     return closed if closed is not None and len(closed.jaxpr.invars) == len(eqn.invars) else None
+
+
+def call_operands(eqn: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Those of a call-like equation's operands that its jaxpr takes."""
+    if eqn.primitive.name != "custom_linear_solve":
+        return tuple(operands)
+    lengths = eqn.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    right_hand_sides = operands[first + lengths.solve + lengths.transpose_solve :]
+    return (*operands[first : first + lengths.solve], *right_hand_sides)
 
 
 def close(jaxpr: Any) -> Any:

@@ -225,7 +225,7 @@ class _Builder:
             self.donated.update(
                 v for v, d in zip(ins, jax_compat.donated(eqn), strict=False) if d and v in self._inputs
             )
-            return self._inline(inner, ins, scope, trips)
+            return self._inline(inner, jax_compat.call_operands(eqn, ins), scope, trips)
         if name == "scan":
             return self._scan(eqn, ins, scope, trips)
         if name == "while":

@@ -119,7 +119,7 @@ class _Evaluator:
                 # Without a barrier the compiler would merge the recomputation with the first computation.
                 values = lax.optimization_barrier([x for x, _, _ in ins])
                 ins = [(x, spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
-            return self._jaxpr(inner, ins, serial)
+            return self._jaxpr(inner, jax_compat.call_operands(eqn, ins), serial)
         if name == "scan":
             return self._scan(eqn, ins, serial)
         if name == "while":
