@@ -1,7 +1,24 @@
-"""Planner: from a traced function and a mesh to a plan."""
+"""Planner: from a traced function and a mesh to a plan. Importing it loads no JAX, so that plans are read without."""
 
-from meshwright.planner.methods import Auto, DataParallel, Manual, Method, TensorParallel, Zero
-from meshwright.planner.plan import Plan
-from meshwright.planner.planner import plan
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Auto", "DataParallel", "Manual", "Method", "Plan", "TensorParallel", "Zero", "plan"]
+_PUBLIC = {
+    "Auto": "methods",
+    "DataParallel": "methods",
+    "Manual": "methods",
+    "Method": "methods",
+    "Plan": "plan",
+    "TensorParallel": "methods",
+    "Zero": "methods",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value

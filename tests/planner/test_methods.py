@@ -1,0 +1,165 @@
+"""Methods: what each lays down, and that none is better than Auto by the same price."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.graph import trace
+from tests.planner.examples import mesh, mlp_step, solve_on, traced_zoo
+
+NAMED = (mw.DataParallel(), mw.Zero(1), mw.Zero(2), mw.Zero(3), mw.TensorParallel())
+
+ZOO = [
+    ("mlp", {}, "2x4 v100-32gb"),
+    ("gpt-tiny", {}, "1x4 a100-40gb"),
+    ("gpt-tiny", {"scan": True}, "2x4 v100-32gb"),
+    ("bert-tiny", {}, "1x8 h100"),
+    ("llama-tiny", {}, "2x4 v100-32gb"),
+    ("llama-tiny", {"checkpoint": True}, "1x4 a100-40gb"),
+    ("moe-tiny", {}, "1x8 h100"),
+    ("mixtral-tiny", {}, "1x4 a100-40gb"),
+    ("vit-tiny", {"batch": 12}, "1x3 l40s"),
+    ("wide-resnet-tiny", {"layers": 1}, "1x4 a100-40gb"),
+    ("unet-tiny", {}, "1x4 a100-40gb"),
+    ("gpt2-125m", {"layers": 2, "batch": 24}, "1x3 l40s"),
+    ("gpt3-1.3b", {"layers": 2, "batch": 16, "seq": 512}, "2x4 v100-32gb"),
+    ("llama2-7b", {"layers": 2, "batch": 16, "seq": 512}, "1x8 h100"),
+    ("llama3-8b", {"layers": 3, "batch": 16, "seq": 512}, "2x4 a100-40gb"),
+    ("mixtral-8x7b", {"layers": 2, "batch": 16, "seq": 256}, "1x8 h100"),
+    ("gshard-moe-380m", {"layers": 2, "batch": 16, "seq": 256}, "2x4 v100-32gb"),
+    ("vit-b16", {"layers": 2, "batch": 64}, "1x8 h100"),
+    ("wide-resnet-50-2", {"layers": 1, "batch": 32}, "1x4 a100-40gb"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "cluster"), ZOO, ids=str)
+def test_auto_is_never_worse_than_a_named_method(name, options, cluster):
+    traced, machine = traced_zoo(name, **options), mw.cluster(cluster)
+    auto = solve_on(traced, mw.Auto(), mw.Auto().meshes(machine))
+    compared = 0
+    for method in NAMED:
+        try:
+            named = solve_on(traced, method, method.meshes(machine))
+        except (mw.ShardingError, mw.DoesNotFit) as refusal:
+            assert len(str(refusal)) > 40  # says why
+            continue
+        compared += 1
+        assert auto.cost.total <= named.cost.total * (1 + 1e-6), method.name
+        assert named.memory.peak_bytes <= named.memory.limit_bytes
+    assert compared >= 3
+    assert auto.memory.peak_bytes <= auto.memory.limit_bytes
+    assert auto.solution.lower_bound <= auto.cost.total * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_auto_is_never_worse_on_one_mesh(name, shape):
+    traced = traced_zoo(name)
+    machine = mesh(shape, alpha=1, beta=(1, 0.1, 0.05)[: len(shape)])
+    auto = solve_on(traced, mw.Auto(), [machine])
+    for method in NAMED:
+        assert auto.cost.total <= solve_on(traced, method, [machine]).cost.total * (1 + 1e-6), method.name
+
+
+def test_data_parallel_replicates_state_and_splits_the_batch():
+    step, args = mlp_step(64, 16, layers=3)
+    plan = mw.plan(step, *args, mesh=mesh((2, 4)), method=mw.DataParallel())
+    assert set(plan.sharding("state/*").values()) == {P()}
+    assert plan.sharding("x") == plan.sharding("y") == P(("x", "y"))
+    kernels = [c for c in plan.collectives if c.bytes == 16 * 16 * 4]
+    assert [(c.kind, c.axes) for c in kernels] == [("all_reduce", ("x", "y"))] * 3
+
+
+def test_zero_spreads_optimizer_state_then_parameters():
+    step, args = mlp_step(64, 16, layers=3)
+    plans = {stage: mw.plan(step, *args, mesh=mesh((4,)), method=mw.Zero(stage)) for stage in (1, 2, 3)}
+    for stage, plan in plans.items():
+        moments = plan.sharding("state/opt/0/*/kernel")
+        assert len(moments) == 6
+        assert all(spec in (P("x"), P(None, "x")) for spec in moments.values())
+        params = plan.sharding("state/params/*/kernel").values()
+        assert all(spec == P() for spec in params) == (stage < 3)
+    assert not any(c.kind == "reduce_scatter" and c.phase == "backward" for c in plans[1].collectives)
+    whole = {stage: plan.memory.argument_bytes["parameters"] for stage, plan in plans.items()}
+    assert whole[1] == whole[2] == 4 * whole[3]
+
+
+def test_tensor_parallel_splits_every_matrix_over_the_last_axis():
+    step, args = mlp_step(64, 16, layers=4)
+    plan = mw.plan(step, *args, mesh=mesh((2, 4)), method=mw.TensorParallel())
+    kernels = plan.sharding("state/params/*/kernel")
+    assert len(kernels) == 4
+    assert set(kernels.values()) <= {P("y"), P(None, "y")}
+    assert plan.sharding("x") == P("x")
+
+
+def test_methods_choose_their_mesh_from_the_cluster():
+    machine = mw.cluster("2x4 v100-32gb")
+    assert [m.sizes for m in mw.DataParallel().meshes(machine)] == [(8,)]
+    assert [m.sizes for m in mw.TensorParallel().meshes(machine)] == [(2, 4)]
+    assert [m.sizes for m in mw.Auto(mesh_shapes=[(4, 2), (8,)]).meshes(machine)] == [(4, 2), (8,)]
+    assert [m.sizes for m in mw.Manual({"x": P("y")}).meshes(machine)] == [(2, 4)]
+
+
+def two_products(x, w):
+    return {"y": jnp.tanh(x @ w["up"]) @ w["down"]}
+
+
+SHAPES = (
+    jax.ShapeDtypeStruct((16, 8), jnp.float32),
+    {"up": jax.ShapeDtypeStruct((8, 32), jnp.float32), "down": jax.ShapeDtypeStruct((32, 8), jnp.float32)},
+)
+
+
+def test_fix_reaches_arguments_results_globs_and_tuples_of_axes():
+    fix = {"w/*": P(), "w/up": P(None, ("x", "y")), "out/y": P("x", "y"), "x": P("y")}
+    plan = mw.plan(two_products, *SHAPES, mesh=mesh((2, 2)), method=mw.Auto(fix=fix))
+    assert plan.sharding("w/up") == P(None, ("x", "y"))  # the last glob that matches holds
+    assert plan.sharding("w/down") == P()
+    assert plan.sharding("x") == P("y")
+    assert plan.sharding("out/y") == P("x", "y")
+    free = mw.plan(two_products, *SHAPES, mesh=mesh((2, 2)))
+    assert free.cost.total <= plan.cost.total
+
+
+def test_a_fixed_result_is_paid_for():
+    def function(x):
+        return {"y": jnp.sin(x["a"])}
+
+    a = {"a": jax.ShapeDtypeStruct((16, 8), jnp.float32)}
+    fix = {"x/a": P("x"), "out/y": P(None, "x")}
+    machine = mesh((4,))
+    plan = mw.plan(function, a, mesh=machine, method=mw.Auto(fix=fix))
+    assert [(c.kind, c.bytes) for c in plan.collectives] == [("all_to_all", 16 * 8 * 4)]
+    assert plan.cost.total == pytest.approx(machine.collective_s("all_to_all", (0,), 16 * 8 * 4))
+
+
+def test_fixing_a_new_state_fixes_the_old():
+    step, args = mlp_step(16, 16, layers=2)
+    plan = mw.plan(step, *args, mesh=mesh((4,)), method=mw.Auto(fix={"out/params/0/kernel": P("x")}))
+    assert plan.sharding("state/params/0/kernel") == plan.sharding("out/params/0/kernel") == P("x")
+
+
+def test_manual_replicates_what_is_not_named():
+    plan = mw.plan(two_products, *SHAPES, mesh=mesh((4,)), method=mw.Manual({"x": P("x")}))
+    assert plan.sharding("x") == P("x")
+    assert set(plan.sharding("w/*").values()) == {P()}
+    assert plan.cost.total == 0
+    megatron = mw.Manual({"w/up": P(None, "x"), "w/down": P("x")})
+    plan = mw.plan(two_products, *SHAPES, mesh=mesh((4,)), method=megatron)
+    assert [(c.kind, c.bytes) for c in plan.collectives] in (
+        [("all_reduce", 16 * 8 * 4)],
+        [("reduce_scatter", 16 * 8 * 4)],
+    )
+
+
+def test_fixed_layers_are_kept_apart_by_folding():
+    step, args = mlp_step(64, 16, layers=6)
+    traced = trace(step, *args)
+    fix = {"state/params/2/kernel": P("x"), "state/params/3/kernel": P(None, "x")}
+    plan = solve_on(traced, mw.Auto(fix=fix), [mesh((4,))])
+    assert plan.sharding("state/params/2/kernel") == P("x")
+    assert plan.sharding("state/params/3/kernel") == P(None, "x")
+    assert plan.sharding("state/params/0/kernel") == plan.sharding("state/params/4/kernel") == P()

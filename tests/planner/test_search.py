@@ -1,0 +1,78 @@
+"""Memory as a hard limit: kept, dearer as it tightens, and at the end said how much would do."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.graph import trace
+from meshwright.planner.planner import Task
+from tests.planner.examples import mesh, mlp_step, traced_zoo
+
+
+def planner_of(traced, shape):
+    task = Task(traced, mw.Auto())
+
+    def at(limit):
+        return task.plan([mesh(shape, memory_bytes=None if limit is None else int(limit))], lambda _: None)
+
+    return at
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_a_tighter_limit_is_kept_and_never_cheaper_until_nothing_fits(shape):
+    step, args = mlp_step(64, 64)
+    at = planner_of(trace(step, *args), shape)
+    free = at(None)
+    assert free.memory.limit_bytes is None
+    peak, least, cost = free.memory.peak_bytes, 0, free.cost.total
+    assert at(peak).cost.total == pytest.approx(cost)
+    for share in (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.3):
+        try:
+            plan = at(peak * share)
+        except mw.DoesNotFit as error:
+            assert error.limit_bytes == int(peak * share)
+            assert error.needed_bytes > error.limit_bytes
+            assert "more devices, a smaller batch, jax.checkpoint" in str(error)
+            least = error.needed_bytes
+            break
+        assert plan.memory.peak_bytes <= plan.memory.limit_bytes == int(peak * share)
+        assert plan.cost.total >= cost * (1 - 1e-9)
+        cost = plan.cost.total
+    assert least
+    fitted = at(least * 1.001)
+    assert fitted.memory.peak_bytes <= least * 1.001
+    assert fitted.cost.total >= cost * (1 - 1e-9)
+
+
+def test_arguments_alone_may_be_too_much():
+    step, args = mlp_step(64, 64)
+    with pytest.raises(mw.DoesNotFit) as caught:
+        planner_of(trace(step, *args), (4,))(1000)
+    assert caught.value.needed_bytes > 1000
+    assert "nothing fits" in str(caught.value) or "no plan fits" in str(caught.value)
+
+
+def test_checkpointing_needs_less_memory():
+    peaks = [
+        planner_of(traced_zoo("llama-tiny", layers=4, seq=128, vocab=16, checkpoint=kept), (4,))(None).memory.peak_bytes
+        for kept in (False, True)
+    ]
+    assert peaks[1] < peaks[0]
+
+
+def test_a_part_of_a_clusters_memory_is_left_to_the_runtime():
+    step, args = mlp_step(64, 64, layers=2)
+    machine = mw.cluster("1x4 a100-40gb")
+    for share in (0.9, 0.5):
+        plan = mw.plan(step, *args, cluster=machine, method=mw.Auto(memory_fraction=share))
+        assert plan.memory.limit_bytes == int(share * machine.memory_bytes)
+
+
+def test_every_view_is_accounted_for():
+    step, args = mlp_step(64, 64, layers=2)
+    plan = mw.plan(step, *args, cluster="2x4 v100-32gb")
+    shapes = [view.shape for view in plan.considered]
+    assert plan.mesh.sizes in shapes
+    assert len(set(shapes)) == len(shapes)
+    chosen = next(view for view in plan.considered if view.shape == plan.mesh.sizes)
+    assert chosen.cost == pytest.approx(plan.cost.total)
+    assert all(view.cost is None or view.cost >= plan.cost.total * (1 - 1e-6) for view in plan.considered)

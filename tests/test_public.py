@@ -1,0 +1,82 @@
+"""The public face: its exact names, and how little importing it costs."""
+
+import subprocess
+import sys
+
+import pytest
+
+import meshwright as mw
+
+NAMES = [
+    "Auto",
+    "ChoiceProblem",
+    "Cluster",
+    "ClusterError",
+    "DataParallel",
+    "DoesNotFit",
+    "Loop",
+    "LoopNest",
+    "Manual",
+    "Mesh",
+    "MeshwrightError",
+    "Plan",
+    "PlanFileError",
+    "ProblemError",
+    "RuleError",
+    "ShardingError",
+    "Solution",
+    "TensorParallel",
+    "TraceError",
+    "Zero",
+    "cluster",
+    "nest",
+    "plan",
+    "rule",
+    "solve",
+]
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_public_names_are_these():
+    assert mw.__all__ == NAMES
+    for name in NAMES:
+        assert getattr(mw, name) is not None
+    assert set(NAMES) <= set(dir(mw))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = mw.nonsense
+
+
+def test_every_error_is_one_of_ours():
+    errors = [getattr(mw, name) for name in NAMES if name.endswith("Error") or name == "DoesNotFit"]
+    assert all(issubclass(error, mw.MeshwrightError) for error in errors)
+
+
+def test_importing_loads_neither_jax_nor_numba():
+    assert run("import sys, meshwright; print(*(m for m in ('jax', 'numba', 'numpy') if m in sys.modules))") == []
+
+
+def test_importing_changes_no_environment():
+    code = "import os; before = dict(os.environ); import meshwright; print(dict(os.environ) == before)"
+    assert run(code) == ["True"]
+
+
+def test_reading_a_plan_loads_no_jax(tmp_path):
+    import numpy as np
+
+    mesh = mw.Mesh.abstract((4,), alpha=1, beta=1)
+    path = tmp_path / "plan.json"
+    mw.plan(lambda x, w: x @ w, np.ones((8, 4)), np.ones((4, 4)), mesh=mesh).save(path)
+    code = (
+        f"import sys, meshwright as mw; plan = mw.Plan.load({str(path)!r}); text = str(plan); "
+        "assert 'x=4' in text; assert plan.cost.total >= 0; assert plan.mesh.shape == {'x': 4}; "
+        "print(*(m for m in ('jax', 'numba') if m in sys.modules))"
+    )
+    assert run(code) == []
