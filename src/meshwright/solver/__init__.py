@@ -5,8 +5,8 @@ The problem, in the contest's form, with `x[i]` the strategy of node `i`:
     minimise    Σ_i cost_i[x_i]  +  Σ_(i,j) matrix_ij[x_i, x_j]                 (check.price)
     such that   Σ_(rows r alive at t) usage_r[x_node(r)]  ≤  limit   for all t
 
-The flow: `problem.py` holds the arrays, `model.py` compresses time, `reductions/` shrink it exactly, `dual.py` bounds it,
-`exact.py` closes small problems, `anytime.py` searches giant ones, `driver.py` ties them together, and `check.py`
+The flow: `problem.py` holds the arrays, `model.py` compresses time, `reductions/` shrink it exactly, `dual.py` bounds
+it, `exact.py` closes small problems, `search.py` searches giant ones, `pipeline.py` ties them together, and `check.py`
 re-prices every answer without sharing code with any of them. Importing this package loads no numba.
 """
 
@@ -23,7 +23,7 @@ _PUBLIC = {
     "solve": "driver",
 }
 
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

@@ -65,7 +65,7 @@ def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float)
 
 @kernel
 def lead(off, eu, ev, eoff, mat, reduced, noise, count):
-    """Marks all states but those that lose in the `count` nodes whose best state leads by most, pair by pair possible."""
+    """Marks all states but those that lose in the `count` nodes whose best state leads by most."""
     num_nodes = len(off) - 1
     margin = np.empty(num_nodes)
     best = np.empty(num_nodes, dtype=np.int64)

@@ -8,7 +8,6 @@ from meshwright.solver import sweeps
 from meshwright.solver.links import Links, link
 from meshwright.solver.model import Model
 
-
 _PATIENCE = 5  # steps without gain before the step shrinks
 _LEAST_STEP = 0.005
 

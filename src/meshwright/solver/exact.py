@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.solver import sweeps
 from meshwright.solver.dual import Dual, ascend_prices, carried
 from meshwright.solver.frontier import search
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
+from meshwright.solver.state import State, cost_of
 
 _BEAM = 200
 _WIDTH = 100_000
@@ -119,7 +119,7 @@ class Closer:
         if alive.mean() < 0.8:
             return self._attempt_reduced(dual, alive, goal, effort)
         found = search(self._fan(dual), goal - self.tolerance + noise, self.width, effort)
-        cost = np.inf if found.choice is None else self._cost(dual.model, found.choice)
+        cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
         return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
 
     def _attempt_reduced(self, dual: Dual, alive: np.ndarray, goal: float, effort: float) -> Closed:
@@ -149,15 +149,15 @@ class Closer:
         """A good choice by a narrow search, or the decoded one where that fits and is cheaper."""
         best, cost = None, np.inf
         decoded = dual.decode()
-        if self._fits(dual.model, decoded):
-            best, cost = decoded, self._cost(dual.model, decoded)
+        if State.of(dual.model, decoded).fits(dual.model):
+            best, cost = decoded, cost_of(dual.model, decoded)
         # A finite ceiling is needed to rank labels by the duals' budgets.
         ceiling = min(ceiling, cost)
         if np.isinf(ceiling):
             ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
-        found = search([dual], ceiling, _BEAM)
-        if found.choice is not None and self._cost(dual.model, found.choice) < cost:
-            best, cost = found.choice, self._cost(dual.model, found.choice)
+        found = search([dual], ceiling, max(16, min(_BEAM, 40_000 // (len(dual.model.cap) + 1))))
+        if found.choice is not None and cost_of(dual.model, found.choice) < cost:
+            best, cost = found.choice, cost_of(dual.model, found.choice)
         return (best, cost) if np.isfinite(cost) else (None, np.inf)
 
     def _fan(self, dual: Dual) -> list[Dual]:
@@ -170,13 +170,3 @@ class Closer:
                 scaled.converge(10, 1e-6, self.deadline)
                 fan.append(scaled)
         return fan
-
-    @staticmethod
-    def _cost(model: Model, choice: np.ndarray) -> float:
-        return float(sweeps.model_cost(model.off, model.cost, model.eu, model.ev, model.eoff, model.mat, choice))
-
-    @staticmethod
-    def _fits(model: Model, choice: np.ndarray) -> bool:
-        load = np.zeros(len(model.cap))
-        sweeps.choice_load(model.rnode, model.rstart, model.rend, model.roff, model.usage, choice, load)
-        return bool((load <= model.cap * (1 + 1e-12)).all())

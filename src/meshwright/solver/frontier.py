@@ -1,8 +1,8 @@
 """Frontier search: exact dynamic programming over partial choices, kept small by dual bounds.
 
-Nodes are decided in order. A partial choice is a label: what each of a few duals (same model, prices scaled up and down)
-says any completion costs at least, its own cost, the states of the decided nodes that still have undecided neighbours,
-and the memory spent at every time. Labels that some dual puts above the goal are dropped: one that spent much memory
+Nodes are decided in order. A partial choice is a label: what each of a few duals (same model, prices scaled up or
+down) says any completion costs at least, its own cost, the states of the decided nodes that still have undecided
+neighbours, and the memory spent at every time. Labels that some dual puts above the goal are dropped: one that spent much memory
 is caught by high prices, one that spent little by low ones. Of two labels with equal frontier states, one that costs no
 more and uses no more at any time that can still bind replaces the other. Without a drop for lack of room the result is
 proven; with drops it is a beam search.
@@ -15,6 +15,8 @@ import numpy as np
 
 from meshwright.solver.dual import Dual
 from meshwright.solver.kernel import inline, kernel
+
+_MOST_COMPARED = 64  # labels of equal frontier that a new one is compared with
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     slots, slot = _slots(links, num_nodes)
     num_times = len(model.cap)
     width = max(16, min(width, int(3e7) // max(num_times, 1)))
+    compare = max(2, min(_MOST_COMPARED, 4096 // max(num_times, 1)))
     # After a backward sweep the costs lie on the early nodes: the labels grow dear as soon as they can.
     bounds = np.array([dual.half_sweep(False) - float(dual.price @ model.cap) for dual in duals])
     base = np.empty((len(duals), len(model.cost)))
@@ -56,7 +59,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     states = np.empty((num_nodes, width), dtype=np.int32)
     size, complete, most = advance_all(
         links, model.off, base, extra, messages, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
-        goal - bounds, width, effort, parents, states,
+        goal - bounds, width, effort, compare, parents, states,
     )  # fmt: skip
     if size == 0:
         return Found(bool(complete), None, int(most))
@@ -155,7 +158,7 @@ def _mix(node, state):
 @kernel
 def advance_all(
     links, off, base, extra, m, slot, slots, touched, tfirst, tuse, ufirst, room, cap, budget, width, effort,
-    parents, states,
+    compare, parents, states,
 ):  # fmt: skip
     """Decides all nodes in turn; returns the number of final labels, whether none was dropped, and the most held."""
     num_nodes, num_times = len(off) - 1, len(cap)
@@ -177,7 +180,7 @@ def advance_all(
         keys = _keys(slot, off, u, front, c_from, c_state)
         kept, fits = _select(
             keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, budget, u, width,
-            u == num_nodes - 1,
+            compare, u == num_nodes - 1,
         )  # fmt: skip
         complete = complete and fits
         size = len(kept)
@@ -198,7 +201,7 @@ def advance_all(
 
 @inline
 def _new_load(old, new, touched, tfirst, tuse, ufirst, room, cap, u, state):
-    """Adds u's usage; loads that can no longer bind are raised to one common value, so that such labels compare equal."""
+    """Adds u's usage; loads that can no longer bind are raised to one value, so that such labels compare equal."""
     begin, count = tfirst[u], tfirst[u + 1] - tfirst[u]
     new[:] = old
     for j in range(count):
@@ -262,12 +265,17 @@ def _added(links, off, base, m, slot, u, front, add):
 @inline
 def _keys(slot, off, u, front, c_from, c_state):
     """A hash of the states of all decided nodes (u included) that still have an undecided neighbour."""
+    held = np.empty(u, dtype=np.int64)
+    count = 0
+    for v in range(u):
+        if slot[1, v] > u:
+            held[count] = v
+            count += 1
     keys = np.empty(len(c_from), dtype=np.uint64)
     for i in range(len(c_from)):
         key = np.uint64(0)
-        for v in range(u):
-            if slot[1, v] > u:
-                key += _mix(v, front[c_from[i], slot[0, v]])
+        for j in range(count):
+            key += _mix(held[j], front[c_from[i], slot[0, held[j]]])
         if slot[1, u] > u:
             key += _mix(u, c_state[i])
         keys[i] = key
@@ -276,14 +284,15 @@ def _keys(slot, off, u, front, c_from, c_state):
 
 @inline
 def _select(
-    keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, budget, u, width, last
-):
+    keys, c_cost, c_own, c_from, c_state, load, touched, tfirst, tuse, ufirst, room, cap, budget, u, width,
+    compare, last,
+):  # fmt: skip
     """Drops dominated labels among those with equal keys, then all but the `width` of least priced cost."""
     by_own = np.argsort(c_own, kind="mergesort")
     order = by_own[np.argsort(keys[by_own], kind="mergesort")]
     num_times = len(cap)
     kept = np.empty(len(keys), dtype=np.int64)
-    loads = np.empty((64, num_times))
+    loads = np.empty((compare, num_times))
     mine = np.empty(num_times)
     n, group = 0, 0
     for i in range(len(order)):
@@ -297,9 +306,9 @@ def _select(
             continue
         _new_load(load[c_from[c]], mine, touched, tfirst, tuse, ufirst, room, cap, u, c_state[c])
         dominated = False
-        for g in range(min(group, 64)):
+        for g in range(min(group, compare)):
             if num_times == 1:
-                g = (group - 1) % 64  # in order of cost, the last kept uses least
+                g = (group - 1) % compare  # in order of cost, the last kept uses least
             better = True
             for t in range(num_times):
                 if loads[g, t] > mine[t]:
@@ -309,8 +318,8 @@ def _select(
                 dominated = better
                 break
         if not dominated:
-            if group < 64 or num_times == 1:
-                loads[group % 64] = mine
+            if group < compare or num_times == 1:
+                loads[group % compare] = mine
             kept[n] = c
             n, group = n + 1, group + 1
     kept = kept[:n]

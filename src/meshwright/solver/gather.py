@@ -114,10 +114,9 @@ def edges(first: np.ndarray, items: Iterable[tuple]) -> Edges:
             raise ProblemError(f"edge {place} has {len(item)} parts: give (u, v, matrix)")
         u, v, matrix = item
         nodes.append((u, v))
+        key = len(matrices)
         if isinstance(matrix, np.ndarray):
-            key = pool.setdefault(id(matrix), len(matrices))
-        else:
-            key = len(matrices)
+            key = pool.setdefault(id(matrix), key)
         if key == len(matrices):
             matrices.append(matrix)
         index.append(key)

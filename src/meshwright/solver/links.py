@@ -9,7 +9,7 @@ from meshwright.solver.model import Model
 
 
 class Links(NamedTuple):
-    """Half-edges of node u are hoff[u]:hoff[u+1], those to earlier nodes first; split[u] is the first to a later one."""
+    """Half-edges of u are hoff[u]:hoff[u+1], those to earlier nodes first; split[u] is the first to a later one."""
 
     hoff: np.ndarray  # int64 [nodes + 1]
     split: np.ndarray  # int64 [nodes]

@@ -1,4 +1,4 @@
-"""A model as a mixed-integer programme for HiGHS: the fallback where bounds and search leave a gap."""
+"""A model as a mixed-integer programme for HiGHS: the independent oracle of the tests and benchmarks."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ class MipResult:
 
 
 def solve_mip(model: Model, seconds: float, cutoff: float = np.inf, relative_gap: float = 1e-10) -> MipResult:
-    """Solves  min Σ cost·x + Σ E·y  with x one-hot per node, y the pairs (rows and columns of y sum to x), memory ≤ cap.
+    """Solves  min Σ cost·x + Σ E·y  with x one-hot per node, the pairs y summing to x both ways, memory ≤ cap.
 
     Args:
         model: What to solve; impossible pairs get no variable.
-        seconds: Time limit; HiGHS may overrun it inside one linear programme, so giants belong in a process of their own.
+        seconds: Time limit; HiGHS may overrun it inside one linear programme.
         cutoff: Only choices cheaper than this are of interest.
         relative_gap: HiGHS stops once its gap is below this.
     """
@@ -52,9 +52,7 @@ def solve_mip(model: Model, seconds: float, cutoff: float = np.inf, relative_gap
     bound = -np.inf if result.mip_dual_bound is None else float(result.mip_dual_bound) * scale
     if result.x is None:
         return MipResult(None, bound, result.status == 2)
-    picked = np.maximum.reduceat(result.x[:num_states], model.off[:-1])
     choice = np.array([np.argmax(result.x[a:b]) for a, b in zip(model.off[:-1], model.off[1:], strict=True)])
-    del picked
     return MipResult(choice.astype(np.int64), bound, False)
 
 

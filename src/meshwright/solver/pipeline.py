@@ -16,7 +16,8 @@ from meshwright.solver.solution import Progress, Solution, Status
 from meshwright.solver.worker import Crew
 
 _SMALL_STATES = 12_000  # up to here the frontier search is tried before anything else
-_WORTH_A_CREW = 3.0  # seconds left from which further processes earn their start-up
+_FEW_TIMES = 400
+_WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
 
 
 class Run:
@@ -44,7 +45,8 @@ class Run:
             simple = simplify(from_problem(self.problem), self.deadline)
             if simple.infeasible:
                 return self.finish_infeasible(simple.excess)
-            if len(simple.model.cost) <= _SMALL_STATES and self._closed(simple):
+            small = len(simple.model.cost) <= _SMALL_STATES and len(simple.model.cap) <= _FEW_TIMES
+            if small and self._closed(simple):
                 return self.finish_infeasible(0.0) if self.choice is None else self.finish()
             self._search(simple)
         except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """The choice problem as flat arrays: strategies, shared edge matrices, memory rows, one limit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 

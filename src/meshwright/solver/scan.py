@@ -1,4 +1,4 @@
-"""Reads the contest's JSON fast: finds the big arrays, parses their whole numbers in compiled code, the rest with json."""
+"""Reads the contest's JSON fast: the big arrays of whole numbers in compiled code, the rest with json."""
 
 import json
 from typing import Any

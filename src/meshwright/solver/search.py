@@ -87,11 +87,14 @@ class Search:
             known = level.restrict(self.choice)
             if known is not None:
                 return State.of(level.model, known)
-        scale = _SCALES[number % len(_SCALES)]
-        part = 0.03 if number % 3 else 0.1
+        hurry = self.choice is None and self._sweeps_are_dear(level)
+        # High prices leave memory to spare, so that no round must be taken back: dearer, but soon there.
+        scale = _SCALES[number % len(_SCALES)] * (2.0 if hurry else 1.0)
+        part = 0.03 if number % 3 and not hurry else 0.1
         jitter = 1.0 + 0.3 * self.rng.standard_normal(len(level.model.cap)).clip(-2, 2) * (number >= len(_SCALES))
         prices = level.dual.prices * scale * jitter
-        choice = decimate(level.model, prices, self._slice(0.3), part, seed=self.seed + number)
+        until = self._slice(0.9 if self.choice is None else 0.3)
+        choice = decimate(level.model, prices, until, part, sweeps=3 if hurry else 8, seed=self.seed + number)
         if choice is None:
             self.windows += 1  # a failed start counts as a step, so that a step budget always ends
             level.ascent.run(self.cost - level.offset, 25, self._slice(0.1))
@@ -101,6 +104,13 @@ class Search:
             return None
         self._offer(level, state)
         return state
+
+    def _sweeps_are_dear(self, level: Level) -> bool:
+        """Whether the time that is left allows only a few hundred sweeps."""
+        begin = time.perf_counter()
+        level.dual.sweep()
+        now = time.perf_counter()
+        return self.steps is None and self.deadline - now < 1000 * (now - begin)
 
     def _improve(self, level: Level, state: State) -> None:
         """Windows around one choice, each stage until a good number of them brought nothing.
@@ -124,7 +134,7 @@ class Search:
                     self._adopt(level, state if share == 0.0 else None)
 
     def _adopt(self, level: Level, state: State | None) -> None:
-        """Takes over another process's choice where that is cheaper than the best here, into the state if one is given."""
+        """Takes over another process's choice if it is cheaper than the best here, into the state if one is given."""
         found = self.poll()
         if found is None or found[0] >= self.cost - 0.1 * self.tolerance:
             return

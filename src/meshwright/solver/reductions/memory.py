@@ -129,10 +129,10 @@ def move_rows(work, place):
 
 @inline
 def _is_flat(work, u, r):
+    most = 0.0
     for s in range(work.k[u]):
-        if work.usage[work.roff[r] + s] > 0:
-            return False
-    return True
+        most = max(most, work.usage[work.roff[r] + s])
+    return most <= 0.0
 
 
 @kernel

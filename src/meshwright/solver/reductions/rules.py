@@ -66,7 +66,7 @@ def settle_edge(work, e):
 
 @inline
 def _pull_lines(work, begin, u, lines, length, line_step, step):
-    """Moves the minimum of every line of a matrix into the state's own cost; tells whether a state became impossible."""
+    """Moves every line's minimum into the state's own cost; tells whether a state became impossible."""
     dead = False
     for s in range(lines):
         least = np.inf

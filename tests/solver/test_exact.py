@@ -1,0 +1,75 @@
+"""Closing small models: against brute force, and against HiGHS where brute force cannot go."""
+
+import time
+
+import numpy as np
+import pytest
+
+from meshwright.solver import Status, price, solve
+from meshwright.solver.dual import Dual, ascend_prices
+from meshwright.solver.exact import Closer
+from meshwright.solver.frontier import search
+from meshwright.solver.mip import solve_mip
+from meshwright.solver.model import from_problem
+from meshwright.solver.simplify import simplify
+from meshwright.solver.state import cost_of
+from meshwright.solver.warm import example
+from tests.solver.layers import layered_problem
+
+
+def _highs(problem):
+    """The optimum by HiGHS on the unreduced model; inf where it proves that nothing fits."""
+    found = solve_mip(from_problem(problem), 60)
+    if found.choice is None:
+        assert found.infeasible
+        return np.inf
+    return price(problem, found.choice).cost
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("memory", [False, True])
+def test_highs_agrees_on_dense_problems(seed, memory):
+    problem = example(memory, num_nodes=12, num_states=4, seed=seed)
+    solution = solve(problem, seconds=60)
+    best = _highs(problem)
+    if np.isinf(best):
+        assert solution.status == Status.INFEASIBLE
+        return
+    assert solution.status == Status.OPTIMAL
+    assert price(problem, solution.choice).legal
+    assert solution.cost == pytest.approx(best, rel=1e-6)
+    assert solution.lower_bound <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("limit_part", [None, 0.2, 0.1])
+def test_highs_agrees_on_layered_problems(limit_part):
+    problem = layered_problem((8, 2), layers=1, limit_part=limit_part)
+    solution = solve(problem, seconds=60)
+    assert solution.status == Status.OPTIMAL
+    assert price(problem, solution.choice).legal
+    assert solution.cost == pytest.approx(_highs(problem), rel=1e-6)
+
+
+def test_a_cutoff_below_the_optimum_is_proven_empty():
+    problem = example(True, seed=3)
+    simple = simplify(from_problem(problem))
+    best = solve(problem, seconds=60).cost - simple.offset
+    closed = Closer(0.5, time.perf_counter() + 60).close(simple.model, best)
+    assert closed.choice is None
+    assert closed.bound >= best - 0.5
+
+
+def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
+    for seed in range(6):
+        simple = simplify(from_problem(example(True, num_nodes=10, seed=seed)))
+        if simple.infeasible or simple.model.num_nodes == 0:
+            continue
+        best = solve_mip(simple.model, 60)
+        dual = Dual(simple.model)
+        dual.converge(30)
+        ascend_prices(dual, np.inf, 50)
+        cost = cost_of(simple.model, best.choice)
+        assert dual.bound <= cost + 1e-6
+        found = search([dual], cost + 0.5, 10_000)
+        assert found.complete
+        assert cost_of(simple.model, found.choice) == pytest.approx(cost)
