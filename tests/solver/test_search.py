@@ -1,0 +1,128 @@
+"""The anytime search: legal, repeatable, never past its deadline by much, and workers that share their best."""
+
+import time
+
+import numpy as np
+import pytest
+
+from meshwright.solver import ChoiceProblem, price, solve
+from meshwright.solver.board import Board
+from meshwright.solver.decimate import decimate
+from meshwright.solver.dual import Dual
+from meshwright.solver.level import Level
+from meshwright.solver.model import from_problem
+from meshwright.solver.neighbourhood import Neighbourhood
+from meshwright.solver.pipeline import Run
+from meshwright.solver.search import Search
+from meshwright.solver.simplify import simplify
+from meshwright.solver.state import State
+from meshwright.solver.warm import example
+
+
+def _forever():
+    return time.perf_counter() + 600
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return example(True, num_nodes=60, num_states=5, seed=2)
+
+
+@pytest.fixture(scope="module")
+def simple(problem):
+    return simplify(from_problem(problem))
+
+
+def _search(simple, seed=0, steps=30):
+    found = Search(simple.model, 0.5, _forever(), seed, steps)
+    found.run()
+    return found
+
+
+def test_the_same_seed_and_steps_give_the_same_choice(simple):
+    first, second = _search(simple), _search(simple)
+    assert first.cost == second.cost
+    assert first.choice.tolist() == second.choice.tolist()
+
+
+def test_the_search_agrees_with_the_exact_solver(problem, simple):
+    found = _search(simple, steps=120)
+    checked = price(problem, simple.expand(found.choice))
+    assert checked.legal
+    assert checked.cost == found.cost + simple.offset
+    best = solve(problem, seconds=60)
+    assert best.lower_bound <= checked.cost
+    assert found.bound + simple.offset <= best.cost
+
+
+def test_decimation_fits_and_windows_only_improve(simple):
+    dual = Dual(simple.model)
+    dual.converge(20)
+    choice = decimate(simple.model, dual.prices, _forever())
+    state = State.of(simple.model, choice)
+    assert state.fits(simple.model)
+    around = Neighbourhood(simple.model, dual.prices, 0.5, seed=1)
+    before = state.cost
+    for _ in range(20):
+        around.step(state, _forever())
+        assert state.cost <= before
+        assert state.fits(simple.model)
+        before = state.cost
+    again = State.of(simple.model, state.choice)
+    assert (again.cost, again.load.tolist()) == (state.cost, state.load.tolist())
+
+
+def test_levels_lead_up_and_down(simple):
+    level = Level.top(simple.model)
+    level.dual.sweep()
+    choice = _search(simple).choice
+    alive = np.ones(len(simple.model.cost), dtype=np.uint8)
+    alive[simple.model.off[0] : simple.model.off[1]] = 0
+    alive[simple.model.off[0] + choice[0]] = 1
+    below = level.below(alive, _forever())
+    known = below.restrict(choice)
+    if known is not None:
+        up = below.expand(known)
+        assert State.of(below.model, known).cost + below.offset == State.of(simple.model, up).cost
+
+
+def test_ctrl_c_keeps_the_best_so_far(problem, monkeypatch):
+    def interrupted(self):
+        self.tell(np.inf, np.zeros(self.model.num_nodes, dtype=np.int64))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "run", interrupted)
+    monkeypatch.setattr(Run, "_closed", lambda self, simple: False)
+    known = solve(example(True, num_nodes=60, num_states=5, seed=2), seconds=30, workers=1)
+    assert known.status in ("no_solution_found", "feasible")
+    start = _search(simplify(from_problem(problem)), steps=0).choice
+    assert start is None
+
+
+def test_an_initial_choice_is_kept_unless_beaten():
+    problem = ChoiceProblem(costs=[[3, 1]], usages=[[0, 5]], intervals=[(0, 1)], limit=5)
+    solution = solve(problem, initial=[0])
+    assert solution.history[0].cost == 3
+    assert solution.cost == 1
+
+
+def test_the_board_gives_the_cheapest_whole_choice(tmp_path):
+    board = Board(tmp_path / "board", 2, 3, create=True)
+    assert board.best() is None
+    board.post(0, 7.0, np.array([1, 2, 3]))
+    other = Board(tmp_path / "board", 2, 3)
+    other.post(1, 5.0, np.array([3, 2, 1]))
+    other.post_bound(1, 4.0)
+    cost, choice = board.best()
+    assert (cost, choice.tolist(), board.best_bound()) == (5.0, [3, 2, 1], 4.0)
+    other.table[1, 0] += 1  # as if it were being written
+    assert board.best() is None
+
+
+def test_two_workers_search_together(problem, monkeypatch):
+    monkeypatch.setattr(Run, "_closed", lambda self, simple: False)
+    from meshwright.solver import pipeline
+
+    monkeypatch.setattr(pipeline, "_WORTH_A_CREW", 0.0)
+    solution = solve(problem, seconds=6, workers=2)
+    assert price(problem, solution.choice).legal
