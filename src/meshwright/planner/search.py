@@ -222,7 +222,8 @@ def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
 def _least_memory(formulation: Formulation) -> int:
     """The peak of a plan that holds memory dearer than time, at every moment at which such a plan peaks."""
     least = formulation.memory.least()
-    rate = _DEAR * sum(n * cost.min() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
+    # The dearest strategies, since on an abstract mesh the cheapest are free.
+    rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
     dear, best = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}, np.inf
     for _ in range(_DEAR_ROUNDS):
         solution = solve(formulation.problem({}, None, dear), seconds=_SOLVE_SECONDS, workers=1)
