@@ -2,10 +2,10 @@
 
 Nodes are decided in order. A partial choice is a label: what each of a few duals (same model, prices scaled up or
 down) says any completion costs at least, its own cost, the states of the decided nodes that still have undecided
-neighbours, and the memory spent at every time. Labels that some dual puts above the goal are dropped: one that spent much memory
-is caught by high prices, one that spent little by low ones. Of two labels with equal frontier states, one that costs no
-more and uses no more at any time that can still bind replaces the other. Without a drop for lack of room the result is
-proven; with drops it is a beam search.
+neighbours, and the memory spent at every time. Labels that some dual puts above the goal are dropped: one that spent
+much memory is caught by high prices, one that spent little by low ones. Of two labels with equal frontier states, one
+that costs no more and uses no more at any time that can still bind replaces the other. Without a drop for lack of room
+the result is proven; with drops it is a beam search.
 """
 
 from collections.abc import Sequence
