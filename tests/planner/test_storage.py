@@ -1,0 +1,67 @@
+"""Plan files: what is saved comes back, byte for byte the same, and damage is said with a remedy."""
+
+import json
+
+import jax
+import pytest
+
+import meshwright as mw
+from tests.planner.examples import mesh, mlp_step
+
+
+@pytest.fixture(scope="module")
+def planned():
+    step, args = mlp_step(16, 16, layers=2)
+    return mw.plan(step, *args, mesh=mesh((2, 2))), args
+
+
+def test_a_plan_comes_back_equal(planned, tmp_path):
+    plan, args = planned
+    plan.save(tmp_path / "plan.json")
+    again = mw.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.in_shardings == plan.in_shardings
+    assert jax.tree.structure(again.in_shardings) == jax.tree.structure(args)  # Optax's named tuples too
+    assert again.collectives == plan.collectives
+    assert again.ops == plan.ops
+    assert again.sharding("state/params/*") == plan.sharding("state/params/*")
+    again.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
+
+
+def test_equal_plans_make_equal_files(planned, tmp_path):
+    step, args = mlp_step(16, 16, layers=2)
+    planned[0].save(tmp_path / "one.json")
+    mw.plan(step, *args, mesh=mesh((2, 2))).save(tmp_path / "two.json")
+    assert json.loads((tmp_path / "one.json").read_text()) == json.loads((tmp_path / "two.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text.replace('"version": 1', '"version": 99'), "version 99.*make the plan again"),
+        (lambda text: text[: len(text) // 2], "not valid JSON.*save the plan again"),
+        (lambda text: "not a plan", "not valid JSON"),
+        (lambda text: "[]", "is not a plan"),
+        (lambda text: text.replace('"arguments"', '"argument"'), "damaged plan.*save the plan again"),
+    ],
+)
+def test_a_bad_file_is_said_with_a_remedy(planned, tmp_path, damage, words):
+    path = tmp_path / "plan.json"
+    planned[0].save(path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(mw.PlanFileError, match=words):
+        mw.Plan.load(path)
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(mw.PlanFileError, match="there is no plan file"):
+        mw.Plan.load(tmp_path / "nowhere.json")
+
+
+def test_a_printed_plan_shows_mesh_step_and_folded_arguments(planned):
+    text = str(planned[0])
+    assert "x=2 × y=2" in text
+    assert "step" in text
+    assert "state/params/*/kernel" in text
+    assert "(2×)" in text
