@@ -57,11 +57,3 @@ def test_a_bad_file_is_said_with_a_remedy(planned, tmp_path, damage, words):
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(mw.PlanFileError, match="there is no plan file"):
         mw.Plan.load(tmp_path / "nowhere.json")
-
-
-def test_a_printed_plan_shows_mesh_step_and_folded_arguments(planned):
-    text = str(planned[0])
-    assert "x=2 × y=2" in text
-    assert "step" in text
-    assert "state/params/*/kernel" in text
-    assert "(2×)" in text
