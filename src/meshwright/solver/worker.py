@@ -1,5 +1,6 @@
 """A further process of a search: reads the model from a folder, searches it, posts on the board."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -58,6 +59,13 @@ def work(folder: Path, slot: int, seed: int) -> None:
     model = task["model"]
     board = Board(folder / "board", task["workers"], model.num_nodes)
     deadline = time.perf_counter() + task["until"] - time.time()
+    parent = os.getppid()
+
+    def poll() -> tuple[float, np.ndarray] | None:
+        if os.getppid() != parent:  # whoever wanted the answer is gone
+            raise KeyboardInterrupt
+        return board.best()
+
     Search(
         model,
         task["tolerance"],
@@ -65,7 +73,7 @@ def work(folder: Path, slot: int, seed: int) -> None:
         seed,
         tell=lambda cost, choice: board.post(slot, cost, choice),
         tell_bound=lambda bound: board.post_bound(slot, bound),
-        poll=board.best,
+        poll=poll,
     ).run()
 
 
