@@ -125,5 +125,6 @@ def test_two_workers_search_together(problem, monkeypatch):
     from meshwright.solver import pipeline
 
     monkeypatch.setattr(pipeline, "_WORTH_A_CREW", 0.0)
+    monkeypatch.setattr(pipeline, "_GIANT_STATES", 0)
     solution = solve(problem, seconds=6, workers=2)
     assert price(problem, solution.choice).legal

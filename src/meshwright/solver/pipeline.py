@@ -17,6 +17,7 @@ from meshwright.solver.worker import Crew
 
 _SMALL_STATES = 12_000  # up to here the frontier search is tried before anything else
 _FEW_TIMES = 400
+_GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
 _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
 
 
@@ -36,6 +37,7 @@ class Run:
         self.bound = -np.inf
         self.history: list[Progress] = []
         self.tolerance = whole_tolerance(problem)
+        self.giant = problem.num_strategies > _GIANT_STATES
         if initial is not None:
             self.offer(np.asarray(initial))
 
@@ -56,7 +58,8 @@ class Run:
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
         now = time.perf_counter()
-        closer = Closer(self.tolerance, min(self.deadline, now + max(1.0, 0.03 * (self.deadline - now))))
+        part = 0.03 if self.giant else 0.3
+        closer = Closer(self.tolerance, min(self.deadline, now + max(1.0, part * (self.deadline - now))))
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
@@ -67,7 +70,7 @@ class Run:
         """The anytime search, in this process and in the crew's."""
         crew = None
         left = self.deadline - time.perf_counter()
-        if self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
+        if self.giant and self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
             crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers)
 
         def tell(cost: float, choice: np.ndarray) -> None:
