@@ -18,11 +18,16 @@ from meshwright.hardware import Mesh
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.planner.readback import Readback
-from meshwright.solver import Solution, solve
+from meshwright.solver import ChoiceProblem, Solution, solve
 from meshwright.solver.bounds import lower_bound
+from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
-_SOLVE_SECONDS = 600.0  # a plan must not depend on the clock: small problems end long before
+# Large problems under a tight memory limit may take long to close the last hundredths of a percent, far below what the
+# costs themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine,
+# kernels that had to be compiled first) is given the second.
+_SOLVE_SECONDS = (4.0, 120.0)
+_CLOSE_ENOUGH = 5e-4
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
@@ -66,7 +71,7 @@ class View:
         """Solves once and notes where memory is short; False where nothing can fit."""
         started = time.perf_counter()
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
-        solution = solve(problem, seconds=_SOLVE_SECONDS, workers=1)
+        solution = _solve(problem)
         if solution.choice is not None:
             self.solution = solution
             self._hold_memory(solution.choice)
@@ -226,7 +231,7 @@ def _least_memory(formulation: Formulation) -> int:
     rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
     dear, best = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}, np.inf
     for _ in range(_DEAR_ROUNDS):
-        solution = solve(formulation.problem({}, None, dear), seconds=_SOLVE_SECONDS, workers=1)
+        solution = _solve(formulation.problem({}, None, dear))
         assert solution.choice is not None
         profile = Readback(formulation, solution.choice).profile()
         best = min(best, profile.peak_bytes)
@@ -234,6 +239,15 @@ def _least_memory(formulation: Formulation) -> int:
             break
         dear[profile.peak_at] = next(iter(dear.values()))
     return int(best)
+
+
+def _solve(problem: ChoiceProblem) -> Solution:
+    brief, long = _SOLVE_SECONDS
+    solution = solve(problem, seconds=brief, workers=1)
+    proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    if proven or (solution.choice is not None and solution.gap <= _CLOSE_ENOUGH):
+        return solution
+    return solve(problem, seconds=long, workers=1, initial=solution.choice)
 
 
 def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
