@@ -62,6 +62,7 @@ def trace(function: Callable[..., Any], *args: Any) -> Traced:
     graph = builder.build(
         closed,
         tuple(_path_text((names[flat[i][0][0].idx],), flat[i][0][1:]) for i in positions),
+        tuple(names[flat[i][0][0].idx] for i in positions),
         tuple(_path_text(("out",), path) for path, _ in out_flat),
     )
     return Traced(graph, closed, in_tree, out_tree, tuple(order.get(i) for i in range(len(leaves))))
@@ -83,7 +84,9 @@ def _path_text(start: tuple[str, ...], path: Sequence[Any]) -> str:
 
 
 def _is_array(leaf: Any) -> bool:
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
+    if isinstance(leaf, bool):  # a switch that the function's Python code reads, as in many modules
+        return False
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, int | float | complex)
 
 
 def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
@@ -112,7 +115,9 @@ class _Builder:
         self._signatures: dict[Any, Signature] = {}
         self._scopes: dict[Any, str] = {}
 
-    def build(self, closed: Any, input_paths: tuple[str, ...], output_paths: tuple[str, ...]) -> Graph:
+    def build(
+        self, closed: Any, input_paths: tuple[str, ...], owners: tuple[str, ...], output_paths: tuple[str, ...]
+    ) -> Graph:
         inputs = tuple(self._new(v.aval) for v in closed.jaxpr.invars)
         self._inputs = frozenset(inputs)
         outputs = self._inline(closed, inputs, "", 1.0)
@@ -136,7 +141,9 @@ class _Builder:
             donated=frozenset(self.donated),
             ties=tuple(t for t in self.ties if t.made in made and t.carry in made),
             loops=tuple((int(shift[a]), int(shift[b])) for a, b in self.loops if shift[a] < shift[b]),
-            state=_next_values(input_paths, output_paths, inputs, outputs, self.types, self._changing(inputs, ops)),
+            state=_next_values(
+                input_paths, owners, output_paths, inputs, outputs, self.types, self._changing(inputs, ops)
+            ),
         )
 
     def _changing(self, inputs: Sequence[int], ops: Sequence[Op]) -> set[int]:
@@ -299,6 +306,7 @@ class _Builder:
 
 def _next_values(
     input_paths: Sequence[str],
+    owners: Sequence[str],
     output_paths: Sequence[str],
     inputs: Sequence[int],
     outputs: Sequence[int],
@@ -311,8 +319,8 @@ def _next_values(
     argument's paths and types, leaf for leaf. An argument that is one array must be among those `changing`.
     """
     groups: dict[str, list[int]] = {}
-    for i, path in enumerate(input_paths):
-        groups.setdefault(path.split("/")[0], []).append(i)
+    for i, owner in enumerate(owners):
+        groups.setdefault(owner, []).append(i)
     by_path = {path: i for i, path in enumerate(output_paths)}
     prefixes = dict.fromkeys("/".join(p.split("/")[:d]) for p in output_paths for d in range(1, p.count("/") + 2))
     pairs: dict[int, int] = {}

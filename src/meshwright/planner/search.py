@@ -23,11 +23,11 @@ from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
-# Large problems under a tight memory limit may take long to close the last hundredths of a percent, far below what the
+# Large problems under a tight memory limit may take long to close the last tenth of a percent, far below what the
 # costs themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine,
 # kernels that had to be compiled first) is given the second.
 _SOLVE_SECONDS = (4.0, 120.0)
-_CLOSE_ENOUGH = 5e-4
+_CLOSE_ENOUGH = 1e-3
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
@@ -160,7 +160,11 @@ def search(
         least = view.formulation.memory.least().peak_bytes if limit is not None else 0.0
         if misses(mesh, limit, least, lambda view=view: view.formulation):  # type: ignore[misc]
             continue
-        view.step()
+        if not view.step():
+            message = f"what the method lays down cannot be done on mesh {mesh.shape}; choose another method or mesh"
+            refused.append(ShardingError(message))
+            remarks[mesh.sizes] = Considered(mesh.sizes, None, None, message)
+            continue
         view.floor = view.free_cost = view.cost
         view.seconds = time.perf_counter() - started
         views.append(view)

@@ -34,14 +34,19 @@ def plan_view(plan: Plan) -> RenderableType:
         parts.append(_considered(plan))
     if plan.unsplittable:
         parts.append(Text(f"planned without a rule, so not split: {', '.join(plan.unsplittable)}"))
-    if plan.mesh.num_devices > 1 and not any(axes for t in plan.arguments for axes in t.spec) and not plan.collectives:
-        parts.append(
-            Text(
-                f"nothing is split: no dim that matters is a multiple of {' or '.join(map(str, plan.mesh.sizes))}, so "
-                "every device does the same work. Pad the batch or a hidden dim, or use another number of devices."
-            )
-        )
+    if plan.mesh.num_devices > 1 and not any(axes for t in plan.arguments for axes in t.spec):
+        parts.append(Text(_nothing_split(plan)))
     return Group(*parts)
+
+
+def _nothing_split(plan: Plan) -> str:
+    sizes = [n for n in plan.mesh.sizes if n > 1]
+    if any(size % n == 0 for t in plan.arguments for size in t.shape if size for n in sizes):
+        return "no argument is split: sending its parts about would cost more than the split saves."
+    return (
+        f"no argument can be split: none has a dim that is a multiple of {' or '.join(map(str, sizes))}, so every device "
+        "does the same work. Pad the batch or a hidden dim, or use another number of devices."
+    )
 
 
 def cost_text(plan: Plan, value: float) -> str:

@@ -42,6 +42,8 @@ def load_plan(path: Path) -> Plan:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PlanFileError(f"there is no plan file {path}; save one with plan.save({str(path)!r})") from None
+    except OSError as error:
+        raise PlanFileError(f"{path} cannot be read: {error.strerror}; give the file that plan.save wrote") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
