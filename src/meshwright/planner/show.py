@@ -44,8 +44,8 @@ def _nothing_split(plan: Plan) -> str:
     if any(size % n == 0 for t in plan.arguments for size in t.shape if size for n in sizes):
         return "no argument is split: sending its parts about would cost more than the split saves."
     return (
-        f"no argument can be split: none has a dim that is a multiple of {' or '.join(map(str, sizes))}, so every device "
-        "does the same work. Pad the batch or a hidden dim, or use another number of devices."
+        f"no argument can be split: none has a dim that is a multiple of {' or '.join(map(str, sizes))}, so every "
+        "device does the same work. Pad the batch or a hidden dim, or use another number of devices."
     )
 
 
