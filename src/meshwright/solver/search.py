@@ -83,7 +83,8 @@ class Search:
 
     def _start(self, level: Level, number: int) -> State | None:
         """A choice to improve: mostly the best so far, else a new one by decimation."""
-        if self.choice is not None and self.rng.random() < 0.7:
+        # A new start on a large level takes long to come near the best.
+        if self.choice is not None and self.rng.random() < (0.7 if level.model.num_nodes < 1000 else 0.9):
             known = level.restrict(self.choice)
             if known is not None:
                 return State.of(level.model, known)
