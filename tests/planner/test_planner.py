@@ -170,7 +170,7 @@ X = np.ones((8, 4), np.float32)
         (lambda: mw.Auto(memory_fraction=1.5), mw.ShardingError, "memory_fraction is 1.5"),
         (lambda: mw.Zero(4), mw.ShardingError, "stages 1, 2 and 3"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_input_is_answered_with_a_remedy(call, error, words):
     with pytest.raises(error, match=words) as caught:
