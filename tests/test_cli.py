@@ -195,7 +195,7 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
         (["plan", "mlp", "--json", "no/such/folder.json"], "there is no folder no/such; make it first"),
         (["plan", "mlp", "--save", "."], "cannot write .: it is a folder"),
         (["show", "nothing.json"], "there is no plan file nothing.json"),
-        (["show", "."], ".: Is a directory"),
+        (["show", "."], "cannot be read: Is a directory"),
         (["show", "mine.py"], "mine.py is not a plan: it is not valid JSON"),
         (["plan", "mine:step"], "mine:step needs --args module:name"),
         (["plan", "mine:step", "--args", "mine:arguments", "--batch", "8"], "--batch is for models of the zoo"),

@@ -96,12 +96,17 @@ def test_what_a_fused_value_is_made_from_lives_until_it_is_used():
     assert live.stop[graph.inputs[0]] == len(graph.ops)
 
 
-def test_an_elementwise_value_is_made_again_for_each_reader():
-    def function(x):
+def test_a_costly_value_with_several_readers_is_stored():
+    def twice(x):
         y = jnp.exp(x)
         return y * 2, y + 1
 
-    graph, live = live_of(function, shaped(8))
+    def once(x):
+        return jnp.exp(x) * 2
+
+    graph, live = live_of(twice, shaped(8))
+    assert live.stored[made_by(graph, "exp")[0]]
+    graph, live = live_of(once, shaped(8))
     assert not live.stored[made_by(graph, "exp")[0]]
 
 

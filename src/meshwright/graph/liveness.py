@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 from meshwright.graph.graph import Graph
 from meshwright.rules.base import LoopNest
 
+# Elementwise operations that a compiler rather stores than repeats in each reader. XLA's CPU backend does; its GPU
+# backend repeats some of them, so that this is at most 16% too much there (see benchmarks/compiled.py).
+_EXPENSIVE = frozenset(
+    "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
+)
+
 
 @dataclass(frozen=True)
 class Liveness:
@@ -69,14 +75,20 @@ def _pin_ends(graph: Graph, live: Liveness) -> Liveness:
 
 
 def _stored(graph: Graph, nests: Sequence[LoopNest]) -> list[bool]:
-    """What a kernel that cannot be fused reads or writes is in memory; the rest is computed again in each reader."""
+    """What a kernel that cannot be fused reads or writes is in memory; cheap work is done again in each reader."""
     stored = [False] * len(graph.types)
+    readers = [0] * len(graph.types)
     for op, nest in zip(graph.ops, nests, strict=True):
         fuses_inputs = nest.fusible or op.primitive.startswith(("reduce_", "arg"))
         for value in op.inputs:
+            readers[value] += 1
             if not fuses_inputs:
                 stored[value] = True
         if not nest.fusible:
+            for value in op.outputs:
+                stored[value] = True
+    for op in graph.ops:
+        if op.primitive in _EXPENSIVE and any(readers[v] > 1 for v in op.outputs):
             for value in op.outputs:
                 stored[value] = True
     for value in (*graph.inputs, *graph.outputs, *(t.made for t in graph.ties)):

@@ -84,9 +84,7 @@ def _path_text(start: tuple[str, ...], path: Sequence[Any]) -> str:
 
 
 def _is_array(leaf: Any) -> bool:
-    if isinstance(leaf, bool):  # a switch that the function's Python code reads, as in many modules
-        return False
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, int | float | complex)
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
 
 
 def _trace_failure(function: Callable[..., Any], error: Exception) -> str:

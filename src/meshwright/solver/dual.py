@@ -135,6 +135,8 @@ class PriceAscent:
 
     def _move(self, target: float) -> bool:
         dual = self.dual
+        if len(dual.model.cap) == 0:  # no memory, nothing to price
+            return False
         slope = dual.load() - dual.model.cap
         slope[(slope < 0) & (dual.price <= 0)] = 0.0
         self.size = 0.9 * self.size + 0.1 * slope * slope
