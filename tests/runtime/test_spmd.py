@@ -115,7 +115,7 @@ def assert_memory(plan, program):
     """Arguments and temporaries of one device; results take the place of the donated arguments.
 
     XLA's CPU backend orders operations for concurrency, not for memory: on these tiny programs it was seen to take from
-    0.6 to 1.55 times what was planned, most with checkpoints. On GPUs, benchmarks/compiled.py shows the two much closer.
+    0.6 to 1.55 times what was planned, most with checkpoints. On GPUs the two are closer: see benchmarks/compiled.py.
     """
     measured = program.memory_analysis()
     whole = measured.argument_size_in_bytes + measured.temp_size_in_bytes
