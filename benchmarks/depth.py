@@ -17,7 +17,7 @@ DEPTHS = (8, 20, 40, 80)
 
 
 def main() -> None:
-    cluster = mw.cluster("50x4 a100-80gb")
+    cluster = mw.cluster("50x4 h200")  # 80 layers must fit too
     method = mw.Auto()
     warm = zoo.build("llama-tiny")
     mw.plan(warm.train_step, warm.state, warm.batch, cluster="2x4 h100")

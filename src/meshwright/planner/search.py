@@ -23,12 +23,11 @@ from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
-# Large problems under a tight memory limit may take long to close the last tenth of a percent, far below what the
+# Problems under a tight memory limit may take long to close the last tenth of a percent, far below what the
 # costs themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine,
 # kernels that had to be compiled first) is given the second.
-_SOLVE_SECONDS = (4.0, 120.0)
+_SOLVE_SECONDS = (4.0, 20.0)
 _CLOSE_ENOUGH = 1e-3
-_LARGE = 5000  # strategies from which a memory-bound problem may be left that close
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
@@ -250,8 +249,8 @@ def _solve(problem: ChoiceProblem) -> Solution:
     brief, long = _SOLVE_SECONDS
     solution = solve(problem, seconds=brief, workers=1)
     proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    large = problem.num_strategies >= _LARGE and len(problem.row_node) > 0
-    if proven or (large and solution.choice is not None and solution.gap <= _CLOSE_ENOUGH):
+    held = len(problem.row_node) > 0
+    if proven or (held and solution.choice is not None and solution.gap <= _CLOSE_ENOUGH):
         return solution
     return solve(problem, seconds=long, workers=1, initial=solution.choice)
 
