@@ -10,7 +10,7 @@ from meshwright.graph.graph import Graph
 from meshwright.rules.base import LoopNest
 
 # Elementwise operations that a compiler rather stores than repeats in each reader. XLA's CPU backend does; its GPU
-# backend repeats some of them, so that this is at most 16% too much there (see benchmarks/compiled.py).
+# backend repeats some of them, so that this was up to 13% too much there (see benchmarks/compiled.py).
 _EXPENSIVE = frozenset(
     "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
 )
