@@ -36,9 +36,9 @@ def abstract(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
-def trace(function: Callable[..., Any], leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """Traces ``function(*leaves)`` and returns its closed jaxpr and the pytree of its results' types."""
-    return jax.make_jaxpr(function, return_shape=True)(*leaves)
+def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Traces ``function(*args)`` and returns its closed jaxpr."""
+    return jax.make_jaxpr(function)(*args)
 
 
 def called_jaxpr(eqn: Any) -> Any | None:

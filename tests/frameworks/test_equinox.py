@@ -1,11 +1,16 @@
-"""Equinox modules: trees with functions among their leaves."""
+"""Equinox modules: trees with functions, switches and sizes among their leaves."""
+
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
+import meshwright as mw
+from meshwright.runtime.spmd import spmd
 from tests.frameworks.meshes import check_plans
 
 KEY = jax.random.key(0)
@@ -74,8 +79,66 @@ def test_a_train_step_on_a_modules_arrays_is_planned_everywhere(name):
     check_plans(step, model, opt, x, y)
 
 
-def test_a_module_with_functions_among_its_leaves_is_an_argument_like_any_other():
-    def forward(model, x):
-        return jax.vmap(model)(x)
+class Options(eqx.Module):
+    """What users put beside arrays: functions, and switches and sizes that their own Python code reads."""
 
-    check_plans(forward, eqx.nn.MLP(24, 24, 48, 2, key=KEY), jax.ShapeDtypeStruct((24, 24), jnp.float32))
+    layers: list
+    activation: Callable
+    dropout: eqx.nn.Dropout
+    repeats: int
+    residual: bool
+    label: str
+
+    def __call__(self, x):
+        for layer in self.layers * self.repeats:
+            y = self.dropout(self.activation(layer(x)))
+            x = x + y if self.residual else y
+        return x
+
+
+def options():
+    layers = [eqx.nn.Linear(24, 24, key=k) for k in jax.random.split(KEY)]
+    return Options(layers, jax.nn.gelu, eqx.nn.Dropout(0.1, inference=True), 2, True, "plain")
+
+
+WHOLE = {name: make for name, (make, shape) in MODELS.items() if name in ("mlp", "block")} | {"options": options}
+
+
+def example(name):
+    """A train step on a whole module, and its arguments."""
+    model, optimizer = WHOLE[name](), optax.sgd(0.1, momentum=0.9)
+    shape = MODELS[name][1] if name in MODELS else (24, 24)
+    first, second = jax.random.split(KEY)
+    x, y = jax.random.normal(first, shape), jax.random.normal(second, (shape[0], 24))
+
+    def step(model, opt, x, y):
+        value, grads = eqx.filter_value_and_grad(lambda m: jnp.mean((jax.vmap(m)(x) - y) ** 2))(model)
+        updates, opt = optimizer.update(grads, opt)
+        return eqx.apply_updates(model, updates), opt, value
+
+    return step, (model, optimizer.init(eqx.filter(model, eqx.is_inexact_array)), x, y)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_module_passed_whole_is_planned_everywhere(name):
+    step, args = example(name)
+    check_plans(step, *args)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_module_passed_whole_trains_as_on_one_device(name, tmp_path):
+    step, (model, opt, x, y) = example(name)
+    plan = mw.plan(step, model, opt, x, y, mesh=mw.Mesh.abstract((2, 4), alpha=1, beta=1))
+    plan.save(tmp_path / "plan.json")
+    program, alone = spmd(mw.Plan.load(tmp_path / "plan.json"), step), eqx.filter_jit(step)
+    many, one = (model, opt), (model, opt)
+    for _ in range(2):
+        *many, loss = program(*many, x, y)
+        *one, expected = alone(*one, x, y)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert jax.tree.structure(many) == jax.tree.structure(one)
+    for a, b in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+        if eqx.is_array(a):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        else:
+            assert a is b

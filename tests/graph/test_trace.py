@@ -6,10 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
-import meshwright as mw
 from meshwright.graph import BACKWARD, FORWARD, UPDATE, trace
 
 
@@ -67,16 +65,6 @@ def test_arrays_scalars_and_shapes_trace_alike():
     abstract = trace(lambda x, s: x * s, vector(2, 3), 2.0).graph
     assert concrete.types == abstract.types
     assert primitives(concrete) == primitives(abstract)
-
-
-def test_leaves_that_are_not_arrays_are_kept_as_they_are():
-    def apply(function, x, name):
-        assert name == "double"
-        return function(x)
-
-    traced = trace(apply, lambda x: 2 * x, vector(3), "double")
-    assert traced.in_leaves == (None, 0, None)
-    assert traced.graph.input_paths == ("x",)
 
 
 def test_the_source_line_is_the_users():
@@ -305,24 +293,3 @@ def test_constants_need_no_operation():
 def test_typed_keys_have_a_size():
     graph = trace(lambda key: jax.random.normal(key, (3,)), jax.random.key(0)).graph
     assert graph.types[graph.inputs[0]].num_bytes == 8
-
-
-@pytest.mark.parametrize(
-    ("function", "args", "words"),
-    [
-        (lambda x, y: x @ y, (vector(2, 3), vector(4, 5)), ["dot_general", "(3,)", "(4,)"]),
-        (lambda x: x if x.sum() > 0 else -x, (vector(3),), ["TracerBoolConversionError"]),
-        (lambda x: x["missing"], ({"x": vector(3)},), ["KeyError", "missing"]),
-        (lambda x: np.asarray(x), (vector(3),), ["TracerArrayConversionError"]),
-        (lambda x, y: x, (vector(3),), ["TypeError", "y"]),
-    ],
-    ids=["shapes", "branch on a tracer", "key", "numpy", "too few arguments"],
-)
-def test_what_does_not_trace_is_said_in_one_paragraph(function, args, words):
-    with pytest.raises(mw.TraceError) as caught:
-        trace(function, *args)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "jax.jit" in message  # the remedy
-    for word in words:
-        assert word in message

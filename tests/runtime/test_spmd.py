@@ -175,12 +175,21 @@ def test_arguments_and_results_lie_as_the_plan_says():
     assert len(plan.collectives) == 1
 
 
-def test_leaves_that_are_not_arrays_reach_the_function():
-    def function(activation, x):
-        return activation(x) * 2
+def test_leaves_that_are_not_arrays_reach_the_function_and_come_back():
+    def function(options, x):
+        y = options["activation"](x)
+        return {"options": options, "y": y + 2 if options["up"] else y * 2}
 
-    plan = mw.plan(function, jnp.tanh, np.ones((8, 4), np.float32), mesh=abstract((4,)))
-    assert [t.role for t in plan.arguments] == ["static", "data"]
+    options, x = {"activation": jnp.tanh, "up": True}, np.ones((8, 4), np.float32)
+    plan = mw.plan(function, options, x, mesh=abstract((4,)))
+    assert [t.role for t in plan.arguments] == ["static", "static", "data"]
+    assert list(plan.sharding("*")) == ["x", "out/y"]
+    program = spmd(plan, function)
+    result = program(options, x)
+    assert result["options"] == options
+    np.testing.assert_allclose(result["y"], np.tanh(x) + 2, rtol=1e-6)
+    with pytest.raises(mw.ShardingError, match="made for another function"):  # the plan is for the switch as it was
+        program(options | {"up": False}, x)
 
 
 def test_a_saved_plan_runs_as_the_fresh_one(tmp_path):
@@ -201,3 +210,16 @@ def test_a_plan_of_another_function_is_refused():
     plan = mw.plan(lambda x: x @ x, x, mesh=abstract((4,)))
     with pytest.raises(mw.ShardingError, match="made for another function"):
         spmd(plan, lambda x: jnp.sin(x))(x)
+
+
+def test_other_shapes_and_structures_than_planned_are_refused():
+    def function(state):
+        return state["a"] + 1
+
+    program = spmd(mw.plan(function, {"a": np.ones((8, 4), np.float32)}, mesh=abstract((4,))), function)
+    program({"a": np.ones((8, 4), np.float32)})
+    for other in (np.ones((16, 4), np.float32), np.ones((8, 4), np.int32)):
+        with pytest.raises(mw.ShardingError, match=r"the plan has state/a as float32\[8, 4\] and it is"):
+            program({"a": other})
+    with pytest.raises(mw.ShardingError, match="arguments of 1 leaves and was given 2"):
+        program({"a": np.ones((8, 4), np.float32), "b": 1.0})

@@ -1,99 +1,37 @@
 """Traces a JAX function to a Graph: calls inlined, loop bodies once with tied carries, names and phases kept."""
 
-import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meshwright import jax_compat
-from meshwright.errors import TraceError
+from meshwright.graph.call import Call, call_abstractly
 from meshwright.graph.graph import FORWARD, Graph, Op, Tie
 from meshwright.graph.phases import assign_phases
 from meshwright.rules.base import Signature, TensorType
 
 
+@dataclass(frozen=True)
 class Traced:
-    """A traced function with the pytree structure of its arguments and results.
+    """A traced function: its flat graph, and the call it was made from, with the structure of arguments and results."""
 
-    Attributes:
-        graph: The flat graph.
-        jaxpr: JAX's own closed jaxpr, from which the graph was made.
-        in_tree: Structure of the tuple of arguments.
-        out_tree: Structure of the results.
-        in_leaves: For each leaf of the arguments, its position among the graph's inputs; None for leaves that are
-            not arrays (functions, strings), which are kept as they are.
-    """
-
-    def __init__(self, graph: Graph, jaxpr: Any, in_tree: Any, out_tree: Any, in_leaves: tuple[int | None, ...]):
-        self.graph = graph
-        self.jaxpr = jaxpr
-        self.in_tree = in_tree
-        self.out_tree = out_tree
-        self.in_leaves = in_leaves
+    graph: Graph
+    call: Call
 
 
 def trace(function: Callable[..., Any], *args: Any) -> Traced:
     """Traces ``function(*args)``; arguments are pytrees of arrays or `jax.ShapeDtypeStruct`.
 
+    Leaves that are not arrays are kept as they are, and so are numbers that the function's Python code reads.
+
     Raises:
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
     """
-    import jax
-
-    names = _argument_names(function, len(args))
-    flat, in_tree = jax.tree_util.tree_flatten_with_path(args)
-    leaves = [leaf for _, leaf in flat]
-    positions = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-    order = {leaf: place for place, leaf in enumerate(positions)}
-
-    def call(*arrays: Any) -> Any:
-        filled = list(leaves)
-        for place, array in zip(positions, arrays, strict=True):
-            filled[place] = array
-        return function(*jax.tree_util.tree_unflatten(in_tree, filled))
-
-    try:
-        closed, out_shape = jax_compat.trace(call, [jax_compat.abstract(leaves[i]) for i in positions])
-    except Exception as error:
-        raise TraceError(_trace_failure(function, error)) from error
-    out_flat, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
-    builder = _Builder()
-    graph = builder.build(
-        closed,
-        tuple(_path_text((names[flat[i][0][0].idx],), flat[i][0][1:]) for i in positions),
-        tuple(names[flat[i][0][0].idx] for i in positions),
-        tuple(_path_text(("out",), path) for path, _ in out_flat),
-    )
-    return Traced(graph, closed, in_tree, out_tree, tuple(order.get(i) for i in range(len(leaves))))
-
-
-def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    return names + [f"{rest}/{i}" for i in range(count - len(names))]
-
-
-def _path_text(start: tuple[str, ...], path: Sequence[Any]) -> str:
-    parts = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
-    return "/".join([*start, *parts])
-
-
-def _is_array(leaf: Any) -> bool:
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
-
-
-def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
-    name = getattr(function, "__name__", repr(function))
-    reason = str(error).strip().split("\n\n")[0].replace("\n", " ")
-    return (
-        f"JAX could not trace {name}: {type(error).__name__}: {reason[:600]} "
-        "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
-    )
+    call = call_abstractly(function, args)
+    arguments, results = call.arguments, call.results
+    return Traced(_Builder().build(call.jaxpr, arguments.paths, arguments.owners, results.paths), call)
 
 
 class _Builder:

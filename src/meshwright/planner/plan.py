@@ -94,7 +94,7 @@ class Tensor:
         shape: Its shape.
         dtype: Its dtype's name.
         spec: Its sharding.
-        role: parameters, optimizer, data or static; state or result.
+        role: parameters, optimizer or data; state or result; static for what is not an array.
         donated: Whether an argument's memory may be taken over by a result.
     """
 
@@ -221,7 +221,7 @@ class Plan:
         Args:
             path: Parameter name and pytree keys joined by ``/``; results start with ``out``.
         """
-        tensors = {t.path: t for t in (*self.arguments, *self.results)}
+        tensors = {t.path: t for t in (*self.arguments, *self.results) if t.role != "static"}
         found = match_paths(path, tensors)
         if not found:
             raise ShardingError(f"{path!r} matches no argument or result of the plan; {nearest(path, list(tensors))}")

@@ -25,6 +25,7 @@ from meshwright.rules import has_rule, kernel_name
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
+_KEPT = Tensor("", (), "", (), "static")  # a leaf that is not an array: it has no sharding
 
 
 def plan(
@@ -39,7 +40,9 @@ def plan(
 
     Args:
         function: An ordinary single-device JAX function: a train step, a forward pass.
-        *args: Its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is computed or allocated.
+        *args: Its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is computed or allocated. Leaves that
+            are not arrays (functions, strings) are kept as they are, and so are Python numbers, switches first, where
+            the function's own Python code reads them; the plan is then for these values.
         cluster: A `Cluster` or what `mw.cluster` takes; the local devices if neither this nor a mesh is given.
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
         method: `Auto` by default.
@@ -116,7 +119,7 @@ class Task:
         bound = min(unfolded_bound(solved.formulation, solved.free_cost), cost.total)
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
-        arguments = tuple(self._arguments(back))
+        call, arguments, results = self.traced.call, tuple(self._arguments(back)), tuple(self._results(back))
         return Plan(
             mesh=mesh,
             method=self.method.name,
@@ -134,15 +137,15 @@ class Task:
                 solved.seconds,
             ),
             arguments=arguments,
-            results=tuple(self._results(back)),
+            results=results,
             details=back,
             unsplittable=self.unsplittable,
             considered=tuple(considered),
             provenance=self._provenance(mesh),
-            in_structure=skeleton(self.traced.in_tree, len(arguments)),
-            out_structure=skeleton(self.traced.out_tree, len(self.graph.outputs)),
-            in_tree=self.traced.in_tree,
-            out_tree=self.traced.out_tree,
+            in_structure=skeleton(call.arguments.tree, len(arguments)),
+            out_structure=skeleton(call.results.tree, len(results)),
+            in_tree=call.arguments.tree,
+            out_tree=call.results.tree,
         )
 
     @cached_property
@@ -153,9 +156,9 @@ class Task:
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         roles = dict.fromkeys(self.roles.parameters, "parameters") | dict.fromkeys(self.roles.optimizer, "optimizer")
-        for place in self.traced.in_leaves:
-            if place is None:  # a leaf that is not an array: handed through as it is
-                yield Tensor("", (), "", (), "static")
+        for place in self.traced.call.arguments.positions:
+            if place is None:
+                yield _KEPT
                 continue
             value = self.graph.inputs[place]
             kind = self.graph.types[value]
@@ -164,7 +167,11 @@ class Task:
             yield Tensor(self.graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
 
     def _results(self, back: Readback) -> Iterator[Tensor]:
-        for output, value in enumerate(self.graph.outputs):
+        for output in self.traced.call.results.positions:
+            if output is None:
+                yield _KEPT
+                continue
+            value = self.graph.outputs[output]
             kind = self.graph.types[value]
             code = back.formulation.restrictions.results.get(output)
             if output in self.graph.state:

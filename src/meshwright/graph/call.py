@@ -1,0 +1,134 @@
+"""Calls a function once with types in place of arrays, and tells the arrays of a pytree from what is kept as it is."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from meshwright import jax_compat
+from meshwright.errors import TraceError
+
+# Numbers are traced, as `jax.jit` does, unless the function's own Python code reads them: then switches and, where that
+# is not enough, all Python numbers are kept.
+_TRACED_NUMBERS: tuple[tuple[type, ...], ...] = ((bool, int, float, complex), (int, float, complex), ())
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The leaves of a pytree: arrays, and what is kept as it is (functions, strings, switches).
+
+    Attributes:
+        tree: The structure.
+        leaves: All leaves; None stands for an array.
+        positions: For each leaf, its number among the arrays; None for what is kept.
+        paths: Path of each array, pytree keys joined by ``/``.
+        owners: The first part of each array's path: an argument's name.
+    """
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    positions: tuple[int | None, ...]
+    paths: tuple[str, ...]
+    owners: tuple[str, ...]
+
+    @property
+    def bare(self) -> "Leaves":
+        """The same with None in place of what is kept."""
+        return replace(self, leaves=(None,) * len(self.leaves))
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        """The pytree with these arrays in their places."""
+        import jax
+
+        found = zip(self.leaves, self.positions, strict=True)
+        return jax.tree_util.tree_unflatten(self.tree, [leaf if p is None else arrays[p] for leaf, p in found])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function as JAX sees it: a closed jaxpr from the arrays of the arguments to those of the results."""
+
+    jaxpr: Any
+    arguments: Leaves
+    results: Leaves
+
+
+def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    """Calls ``function(*args)`` with the arrays' types.
+
+    Raises:
+        TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
+    """
+    names = _argument_names(function, len(args))
+    failure: Exception | None = None
+    tried: set[Any] = set()
+    for numbers in _TRACED_NUMBERS:
+        arguments, arrays = _sort(args, numbers, names)
+        if arguments.positions in tried:
+            continue
+        tried.add(arguments.positions)
+        try:
+            return _call(function, arguments, arrays, numbers)
+        except Exception as error:
+            failure = error
+    assert failure is not None
+    raise TraceError(_trace_failure(function, failure)) from failure
+
+
+def _call(function: Callable[..., Any], arguments: Leaves, arrays: Sequence[Any], numbers: tuple[type, ...]) -> Call:
+    import jax
+
+    results: Leaves | None = None
+
+    def of_arrays(*args: Any) -> list[Any]:
+        nonlocal results
+        results, made = _sort(function(*arguments.fill(jax.tree_util.tree_leaves(args))), numbers)
+        return made
+
+    types = [jax_compat.abstract(array) for array in arrays]
+    jaxpr = jax_compat.trace(of_arrays, arguments.bare.fill(types))
+    assert results is not None
+    return Call(jaxpr, arguments, results)
+
+
+def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:
+    """A pytree's leaves, and its arrays; ``names`` are those of the entries of a tuple of arguments."""
+    import jax
+
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
+    is_array = [(hasattr(x, "shape") and hasattr(x, "dtype")) or type(x) in numbers for _, x in flat]
+    found = [pair for pair, array in zip(flat, is_array, strict=True) if array]
+    owners = tuple("out" if names is None else names[path[0].idx] for path, _ in found)
+    rest = 0 if names is None else 1
+    number = count()
+    return Leaves(
+        structure,
+        tuple(None if array else leaf for (_, leaf), array in zip(flat, is_array, strict=True)),
+        tuple(next(number) if array else None for array in is_array),
+        tuple("/".join([owner, *map(_key, path[rest:])]) for owner, (path, _) in zip(owners, found, strict=True)),
+        owners,
+    ), [leaf for _, leaf in found]
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return names + [f"{rest}/{i}" for i in range(count - len(names))]
+
+
+def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
+    name = getattr(function, "__name__", repr(function))
+    reason = str(error).strip().split("\n\n")[0].replace("\n", " ")
+    return (
+        f"JAX could not trace {name}: {type(error).__name__}: {reason[:600]} "
+        "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
+    )

@@ -1,0 +1,248 @@
+"""Evaluates a jaxpr as a plan says: operands are brought to where operations need them, results laid down in place.
+
+Operations are counted as the tracer counts them, so that each finds its own part of the plan.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
+
+from meshwright import jax_compat
+from meshwright.errors import ShardingError
+from meshwright.planner.plan import OpPlan, Plan, Spec, partition_spec
+from meshwright.strategy.reshard import Resharding
+from meshwright.strategy.sharding import Axes
+
+Entry = tuple[Any, Spec | None, str]  # a value, the sharding it is known to have, the phase that made it
+
+
+class Evaluator:
+    """One evaluation of a jaxpr with the plan's shardings."""
+
+    def __init__(self, plan: Plan, mesh: DeviceMesh):
+        self.plan = plan
+        self.mesh = mesh
+        self.axes = Axes(plan.mesh.sizes)
+        self.resharding = Resharding(plan.mesh, self.axes)
+        self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
+
+    def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec]) -> list[Any]:
+        entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
+        outs, _ = self._jaxpr(closed, entries, 0)
+        return [value for value, _, _ in outs]
+
+    def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
+        env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
+        env |= {v: (c, None, "forward") for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+
+        def read(v: Any) -> Entry:
+            return (v.val, None, "forward") if isinstance(v, jax_compat.Literal) else env[v]
+
+        for eqn in closed.jaxpr.eqns:
+            outs, serial = self._equation(eqn, [read(v) for v in eqn.invars], serial)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in closed.jaxpr.outvars], serial
+
+    def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        name = eqn.primitive.name
+        inner = jax_compat.called_jaxpr(eqn)
+        if inner is not None:
+            if name in jax_compat.CHECKPOINTS and eqn.params.get("prevent_cse", True):
+                # Without a barrier the compiler would merge the recomputation with the first computation.
+                values = lax.optimization_barrier([x for x, _, _ in ins])
+                ins = [(x, spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
+            return self._jaxpr(inner, jax_compat.call_operands(eqn, ins), serial)
+        if name == "scan":
+            return self._scan(eqn, ins, serial)
+        if name == "while":
+            return self._while(eqn, ins, serial)
+        if name == "cond":
+            return self._cond(eqn, ins, serial)
+        op = self.ops.get(serial)
+        if op is not None and op.label.rpartition("/")[2] != name:
+            raise ShardingError(
+                f"the plan says {op.label} where the function does {name}: it was made for another function, other "
+                "shapes or other dtypes; make the plan again with these arguments"
+            )
+        operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
+        return self._give(jax_compat.bind(eqn, operands), op), serial + 1
+
+    def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        params = eqn.params
+        body = jax_compat.close(params["jaxpr"])
+        num_consts, num_carry = jax_compat.scan_counts(eqn)
+        consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
+        init, serial = self._pseudo(init, serial)
+        first_slice, inside = serial, serial + len(xs)
+        after = inside + count_ops(body)
+        xs = [(self._bring(x, self.ops.get(first_slice + i), 0), None, x[2]) for i, x in enumerate(xs)]
+        carry_ops = [self.ops.get(serial - num_carry + i) for i in range(num_carry)]
+
+        @self._inside()
+        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            carried = self._give_each(carry, carry_ops, [e[2] for e in init])
+            slices = [self.ops.get(first_slice + i) for i in range(len(x))]
+            entries = [*consts, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
+            outs, _ = self._jaxpr(body, entries, inside)
+            made = [self._to(out, _result(op)) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
+            stacked = [self._bring(out, self.ops.get(after + i), 0) for i, out in enumerate(outs[num_carry:])]
+            return made, stacked
+
+        options = {k: params[k] for k in ("length", "reverse", "unroll") if k in params}
+        last, ys = lax.scan(step, [x for x, _, _ in init], [x for x, _, _ in xs], **options)
+        outs = self._give_each(last, carry_ops, [e[2] for e in init])
+        stack_ops = [self.ops.get(after + i) for i in range(len(ys))]
+        return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])], after + len(ys)
+
+    def _while(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        params = eqn.params
+        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+        condition, body = jax_compat.close(params["cond_jaxpr"]), jax_compat.close(params["body_jaxpr"])
+        init, start = self._pseudo(ins[num_cond + num_body :], serial)
+        carry_ops = [self.ops.get(serial + i) for i in range(len(init))]
+        inside = start + count_ops(condition)
+
+        @self._inside()
+        def go_on(carry: list[Any]) -> Any:
+            carried = self._give_each(carry, carry_ops, [e[2] for e in init])
+            outs, _ = self._jaxpr(condition, [*ins[:num_cond], *carried], start)
+            return outs[0][0]
+
+        @self._inside()
+        def step(carry: list[Any]) -> list[Any]:
+            carried = self._give_each(carry, carry_ops, [e[2] for e in init])
+            outs, _ = self._jaxpr(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
+            return [self._to(out, _result(op)) for out, op in zip(outs, carry_ops, strict=True)]
+
+        last = lax.while_loop(go_on, step, [x for x, _, _ in init])
+        return self._give_each(last, carry_ops, [e[2] for e in init]), inside + count_ops(body)
+
+    def _cond(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        branches = [jax_compat.close(b) for b in eqn.params["branches"]]
+        starts = [serial + sum(count_ops(b) for b in branches[:i]) for i in range(len(branches))]
+        merge = serial + sum(count_ops(b) for b in branches)
+        merge_ops = [self.ops.get(merge + i) for i in range(len(eqn.outvars))]
+        known = [(spec, phase) for _, spec, phase in ins[1:]]
+
+        def branch(index: int) -> Callable[..., list[Any]]:
+            @self._inside()
+            def call(*values: Any) -> list[Any]:
+                entries = [(x, *k) for x, k in zip(values, known, strict=True)]
+                outs, _ = self._jaxpr(branches[index], entries, starts[index])
+                return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
+
+            return call
+
+        made = lax.switch(ins[0][0], [branch(i) for i in range(len(branches))], *[x for x, _, _ in ins[1:]])
+        return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops]), merge + len(merge_ops)
+
+    def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
+        """Loop carries: each is an operation of the plan's with one operand and one result."""
+        given = []
+        for i, entry in enumerate(entries):
+            op = self.ops.get(serial + i)
+            given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
+        return given, serial + len(entries)
+
+    def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
+        """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
+        if op is None:
+            return entry[0]
+        value, spec, phase = entry
+        target = op.operands[position]
+        if spec is None or target is None or spec == target:
+            return self._to(entry, target)
+        _, copies = self._copies.setdefault((id(value), op.phase), (value, {}))
+        if not copies:
+            # Merged with another phase's, a copy would live from one phase to the other.
+            copies[spec] = value if phase == op.phase else lax.optimization_barrier(value)
+        for have, wanted in pairwise((spec, op.via[position] or spec, target)):
+            if wanted not in copies:
+                copies[wanted] = self._to((copies[have], have, phase), wanted)
+        return copies[target]
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Within a loop's body or a branch: what is copied there is not known outside."""
+        outer, self._copies = self._copies, {}
+        try:
+            yield
+        finally:
+            self._copies = outer
+
+    def _to(self, entry: Entry, target: Spec | None) -> Any:
+        value, spec, _ = entry
+        if target is None or spec == target:
+            return value
+        if spec is None:
+            return self._constrain(value, target)
+        source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
+        for hop in self.resharding.path(value.shape, jax_compat.itemsize(value.dtype), source, goal):
+            dims = self.axes.dims(hop.code, len(value.shape))
+            value = self._constrain(value, tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims))
+        return value
+
+    def _give(self, values: Sequence[Any], op: OpPlan | None) -> list[Entry]:
+        """Results in the shardings that the plan gives them: first as summed, then as scattered."""
+        if op is None:
+            return [(x, None, "forward") for x in values]
+        given: list[Entry] = []
+        for value, partial, spec in zip(values, op.partial, op.results, strict=True):
+            if spec is not None:
+                value = self._constrain(value, partial if partial is not None else spec)
+                value = self._constrain(value, spec) if spec != partial else value
+            given.append((value, spec, op.phase))
+        return given
+
+    def _give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]:
+        return [
+            (x if _result(op) is None else self._constrain(x, _result(op)), _result(op), phase)
+            for x, op, phase in zip(values, ops, phases, strict=True)
+        ]
+
+    def _constrain(self, value: Any, spec: Spec | None) -> Any:
+        assert spec is not None
+        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(spec)))
+
+    def _indices(self, spec: Spec) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(self.plan.mesh.names.index(n) for n in axes) for axes in spec)
+
+
+def _result(op: OpPlan | None) -> Spec | None:
+    return None if op is None else op.results[0]
+
+
+def _phase(op: OpPlan | None) -> str:
+    return "forward" if op is None else op.phase
+
+
+@lru_cache(maxsize=4096)
+def count_ops(closed: Any) -> int:
+    """How many operations the tracer makes of a jaxpr."""
+    total = 0
+    for eqn in closed.jaxpr.eqns:
+        inner = jax_compat.called_jaxpr(eqn)
+        params = eqn.params
+        if inner is not None:
+            total += count_ops(inner)
+        elif eqn.primitive.name == "scan":
+            body = jax_compat.close(params["jaxpr"])
+            num_consts, num_carry = jax_compat.scan_counts(eqn)
+            moved = len(eqn.invars) - num_consts + len(eqn.outvars) - num_carry
+            total += count_ops(body) + moved
+        elif eqn.primitive.name == "while":
+            carries = len(eqn.invars) - params["cond_nconsts"] - params["body_nconsts"]
+            parts = (params["cond_jaxpr"], params["body_jaxpr"])
+            total += carries + sum(count_ops(jax_compat.close(p)) for p in parts)
+        elif eqn.primitive.name == "cond":
+            total += len(eqn.outvars) + sum(count_ops(jax_compat.close(b)) for b in params["branches"])
+        else:
+            total += 1
+    return total
