@@ -98,3 +98,18 @@ def test_what_does_not_trace_is_said_in_one_paragraph(function, args, words):
     assert "jax.jit" in message  # the remedy
     for word in words:
         assert word in message
+
+
+def test_a_refusal_names_the_users_function_and_argument():
+    def choose(state, x):
+        return x if state["on"] else -x
+
+    with pytest.raises(mw.TraceError) as caught:
+        call_abstractly(choose, ({"a": vector(2), "on": vector(dtype=jnp.bool_)}, vector(3)))
+    assert "tracing the function choose at" in str(caught.value)
+    assert "the argument state['on']" in str(caught.value)
+
+
+def test_an_array_that_jax_does_not_know_is_named():
+    with pytest.raises(mw.TraceError, match=r"argument state/words: .*not a valid JAX array type"):
+        call_abstractly(lambda state, x: x, ({"words": np.array(["a", "b"])}, vector(3)))

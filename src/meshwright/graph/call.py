@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import count
 from typing import Any
 
@@ -81,12 +82,13 @@ def _call(function: Callable[..., Any], arguments: Leaves, arrays: Sequence[Any]
 
     results: Leaves | None = None
 
+    @wraps(function)  # so that JAX's errors speak of the user's function and of its arguments
     def of_arrays(*args: Any) -> list[Any]:
         nonlocal results
         results, made = _sort(function(*arguments.fill(jax.tree_util.tree_leaves(args))), numbers)
         return made
 
-    types = [jax_compat.abstract(array) for array in arrays]
+    types = [_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)]
     jaxpr = jax_compat.trace(of_arrays, arguments.bare.fill(types))
     assert results is not None
     return Call(jaxpr, arguments, results)
@@ -113,6 +115,13 @@ def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = No
 
 def _key(key: Any) -> str:
     return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _type(array: Any, path: str) -> Any:
+    try:
+        return jax_compat.abstract(array)
+    except (TypeError, OverflowError) as error:
+        raise type(error)(f"argument {path}: {error}") from error
 
 
 def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
