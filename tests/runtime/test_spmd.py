@@ -192,6 +192,31 @@ def test_leaves_that_are_not_arrays_reach_the_function_and_come_back():
         program(options | {"up": False}, x)
 
 
+def times_compiled(name, caplog):
+    return sum(f"Finished XLA compilation of jit({name})" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("host", [True, False], ids=["from NumPy", "from one device"])
+def test_a_step_that_feeds_itself_is_compiled_once(host, caplog):
+    example = zoo.build("mlp", batch=16, hidden=16, layers=2)
+    plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((4,)))
+    program, state = spmd(plan, example.train_step), example.init(0)
+    state = jax.tree.map(np.asarray, state) if host else state
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for seed in range(3):
+            state, _ = program(state, example.sample(seed))
+    assert times_compiled("train_step", caplog) == 1
+
+
+def test_arrays_that_lie_elsewhere_are_brought_into_place():
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    plan = mw.plan(lambda x: x + 1, x, mesh=abstract((4,)), method=mw.Auto(fix={"x": P("x")}))
+    away = jax.device_put(x, NamedSharding(device_mesh(plan), P(None, "x")))
+    result = spmd(plan, lambda x: x + 1)(away)
+    assert result.sharding.spec == P("x")
+    np.testing.assert_array_equal(result, x + 1)
+
+
 def test_a_saved_plan_runs_as_the_fresh_one(tmp_path):
     example = zoo.build("mlp", batch=16, hidden=16, layers=2)
     plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((4,)))

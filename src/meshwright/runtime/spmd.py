@@ -60,11 +60,13 @@ class _Variant:
     Attributes:
         jitted: The function of the arrays: arguments and results have None in place of what is kept.
         arguments: The structure of its arguments.
+        shardings: Where their arrays lie.
         results: The structure of the results, with what is kept.
     """
 
     jitted: Any
     arguments: Leaves
+    shardings: Sequence[NamedSharding]
     results: Leaves
 
 
@@ -79,7 +81,10 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         variant, arrays = self._variant(args)
-        return variant.results.fill(tree_leaves(variant.jitted(*variant.arguments.fill(arrays))))
+        # To JAX it is part of an array's type where it lies: without this, all would be compiled once for a fresh state
+        # and again for one that came back.
+        placed = variant.arguments.fill(_place(arrays, variant.shardings))
+        return variant.results.fill(tree_leaves(variant.jitted(*placed)))
 
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
@@ -114,16 +119,28 @@ class Program:
             outs = Evaluator(self._plan, self._mesh).run(call.jaxpr, leaves, [t.spec for t in taken])
             return results.fill(outs)
 
+        shardings = self._shardings(taken)
         jitted = jax.jit(
             run,
-            in_shardings=arguments.fill(self._shardings(taken)),
+            in_shardings=arguments.fill(shardings),
             out_shardings=results.fill(self._shardings(made)),
             donate_argnums=_donated(self._plan, arguments.tree),
         )
-        return _Variant(jitted, arguments, call.results)
+        return _Variant(jitted, arguments, shardings, call.results)
 
     def _shardings(self, tensors: Iterable[Tensor]) -> list[NamedSharding]:
         return [NamedSharding(self._mesh, partition_spec(t.spec)) for t in tensors]
+
+
+def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    """The arrays where they should lie; `jax.device_put` alone would take far longer over those that do already."""
+    pairs = enumerate(zip(arrays, shardings, strict=True))
+    moved = [i for i, (x, sharding) in pairs if not (getattr(x, "committed", False) and x.sharding == sharding)]
+    placed = list(arrays)
+    there = jax.device_put([arrays[i] for i in moved], [shardings[i] for i in moved])
+    for i, array in zip(moved, there, strict=True):
+        placed[i] = array
+    return placed
 
 
 def _arrays(tensors: Iterable[Tensor]) -> list[Tensor]:
