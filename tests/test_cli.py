@@ -190,7 +190,7 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
             "use a batch that is a multiple of 8",
         ),
         (["plan", "mlp", "--memory-fraction", "7"], "memory_fraction is 7.0; give a fraction above 0 and at most 1"),
-        (["plan", "mlp", "--method", "data", "--memory-fraction", "0.5"], "--memory-fraction goes with --method auto"),
+        (["plan", "mlp", "--method", "data", "--memory-fraction", "7"], "memory_fraction is 7.0; give a fraction"),
         (["plan", "mlp", "--args", "mine:arguments"], "'mlp' is a model of the zoo, which brings its arguments"),
         (["plan", "mlp", "--json", "no/such/folder.json"], "there is no folder no/such; make it first"),
         (["plan", "mlp", "--save", "."], "cannot write .: it is a folder"),

@@ -179,15 +179,11 @@ def _kind(value: Any) -> str:
 
 
 def _method(name: str, memory_fraction: float | None) -> "Method":
-    if name == "auto":
-        return meshwright.Auto() if memory_fraction is None else meshwright.Auto(memory_fraction=memory_fraction)
-    if memory_fraction is not None:
-        raise CommandError(
-            f"--memory-fraction goes with --method auto; --method {name} uses 0.9 of each device's memory"
-        )
+    options = {} if memory_fraction is None else {"memory_fraction": memory_fraction}
     if name.startswith("zero"):
-        return meshwright.Zero(stage=int(name.removeprefix("zero")))
-    return meshwright.DataParallel() if name == "data" else meshwright.TensorParallel()
+        return meshwright.Zero(stage=int(name.removeprefix("zero")), **options)
+    methods = {"auto": meshwright.Auto, "data": meshwright.DataParallel, "tensor": meshwright.TensorParallel}
+    return methods[name](**options)
 
 
 def parse_mesh(text: str | None) -> tuple[int, ...] | None:

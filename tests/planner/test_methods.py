@@ -104,6 +104,17 @@ def test_methods_choose_their_mesh_from_the_cluster():
     assert [m.sizes for m in mw.Manual({"x": P("y")}).meshes(machine)] == [(2, 4)]
 
 
+@pytest.mark.parametrize("make", [mw.Auto, mw.DataParallel, mw.Zero, mw.TensorParallel, mw.Manual])
+def test_every_method_can_leave_more_memory_to_the_runtime(make):
+    step, args = mlp_step(64, 16, layers=2)
+    machine = mw.cluster("1x4 a100-40gb")
+    for method, share in ((make(), 0.9), (make(memory_fraction=0.5), 0.5)):
+        plan = mw.plan(step, *args, cluster=machine, method=method)
+        assert plan.memory.limit_bytes == int(share * machine.memory_bytes)
+    with pytest.raises(mw.ShardingError, match=r"memory_fraction is 1\.5; give a fraction above 0 and at most 1"):
+        make(memory_fraction=1.5)
+
+
 def two_products(x, w):
     return {"y": jnp.tanh(x @ w["up"]) @ w["down"]}
 

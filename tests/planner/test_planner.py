@@ -168,6 +168,7 @@ X = np.ones((8, 4), np.float32)
             "3 is not a PartitionSpec",
         ),
         (lambda: mw.Auto(memory_fraction=1.5), mw.ShardingError, "memory_fraction is 1.5"),
+        (lambda: mw.Zero(3, memory_fraction=0), mw.ShardingError, "memory_fraction is 0; give a fraction above 0"),
         (lambda: mw.Zero(4), mw.ShardingError, "stages 1, 2 and 3"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -20,10 +20,20 @@ from meshwright.planner.views import auto_meshes
 from meshwright.strategy.sharding import Axes
 
 
+@dataclass(frozen=True)
 class Method:
-    """Lays down some choices; the solver makes the others."""
+    """Lays down some choices; the solver makes the others.
 
-    memory_fraction: float = 0.9
+    Args:
+        memory_fraction: The part of a device's memory that the plan may use on a cluster; the rest is left to the
+            runtime's own buffers. An abstract mesh's memory is used whole.
+    """
+
+    memory_fraction: float = field(default=0.9, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_fraction <= 1:
+            raise ShardingError(f"memory_fraction is {self.memory_fraction}; give a fraction above 0 and at most 1")
 
     @property
     def name(self) -> str:
@@ -49,18 +59,12 @@ class Auto(Method):
     Args:
         fix: Shardings that are laid down: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
             Where several globs match a path, the last one holds.
-        memory_fraction: The part of a device's memory that the plan may use on a cluster; the rest is left to the
-            runtime's own buffers. An abstract mesh's memory is used whole.
         mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
+        memory_fraction: As in every `Method`.
     """
 
     fix: Mapping[str, Any] = field(default_factory=dict)
-    memory_fraction: float = 0.9
     mesh_shapes: Sequence[Sequence[int]] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.memory_fraction <= 1:
-            raise ShardingError(f"memory_fraction is {self.memory_fraction}; give a fraction above 0 and at most 1")
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:
@@ -96,6 +100,8 @@ class Manual(Auto):
 
     Args:
         fix: Globs of paths to ``PartitionSpec``s, as in `Auto`.
+        mesh_shapes: The mesh shapes to try; None takes one that has the axes named in `fix`.
+        memory_fraction: As in every `Method`.
     """
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
@@ -114,7 +120,11 @@ class Manual(Auto):
 
 @dataclass(frozen=True)
 class DataParallel(Method):
-    """Splits the batch over every axis; parameters and optimizer state are on every device."""
+    """Splits the batch over every axis; parameters and optimizer state are on every device.
+
+    Args:
+        memory_fraction: As in every `Method`.
+    """
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         return _by_role(roles)
@@ -130,11 +140,13 @@ class Zero(Method):
 
     Args:
         stage: 1 splits the optimizer state, 2 the gradients too, 3 the parameters too (FSDP).
+        memory_fraction: As in every `Method`.
     """
 
     stage: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.stage not in (1, 2, 3):
             raise ShardingError(f"Zero stage is {self.stage!r}; ZeRO has stages 1, 2 and 3")
 
@@ -159,6 +171,9 @@ class TensorParallel(Method):
     """Splits every parameter matrix over the last axis, used where it lies; the batch over the other axes.
 
     On a cluster of several hosts the last axis is a host's devices, on one host it is all of them.
+
+    Args:
+        memory_fraction: As in every `Method`.
     """
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
