@@ -90,3 +90,9 @@ def test_devices_are_recognised_by_the_kind_that_jax_reports():
 def test_an_unknown_link_names_its_neighbour():
     with pytest.raises(ClusterError, match="did you mean 'nvlink4'"):
         find_link("nvlink-4")
+
+
+def test_a_vendors_own_model_is_not_a_measurement():
+    figures = {f for chip in chips() for f in chip.figures if "tuning tables" in f.source}
+    assert {f.name.split(".")[0] for f in figures} >= {"inter"}
+    assert {f.sure for f in figures} == {"vendor"}
