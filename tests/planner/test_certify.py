@@ -1,0 +1,85 @@
+"""The certificate: below every choice of the problem with nothing tied, and close to its optimum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.graph import trace
+from meshwright.planner.certify import unfolded_bound
+from meshwright.planner.planner import Task
+from meshwright.solver import Status, price, solve
+from tests.planner.examples import mesh, mlp_step
+
+ACTIVATIONS = [jnp.tanh, jax.nn.relu, jax.nn.gelu, lambda x: x]
+SHAPES = [(2,), (4,), (2, 2), (3,)]
+
+
+def random_program(seed):
+    """A forward pass or a step of gradient descent through random layers, some of them alike."""
+    rng = np.random.default_rng(seed)
+    hidden, batch = (int(rng.choice([6, 12, 24, 48])) for _ in range(2))
+    kinds = [(ACTIVATIONS[rng.integers(4)], bool(rng.integers(2)), int(rng.choice([1, 2]))) for _ in range(2)]
+    layers = [kinds[i % 2] if rng.random() < 0.9 else kinds[0] for i in range(int(rng.integers(4, 12)))]
+
+    def loss(params, x):
+        for (activation, residual, _), (up, down) in zip(layers, params, strict=True):
+            y = activation(x @ up) @ down
+            x = x + y if residual else y
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
+
+    def array(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = [(array(hidden, wide * hidden), array(wide * hidden, hidden)) for _, _, wide in layers]
+    alpha, beta = float(rng.choice([0, 1, 1000])), float(rng.choice([0.1, 1]))
+    machine = mesh(SHAPES[rng.integers(len(SHAPES))], alpha, beta)
+    return trace(step if rng.random() < 0.7 else loss, params, array(batch, hidden)), machine
+
+
+def untied(traced, machine):
+    return Task(traced, mw.Auto(), folding=False).formulate(machine).problem({}, None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_choice_of_the_untied_problem_costs_less(seed):
+    traced, machine = random_program(seed)
+    bound = unfolded_bound(Task(traced, mw.Auto()).formulate(machine), target=np.inf)
+    problem = untied(traced, machine)
+    best = solve(problem, workers=1)
+    assert best.status is Status.OPTIMAL
+    assert bound <= best.cost
+    rng = np.random.default_rng(seed)
+    sizes = np.diff(problem.first)
+    for _ in range(20):  # near the optimum, where a bound that is too high would show
+        choice = np.where(rng.random(len(sizes)) < 0.1, rng.integers(0, sizes), best.choice)
+        assert bound <= price(problem, choice).cost
+
+
+@pytest.mark.parametrize("layers", [2, 5, 16])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_on_a_chain_of_layers_the_bound_is_all_but_the_optimum(layers, shape):
+    step, args = mlp_step(32, 64, layers)
+    traced, machine = trace(step, *args), mesh(shape, alpha=1, beta=1)
+    best = solve(untied(traced, machine), workers=1)
+    assert best.status is Status.OPTIMAL
+    bound = unfolded_bound(Task(traced, mw.Auto()).formulate(machine), best.cost)
+    assert 0.999 * best.cost <= bound <= best.cost
+
+
+def test_any_target_gives_a_valid_bound():
+    step, args = mlp_step(32, 64, 4)
+    traced, machine = trace(step, *args), mesh((4,))
+    formulation, optimum = Task(traced, mw.Auto()).formulate(machine), solve(untied(traced, machine), workers=1).cost
+    bounds = [unfolded_bound(formulation, target) for target in (0.0, optimum / 2, optimum, 1e30)]
+    assert all(bound <= optimum for bound in bounds)
+    assert bounds[-1] >= 0.99 * optimum
+
+
+def test_without_communication_there_is_nothing_to_certify():
+    step, args = mlp_step(32, 64, 3)
+    assert unfolded_bound(Task(trace(step, *args), mw.Auto()).formulate(mesh((1,))), 0.0) == 0.0
