@@ -3,8 +3,9 @@
 Importing this package loads neither JAX nor numba: every public name is loaded when it is first used.
 """
 
-from importlib import import_module
 from typing import Any
+
+from meshwright import lazy
 
 _PUBLIC = {
     "ClusterError": "errors",
@@ -39,11 +40,7 @@ __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
+    return lazy.load(__name__, _PUBLIC, name)
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,9 @@ it, `exact.py` closes small problems, `search.py` searches giant ones, `pipeline
 re-prices every answer without sharing code with any of them. Importing this package loads no numba.
 """
 
-from importlib import import_module
 from typing import Any
+
+from meshwright import lazy
 
 _PUBLIC = {
     "ChoiceProblem": "problem",
@@ -27,8 +28,4 @@ __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
+    return lazy.load(__name__, _PUBLIC, name)

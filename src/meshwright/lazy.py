@@ -1,0 +1,15 @@
+"""Lets a package name what it offers without loading it: each name is loaded when it is first used."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+
+def load(package: str, modules: Mapping[str, str], name: str) -> Any:
+    """The body of a package's `__getattr__`: loads a public name from the module that `modules` says."""
+    if name not in modules:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{package}.{modules[name]}"), name)
+    setattr(sys.modules[package], name, value)
+    return value
