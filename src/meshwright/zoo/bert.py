@@ -56,8 +56,8 @@ def init(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the masked tokens."""
-    tokens, masked = batch["tokens"], batch["masked"]
-    x = params["embed"][tokens] + params["positions"][: tokens.shape[1]]  # B S D
+    masked = batch["masked"]
+    x = transformer.embed(params, batch["tokens"])  # B S D
     x = layer_norm(x, params["embed_norm"]).astype(config.dtype)
     x = run_stack(_layer, params["layers"], x, checkpoint=config.checkpoint)
     x = jax.nn.gelu(project("bsd,de->bse", x, params["transform"], params["transform_bias"]))

@@ -8,17 +8,7 @@ import jax.numpy as jnp
 
 from meshwright.zoo import transformer
 from meshwright.zoo.draw import integers, normal, split
-from meshwright.zoo.layers import (
-    Array,
-    PyTree,
-    cross_entropy,
-    init_layer_norm,
-    init_stack,
-    layer_norm,
-    project,
-    run_stack,
-    sample_tokens,
-)
+from meshwright.zoo.layers import Array, PyTree, init_layer_norm, init_stack, layer_norm, run_stack, sample_tokens
 
 
 @dataclass(frozen=True)
@@ -50,11 +40,9 @@ def init(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    tokens = batch["tokens"]
-    x = (params["embed"][tokens] + params["positions"][: tokens.shape[1]]).astype(config.dtype)  # B S D
+    x = transformer.embed(params, batch["tokens"]).astype(config.dtype)  # B S D
     x = run_stack(partial(_layer, config), _with_keys(config, params["layers"], batch), x, checkpoint=config.checkpoint)
-    logits = project("bsd,vd->bsv", layer_norm(x, params["norm"]), params["embed"])
-    return jnp.mean(cross_entropy(logits, batch["labels"]))
+    return transformer.next_token_loss(params, x, batch["labels"])
 
 
 def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:

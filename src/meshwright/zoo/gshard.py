@@ -12,7 +12,6 @@ from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
-    cross_entropy,
     init_layer_norm,
     init_stack,
     layer_norm,
@@ -75,12 +74,10 @@ def _init_pair(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers."""
-    tokens = batch["tokens"]
-    x = (params["embed"][tokens] + params["positions"][: tokens.shape[1]]).astype(config.dtype)  # B S D
+    x = transformer.embed(params, batch["tokens"]).astype(config.dtype)  # B S D
     layer = partial(_pair if config.scan else _layer, config)
     x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    logits = project("bsd,vd->bsv", layer_norm(x, params["norm"]), params["embed"])
-    return jnp.mean(cross_entropy(logits, batch["labels"])) + config.aux_weight * aux / (config.layers // 2)
+    return transformer.next_token_loss(params, x, batch["labels"]) + config.aux_weight * aux / (config.layers // 2)
 
 
 def _pair(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
@@ -89,12 +86,11 @@ def _pair(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
 
 def _layer(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
-    x = x + transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True)
-    y = layer_norm(x, weights["mlp_norm"])
     if "router" not in weights:
-        return x + transformer.mlp(weights, y), aux
+        return transformer.pre_norm_layer(weights, x, causal=True), aux
+    x = x + transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True)
     y, layer_aux = mixture(
-        y,
+        layer_norm(x, weights["mlp_norm"]),
         weights["router"],
         partial(_experts, weights),
         group_size=config.group_size,

@@ -3,8 +3,10 @@
 Shapes in comments: B batch, S sequence, D hidden, N heads, K key-value heads, H head dim, F feed-forward, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +47,15 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
+    return init_model(config, key, partial(_init_layer, config))
+
+
+def init_model(config: Any, key: Array, init_layer: Callable[[Array], PyTree]) -> PyTree:
+    """Returns the parameters of any model with Llama's embedding, norm and head around its layers."""
     embed_key, head_key, layers_key = split(key, 3)
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
-        "layers": init_stack(partial(_init_layer, config), layers_key, config.layers, scan=config.scan),
+        "layers": init_stack(init_layer, layers_key, config.layers, scan=config.scan),
         "norm": jnp.ones(config.hidden),
         "head": normal(head_key, config.hidden, config.vocab),
     }
@@ -83,8 +90,13 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
     rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta)
     x = run_stack(partial(_layer, rotation), params["layers"], x, checkpoint=config.checkpoint)
+    return next_token_loss(params, x, batch["labels"])
+
+
+def next_token_loss(params: PyTree, x: Array, labels: Array) -> Array:
+    """Mean cross entropy of the next token, after the last layer."""
     logits = project("bsd,dv->bsv", rms_norm(x, params["norm"]), params["head"])
-    return jnp.mean(cross_entropy(logits, batch["labels"]))
+    return jnp.mean(cross_entropy(logits, labels))
 
 
 def _layer(rotation: PyTree, weights: PyTree, x: Array) -> Array:
@@ -106,9 +118,14 @@ def attention(weights: PyTree, x: Array, rotation: PyTree) -> Array:
 
 @jax.named_scope("mlp")
 def _mlp(weights: PyTree, x: Array) -> Array:
-    gate = project("bsd,df->bsf", x, weights["gate"])
-    up = project("bsd,df->bsf", x, weights["up"])
-    return project("bsf,fd->bsd", jax.nn.silu(gate) * up, weights["down"])
+    return swiglu(weights, x, "bsd,df->bsf", "bsf,fd->bsd")
+
+
+def swiglu(weights: PyTree, x: Array, into: str, out: str) -> Array:
+    """The gated feed-forward (https://arxiv.org/abs/2002.05202); the einsums say which dims it has."""
+    gate = project(into, x, weights["gate"])
+    up = project(into, x, weights["up"])
+    return project(out, jax.nn.silu(gate) * up, weights["down"])
 
 
 def make_rotation(seq: int, head_dim: int, theta: float) -> PyTree:

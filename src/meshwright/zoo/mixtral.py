@@ -6,21 +6,11 @@ The published model drops no token; this one has GShard's fixed buffers, a quart
 from dataclasses import dataclass
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import llama
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import (
-    Array,
-    PyTree,
-    cross_entropy,
-    init_stack,
-    project,
-    rms_norm,
-    run_stack,
-    sample_tokens,
-)
+from meshwright.zoo.layers import Array, PyTree, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.moe import mixture
 
 
@@ -50,13 +40,7 @@ class Config:
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
-    embed_key, head_key, layers_key = split(key, 3)
-    return {
-        "embed": normal(embed_key, config.vocab, config.hidden),
-        "layers": init_stack(partial(_init_layer, config), layers_key, config.layers, scan=config.scan),
-        "norm": jnp.ones(config.hidden),
-        "head": normal(head_key, config.hidden, config.vocab),
-    }
+    return llama.init_model(config, key, partial(_init_layer, config))
 
 
 def _init_layer(config: Config, key: Array) -> PyTree:
@@ -79,8 +63,7 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
     layer = partial(_layer, config, rotation)
     x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    logits = project("bsd,dv->bsv", rms_norm(x, params["norm"]), params["head"])
-    return jnp.mean(cross_entropy(logits, batch["labels"])) + config.aux_weight * aux / config.layers
+    return llama.next_token_loss(params, x, batch["labels"]) + config.aux_weight * aux / config.layers
 
 
 def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> PyTree:
@@ -89,17 +72,11 @@ def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> 
     y, layer_aux = mixture(
         rms_norm(x, weights["mlp_norm"]),
         weights["router"],
-        partial(_experts, weights),
+        partial(llama.swiglu, weights, into="egcd,edf->egcf", out="egcf,efd->egcd"),
         group_size=config.group_size,
         capacity_factor=config.capacity_factor,
     )
     return x + y, aux + layer_aux
-
-
-def _experts(weights: PyTree, x: Array) -> Array:
-    gate = project("egcd,edf->egcf", x, weights["gate"])
-    up = project("egcd,edf->egcf", x, weights["up"])
-    return project("egcf,efd->egcd", jax.nn.silu(gate) * up, weights["down"])
 
 
 def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:

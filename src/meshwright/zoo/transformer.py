@@ -1,4 +1,4 @@
-"""The classic transformer layer, with biases, layer norms and GELU, that GPT, BERT, ViT and GShard share.
+"""The classic transformer, with biases, layer norms and GELU: what GPT, BERT, ViT and GShard share.
 
 Shapes in comments: B batch, S sequence, D hidden, N heads, H head dim, F feed-forward.
 """
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, project
+from meshwright.zoo.layers import Array, PyTree, attend, cross_entropy, init_layer_norm, layer_norm, project
 
 
 def init_attention(key: Array, d: int, heads: int) -> PyTree:
@@ -41,6 +41,17 @@ def init_layer(key: Array, d: int, heads: int, ffn: int) -> PyTree:
     return init_attention(attention_key, d, heads) | init_mlp(mlp_key, d, ffn)
 
 
+def embed(params: PyTree, tokens: Array) -> Array:
+    """Adds the embeddings of tokens and of their positions, B S to B S D."""
+    return params["embed"][tokens] + params["positions"][: tokens.shape[1]]
+
+
+def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool) -> Array:
+    """A whole layer, B S D to B S D, each half with its norm before it."""
+    x = x + attention(weights, layer_norm(x, weights["attn_norm"]), causal=causal)
+    return x + mlp(weights, layer_norm(x, weights["mlp_norm"]))
+
+
 @jax.named_scope("attention")
 def attention(weights: PyTree, x: Array, *, causal: bool) -> Array:
     """Multi-head attention, B S D to B S D; the caller applies the norm."""
@@ -54,3 +65,9 @@ def mlp(weights: PyTree, x: Array) -> Array:
     """The feed-forward half, B S D to B S D; the caller applies the norm."""
     x = jax.nn.gelu(project("bsd,df->bsf", x, weights["up"], weights["up_bias"]))
     return project("bsf,fd->bsd", x, weights["down"], weights["down_bias"])
+
+
+def next_token_loss(params: PyTree, x: Array, labels: Array) -> Array:
+    """Mean cross entropy of the next token, with the embedding used again as the head."""
+    logits = project("bsd,vd->bsv", layer_norm(x, params["norm"]), params["embed"])
+    return jnp.mean(cross_entropy(logits, labels))

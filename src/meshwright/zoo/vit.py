@@ -57,7 +57,8 @@ def init(config: Config, key: Array) -> PyTree:
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the class."""
     x = _embed(config, params, batch["images"].astype(config.dtype))  # B S D
-    x = run_stack(_layer, params["layers"], x, checkpoint=config.checkpoint)
+    layer = partial(transformer.pre_norm_layer, causal=False)
+    x = run_stack(layer, params["layers"], x, checkpoint=config.checkpoint)
     x = layer_norm(x[:, 0], params["norm"])
     logits = project("bd,dc->bc", x, params["head"], params["head_bias"])
     return jnp.mean(cross_entropy(logits, batch["labels"]))
@@ -71,11 +72,6 @@ def _embed(config: Config, params: PyTree, images: Array) -> Array:
     x = x.reshape(batch, side * side, config.hidden)
     first = jnp.broadcast_to(params["class_token"].astype(x.dtype), (batch, 1, config.hidden))
     return jnp.concatenate([first, x], axis=1) + params["positions"].astype(x.dtype)
-
-
-def _layer(weights: PyTree, x: Array) -> Array:
-    x = x + transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=False)
-    return x + transformer.mlp(weights, layer_norm(x, weights["mlp_norm"]))
 
 
 def sample(config: Config, key: Array, batch: int, seq: int | None) -> PyTree:
