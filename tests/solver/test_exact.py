@@ -5,13 +5,15 @@ import time
 import numpy as np
 import pytest
 
-from meshwright.solver import Status, price, solve
+from meshwright.solver import ChoiceProblem, Status, price, solve
 from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.exact import Closer
 from meshwright.solver.frontier import search
+from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
 from meshwright.solver.simplify import simplify
+from meshwright.solver.split import halves
 from meshwright.solver.state import cost_of
 from meshwright.solver.warm import example
 from tests.solver.layers import layered_problem
@@ -73,3 +75,38 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
         found = search([dual], cost + 0.5, 10_000)
         assert found.complete
         assert cost_of(simple.model, found.choice) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("memory", [False, True])
+def test_splitting_proves_what_one_search_would(seed, memory):
+    simple = simplify(from_problem(example(memory, num_nodes=14, num_states=4, seed=seed)))
+    whole = Closer(1e-9, time.perf_counter() + 60, effort=np.inf).close(simple.model)
+    split = Closer(1e-9, time.perf_counter() + 60, effort=10).close(simple.model)
+    assert split.cost == pytest.approx(whole.cost, rel=1e-9)
+    assert split.bound == pytest.approx(split.cost, rel=1e-9)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_halves_part_the_states_of_one_node(memory):
+    model = from_problem(example(memory, seed=1))
+    dual = Dual(model)
+    dual.converge(10)
+    if memory:
+        ascend_prices(dual, dual.bound * 1.1, 20)
+    one, other = halves(dual, dual.bound * 1.1)
+    node = np.repeat(np.arange(model.num_nodes), np.diff(model.off))
+    parted = np.unique(node[~one | ~other])
+    assert len(parted) == 1
+    here = node == parted[0]
+    assert (one[here] ^ other[here]).all() and one[here].any() and other[here].any()
+
+
+def test_kinds_stand_for_the_states_that_an_edge_does_not_tell_apart():
+    matrix = np.array([[1.0, 2.0, 1.0], [3.0, np.inf, 3.0], [1.0, 2.0, 1.0], [1.0, 2.0, 5.0]])
+    links = link(from_problem(ChoiceProblem(costs=[[0] * 4, [0] * 3], edges=[(0, 1, matrix)])))
+    assert links.num_kinds.tolist() == [3, 3]
+    rows, columns = (links.kinds[links.kind[h] : links.kind[h] + size] for h, size in ((0, 4), (1, 3)))
+    assert rows.tolist() == [0, 1, 0, 2] and columns.tolist() == [0, 1, 2]
+    lean = links.leans[links.lean[1] : links.lean[1] + 9].reshape(3, 3)
+    assert (lean[rows][:, columns] == matrix).all()

@@ -17,6 +17,7 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     initial: Sequence[int] | np.ndarray | None = None,
     steps: int | None = None,
+    keep_interrupted: bool = True,
 ) -> Solution:
     """Finds the cheapest choice that fits the memory limit.
 
@@ -31,6 +32,7 @@ def solve(
         on_progress: Called with a `Progress` whenever the best cost or the bound improves.
         initial: A choice to start from; ignored where it is not legal.
         steps: Most rounds of random search per worker; None for no such limit.
+        keep_interrupted: Whether Ctrl-C ends the search with the best so far, rather than being raised.
 
     >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
     >>> solution = solve(problem)
@@ -45,4 +47,4 @@ def solve(
         raise ProblemError(f"workers is {workers!r}: give 1 or more")
     from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
 
-    return Run(problem, seconds, seed, workers, on_progress, initial, steps).solve()
+    return Run(problem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted).solve()

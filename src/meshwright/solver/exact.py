@@ -1,4 +1,4 @@
-"""Closes a small model: bound, fix, reduce and search, over an ever larger part of the gap, until it is proven."""
+"""Closes a small model: bound, fix, reduce, search and split, over an ever larger part of the gap, until it is proven."""
 
 import time
 from dataclasses import dataclass
@@ -11,12 +11,14 @@ from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
+from meshwright.solver.split import halves
 from meshwright.solver.state import State, cost_of
 
-_BEAM = 200
+_BEAM = 60
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
-_EFFORTS = (2e5, 2e6, 2e7)
+_EFFORT = 3e4
+_AIMS = (0.05, 0.005)  # how far above the bound its prices aim, relative to it
 _SCALES = (0.0, 0.5, 0.8, 1.3, 2.0, 4.0)
 
 
@@ -42,14 +44,16 @@ class Closer:
     Attributes:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
         deadline: `time.perf_counter()` at which to stop with what is there.
-        efforts: Most labels of one frontier search, tried in turn where the smaller does not suffice.
+        effort: Most labels of one frontier search; where they do not suffice, the states of one node are split.
         width: Most labels that a frontier search keeps after each node.
+        splits: Whether to split at all.
     """
 
     tolerance: float
     deadline: float
-    efforts: tuple[float, ...] = _EFFORTS
+    effort: float = _EFFORT
     width: int = _WIDTH
+    splits: bool = True
 
     def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
         """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff)."""
@@ -72,58 +76,58 @@ class Closer:
     def _open(self, dual: Dual, cutoff: float) -> tuple[np.ndarray | None, float]:
         """Brings the dual near its best and finds a first choice below the cutoff."""
         dual.converge(60, 1e-6, self.deadline)
-        best, cost = self._beam(dual, np.inf)
+        best, cost = self._beam(dual)
         goal = min(cost, cutoff)
         if dual.bound < goal - self.tolerance:
             if len(dual.model.cap):
-                ascend_prices(dual, goal, 100, self.deadline)
-                dual.converge(20, 1e-6, self.deadline)
-            else:
-                dual.converge(200, 1e-8, self.deadline)
-            again = self._beam(dual, goal)
-            best, cost = again if again[1] < cost else (best, cost)
+                for part in _AIMS:  # a first choice may be far off: the steps must not be measured by it
+                    ascend_prices(dual, min(goal, dual.bound + part * abs(dual.bound)), 50, self.deadline)
+            dual.converge(300, 1e-6, self.deadline)
         return (best, cost) if cost < cutoff else (None, np.inf)
 
     def _below(self, dual: Dual, ceiling: float) -> Closed:
-        """Looks for choices cheaper than the ceiling, over ever larger parts of the gap."""
+        """Looks for choices cheaper than the ceiling: goals just above what is proven, and further each time."""
         bound, best, cost = dual.bound, None, np.inf
-        part = _FIRST_GAP
+        step = _FIRST_GAP * max(abs(bound), 1e-9)
         while bound < ceiling - self.tolerance and time.perf_counter() < self.deadline:
-            goal = min(ceiling, bound + part * max(abs(bound), 1e-9))
-            if ceiling - goal < 0.5 * (ceiling - bound) or part > 4.0:
-                goal = ceiling
-            found = self._with_efforts(dual, goal)
-            if found.choice is not None and found.cost < ceiling:
+            dual.restore()
+            found = self.attempt(dual, min(ceiling, bound + step))
+            if found.cost < ceiling:
                 best, cost, ceiling = found.choice, found.cost, found.cost
             bound = max(bound, min(found.bound, ceiling))
-            part *= 4.0
-            if bound < min(goal, ceiling) - self.tolerance:
-                break
+            step *= 2.0
         return Closed(best, cost, bound)
 
-    def _with_efforts(self, dual: Dual, goal: float) -> Closed:
-        found = Closed(None, np.inf, dual.bound)
-        for effort in self.efforts:
-            dual.restore()
-            found = self.attempt(dual, goal, effort)
-            done = found.bound >= min(goal, found.cost) - self.tolerance
-            if done or time.perf_counter() > self.deadline:
-                break
-        return found
-
-    def attempt(self, dual: Dual, goal: float, effort: float) -> Closed:
+    def attempt(self, dual: Dual, goal: float) -> Closed:
         """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
         dual.sweep()
         noise = 1e-12 * abs(dual.now)
         alive = dual.reduced <= goal - self.tolerance - dual.now + noise
         if alive.mean() < 0.8:
-            return self._attempt_reduced(dual, alive, goal, effort)
-        found = search(self._fan(dual), goal - self.tolerance + noise, self.width, effort)
+            return self._attempt_part(dual, alive, goal)
+        found = search(self._fan(dual), goal - self.tolerance + noise, self.width, self.effort)
         cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
-        return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
+        if found.complete:
+            return Closed(found.choice, cost, min(cost, goal))
+        if not self.splits or time.perf_counter() > self.deadline:
+            return Closed(found.choice, cost, dual.bound)
+        dual.restore()
+        return self._attempt_halves(dual, Closed(found.choice, cost, min(cost, goal)))
 
-    def _attempt_reduced(self, dual: Dual, alive: np.ndarray, goal: float, effort: float) -> Closed:
-        """The same on the model without the states that are not alive, after all reductions that this allows."""
+    def _attempt_halves(self, dual: Dual, found: Closed) -> Closed:
+        """Splits the states of one node in two, and searches both halves for what is cheaper than was found."""
+        best, cost, goal, bound = found.choice, found.cost, found.bound, np.inf
+        for half in halves(dual, goal):
+            part = self._attempt_part(dual, half, goal)
+            if part.cost < goal:
+                best, cost, goal = part.choice, part.cost, part.cost
+            bound = min(bound, part.bound)
+        return Closed(best, cost, min(bound, goal))
+
+    def _attempt_part(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
+        """Searches the model without the states that are not alive, after all reductions that this allows."""
+        if time.perf_counter() > self.deadline:
+            return Closed(None, np.inf, dual.bound)
         reduced = reduce_model(dual.model, alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
         if reduced.infeasible:
             return Closed(None, np.inf, goal)
@@ -137,7 +141,7 @@ class Closer:
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
             ascend_prices(smaller, target, 40, self.deadline, step=0.2)
-        found = self.attempt(smaller, target, effort)
+        found = self.attempt(smaller, target)
         bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
         if found.choice is None:
             return Closed(None, np.inf, bound)
@@ -145,20 +149,15 @@ class Closer:
         choice[order] = found.choice
         return Closed(reduced.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
-    def _beam(self, dual: Dual, ceiling: float) -> tuple[np.ndarray | None, float]:
-        """A good choice by a narrow search, or the decoded one where that fits and is cheaper."""
-        best, cost = None, np.inf
+    def _beam(self, dual: Dual) -> tuple[np.ndarray | None, float]:
+        """A choice to begin with: the decoded one where that fits, else by a narrow search."""
         decoded = dual.decode()
         if State.of(dual.model, decoded).fits(dual.model):
-            best, cost = decoded, cost_of(dual.model, decoded)
+            return decoded, cost_of(dual.model, decoded)
         # A finite ceiling is needed to rank labels by the duals' budgets.
-        ceiling = min(ceiling, cost)
-        if np.isinf(ceiling):
-            ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
+        ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
         found = search([dual], ceiling, max(16, min(_BEAM, 40_000 // (len(dual.model.cap) + 1))))
-        if found.choice is not None and cost_of(dual.model, found.choice) < cost:
-            best, cost = found.choice, cost_of(dual.model, found.choice)
-        return (best, cost) if np.isfinite(cost) else (None, np.inf)
+        return (None, np.inf) if found.choice is None else (found.choice, cost_of(dual.model, found.choice))
 
     def _fan(self, dual: Dual) -> list[Dual]:
         """The dual, and others with its prices scaled down and up."""

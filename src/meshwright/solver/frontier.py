@@ -15,7 +15,9 @@ import numpy as np
 
 from meshwright.solver.dual import Dual
 from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.sweeps import spend
 
+_NARROW = 300  # labels kept once the effort is spent: what is left is a beam search
 _MOST_COMPARED = 64  # labels of equal frontier that a new one is compared with
 
 
@@ -59,7 +61,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     states = np.empty((num_nodes, width), dtype=np.int32)
     size, complete, most = advance_all(
         links, model.off, base, extra, messages, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
-        goal - bounds, width, effort, compare, parents, states,
+        goal - bounds, width, effort, compare, _NARROW, parents, states,
     )  # fmt: skip
     if size == 0:
         return Found(bool(complete), None, int(most))
@@ -124,15 +126,6 @@ def _usage_by_node(model):
 
 
 @kernel
-def spend(off, rnode, rate, roff, usage, extra):
-    """extra(s) = what state s pays for memory at the current prices."""
-    for r in range(len(rnode)):
-        u = rnode[r]
-        for s in range(off[u + 1] - off[u]):
-            extra[off[u] + s] += rate[r] * usage[roff[r] + s]
-
-
-@kernel
 def node_bases(links, off, theta, m, base):
     """base(s) = θ_u + Σ m, less its minimum."""
     for u in range(len(off) - 1):
@@ -158,7 +151,7 @@ def _mix(node, state):
 @kernel
 def advance_all(
     links, off, base, extra, m, slot, slots, touched, tfirst, tuse, ufirst, room, cap, budget, width, effort,
-    compare, parents, states,
+    compare, narrow, parents, states,
 ):  # fmt: skip
     """Decides all nodes in turn; returns the number of final labels, whether none was dropped, and the most held."""
     num_nodes, num_times = len(off) - 1, len(cap)
@@ -174,7 +167,7 @@ def advance_all(
         complete = complete and fits_all
         made += len(c_cost) * (1.0 + num_times / 32.0)
         if made > effort:
-            return 0, False, peak
+            width = min(width, narrow)
         if len(c_cost) == 0:
             return 0, complete, peak
         keys = _keys(slot, off, u, front, c_from, c_state)

@@ -119,8 +119,8 @@ class Neighbourhood:
         if dual.bound >= target - self.tolerance:
             return None, True
         width = max(60, min(500, 50_000 // (len(model.cap) + 1)))
-        closer = Closer(self.tolerance, deadline, efforts=(np.inf,), width=width)
-        found = closer.attempt(dual, target, np.inf)
+        closer = Closer(self.tolerance, deadline, effort=np.inf, width=width, splits=False)
+        found = closer.attempt(dual, target)
         complete = found.bound >= min(target, found.cost) - self.tolerance
         if found.choice is None or found.cost >= target - 0.1 * self.tolerance:
             return None, complete

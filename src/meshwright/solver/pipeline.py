@@ -15,7 +15,7 @@ from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
 from meshwright.solver.worker import Crew
 
-_SMALL_STATES = 12_000  # up to here the frontier search is tried before anything else
+_SMALL_STATES = 40_000  # up to here closing is tried before anything else
 _FEW_TIMES = 400
 _GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
 _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
@@ -24,11 +24,12 @@ _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their star
 class Run:
     """The books of one solve: the clock, the best choice of the full problem, the bound, the history."""
 
-    def __init__(self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps):
+    def __init__(self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted):
         self.start = time.perf_counter()
         self.deadline = self.start + seconds
         self.problem = problem
         self.seed, self.workers, self.steps = seed, workers, steps
+        self.keep_interrupted = keep_interrupted
         self.on_progress: Callable[[Progress], None] | None = on_progress
         self.choice: np.ndarray | None = None
         self.cost = np.inf
@@ -52,13 +53,14 @@ class Run:
                 return self.finish_infeasible(0.0) if self.choice is None else self.finish()
             self._search(simple)
         except KeyboardInterrupt:
-            pass  # the best so far is the answer
+            if not self.keep_interrupted:
+                raise
         return self.finish()
 
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
         now = time.perf_counter()
-        part = 0.03 if self.giant else 0.3
+        part = 0.03 if self.giant else 0.5
         closer = Closer(self.tolerance, min(self.deadline, now + max(1.0, part * (self.deadline - now))))
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:

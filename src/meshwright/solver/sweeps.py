@@ -11,21 +11,25 @@ from meshwright.solver.kernel import inline, kernel
 
 
 @inline
-def pull(links, off, m, h, u):
-    """Moves all that the edge can spare into u: m_h(s) = min_t E(s,t) - m_back(t)."""
-    v = links.far[h]
-    back = links.msg[links.back[h]]
-    here = links.msg[h]
-    ku, kv = off[u + 1] - off[u], off[v + 1] - off[v]
-    plane = links.plane[links.back[h]]  # rows are v's states: the inner loop runs along u's
-    for s in range(ku):
-        m[here + s] = np.inf
-    for t in range(kv):
-        base = -m[back + t]
-        line = plane + t * ku
-        for s in range(ku):
-            value = base + links.mats[line + s]
-            m[here + s] = min(m[here + s], value)
+def pull(links, off, m, h, u, spare, moved):
+    """Moves all that the edge can spare into u: m_h(s) = min_t E(s,t) - m_back(t), by kinds of states."""
+    v, other = links.far[h], links.back[h]
+    back, here = links.msg[other], links.msg[h]
+    own, far = links.num_kinds[h], links.num_kinds[other]
+    for t in range(far):
+        spare[t] = -np.inf
+    for t in range(off[v + 1] - off[v]):
+        k = links.kinds[links.kind[other] + t]
+        spare[k] = max(spare[k], m[back + t])
+    for s in range(own):
+        moved[s] = np.inf
+    for t in range(far):
+        base = -spare[t]
+        line = links.lean[h] + t * own
+        for s in range(own):
+            moved[s] = min(moved[s], base + links.leans[line + s])
+    for s in range(off[u + 1] - off[u]):
+        m[here + s] = moved[links.kinds[links.kind[h] + s]]
 
 
 @inline
@@ -51,16 +55,20 @@ def sweep(links, off, theta, m, rc, forward):
     rc(s) = d(s) - min d is what choosing s adds to the bound at least: everything else keeps its minimum.
     """
     num_nodes = len(off) - 1
+    most = 0
+    for u in range(num_nodes):
+        most = max(most, off[u + 1] - off[u])
+    spare, moved = np.empty(most), np.empty(most)
     bound = 0.0
     for i in range(num_nodes):
         u = i if forward else num_nodes - 1 - i
         begin, middle, end = links.hoff[u], links.split[u], links.hoff[u + 1]
         if forward:
             for h in range(begin, middle):
-                pull(links, off, m, h, u)
+                pull(links, off, m, h, u, spare, moved)
         else:
             for h in range(middle, end):
-                pull(links, off, m, h, u)
+                pull(links, off, m, h, u, spare, moved)
         d = rc[off[u] : off[u + 1]]
         least = gather(links, off, theta, m, u, d)
         bound += least
@@ -154,3 +162,12 @@ def choice_load(rnode, rstart, rend, roff, usage, choice, load):
     for t in range(len(load)):
         running += change[t]
         load[t] = running
+
+
+@kernel
+def spend(off, rnode, rate, roff, usage, extra):
+    """extra(s) += what state s pays for memory at the given prices of rows."""
+    for r in range(len(rnode)):
+        u = rnode[r]
+        for s in range(off[u + 1] - off[u]):
+            extra[off[u] + s] += rate[r] * usage[roff[r] + s]
