@@ -247,12 +247,12 @@ def _least_memory(formulation: Formulation) -> int:
 
 def _solve(problem: ChoiceProblem) -> Solution:
     brief, long = _SOLVE_SECONDS
-    solution = solve(problem, seconds=brief, workers=1)
+    solution = solve(problem, seconds=brief, workers=1, keep_interrupted=False)
     proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
     held = len(problem.row_node) > 0
     if proven or (held and solution.choice is not None and solution.gap <= _CLOSE_ENOUGH):
         return solution
-    return solve(problem, seconds=long, workers=1, initial=solution.choice)
+    return solve(problem, seconds=long, workers=1, initial=solution.choice, keep_interrupted=False)
 
 
 def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:

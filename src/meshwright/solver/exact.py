@@ -1,4 +1,4 @@
-"""Closes a small model: bound, fix, reduce, search and split, over an ever larger part of the gap, until it is proven."""
+"""Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven."""
 
 import time
 from dataclasses import dataclass

@@ -112,18 +112,13 @@ def _number(bits, begin, rows, columns, kinds):
             mixed ^= mixed >> np.uint64(29)
         kinds[a] = -1
         for k in range(count):
-            if hashes[k] == mixed and _equal(bits, begin + first[k] * columns, begin + a * columns, columns):
+            if hashes[k] != mixed:
+                continue
+            one, other = begin + first[k] * columns, begin + a * columns
+            if (bits[one : one + columns] == bits[other : other + columns]).all():
                 kinds[a] = k
                 break
         if kinds[a] < 0:
             kinds[a], hashes[count], first[count] = count, mixed, a
             count += 1
     return first, count
-
-
-@inline
-def _equal(bits, one, other, size):
-    for b in range(size):
-        if bits[one + b] != bits[other + b]:
-            return False
-    return True

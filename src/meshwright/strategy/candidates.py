@@ -57,6 +57,14 @@ def most_split(found: Candidates, axes: Axes) -> Candidates:
     return Candidates(found.loops[parts == parts.max()], found.scatter[parts == parts.max()])
 
 
+def uniform(found: Candidates) -> NDArray[np.bool_]:
+    """Which strategies treat two neighbouring axes alike: those that a mesh of fewer axes has, too."""
+    one, next_one = slice(None, -1), slice(1, None)
+    alike = found.loops[:, one] == found.loops[:, next_one]
+    alike &= found.scatter[:, one] == found.scatter[:, next_one]
+    return alike.any(axis=1)
+
+
 def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
     """Takes axes off loops that they cannot split: unsplittable, uneven, or not major-most in a merged dim."""
     kept = loops.copy()
