@@ -1,0 +1,50 @@
+"""The pause of the garbage collector: it ends, whatever happens, and leaves the collector as it was."""
+
+import gc
+
+import pytest
+
+from meshwright.errors import TraceError
+from meshwright.graph import trace
+from meshwright.graph.collector import collector_paused
+
+
+def test_it_pauses_and_goes_on():
+    assert gc.isenabled()
+    with collector_paused():
+        assert not gc.isenabled()
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collector_that_is_off_stays_off():
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_the_caller_froze_stays_frozen():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with collector_paused():
+            pass
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_a_function_that_cannot_be_traced_does_not_leave_it_paused():
+    def fails(x):
+        raise ValueError("no")
+
+    with pytest.raises(TraceError):
+        trace(fails, 1.0)
+    assert gc.isenabled()
