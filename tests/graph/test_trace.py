@@ -156,7 +156,7 @@ def test_work_that_no_result_needs_is_left_out():
 def test_an_argument_handed_through_is_its_own_result():
     graph = trace(lambda x: (x, x), vector(3)).graph
     assert graph.outputs == (graph.inputs[0], graph.inputs[0])
-    assert graph.ops == ()
+    assert len(graph.ops) == 0
 
 
 def test_calls_are_inlined():
@@ -229,6 +229,7 @@ def test_a_while_loop_is_planned_for_one_trip():
     assert all(op.trips == 1 for op in graph.ops)
     tied = {graph.types[t.carry].shape for t in graph.ties}
     assert (4,) in tied
+    assert graph.whiles == graph.loops == ((0, len(graph.ops)),)
 
 
 def test_both_branches_of_a_cond_are_merged():

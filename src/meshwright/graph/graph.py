@@ -1,14 +1,23 @@
 """The Graph: a traced function as one flat list of operations on values, with where each of them comes from."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import compress, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import jax_compat
+from meshwright.graph.lazy import Lazy
+from meshwright.graph.phases import BACKWARD as BACKWARD
+from meshwright.graph.phases import FORWARD as FORWARD
+from meshwright.graph.phases import PHASES, UPDATE, assign_phases
 from meshwright.rules.base import Signature, TensorType
 
-FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+Ints = NDArray[np.int64]
 
 
 class Op(NamedTuple):
@@ -48,8 +57,6 @@ class Op(NamedTuple):
     @property
     def source(self) -> str:
         """The user's source line."""
-        from meshwright import jax_compat
-
         return jax_compat.source_line(self.equation) if self.equation is not None else ""
 
 
@@ -63,23 +70,128 @@ class Tie:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Operations as columns, entry for entry: what passes over thousands of them read.
+
+    Attributes:
+        signature: Number of the operation's signature among `signatures`.
+        reads: Values read, operation after operation: those of operation ``i`` are ``reads[start[i] : start[i + 1]]``.
+        start: Where they begin, and where the last ones end.
+        first_made: The first value made; the others follow it.
+        scope: Number of its scope among `scopes`.
+        trips, serial, equation: As in `Op`.
+        num_values: How many values there are.
+        signatures: All signatures.
+        scopes: All scopes.
+    """
+
+    signature: Ints
+    reads: Ints
+    start: Ints
+    first_made: Ints
+    scope: Ints
+    trips: NDArray[np.float64]
+    serial: Ints
+    equation: Sequence[Any]
+    num_values: int
+    signatures: Sequence[Signature]
+    scopes: Sequence[str]
+
+    def only(self, kept: NDArray[np.bool_]) -> "Columns":
+        """The same without some of the operations."""
+        if kept.all():
+            return self
+        num_reads = np.diff(self.start)
+        return replace(
+            self,
+            signature=self.signature[kept],
+            reads=self.reads[np.repeat(kept, num_reads)],
+            start=np.concatenate([[0], np.cumsum(num_reads[kept])]),
+            first_made=self.first_made[kept],
+            scope=self.scope[kept],
+            trips=self.trips[kept],
+            serial=self.serial[kept],
+            equation=list(compress(self.equation, kept.tolist())),
+        )
+
+    def reads_of(self, index: int) -> Ints:
+        """The values that one operation reads."""
+        return self.reads[self.start[index] : self.start[index + 1]]
+
+    @cached_property
+    def num_made(self) -> Ints:
+        """How many values an operation makes."""
+        return np.array([len(s.results) for s in self.signatures], np.int64)[self.signature]
+
+    @cached_property
+    def reader(self) -> Ints:
+        """For each entry of `reads`, the operation that reads it."""
+        return np.repeat(np.arange(len(self.signature)), np.diff(self.start))
+
+    @cached_property
+    def producer(self) -> Ints:
+        """Index of the operation that makes each value; -1 for inputs and constants."""
+        found = np.full(self.num_values, -1)
+        for nth in range(self.num_made.max(initial=0)):
+            which = np.flatnonzero(self.num_made > nth)
+            found[self.first_made[which] + nth] = which
+        return found
+
+    @cached_property
+    def phase(self) -> Ints:
+        """Number of an operation's phase among `PHASES`."""
+        return assign_phases(self.scope, self.scopes, self.producer[self.reads], self.start)
+
+
+class Ops(Lazy[Op]):
+    """A graph's operations in the order they run, put together from its columns."""
+
+    def __init__(self, columns: Columns):
+        super().__init__(len(columns.signature))
+        self._columns = columns
+        self._recomputed = [jax_compat.is_recomputed(scope) for scope in columns.scopes]
+
+    def _make(self, first: int, stop: int) -> Iterable[Op]:
+        c, some = self._columns, slice(first, stop)
+        start, scopes = c.start[first : stop + 1].tolist(), c.scope[some].tolist()
+        reads = c.reads[start[0] : start[-1]].tolist()
+        made = zip(c.first_made[some].tolist(), c.num_made[some].tolist(), strict=True)
+        rows = zip(
+            [c.signatures[number] for number in c.signature[some].tolist()],
+            [tuple(reads[a - start[0] : b - start[0]]) for a, b in pairwise(start)],
+            [tuple(range(value, value + count)) for value, count in made],
+            [c.scopes[number] for number in scopes],
+            [PHASES[number] for number in c.phase[some].tolist()],
+            c.trips[some].tolist(),
+            [self._recomputed[number] for number in scopes],
+            c.serial[some].tolist(),
+            c.equation[some],
+            strict=True,
+        )
+        return map(partial(tuple.__new__, Op), rows)
+
+
+@dataclass(frozen=True)
 class Graph:
     """A traced function.
 
     Attributes:
-        types: Type of each value, by value id.
-        ops: Operations in the order they run.
+        kinds: All types that values have.
+        kind: Number of each value's type among them; `types` has the types themselves.
+        columns: Operations in the order they run, as columns; `ops` has them one by one.
         inputs: Value ids of the arguments' leaves, with `input_paths` beside them.
         outputs: Value ids of the results' leaves, with `output_paths` beside them.
         constants: Values that are known without running anything.
         donated: Ids of the inputs whose memory the results may take over.
         ties: Loop carries.
         loops: Index ranges ``[start, stop)`` of operations that repeat, outer loops too.
+        whiles: Those of them whose number of trips is not known: one is assumed.
         state: For each output position, the input position whose next value it is.
     """
 
-    types: tuple[TensorType, ...]
-    ops: tuple[Op, ...]
+    kinds: tuple[TensorType, ...]
+    kind: Ints
+    columns: Columns
     inputs: tuple[int, ...]
     input_paths: tuple[str, ...]
     outputs: tuple[int, ...]
@@ -88,24 +200,33 @@ class Graph:
     donated: frozenset[int]
     ties: tuple[Tie, ...]
     loops: tuple[tuple[int, int], ...]
+    whiles: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
 
     @cached_property
-    def sizes(self) -> list[int]:
+    def ops(self) -> Ops:
+        """The operations, one by one."""
+        return Ops(self.columns)
+
+    @cached_property
+    def types(self) -> tuple[TensorType, ...]:
+        """Type of each value, by value id."""
+        return tuple([self.kinds[number] for number in self.kind.tolist()])
+
+    @cached_property
+    def sizes(self) -> Ints:
         """Number of elements of each value."""
-        known = {kind: prod(kind.shape) for kind in set(self.types)}
-        return [known[kind] for kind in self.types]
+        return np.array([prod(kind.shape) for kind in self.kinds], np.int64)[self.kind]
 
     @cached_property
     def producer(self) -> dict[int, int]:
         """Index of the operation that makes each value; inputs and constants have none."""
-        return {value: i for i, op in enumerate(self.ops) for value in op.outputs}
+        made = np.flatnonzero(self.columns.producer >= 0)
+        return dict(zip(made.tolist(), self.columns.producer[made].tolist(), strict=True))
 
     @cached_property
-    def consumers(self) -> dict[int, list[int]]:
-        """Indices of the operations that read each value."""
-        found: dict[int, list[int]] = {}
-        for i, op in enumerate(self.ops):
-            for value in dict.fromkeys(op.inputs):
-                found.setdefault(value, []).append(i)
+    def read_before_update(self) -> NDArray[np.bool_]:
+        """Whether a value is read by forward or backward work."""
+        found = np.zeros(self.columns.num_values, bool)
+        found[self.columns.reads[self.columns.phase[self.columns.reader] != PHASES.index(UPDATE)]] = True
         return found

@@ -1,43 +1,59 @@
 """Tells forward, backward and update apart by the name scopes that `jax.grad` leaves on equations."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from meshwright.graph.graph import BACKWARD, FORWARD, UPDATE
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+PHASES = FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+_NONE, _FORWARD, _BACKWARD, _UPDATE = -1, 0, 1, 2
+
+Ints = NDArray[np.int64]
 
 
-def assign_phases(ops: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Phase of each operation, given as ``(signature, inputs, outputs, scope, …)`` in the order they run.
+def assign_phases(scope: Ints, scopes: Sequence[str], makers: Ints, start: Ints) -> Ints:
+    """Phase of each operation as its number among `PHASES`.
 
     ``transpose(`` in the scope is backward and ``jvp(`` forward. Of the rest, what depends on backward is update; what
     feeds forward or backward work, or reads forward results, is forward; and what is left is update, unless the
     program takes no gradient at all.
+
+    Args:
+        scope: Number of each operation's scope, in the order they run.
+        scopes: The scopes.
+        makers: The operations that make what each operation reads, one operation after another; -1 for none.
+        start: Where each operation's makers begin, and where the last one's end.
     """
-    phases: list[str | None] = [_named(op[3]) for op in ops]
-    if not any(phases):
-        return [FORWARD] * len(ops)
-    after: dict[int, str] = {}  # value → the latest phase it depends on
-    for i, (_, ins, outs, *_rest) in enumerate(ops):
-        if phases[i] is None:
-            seen = {after.get(v) for v in ins}
-            if seen & {BACKWARD, UPDATE}:
-                phases[i] = UPDATE
-            elif FORWARD in seen:
-                phases[i] = FORWARD
-        phase = phases[i]
-        if phase is not None:
-            after.update(dict.fromkeys(outs, phase))
-    feeds: set[int] = set()  # values read, at any distance, by forward or backward work
-    for i in range(len(ops) - 1, -1, -1):
-        _, ins, outs, *_rest = ops[i]
-        if phases[i] is None:
-            phases[i] = FORWARD if any(v in feeds for v in outs) else UPDATE
-        if phases[i] != UPDATE:
-            feeds.update(ins)
-    return [phase or UPDATE for phase in phases]
+    phases = np.array([_named(text) for text in scopes], np.int64)[scope]
+    if (phases == _NONE).all():
+        return np.full_like(phases, _FORWARD)
+    _follow(makers, start, phases)
+    return phases
 
 
-def _named(scope: str) -> str | None:
+def _named(scope: str) -> int:
     if "transpose(" in scope:
-        return BACKWARD
-    return FORWARD if "jvp(" in scope else None
+        return _BACKWARD
+    return _FORWARD if "jvp(" in scope else _NONE
+
+
+@njit(cache=True)
+def _follow(makers, start, phases):
+    """Fills in the phases of operations whose scopes name none."""
+    for i in range(len(phases)):
+        if phases[i] == _NONE:
+            latest = _NONE
+            for k in range(start[i], start[i + 1]):
+                if makers[k] >= 0:
+                    latest = max(latest, phases[makers[k]])
+            if latest != _NONE:
+                phases[i] = _FORWARD if latest == _FORWARD else _UPDATE
+    feeds = np.zeros(len(phases), np.bool_)  # is read, at any distance, by forward or backward work
+    for i in range(len(phases) - 1, -1, -1):
+        if phases[i] == _NONE:
+            phases[i] = _FORWARD if feeds[i] else _UPDATE
+        if phases[i] != _UPDATE:
+            for k in range(start[i], start[i + 1]):
+                if makers[k] >= 0:
+                    feeds[makers[k]] = True
