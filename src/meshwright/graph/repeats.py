@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +17,13 @@ class Run:
     period: int
 
 
-def find_runs(tokens: Sequence[int]) -> list[Run]:
+def find_runs(tokens: Sequence[int] | NDArray[np.int64]) -> list[Run]:
     """Disjoint runs, the longest first cut out, shorter ones then sought on both sides of it.
 
     >>> find_runs([9, 1, 2, 1, 2, 1, 2, 8])
     [Run(start=1, stop=7, period=2)]
     """
-    array = np.asarray(tokens)
+    array = np.asarray(tokens, np.int64)
     found: list[Run] = []
     spans = [(0, len(array))]
     while spans:
@@ -36,19 +38,28 @@ def find_runs(tokens: Sequence[int]) -> list[Run]:
 
 def _longest(array: np.ndarray) -> tuple[int, int, int] | None:
     """The run that covers most, with the smallest period among equals."""
-    best: tuple[int, int, int] | None = None
-    size = len(array)
+    start, stop, period = _seek(array)
+    return (start, stop, period) if period else None
+
+
+@njit(cache=True)
+def _seek(array):
+    """Looks only where a longer stretch of equal pairs can be: a pair that differs rules out all that would hold it."""
+    size, best_start, best_stop, best_period = len(array), 0, 0, 0
     for period in range(1, size // 2 + 1):
-        if best is not None and best[1] - best[0] >= size:
-            break
-        equal = np.concatenate(([False], array[:-period] == array[period:], [False]))
-        edges = np.flatnonzero(equal[1:] != equal[:-1])
-        starts, stops = edges[::2], edges[1::2]
-        lengths = stops - starts
-        long_enough = lengths >= period
-        if long_enough.any():
-            i = int(np.argmax(np.where(long_enough, lengths, 0)))
-            covered = int(lengths[i]) + period
-            if best is None or covered > best[1] - best[0]:
-                best = (int(starts[i]), int(starts[i]) + covered, period)
-    return best
+        pairs, i = size - period, -1
+        while True:
+            wanted = max(period, best_stop - best_start - period + 1)
+            i += wanted
+            if i >= pairs:
+                break
+            if array[i] != array[i + period]:
+                continue
+            first = i
+            while first > 0 and array[first - 1] == array[first - 1 + period]:
+                first -= 1
+            while i < pairs and array[i] == array[i + period]:
+                i += 1
+            if i - first >= wanted:
+                best_start, best_stop, best_period = first, i + period, period
+    return best_start, best_stop, best_period
