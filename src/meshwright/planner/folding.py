@@ -7,12 +7,22 @@ always legal; it can only cost optimality, which the unfolded problem's lower bo
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
-from meshwright.planner.groups import Group, Grouping
+from meshwright.planner.groups import Grouping
+from meshwright.planner.numbering import number_rows, number_stretches, pack, sort_by
+from meshwright.planner.tokens import tokens_of
 
 PERIODS = 2
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,14 @@ class Shared:
     value: int
     phase: str
     readers: tuple[tuple[int, int], ...]  # (group, slot)
+
+
+class Untied(NamedTuple):
+    """Edges as columns: their two ends (groups, then shared readings), and the number of each one's class of edges."""
+
+    source: Ints
+    reader: Ints
+    which: Ints
 
 
 @dataclass(slots=True)
@@ -37,6 +55,8 @@ class Folded:
         shared_members: Shared readings of each class.
         edges: For each (source class, position of the value, reader class, slot) how often it occurs; readers that
             are shared come as (class, -1), and what they pass on as sources with position -1.
+        untied: The edges with nothing tied.
+        through: For each of the grouping's slots, the shared reading that it reads through; -1 for none.
     """
 
     group_class: list[int]
@@ -45,125 +65,103 @@ class Folded:
     shared: list[Shared]
     shared_class: list[int]
     shared_members: list[list[int]]
-    edges: Counter[tuple[int, int, int, int]] = field(default_factory=Counter)
+    edges: Counter[tuple[int, int, int, int]]
+    untied: Untied
+    through: Ints
 
 
 def fold(grouping: Grouping, pins: Mapping[int, Hashable], enabled: bool = True) -> Folded:
     """Ties groups into classes; ``pins`` tells arguments and results apart that have different restrictions."""
-    interned: dict[Hashable, int] = {}
-    tokens = [_token(grouping, group, pins, interned) for group in grouping.groups]
-    group_class = _classify(grouping, tokens) if enabled else list(range(len(grouping.groups)))
-    return _quotient(grouping, _shared_readings(grouping), group_class, tokens)
+    tokens = tokens_of(grouping, pins)
+    return _quotient(grouping, tokens, _classify(grouping, tokens) if enabled else np.arange(len(tokens)))
 
 
-def _quotient(grouping: Grouping, shared: list[Shared], group_class: list[int], tokens: list[int]) -> Folded:
-    """The classes' shared readings and edges, given the class of each group."""
-    home, place = grouping.home, grouping.place
-    first_shared = max(group_class, default=-1) + 1
-    names: dict[Hashable, int] = {}
-    shared_class: list[int] = []
-    through: dict[tuple[int, int], int] = {}
-    members = _members(group_class, 0)
-    folded = Folded(group_class, members, [tokens[m[0]] for m in members], shared, shared_class, [])
-    for index, reading in enumerate(shared):
-        source = (group_class[home[reading.value]], place[reading.value])
-        readers = tuple(sorted((group_class[g], s) for g, s in reading.readers))
-        key = (source, reading.phase, readers)
-        shared_class.append(names.setdefault(key, first_shared + len(names)))
-        folded.edges[(*source, shared_class[-1], -1)] += 1
-        for reader in reading.readers:
-            through[reader] = index
-    folded.shared_members = _members(shared_class, first_shared)
-    for group_id, group in enumerate(grouping.groups):
-        for slot, read in enumerate(group.slots):
-            index_or_none = through.get((group_id, slot))
-            if index_or_none is not None:
-                folded.edges[shared_class[index_or_none], -1, group_class[group_id], slot] += 1
-            else:
-                folded.edges[group_class[home[read.value]], place[read.value], group_class[group_id], slot] += 1
-    return folded
-
-
-def _members(classes: list[int], first: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(max(classes, default=first - 1) + 1 - first)]
-    for item, which in enumerate(classes):
-        found[which - first].append(item)
-    return found
-
-
-def _shared_readings(grouping: Grouping) -> list[Shared]:
-    # A copy made inside a loop does not serve readers outside it, which run another number of times.
-    readings: dict[tuple[int, str, float], list[tuple[int, int]]] = {}
-    for group_id, group in enumerate(grouping.groups):
-        for slot, read in enumerate(group.slots):
-            if read.member >= 0:
-                phase = grouping.graph.ops[group.ops[read.member]].phase
-                readings.setdefault((read.value, phase, read.trips), []).append((group_id, slot))
-    return [
-        Shared(value, phase, tuple(readers))
-        for (value, phase, _), readers in readings.items()
-        if len({g for g, _ in readers}) > 1
-    ]
-
-
-def _classify(grouping: Grouping, tokens: list[int]) -> list[int]:
-    groups = grouping.groups
-    led = [i for i, group in enumerate(groups) if group.leader is not None]
-    classes: list[Hashable] = [("argument", tokens[i]) for i in range(len(groups))]
-    for i in led:
-        classes[i] = ("alone", i)
-    for number, run in enumerate(find_runs([tokens[i] for i in led])):
-        for position in range(run.start, run.stop):
-            lap, offset = divmod(position - run.start, run.period)
-            classes[led[position]] = ("run", number, offset, lap % PERIODS)
-    arguments = [i for i, group in enumerate(groups) if group.leader is None]
-    neighbours = _neighbours(grouping)
+def _classify(grouping: Grouping, tokens: Ints) -> Ints:
+    """The class of each group: its place in a run of groups that repeat; for arguments, where they are read."""
+    is_led = grouping.placed.leader >= 0
+    led, arguments = np.flatnonzero(is_led), np.flatnonzero(~is_led)
+    classes = np.where(is_led, len(tokens) + np.arange(len(tokens)), tokens)
+    free = 2 * len(tokens)
+    for run in find_runs(tokens[led]):
+        lap, offset = np.divmod(np.arange(run.stop - run.start), run.period)
+        classes[led[run.start : run.stop]] = free + PERIODS * offset + lap % PERIODS
+        free += PERIODS * run.period
+    argument, neighbour, how = _neighbours(grouping, arguments)
     # Arguments belong where their readers belong; optimizer state touches gradients first and parameters second.
     for _ in range(3):
-        names: dict[Hashable, int] = {}
-        short = [names.setdefault(c, len(names)) for c in classes]
-        for i in arguments:
-            seen = frozenset((short[j], how) for j, how in neighbours[i])
-            classes[i] = ("argument", tokens[i], seen)
-    final: dict[Hashable, int] = {}
-    return [final.setdefault(c, len(final)) for c in classes]
+        seen = pack(classes[neighbour], how)
+        _, distinct = number_rows(argument, seen)
+        distinct = distinct[np.lexsort((seen[distinct], argument[distinct]))]
+        start = np.searchsorted(argument[distinct], np.arange(len(arguments) + 1))
+        classes[arguments] = free + number_stretches(seen[distinct], start, tokens[arguments].tolist())
+    return number_rows(classes)[0]
 
 
-def _neighbours(grouping: Grouping) -> list[list[tuple[int, tuple[int, int, bool]]]]:
-    """For each group, the groups it reads from and is read by, and through which slot and position."""
-    found: list[list[tuple[int, tuple[int, int, bool]]]] = [[] for _ in grouping.groups]
-    for group_id, group in enumerate(grouping.groups):
-        for slot, read in enumerate(group.slots):
-            source, position = grouping.home[read.value], grouping.place[read.value]
-            found[source].append((group_id, (slot, position, True)))
-            found[group_id].append((source, (slot, position, False)))
-    return found
+def _neighbours(grouping: Grouping, arguments: Ints) -> tuple[Ints, Ints, Ints]:
+    """For each argument, by its order, a group it is read by or reads from, and through which slot and position."""
+    slots, source = grouping.slots, grouping.placed.home[grouping.slots.value]
+    how = pack(slots.rank, grouping.values.rank[slots.value])
+    order = np.full(len(grouping.placed.leader), -1)
+    order[arguments] = np.arange(len(arguments))
+    argument, neighbour = order[np.concatenate([source, slots.group])], np.concatenate([slots.group, source])
+    kept = argument >= 0
+    return argument[kept], neighbour[kept], np.concatenate([2 * how, 2 * how + 1])[kept]
 
 
-def _token(grouping: Grouping, group: Group, pins: Mapping[int, Hashable], interned: dict[Hashable, int]) -> int:
-    """Equal for groups that are built alike: same operations, wired alike, restricted alike."""
-    graph, home, place = grouping.graph, grouping.home, grouping.place
-    own = home[group.values[0]] if group.values else -1
-    first_read: dict[int, int] = {}
-    parts: list[Hashable] = [
-        graph.types[group.argument] if group.argument is not None else None,
-        tuple(pins.get(v) for v in group.values),
-    ]
-    for index, followed in zip(group.ops, group.follows, strict=True):
-        op = graph.ops[index]
-        wiring: list[Hashable] = []
-        for value in op.inputs:
-            if home.get(value) == own and own >= 0:
-                wiring.append(place[value])
-            elif value in home:
-                wiring.append(("read", first_read.setdefault(value, len(first_read))))
-            elif value in grouping.virtual:
-                made = tuple(id(graph.ops[i].signature) for i in grouping.pulled(value))
-                roots = tuple(
-                    ("own", place[r]) if home[r] == own else ("read", first_read.setdefault(r, len(first_read)))
-                    for r in grouping.roots(value)
-                )
-                wiring.append((made, roots))
-        parts.append((id(op.signature), followed, op.trips, op.phase, tuple(wiring)))
-    parts.append(tuple((s.member, s.operand, first_read.get(s.value, -1)) for s in group.slots))
-    return interned.setdefault(tuple(parts), len(interned))
+def _shared_readings(grouping: Grouping) -> tuple[list[Shared], Ints]:
+    """All shared readings, and for each slot the one it reads through; -1 for none."""
+    columns, slots, ops = grouping.graph.columns, grouping.slots, grouping.ops
+    direct = np.flatnonzero(slots.member >= 0)
+    group, value = slots.group[direct], slots.value[direct]
+    phase = columns.phase[ops.items[ops.start[group] + slots.member[direct]]]
+    # A copy made inside a loop does not serve readers outside it, which run another number of times.
+    reading, first = number_rows(value, phase, np.searchsorted(np.unique(slots.trips), slots.trips[direct]))
+    _, distinct = number_rows(reading, group)
+    is_shared = np.bincount(reading[distinct], minlength=len(first)) > 1
+    through = np.full(len(slots.value), -1)
+    through[direct] = np.where(is_shared, np.cumsum(is_shared) - 1, -1)[reading]
+    first = first[is_shared]
+    items, start, _ = sort_by(through, len(first))
+    readers = list(zip(slots.group[items].tolist(), slots.rank[items].tolist(), strict=True))
+    rows = zip(value[first].tolist(), phase[first].tolist(), pairwise(start.tolist()), strict=True)
+    return [Shared(v, PHASES[number], tuple(readers[a:b])) for v, number, (a, b) in rows], through
+
+
+def _quotient(grouping: Grouping, tokens: Ints, group_class: Ints) -> Folded:
+    """The classes' shared readings and edges, given the class of each group."""
+    slots, home, place = grouping.slots, grouping.placed.home, grouping.values.rank
+    shared, through = _shared_readings(grouping)
+    num_groups, first_shared = len(group_class), int(group_class.max(initial=-1)) + 1
+    value = np.array([reading.value for reading in shared], np.int64)
+    readers, start, _ = sort_by(through, len(shared))
+    label = pack(group_class[slots.group], slots.rank)
+    readers = readers[np.lexsort((label[readers], through[readers]))]
+    beside = (group_class[home[value]].tolist(), place[value].tolist(), [reading.phase for reading in shared])
+    shared_class = first_shared + number_stretches(label[readers], start, *beside)
+    classes = np.concatenate([group_class, shared_class])
+
+    # First what shared readings read, then what groups read.
+    passed = through >= 0
+    source = np.concatenate([home[value], np.where(passed, num_groups + through, home[slots.value])])
+    position = np.concatenate([place[value], np.where(passed, -1, place[slots.value])])
+    reader = np.concatenate([num_groups + np.arange(len(shared)), slots.group])
+    slot = np.concatenate([np.full(len(shared), -1), slots.rank])
+    which, first = number_rows(classes[source], position, classes[reader], slot)
+    keys = zip(*(column[first].tolist() for column in (classes[source], position, classes[reader], slot)), strict=True)
+    members = _members(group_class)
+    return Folded(
+        group_class.tolist(),
+        members,
+        tokens[[m[0] for m in members]].tolist(),
+        shared,
+        shared_class.tolist(),
+        _members(shared_class - first_shared),
+        Counter(dict(zip(keys, np.bincount(which).tolist(), strict=True))),
+        Untied(source, reader, which),
+        through,
+    )
+
+
+def _members(classes: Ints) -> list[list[int]]:
+    items, start, _ = sort_by(classes, int(classes.max(initial=-1)) + 1)
+    return [items[a:b].tolist() for a, b in pairwise(start.tolist())]

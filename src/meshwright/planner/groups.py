@@ -5,13 +5,22 @@ largest operand into that operand's group. Values that cost nothing to make anyw
 bits) are *virtual*: they belong to no group and are made by each reader in the sharding it needs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from meshwright.graph import BACKWARD, UPDATE, Graph, Op
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph import BACKWARD, UPDATE, Graph
+from meshwright.graph.lazy import Lazy
+from meshwright.graph.phases import PHASES
+from meshwright.planner.numbering import sort_by
+from meshwright.planner.placing import Facts, Placed, follow_gradients, place
 from meshwright.rules import LoopNest, loop_nest
 
-_EXPANDING = 2  # a result this many times its operands' size is cheaper to make again than to move
+Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -53,6 +62,37 @@ class Group:
     slots: list[Slot] = field(default_factory=list)
 
 
+class Reads(NamedTuple):
+    """Every read of a real value by an operation, directly or through virtual values.
+
+    Attributes:
+        at: Index into the `reads` of the graph's columns.
+        root: The real value.
+    """
+
+    at: Ints
+    root: Ints
+
+
+class Slots(NamedTuple):
+    """The slots of all groups as columns, one group after another.
+
+    Attributes:
+        start: Where the slots of each group begin.
+        group: Each one's group.
+        rank: Its place among the group's slots.
+        value, member, operand, trips: As in `Slot`.
+    """
+
+    start: Ints
+    group: Ints
+    rank: Ints
+    value: Ints
+    member: Ints
+    operand: Ints
+    trips: NDArray[np.float64]
+
+
 class Grouping:
     """The groups of a graph; nothing here depends on a mesh.
 
@@ -60,34 +100,32 @@ class Grouping:
         groups: All groups; arguments first, then in the order their leaders run.
         home: Group index of each real value.
         place: Position of each real value within its group's `values`.
-        virtual: Values that belong to no group.
         nests: Loop nest of each operation.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
+        placed: Where operations and values went, as columns.
+        ops: Operations by group.
+        values: Real values by group.
+        reads: All reads of real values.
+        slots: Those of them that are slots, as columns.
     """
 
     def __init__(self, graph: Graph):
+        columns = graph.columns
         self.graph = graph
-        self.groups: list[Group] = []
-        self.home: dict[int, int] = {}
-        self.place: dict[int, int] = {}
-        self.virtual: set[int] = set(graph.constants)
-        self.nests: list[LoopNest] = []
-        self._rooted: set[int] = set()  # virtual values that are made from real ones
+        nests = {n: loop_nest(columns.signatures[n]) for n in np.unique(columns.signature).tolist()}
+        self.nests: list[LoopNest] = [nests[n] for n in columns.signature.tolist()]
+        facts = _facts(graph, nests)
+        self.placed = _placed(graph, facts)
+        num_groups = len(self.placed.leader)
+        self.ops, self.values = sort_by(self.placed.group, num_groups), sort_by(self.placed.home, num_groups)
+        real = self.values.items
+        self.home: dict[int, int] = dict(zip(real.tolist(), self.placed.home[real].tolist(), strict=True))
+        self.place: dict[int, int] = dict(zip(real.tolist(), self.values.rank[real].tolist(), strict=True))
         self._pulls: dict[int, list[int]] = {}
-        self._outputs = set(graph.outputs) | {t.made for t in graph.ties}
-        self._state_of = {graph.outputs[o]: graph.inputs[i] for o, i in graph.state.items()}
-        self._read_forward = {v for op in graph.ops if op.phase != UPDATE for v in op.inputs}
-        for value in graph.inputs:
-            self._open(Group(None, value), (value,))
-        nests: dict[int, LoopNest] = {}
-        for index, op in enumerate(graph.ops):
-            nest = nests.get(id(op.signature))
-            if nest is None:
-                nest = nests[id(op.signature)] = loop_nest(op.signature)
-            self.nests.append(nest)
-            self._place(index, op, nest)
-        self._find_slots()
-        self.gradients = _gradients(graph)
+        self.reads = self._find_reads()
+        self.slots = self._find_slots()
+        self.groups = Groups(self)
+        self.gradients = _gradients(graph, facts)
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""
@@ -101,122 +139,137 @@ class Grouping:
             stack = [value]
             while stack:
                 v = stack.pop()
-                index = self.graph.producer.get(v)
-                if v in self._rooted and index is not None and index not in seen:
+                index = int(self.graph.columns.producer[v])
+                if self.placed.rooted[v] and index not in seen:
                     seen.add(index)
-                    stack.extend(self.graph.ops[index].inputs)
+                    stack += self.graph.columns.reads_of(index).tolist()
             found = self._pulls[value] = sorted(seen, reverse=True)
         return found
-
-    def _open(self, group: Group, values: Iterable[int]) -> None:
-        self.groups.append(group)
-        self._join(len(self.groups) - 1, values)
-
-    def _join(self, group: int, values: Iterable[int]) -> None:
-        for value in values:
-            if self.graph.types[value].shape:
-                self.home[value] = group
-                self.place[value] = len(self.groups[group].values)
-                self.groups[group].values.append(value)
-
-    def _place(self, index: int, op: Op, nest: LoopNest) -> None:
-        types, home, sizes = self.graph.types, self.home, self.graph.sizes
-        real = [p for p, v in enumerate(op.inputs) if v in home]
-        if real and not nest.leads and sizes[op.outputs[0]] < _EXPANDING * sizes[op.inputs[real[0]]]:
-            self._follow(index, op, real)  # by far the commonest
-            return
-        rooted = bool(real) or not self._rooted.isdisjoint(op.inputs)
-        if self._is_virtual(op, nest, real, rooted):
-            self.virtual.update(op.outputs)
-            if rooted:
-                self._rooted.update(v for v in op.outputs if types[v].shape)
-            return
-        if nest.leads or not real:
-            if any(types[v].shape for v in (*op.outputs, *op.inputs)):
-                group = Group(index, None, [index], [-1])
-                self._open(group, op.outputs)
-            return
-        self._follow(index, op, real)
-
-    def _follow(self, index: int, op: Op, real: list[int]) -> None:
-        position = real[0] if len(real) == 1 else self._followed(op, real)
-        group_id = self.home[op.inputs[position]]
-        group = self.groups[group_id]
-        group.ops.append(index)
-        group.follows.append(position)
-        self._join(group_id, op.outputs)
-
-    def _is_virtual(self, op: Op, nest: LoopNest, real: list[int], rooted: bool) -> bool:
-        types, sizes = self.graph.types, self.graph.sizes
-        if not self._outputs.isdisjoint(op.outputs) or op.primitive == "loop_carry":
-            return False
-        if not rooted:  # made of constants and scalars alone
-            scalars = [v for v in op.inputs if v not in self.virtual and not types[v].shape]
-            return not scalars or not nest.leads
-        if any(loop.kind != "parallel" for loop in nest.loops):
-            return False
-        if not real:
-            return True
-        return sum(sizes[v] for v in op.outputs) >= _EXPANDING * sum(sizes[v] for v in op.inputs)
-
-    def _followed(self, op: Op, real: list[int]) -> int:
-        """The operand to follow: the largest, and among equals the one whose group should own the result."""
-        sizes = self.graph.sizes
-        largest = max([sizes[op.inputs[p]] for p in real])
-        equals = [p for p in real if sizes[op.inputs[p]] == largest]
-        if len(equals) == 1:
-            return equals[0]
-        state = [self._state_of[v] for v in op.outputs if v in self._state_of]
-        own = [p for p in equals if state and self.home[op.inputs[p]] == self.home[state[0]]]
-        if own:
-            return own[0]
-        if op.phase == UPDATE:
-            # Optimizer state before parameters, both before gradients: so each keeps a choice of its own.
-            shape = self.graph.types[op.outputs[0]].shape
-            led = [p for p in equals if self._led_by(op.inputs[p], shape)]
-            if led:
-                return min(led, key=lambda p: self.groups[self.home[op.inputs[p]]].argument in self._read_forward)
-        return max(equals, key=lambda p: (self.groups[self.home[op.inputs[p]]].leader or -1, -p))
-
-    def _led_by(self, value: int, shape: tuple[int, ...]) -> bool:
-        argument = self.groups[self.home[value]].argument
-        return argument is not None and self.graph.types[argument].shape == shape
-
-    def _find_slots(self) -> None:
-        graph = self.graph
-        for group_id, group in enumerate(self.groups):
-            for member, index in enumerate(group.ops):
-                for operand, value in enumerate(graph.ops[index].inputs):
-                    for root in self.roots(value):
-                        if self.home[root] != group_id:
-                            group.slots.append(Slot(root, member, operand, graph.ops[index].trips))
-        for tie in graph.ties:
-            self._take_on(tie.made, tie.carry, tie.trips)
-        for output, argument in graph.state.items():
-            self._take_on(graph.outputs[output], graph.inputs[argument], 1.0)
-
-    def _take_on(self, made: int, taken: int, trips: float) -> None:
-        group_id = self.home.get(taken)
-        if group_id is not None and made in self.home and self.home[made] != group_id:
-            self.groups[group_id].slots.append(Slot(made, -1, self.place[taken], trips))
 
     def roots(self, value: int) -> list[int]:
         """The real values that must be read to have this one."""
         if value in self.home:
             return [value]
-        if value not in self._rooted:
-            return []
-        inputs = (v for index in self.pulled(value) for v in self.graph.ops[index].inputs)
+        inputs = (v for index in self.pulled(value) for v in self.graph.columns.reads_of(index).tolist())
         return list(dict.fromkeys(v for v in inputs if v in self.home))
 
+    def _find_reads(self) -> Reads:
+        values, rooted = self.graph.columns.reads, self.placed.rooted
+        through = np.flatnonzero(rooted[values])
+        roots = [self.roots(v) for v in values[through].tolist()]
+        count = (self.placed.home[values] >= 0).astype(np.int64)
+        count[through] = [len(found) for found in roots]
+        root = np.repeat(values, count)
+        root[rooted[root]] = [v for found in roots for v in found]
+        return Reads(np.repeat(np.arange(len(values)), count), root)
 
-def _gradients(graph: Graph) -> set[int]:
-    found: set[int] = set()
-    for op in reversed(graph.ops):
-        if op.phase == UPDATE:
-            found.update(op.inputs)
-        elif op.phase == BACKWARD and not found.isdisjoint(op.outputs):
-            size = graph.sizes[op.outputs[0]]
-            found.update(v for v in op.inputs if graph.sizes[v] == size)
-    made = {v for op in graph.ops if op.phase == BACKWARD for v in op.outputs}
-    return found & made
+    def _find_slots(self) -> Slots:
+        columns, home, (at, root) = self.graph.columns, self.placed.home, self.reads
+        group = self.placed.group[columns.reader[at]]
+        other = (group >= 0) & (group != home[root])
+        at, root, reader = at[other], root[other], columns.reader[at[other]]
+        made, taken, trips = self._taken_on()
+        group = np.concatenate([group[other], home[taken]])
+        order, start, rank = sort_by(group, len(self.placed.leader))
+        columns_of = (
+            (group,),
+            (rank,),
+            (root, made),
+            (self.ops.rank[reader], np.full(len(made), -1)),
+            (at - columns.start[reader], self.values.rank[taken]),
+            (columns.trips[reader], trips),
+        )
+        return Slots(start, *(np.concatenate(parts)[order] for parts in columns_of))
+
+    def _taken_on(self) -> tuple[Ints, Ints, NDArray[np.float64]]:
+        """What arguments and carries of other groups take on: made value, argument or carry, trips."""
+        graph, home = self.graph, self.placed.home
+        pairs = [(t.made, t.carry, t.trips) for t in graph.ties]
+        pairs += [(graph.outputs[o], graph.inputs[i], 1.0) for o, i in graph.state.items()]
+        made, taken = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
+        trips = np.array([pair[2] for pair in pairs], np.float64)
+        kept = (home[taken] >= 0) & (home[made] >= 0) & (home[made] != home[taken])
+        return made[kept], taken[kept], trips[kept]
+
+
+class Groups(Lazy[Group]):
+    """All groups, put together from the grouping's columns."""
+
+    def __init__(self, grouping: Grouping):
+        super().__init__(len(grouping.placed.leader))
+        self._columns = grouping.placed, grouping.ops, grouping.values, grouping.slots
+
+    def _make(self, first: int, stop: int) -> Iterable[Group]:
+        placed, ops, values, slots = self._columns
+        of_ops, of_values, of_slots = (slice(*table.start[[first, stop]]) for table in (ops, values, slots))
+        rows = zip(*(column[of_slots].tolist() for column in slots[3:]), strict=True)
+        lists = (
+            (ops.start, ops.items[of_ops].tolist()),
+            (ops.start, placed.follows[ops.items[of_ops]].tolist()),
+            (values.start, values.items[of_values].tolist()),
+            (slots.start, [Slot(*row) for row in rows]),
+        )
+        leads = (
+            [None if number < 0 else number for number in column[first:stop].tolist()]
+            for column in (placed.leader, placed.argument)
+        )
+        return map(Group, *leads, *(_split(items, start[first : stop + 1]) for start, items in lists))
+
+
+def _split(items: list[Any], start: Ints) -> list[list[Any]]:
+    return [items[a:b] for a, b in pairwise((start - start[0]).tolist())]
+
+
+def _facts(graph: Graph, nests: Mapping[int, LoopNest]) -> Facts:
+    """What placing looks at."""
+    columns = graph.columns
+    leads, parallel, carries = (np.zeros(len(columns.signatures), bool) for _ in range(3))
+    for number, nest in nests.items():
+        leads[number] = nest.leads
+        parallel[number] = all(loop.kind == "parallel" for loop in nest.loops)
+        carries[number] = columns.signatures[number].primitive == "loop_carry"
+    shapes: dict[tuple[int, ...], int] = {(): 0}
+    shape = np.array([shapes.setdefault(kind.shape, len(shapes)) for kind in graph.kinds], np.int64)
+    returned, state = np.zeros(columns.num_values, bool), np.full(columns.num_values, -1)
+    returned[[*graph.outputs, *(t.made for t in graph.ties)]] = True
+    for output, argument in graph.state.items():
+        state[graph.outputs[output]] = graph.inputs[argument]
+    return Facts(
+        columns.start,
+        columns.reads,
+        columns.first_made,
+        columns.num_made,
+        leads[columns.signature],
+        parallel[columns.signature],
+        carries[columns.signature],
+        columns.phase == PHASES.index(UPDATE),
+        graph.sizes,
+        shape[graph.kind],
+        returned,
+        state,
+        graph.read_before_update,
+    )
+
+
+def _placed(graph: Graph, facts: Facts) -> Placed:
+    num_ops, num_values, num_inputs = len(facts.leads), len(facts.size), len(graph.inputs)
+    leader, argument = np.full(num_inputs + num_ops, -1), np.full(num_inputs + num_ops, -1)
+    home, virtual = np.full(num_values, -1), np.zeros(num_values, bool)
+    virtual[list(graph.constants)] = True
+    inputs = np.array(graph.inputs, np.int64)
+    argument[:num_inputs] = inputs
+    home[inputs] = np.where(facts.shape[inputs] > 0, np.arange(num_inputs), -1)
+    placed = Placed(
+        np.full(num_ops, -1), np.full(num_ops, -1), home, virtual, np.zeros(num_values, bool), leader, argument
+    )
+    num_groups = place(facts, placed, num_inputs)
+    return placed._replace(leader=leader[:num_groups], argument=argument[:num_groups])
+
+
+def _gradients(graph: Graph, facts: Facts) -> set[int]:
+    backward = graph.columns.phase == PHASES.index(BACKWARD)
+    found = np.zeros(len(facts.size), bool)
+    follow_gradients(facts, backward, found)
+    producer = graph.columns.producer
+    made = np.flatnonzero(found & (producer >= 0))
+    return set(made[backward[producer[made]]].tolist())

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from meshwright.graph import UPDATE, Graph
+from meshwright.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ def find_roles(graph: Graph) -> Roles:
     state = {graph.inputs[i] for i in graph.state.values()}
     if not state:
         state = _largest_argument(graph)
-    forward = {v for op in graph.ops if op.phase != UPDATE for v in op.inputs}
-    parameters = tuple(v for v in graph.inputs if v in state and v in forward)
-    optimizer = tuple(v for v in graph.inputs if v in state and v not in forward)
+    before = graph.read_before_update
+    parameters = tuple(v for v in graph.inputs if v in state and before[v])
+    optimizer = tuple(v for v in graph.inputs if v in state and not before[v])
     return Roles(parameters, optimizer, tuple(v for v in graph.inputs if v not in state))
 
 

@@ -1,0 +1,69 @@
+"""Numbers and sorts things by the thousand: equal ones alike, in the order in which they are first seen."""
+
+from collections.abc import Hashable, Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Sorted(NamedTuple):
+    """Things by number: those of number ``n`` are ``items[start[n] : start[n + 1]]``, and each has its rank there."""
+
+    items: Ints
+    start: Ints
+    rank: Ints
+
+
+def sort_by(numbers: Ints, count: int) -> Sorted:
+    """Sorts things by their numbers below ``count``; those with -1 are left out.
+
+    >>> sort_by(np.array([1, 0, -1, 1]), 2)
+    Sorted(items=array([1, 0, 3]), start=array([0, 1, 3]), rank=array([ 0,  0, -1,  1]))
+    """
+    items = np.argsort(numbers, kind="stable")
+    items = items[np.searchsorted(numbers[items], 0) :]
+    start = np.concatenate([[0], np.cumsum(np.bincount(numbers[items], minlength=count))])
+    rank = np.full(len(numbers), -1)
+    rank[items] = np.arange(len(items)) - start[numbers[items]]
+    return Sorted(items, start, rank)
+
+
+def pack(*columns: Ints) -> Ints:
+    """One number for each row, given by its columns: equal where the rows are."""
+    key, span = columns[0] - columns[0].min(initial=0), int(np.ptp(columns[0])) + 1 if len(columns[0]) else 1
+    for column in columns[1:]:
+        low, width = int(column.min(initial=0)), int(np.ptp(column)) + 1 if len(column) else 1
+        if span * width >= 2**62:
+            key = np.unique(key, return_inverse=True)[1]
+            span = len(key)
+        key, span = key * width + (column - low), span * width
+    return key
+
+
+def number_rows(*columns: Ints) -> tuple[Ints, Ints]:
+    """The number of each row, given by its columns, and where each number is first seen.
+
+    >>> number_rows(np.array([7, 5, 7, 5]), np.array([0, 1, 0, 2]))
+    (array([0, 1, 0, 2]), array([0, 1, 3]))
+    """
+    _, first, inverse = np.unique(pack(*columns), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[inverse], first[order]
+
+
+def number_stretches(values: Ints, start: Ints, *beside: Iterable[Hashable]) -> Ints:
+    """The number of each stretch ``values[start[i] : start[i + 1]]``, told apart by what stands beside it as well.
+
+    >>> number_stretches(np.array([4, 5, 5, 4, 5]), np.array([0, 2, 3, 5]))
+    array([0, 1, 0])
+    """
+    known: dict[Hashable, int] = {}
+    data = values.tobytes()
+    stretches = [data[a:b] for a, b in pairwise((start * values.itemsize).tolist())]
+    return np.array([known.setdefault(key, len(known)) for key in zip(stretches, *beside, strict=True)], np.int64)

@@ -1,0 +1,99 @@
+"""Tokens of groups: equal for groups that are built alike, of the same operations, wired alike, restricted alike."""
+
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.groups import Grouping
+from meshwright.planner.numbering import number_stretches, pack
+
+Ints = NDArray[np.int64]
+
+_OWN, _READ, _VIRTUAL, _SCALAR = range(4)  # what an operand is: the last digit of its code
+
+
+def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
+    """The token of each group.
+
+    A group is written down as whole numbers: a code for each of its operations, followed by one for each operand, and
+    behind an operand that is virtual by one for each of its roots. What is read from elsewhere goes by the order in
+    which the group first reads it.
+    """
+    columns, placed, (at, root) = grouping.graph.columns, grouping.placed, grouping.reads
+    virtual, rooted = placed.virtual[columns.reads], placed.rooted[columns.reads]
+    heads = np.where(virtual, 4 * _recipes(grouping)[columns.reads] + _VIRTUAL, _SCALAR)
+    rank, taken = _first_reads(grouping)
+    codes = np.where(rank < 0, 4 * grouping.values.rank[root] + _OWN, 4 * rank + _READ)
+    width = 1 + np.where(rooted, np.bincount(at, minlength=len(rooted)), 0)  # of operands
+    before = np.concatenate([[0], np.cumsum(width)])
+    op_width = 1 + before[columns.start[1:]] - before[columns.start[:-1]]
+    ops = grouping.ops.items
+    ends = np.cumsum(op_width[ops])
+    begin = np.full(len(placed.group), -1)
+    begin[ops] = ends - op_width[ops]
+
+    written = np.zeros(ends[-1] if len(ends) else 0, np.int64)
+    written[begin[ops]] = _op_codes(grouping)[ops]
+    operand = begin[columns.reader] + 1 + before[:-1] - before[columns.start[columns.reader]]
+    inside = placed.group[columns.reader] >= 0
+    written[operand[inside]] = heads[inside]
+    nth = np.arange(len(at)) - np.searchsorted(at, at)  # among the roots of one operand
+    inside = inside[at]
+    written[(operand[at] + np.where(rooted[at], 1 + nth, 0))[inside]] = codes[inside]
+    start = np.concatenate([[0], ends])[grouping.ops.start]
+    return number_stretches(written, start, _arguments(grouping), taken, _pinned(grouping, pins))
+
+
+def _op_codes(grouping: Grouping) -> Ints:
+    columns = grouping.graph.columns
+    trips = np.searchsorted(np.unique(columns.trips), columns.trips)
+    return pack(columns.signature, grouping.placed.follows, trips, columns.phase)
+
+
+def _recipes(grouping: Grouping) -> Ints:
+    """For each virtual value a number that tells by which operations it is made."""
+    signature, known = grouping.graph.columns.signature, dict[tuple[int, ...], int]()
+    found = np.zeros(len(grouping.placed.rooted), np.int64)
+    for value in np.flatnonzero(grouping.placed.rooted).tolist():
+        recipe = (*signature[grouping.pulled(value)].tolist(), -len(grouping.roots(value)))
+        found[value] = known.setdefault(recipe, 1 + len(known))
+    return found
+
+
+def _first_reads(grouping: Grouping) -> tuple[Ints, list[tuple[tuple[int, int], ...]]]:
+    """The order in which a group first reads a value of another, for each read, and for what each group takes on."""
+    placed, slots, (at, root) = grouping.placed, grouping.slots, grouping.reads
+    group = placed.group[grouping.graph.columns.reader[at]]
+    other = np.flatnonzero((group >= 0) & (group != placed.home[root]))
+    key = group[other] * len(placed.home) + root[other]
+    known, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    order = np.lexsort((first, group[other[first]]))
+    count = np.bincount(group[other[first]], minlength=len(placed.leader))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
+    rank = np.full(len(at), -1)
+    rank[other] = place[inverse]
+
+    taken: list[tuple[tuple[int, int], ...]] = [()] * len(placed.leader)
+    for slot in np.flatnonzero(slots.member < 0).tolist():
+        wanted = slots.group[slot] * len(placed.home) + slots.value[slot]
+        found = np.searchsorted(known, wanted)
+        read = int(place[found]) if found < len(known) and known[found] == wanted else -1
+        taken[slots.group[slot]] += ((int(slots.operand[slot]), read),)
+    return rank, taken
+
+
+def _arguments(grouping: Grouping) -> list[int]:
+    """For each group the number of its argument's type; -1 where an operation leads."""
+    argument = grouping.placed.argument
+    return np.where(argument >= 0, grouping.graph.kind[argument], -1).tolist()
+
+
+def _pinned(grouping: Grouping, pins: Mapping[int, Hashable]) -> list[tuple[tuple[int, Hashable], ...]]:
+    """For each group its values that are laid down, and how."""
+    found: list[tuple[tuple[int, Hashable], ...]] = [()] * len(grouping.placed.leader)
+    for value in sorted(pins):
+        if value in grouping.home:
+            found[grouping.home[value]] += ((grouping.place[value], pins[value]),)
+    return found
