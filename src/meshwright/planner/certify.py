@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.formulate import Formulation
-from meshwright.solver import ChoiceProblem
+from meshwright.solver import ChoiceProblem, gather
 from meshwright.solver.dual import Dual
 from meshwright.solver.model import Model, from_problem
 
@@ -16,6 +16,9 @@ _FOLDED_SWEEPS = 60
 _WORK = 500_000_000  # matrix entries read on the unfolded problem, within these numbers of sweeps
 _SWEEPS = (4, 300)
 _CLOSE = 1e-4  # of the target: closer is not worth the time
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def unfolded_bound(formulation: Formulation, target: float) -> float:
@@ -25,46 +28,54 @@ def unfolded_bound(formulation: Formulation, target: float) -> float:
         formulation: The folded problem.
         target: A cost that the bound cannot exceed by much: the sweeps stop when it is close.
     """
-    keys = [key for key in formulation.edges if key[0] != key[2]]
-    messages = _folded_messages(formulation, keys)
-    ends, edge_keys = formulation.unfolded_edges()
-    folded = formulation.folded
-    costs = [formulation.costs[c] for c in (*folded.group_class, *folded.shared_class)]
-    edges = [(u, v, formulation.edges[key][1]) for (u, v), key in zip(ends, edge_keys, strict=True)]
-    dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, [], None)))
-    starts = _message_starts(dual)
-    for edge, key in enumerate(edge_keys):
-        for side, message in enumerate(messages.get(key, ())):
-            start = starts[side, edge]
-            dual.m[start : start + len(message)] = message
-    work = sum(formulation.edges[key][1].size for key in edge_keys)
+    which = formulation.folded.untied.which
+    dual = Dual(from_problem(_unfolded(formulation)))
+    _spread(_folded_messages(formulation), which, _message_starts(dual), dual.m)
+    work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), goal=target * (1 - _CLOSE))
     # Sums of thousands of floats may round upwards: give away more than they can.
     return dual.bound - 1e-12 * abs(dual.bound)
 
 
-def _folded_messages(
-    formulation: Formulation, keys: list[tuple[int, int, int, int]]
-) -> dict[tuple[int, int, int, int], tuple[NDArray, NDArray]]:
-    """For each class of edges, one copy's share of the messages to its two ends."""
+def _unfolded(formulation: Formulation) -> ChoiceProblem:
+    """The problem with nothing tied and no memory: its nodes are the groups, then the shared readings."""
+    folded = formulation.folded
+    classes = np.array([*folded.group_class, *folded.shared_class], np.int64)
+    first, cost = _pool(formulation.costs)
+    size = np.diff(first)[classes]
+    matrix_first, matrix = _pool([matrix.ravel() for _, matrix in formulation.edges.values()])
+    nodes = np.stack([folded.untied.source, folded.untied.reader], axis=1).astype(np.int32)
+    edges = gather.Edges(nodes, folded.untied.which.astype(np.int32), matrix_first, matrix)
+    costs = cost[_ranges(first[classes], size)]
+    return ChoiceProblem.from_arrays(_starts(size), costs, edges, gather.no_rows(), np.inf)
+
+
+def _folded_messages(formulation: Formulation) -> list[tuple[Array, Array]]:
+    """For each class of edges, one copy's share of the messages to its two ends; empty where both ends are tied."""
     costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]
+    keys = [key for key in formulation.edges if key[0] != key[2]]
     edges = [(key[0], key[2], formulation.edges[key][0] * formulation.edges[key][1]) for key in keys]
     dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, [], None)))
     dual.converge(_FOLDED_SWEEPS, 1e-7)
     dual.restore()
-    starts = _message_starts(dual)
-    found = {}
-    for edge, key in enumerate(keys):
-        count = formulation.edges[key][0]
-        first, second = starts[:, edge]
-        found[key] = (
-            dual.m[first : first + len(costs[key[0]])] / count,
-            dual.m[second : second + len(costs[key[2]])] / count,
-        )
+    starts = iter(_message_starts(dual).T.tolist())
+    found = []
+    for key, (count, _) in formulation.edges.items():
+        ends = zip(next(starts), (key[0], key[2]), strict=True) if key[0] != key[2] else ()
+        messages = [dual.m[start : start + len(costs[node])] / count for start, node in ends]
+        found.append((messages[0], messages[1]) if messages else (np.zeros(0), np.zeros(0)))
     return found
 
 
-def _message_starts(dual: Dual) -> NDArray[np.int64]:
+def _spread(messages: list[tuple[Array, Array]], which: Ints, starts: Ints, target: Array) -> None:
+    """Writes the messages of each edge's class where the edge's own begin."""
+    for side in (0, 1):
+        first, flat = _pool([pair[side] for pair in messages])
+        size = np.diff(first)[which]
+        target[_ranges(starts[side], size)] = flat[_ranges(first[which], size)]
+
+
+def _message_starts(dual: Dual) -> Ints:
     """``[side, edge]``: where the message of an edge to its first or second node begins; see `solver.links.link`."""
     model: Model = dual.model
     own, far = np.concatenate([model.eu, model.ev]), np.concatenate([model.ev, model.eu])
@@ -72,3 +83,17 @@ def _message_starts(dual: Dual) -> NDArray[np.int64]:
     starts = np.empty(len(order), np.int64)
     starts[order] = dual.links.msg
     return starts.reshape(2, -1)
+
+
+def _pool(arrays: list[Array]) -> tuple[Ints, Array]:
+    """Arrays one after another, and where each begins."""
+    return _starts(np.array([len(a) for a in arrays], np.int64)), np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+def _starts(sizes: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _ranges(first: Ints, size: Ints) -> Ints:
+    """The whole numbers from each `first` on, `size` of them each."""
+    return np.repeat(first - _starts(size)[:-1], size) + np.arange(size.sum())

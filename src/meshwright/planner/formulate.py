@@ -111,26 +111,6 @@ class Formulation:
                 rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
         return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)
 
-    def unfolded_edges(self) -> tuple[list[tuple[int, int]], list[EdgeKey]]:
-        """The edges with nothing tied: their ends (groups, then shared readings) and the class of each."""
-        folded, grouping = self.folded, self.grouping
-        group_class, num = folded.group_class, len(folded.group_class)
-        through = {reader: i for i, reading in enumerate(folded.shared) for reader in reading.readers}
-        ends: list[tuple[int, int]] = []
-        keys: list[EdgeKey] = []
-        for i, reading in enumerate(folded.shared):
-            home, place = grouping.home[reading.value], grouping.place[reading.value]
-            ends.append((home, num + i))
-            keys.append((group_class[home], place, folded.shared_class[i], -1))
-        for group_id, group in enumerate(grouping.groups):
-            for slot, read in enumerate(group.slots):
-                shared = through.get((group_id, slot))
-                home, place = grouping.home[read.value], grouping.place[read.value]
-                ends.append((home if shared is None else num + shared, group_id))
-                source = (group_class[home], place) if shared is None else (folded.shared_class[shared], -1)
-                keys.append((*source, group_class[group_id], slot))
-        return ends, keys
-
     def _table(self, group_id: int) -> GroupTable:
         group = self.grouping.groups[group_id]
         backward = group.leader is not None and self.grouping.graph.ops[group.leader].phase == "backward"
