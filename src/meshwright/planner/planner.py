@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 import meshwright
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced, trace
@@ -106,10 +108,9 @@ class Task:
     def floor_bytes(self, mesh: Mesh) -> float:
         """Bytes of the arguments when every one of them is split as far as the mesh can."""
         axes = Axes(mesh.sizes)
-        shapes = Counter(self.graph.types[v] for v in self.graph.inputs)
-        return float(
-            sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in shapes.items())
-        )
+        counts = Counter(self.graph.kind[list(self.graph.inputs)].tolist())
+        kinds = [(self.graph.kinds[number], n) for number, n in counts.items()]
+        return float(sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in kinds))
 
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
         assert solved.solution is not None and solved.solution.choice is not None
@@ -151,37 +152,35 @@ class Task:
     @cached_property
     def unsplittable(self) -> tuple[str, ...]:
         """Primitives that are planned without a rule."""
-        signatures = {id(op.signature): op.signature for op in self.graph.ops}
-        return tuple(sorted({kernel_name(s) for s in signatures.values() if not has_rule(s)}))
+        columns = self.graph.columns
+        signatures = [columns.signatures[number] for number in np.unique(columns.signature).tolist()]
+        return tuple(sorted({kernel_name(s) for s in signatures if not has_rule(s)}))
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
-        roles = dict.fromkeys(self.roles.parameters, "parameters") | dict.fromkeys(self.roles.optimizer, "optimizer")
+        graph, roles = self.graph, self.roles
+        named = dict.fromkeys(roles.parameters, "parameters") | dict.fromkeys(roles.optimizer, "optimizer")
         for place in self.traced.call.arguments.positions:
             if place is None:
                 yield _KEPT
                 continue
-            value = self.graph.inputs[place]
-            kind = self.graph.types[value]
+            value = graph.inputs[place]
+            kind = graph.types[value]
             spec = back.spec(back.code(value), len(kind.shape))
-            role, donated = roles.get(value, "data"), value in self.graph.donated
-            yield Tensor(self.graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
+            role, donated = named.get(value, "data"), value in graph.donated
+            yield Tensor(graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
 
     def _results(self, back: Readback) -> Iterator[Tensor]:
+        graph, fixed = self.graph, back.formulation.restrictions.results
         for output in self.traced.call.results.positions:
             if output is None:
                 yield _KEPT
                 continue
-            value = self.graph.outputs[output]
-            kind = self.graph.types[value]
-            code = back.formulation.restrictions.results.get(output)
-            if output in self.graph.state:
-                code = back.code(self.graph.inputs[self.graph.state[output]])
-            elif code is None:
-                code = back.code(value)
-            role = "state" if output in self.graph.state else "result"
-            yield Tensor(
-                self.graph.output_paths[output], kind.shape, kind.dtype, back.spec(code, len(kind.shape)), role
-            )
+            kind, argument = graph.types[graph.outputs[output]], graph.state.get(output)
+            if argument is not None:
+                code, role = back.code(graph.inputs[argument]), "state"
+            else:
+                code, role = fixed.get(output, back.code(graph.outputs[output])), "result"
+            yield Tensor(graph.output_paths[output], kind.shape, kind.dtype, back.spec(code, len(kind.shape)), role)
 
     def _argument_bytes(self, back: Readback) -> dict[str, int]:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
@@ -195,6 +194,6 @@ class Task:
         import jax
 
         where = "abstract mesh" if mesh.is_abstract else "modelled: catalogue figures, roofline and α–β"
-        loops = "assumed: one trip for each while loop" if any(o.primitive == "while" for o in self.graph.ops) else ""
+        loops = "assumed: one trip for each while loop" if self.graph.whiles else ""
         notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
         return notes | ({"loops": loops} if loops else {})
