@@ -10,12 +10,13 @@ from meshwright.solver.model import Model
 from meshwright.solver.reductions.reduce import Reduced, reduce_model
 
 
-def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.03, sweeps: int = 8, seed: int = 0):
+def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.005, sweeps: int = 2, seed: int = 0):
     """A choice of the model that fits all caps, or None where the rounds end in a dead end or the time is up.
 
     Every round sweeps the dual of what is left, fixes the `part` of the nodes whose best state leads by most, and lets
     the reductions carry the consequences: impossible partners, memory that is spent, nodes that follow. A round that
-    proves infeasible is taken back and tried with fewer nodes.
+    proves infeasible is taken back and tried with fewer nodes. What the sweeps have learnt is written into the costs,
+    so that the next round goes on from there: many small rounds are better than few large ones.
     """
     chain: list[Reduced] = []
     rng = np.random.default_rng(seed)
@@ -24,8 +25,9 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
         dual = Dual(model, prices=prices)
         dual.converge(sweeps, 1e-9, deadline)
         if len(model.cap) and prices.any():
-            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), 4, deadline)
+            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), sweeps, deadline)
             prices = dual.prices
+        model = _settled(dual)
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
         reduced, fixed = _fix_some(model, dual.reduced, count, rng, deadline)
         if reduced is None:
@@ -41,6 +43,33 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     for reduced in reversed(chain):
         choice = reduced.expand(choice).astype(np.int64)
     return choice
+
+
+def _settled(dual: Dual) -> Model:
+    """The dual's model with its messages moved into the costs: no total changes, and zero messages are as good."""
+    model = dual.model
+    sizes = np.diff(model.off)
+    eoff = np.concatenate([[0], np.cumsum(sizes[model.eu] * sizes[model.ev])])
+    cost, mat = model.cost.copy(), np.empty(eoff[-1])
+    settle(model.off, model.eu, model.ev, model.eoff, model.mat, dual.links.of_edge, dual.m, cost, mat)
+    return model._replace(cost=cost, mat=mat, eoff=eoff[:-1])
+
+
+@kernel
+def settle(off, eu, ev, eoff, mat, of_edge, m, new_cost, new_mat):
+    """Moves the messages of every edge to its nodes' costs and out of its matrix."""
+    place = 0
+    for e in range(len(eu)):
+        u, v = eu[e], ev[e]
+        here, there = of_edge[0, e], of_edge[1, e]
+        num_there = off[v + 1] - off[v]
+        for s in range(off[u + 1] - off[u]):
+            new_cost[off[u] + s] += m[here + s]
+            for t in range(num_there):
+                new_mat[place] = mat[eoff[e] + s * num_there + t] - m[here + s] - m[there + t]
+                place += 1
+        for t in range(num_there):
+            new_cost[off[v] + t] += m[there + t]
 
 
 def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float) -> tuple[Reduced | None, int]:

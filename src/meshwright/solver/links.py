@@ -20,6 +20,7 @@ class Links(NamedTuple):
     far: np.ndarray  # int32 [half-edges], the other node
     back: np.ndarray  # int64 [half-edges], the half-edge that leads here from there
     msg: np.ndarray  # int64 [half-edges], where this half-edge's message (one number per own state) begins
+    of_edge: np.ndarray  # int64 [2, edges], where an edge's messages to its first and second node begin
     plane: np.ndarray  # int64 [half-edges], where the matrix with own states as rows begins in mats
     mats: np.ndarray  # float64, each matrix and its transpose
     kind: np.ndarray  # int64 [half-edges], where the kinds of the own states begin in kinds
@@ -62,6 +63,7 @@ def link(model: Model) -> Links:
         far=far.astype(np.int32),
         back=place[twin[order]],
         msg=msg[:-1],
+        of_edge=msg[:-1][place].reshape(2, num_edges),
         plane=np.concatenate([begin, turned])[order],
         mats=mats,
         kind=np.concatenate([states[:-1][index], (states[:-1] + rows)[index]])[order],

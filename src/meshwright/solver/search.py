@@ -15,7 +15,10 @@ from meshwright.solver.state import State
 
 _SMALL_STATES = 4_000  # a level that small is worth closing by the frontier search
 _SHARES = (1.0, 0.6, 0.3, 0.1, 0.0)  # of the memory's price that counts as cost, from stage to stage
-_SCALES = (1.0, 1.5, 3.0, 0.7, 6.0, 2.0)  # of the prices, from start to start
+_SCALES = (1.5, 2.0, 1.0, 3.0, 0.7, 6.0)  # of the prices, from start to start
+_PARTS = (1.0, 0.5, 2.0)  # of the usual pace of decimation, from start to start
+_FIRST_STARTS = 2  # decimations of each process before the best of all is improved
+_HASTY = 0.03  # a pace at which decimation leaves memory to spare
 
 
 @dataclass(eq=False)
@@ -54,10 +57,16 @@ class Search:
         """Searches until the time or the steps are up, or the best is proven optimal."""
         level = Level.top(self.model)
         self._first_bound(level)
-        start = self.seed
+        number = self.seed
+        for _ in range(_FIRST_STARTS):
+            self._decimated(level, number)
+            number += 1
         while not self.done():
-            state = self._start(level, start)
-            start += 1
+            state = self._best(level)
+            # A new start on a large level takes long to come near the best.
+            if state is None or self.rng.random() > (0.7 if level.model.num_nodes < 1000 else 0.9):
+                state = self._decimated(level, number)
+                number += 1
             if state is None:
                 continue
             self._improve(level, state)
@@ -81,21 +90,23 @@ class Search:
                 break
         self._raise(dual.bound + level.offset)
 
-    def _start(self, level: Level, number: int) -> State | None:
-        """A choice to improve: mostly the best so far, else a new one by decimation."""
-        # A new start on a large level takes long to come near the best.
-        if self.choice is not None and self.rng.random() < (0.7 if level.model.num_nodes < 1000 else 0.9):
-            known = level.restrict(self.choice)
-            if known is not None:
-                return State.of(level.model, known)
-        hurry = self.choice is None and self._sweeps_are_dear(level)
+    def _best(self, level: Level) -> State | None:
+        """The best choice so far, of all processes, where the level still holds it."""
+        self._adopt(level, None)
+        known = None if self.choice is None else level.restrict(self.choice)
+        return None if known is None else State.of(level.model, known)
+
+    def _decimated(self, level: Level, number: int) -> State | None:
+        """A new choice by decimation; every number gives another one."""
+        if self.done():
+            return None
+        part = _PARTS[number % len(_PARTS)] * self._pace(level)
         # High prices leave memory to spare, so that no round must be taken back: dearer, but soon there.
-        scale = _SCALES[number % len(_SCALES)] * (2.0 if hurry else 1.0)
-        part = 0.03 if number % 3 and not hurry else 0.1
+        scale = _SCALES[number % len(_SCALES)] * (2.0 if part > _HASTY else 1.0)
         jitter = 1.0 + 0.3 * self.rng.standard_normal(len(level.model.cap)).clip(-2, 2) * (number >= len(_SCALES))
         prices = level.dual.prices * scale * jitter
         until = self._slice(0.9 if self.choice is None else 0.3)
-        choice = decimate(level.model, prices, until, part, sweeps=3 if hurry else 8, seed=self.seed + number)
+        choice = decimate(level.model, prices, until, part, seed=self.seed + number)
         if choice is None:
             self.windows += 1  # a failed start counts as a step, so that a step budget always ends
             level.ascent.run(self.cost - level.offset, 25, self._slice(0.1))
@@ -106,12 +117,14 @@ class Search:
         self._offer(level, state)
         return state
 
-    def _sweeps_are_dear(self, level: Level) -> bool:
-        """Whether the time that is left allows only a few hundred sweeps."""
+    def _pace(self, level: Level) -> float:
+        """The part of the nodes to fix in each round of decimation so that all rounds take a sixth of the time left."""
+        if self.steps is not None:
+            return 0.005  # what is to be repeatable must not look at the clock
         begin = time.perf_counter()
         level.dual.sweep()
         now = time.perf_counter()
-        return self.steps is None and self.deadline - now < 1000 * (now - begin)
+        return float(np.clip(12.0 * (now - begin) / max(self.deadline - now, 1e-9), 0.002, 0.1))
 
     def _improve(self, level: Level, state: State) -> None:
         """Windows around one choice, each stage until a good number of them brought nothing.
@@ -123,9 +136,12 @@ class Search:
         level.dual.restore()
         level.dual.sweep()
         around.aim(level.dual.reduced, state.choice)
-        for share in _SHARES if level.dual.prices.any() else (0.0,):
+        shares = _SHARES if level.dual.prices.any() else (0.0,)
+        for stage, share in enumerate(shares):
             around.share, stale = share, 0
-            while not self.done() and stale <= 15 + 2 * level.model.num_nodes / around.size:
+            until = np.inf if self.steps is not None else self._slice(1.0 / (len(shares) - stage))
+            patience = 15 + 2 * level.model.num_nodes / around.size
+            while not self.done() and stale <= patience and time.perf_counter() < until:
                 self.windows += 1
                 gained = around.step(state, self.deadline)
                 stale = 0 if gained else stale + 1

@@ -28,7 +28,7 @@ class Simplified:
 
 
 def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Simplified:
-    """Reduces, drops implied times, and reduces again while that removes nodes or times."""
+    """Reduces, drops implied times, and reduces again while that removes a good part of the nodes."""
     chain: list[Reduced] = []
     offset = 0.0
     while True:
@@ -37,11 +37,8 @@ def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Sim
         offset += reduced.offset
         if reduced.infeasible:
             return Simplified(reduced.model, offset, True, reduced.excess, tuple(chain))
-        before = (model.num_nodes, len(model.cap))
-        model = reduced.model
-        if time.perf_counter() > deadline:
-            break
-        if len(chain) > 1 and (model.num_nodes, len(model.cap)) == before:
+        before, model = model.num_nodes, reduced.model
+        if time.perf_counter() > deadline or (len(chain) > 1 and model.num_nodes > 0.9 * before):
             break
         tight = tighten_times(model)
         if len(tight.cap) == len(model.cap):

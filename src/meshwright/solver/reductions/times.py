@@ -22,22 +22,27 @@ def tighten_times(model: Model) -> Model:
         return model
     starts = np.argsort(model.rstart, kind="stable")
     ends = np.argsort(model.rend, kind="stable")
-    recent = keep_recent(model, starts, ends, _WINDOW)
+    probes = _probes(model)
+    recent = keep_recent(model, starts, ends, probes, _WINDOW)
     model = _with_times(model, recent)
     if len(model.cap) * len(model.cost) <= _MOST_CELLS:
         dense = dense_usage(model)
         most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
         order = np.argsort(model.cap - most, kind="stable")
-        keep = keep_tightest(model.off, model.cap, dense, order, _excess(model, dense), _MOST_COMPARED)
+        keep = keep_tightest(model.off, model.cap, dense, order, _excess(model, dense, probes), _MOST_COMPARED)
         model = _with_times(model, keep)
     return model
 
 
-def _excess(model: Model, dense: np.ndarray) -> np.ndarray:
-    """How far a few random choices exceed the cap at every time: p can imply t only if none exceeds more at t."""
-    rng = np.random.default_rng(0)
+def _probes(model: Model) -> np.ndarray:
+    """A few random choices, as places of states: time p can imply time t only if none of them exceeds t's cap more."""
     sizes = np.diff(model.off)
-    probes = [model.off[:-1] + (rng.random(len(sizes)) * sizes).astype(np.int64) for _ in range(_PROBES)]
+    draws = np.random.default_rng(0).random((_PROBES, len(sizes)))
+    return model.off[:-1] + (draws * sizes).astype(np.int64)
+
+
+def _excess(model: Model, dense: np.ndarray, probes: np.ndarray) -> np.ndarray:
+    """By how much each probe exceeds the cap at every time."""
     return np.stack([dense[:, probe].sum(axis=1) for probe in probes], axis=1) - model.cap[:, None]
 
 
@@ -98,14 +103,21 @@ def _implied(off, mine, theirs, slack):
     return total <= slack
 
 
+@inline
+def _no_more(mine, theirs):
+    """Whether no probe exceeds the cap by more here than there; sums of floats may differ in their last digits."""
+    return (mine <= theirs + 1e-9 * np.abs(theirs)).all()
+
+
 @kernel
-def keep_recent(model, starts, ends, window):
+def keep_recent(model, starts, ends, probes, window):
     """Compares every time with the last few kept ones, in both directions, walking along the times."""
     num_times, num_states = len(model.cap), len(model.cost)
     keep = np.zeros(num_times, dtype=np.bool_)
     now = np.zeros(num_states)
     held = np.zeros((window, num_states))
     held_time = np.full(window, -1, dtype=np.int64)
+    excess, held_excess = np.zeros(len(probes)), np.zeros((window, len(probes)))
     i, j, turn = 0, 0, 0
     for t in range(num_times):
         while j < len(ends) and model.rend[ends[j]] <= t:
@@ -114,17 +126,25 @@ def keep_recent(model, starts, ends, window):
         while i < len(starts) and model.rstart[starts[i]] <= t:
             _add(model, starts[i], now, 1.0)
             i += 1
+        for k in range(len(probes)):
+            excess[k] = -model.cap[t]
+            for place in probes[k]:
+                excess[k] += now[place]
         implied = False
         for w in range(window):
             p = held_time[w]
-            if p >= 0 and _implied(model.off, now, held[w], model.cap[t] - model.cap[p]):
+            if p < 0 or not _no_more(excess, held_excess[w]):
+                continue
+            if _implied(model.off, now, held[w], model.cap[t] - model.cap[p]):
                 implied = True
                 break
         if implied:
             continue
         for w in range(window):
             p = held_time[w]
-            if p >= 0 and _implied(model.off, held[w], now, model.cap[p] - model.cap[t]):
+            if p < 0 or not _no_more(held_excess[w], excess):
+                continue
+            if _implied(model.off, held[w], now, model.cap[p] - model.cap[t]):
                 keep[p] = False
                 held_time[w] = -1
         keep[t] = True
@@ -134,7 +154,7 @@ def keep_recent(model, starts, ends, window):
                 w = q
                 break
         held[w] = now
-        held_time[w] = t
+        held_time[w], held_excess[w] = t, excess
         turn += 1
     return keep
 
