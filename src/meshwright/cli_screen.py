@@ -1,9 +1,7 @@
 """How the commands speak: results on stdout, progress and errors on stderr, JSON for programs."""
 
 import json
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -53,10 +51,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 class Stages:
-    """Says what is being done: a spinner with a clock on a terminal, a line a stage elsewhere.
-
-    Ctrl-C leaves for good: the solver would answer it with its best so far, and the work would go on with that.
-    """
+    """Says what is being done: a spinner with a clock on a terminal, a line a stage elsewhere."""
 
     def __init__(self) -> None:
         self._console = _stderr()
@@ -69,12 +64,8 @@ class Stages:
         )
         self._task = self._live.add_task("starting")
         self._started = time.perf_counter()
-        self._interrupted = False
-        self._handler: Any = None
 
     def __enter__(self) -> "Stages":
-        if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGINT, self._interrupt)
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -82,13 +73,9 @@ class Stages:
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._live.stop()
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-        self._leave_if_interrupted()
 
     def say(self, stage: str) -> None:
         """Enters a stage."""
-        self._leave_if_interrupted()
         if self._console.is_terminal:
             self._live.update(self._task, description=stage)
         else:
@@ -97,14 +84,6 @@ class Stages:
     def remark(self, text: str) -> None:
         """Says something that stays on the screen."""
         self._console.print(Text(text), soft_wrap=True)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        self._interrupted = True
-        raise KeyboardInterrupt
-
-    def _leave_if_interrupted(self) -> None:
-        if self._interrupted:
-            raise KeyboardInterrupt
 
 
 def _stderr() -> Console:

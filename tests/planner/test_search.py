@@ -76,3 +76,13 @@ def test_every_view_is_accounted_for():
     chosen = next(view for view in plan.considered if view.shape == plan.mesh.sizes)
     assert chosen.cost == pytest.approx(plan.cost.total)
     assert all(view.cost is None or view.cost >= plan.cost.total * (1 - 1e-6) for view in plan.considered)
+
+
+def test_ctrl_c_ends_planning(monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    step, args = mlp_step(64, 64)
+    monkeypatch.setattr("meshwright.solver.pipeline.simplify", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mw.plan(step, *args, mesh=mesh((4,)))

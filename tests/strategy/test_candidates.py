@@ -15,6 +15,7 @@ from meshwright.strategy.candidates import (
     reducing_axes,
     result_holders,
     tensor_holders,
+    uniform,
 )
 from meshwright.strategy.sharding import Axes
 from tests.strategy.layouts import block, devices
@@ -202,3 +203,15 @@ def test_following_keeps_every_axis_where_that_is_legal():
     loops = follow(loop_nest, axes, loop_nest.results[0], axes.unpack(codes))
     kept = tensor_holders(loop_nest.results[0], loops, 3)
     np.testing.assert_array_equal(kept, axes.unpack(codes))
+
+
+def test_uniform_strategies_are_those_of_a_mesh_of_fewer_axes():
+    nest = product_nest(8, 8, 8, 8)
+    found, fewer = enumerate_candidates(nest, Axes((2, 2, 2))), enumerate_candidates(nest, Axes((2, 4)))
+    kept = uniform(found)
+    held = {
+        (*loops, *into) for loops, into in zip(found.loops[kept].tolist(), found.scatter[kept].tolist(), strict=True)
+    }
+    for (x, y), (into_x, into_y) in zip(fewer.loops.tolist(), fewer.scatter.tolist(), strict=True):
+        assert (x, y, y, into_x, into_y, into_y) in held
+    assert 0 < kept.sum() < len(kept)

@@ -18,7 +18,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.planner.readback import Readback
-from meshwright.solver import ChoiceProblem, Solution, solve
+from meshwright.solver import ChoiceProblem, Solution, price, solve
 from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
@@ -83,6 +83,13 @@ class View:
     def least_bytes(self) -> float:
         """After `step` failed: a bound on the memory that would do."""
         return float(self._least or self.limit or 0.0)
+
+    def squeeze(self) -> bool:
+        """Takes the plan that holds memory dearest, if that fits: what was kept free for copies may be too much."""
+        choice, self.peak_bytes = _least_memory(self.formulation)
+        found = price(self.formulation.problem({}, None), choice)
+        self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.floor, self.peak_bytes)
+        return self.fits
 
     def bound(self, target: float) -> float:
         """A lower bound with memory held at the moments known so far."""
@@ -210,15 +217,15 @@ def fit(view: View) -> bool:
         if view.fits:
             return True
         if not view.step():
-            return False
-    return view.fits
+            return view.squeeze()
+    return view.fits or view.squeeze()
 
 
 def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
     """The error for the view that needs least, with the memory that a plan was found for."""
     closest = min(misfits, key=lambda m: m.least_bytes)
     limit, mesh = closest.limit, closest.mesh
-    needed = max(_least_memory(closest.formulate()), int(limit) + 1)
+    _, needed = _least_memory(closest.formulate())
     return DoesNotFit(
         f"no plan fits {format_bytes(limit)} per device; the least that would do is {format_bytes(needed)}, on mesh "
         f"{mesh.shape}. Use more devices, a smaller batch, jax.checkpoint around the layers, or devices with more "
@@ -228,21 +235,22 @@ def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
     )
 
 
-def _least_memory(formulation: Formulation) -> int:
-    """The peak of a plan that holds memory dearer than time, at every moment at which such a plan peaks."""
+def _least_memory(formulation: Formulation) -> tuple[NDArray[np.int64], int]:
+    """A choice that holds memory dearer than time, at every moment at which such a choice peaks; and its peak."""
     least = formulation.memory.least()
     # The dearest strategies, since on an abstract mesh the cheapest are free.
     rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
-    dear, best = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}, np.inf
+    dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
+    found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(_DEAR_ROUNDS):
-        solution = _solve(formulation.problem({}, None, dear))
-        assert solution.choice is not None
-        profile = Readback(formulation, solution.choice).profile()
-        best = min(best, profile.peak_bytes)
+        choice = _solve(formulation.problem({}, None, dear)).choice
+        assert choice is not None
+        profile = Readback(formulation, choice).profile()
+        found.append((choice, profile.peak_bytes))
         if profile.peak_at in dear:
             break
         dear[profile.peak_at] = next(iter(dear.values()))
-    return int(best)
+    return min(found, key=lambda it: it[1])
 
 
 def _solve(problem: ChoiceProblem) -> Solution:
