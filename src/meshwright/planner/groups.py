@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.graph import BACKWARD, UPDATE, Graph
 from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import PHASES
-from meshwright.planner.numbering import sort_by
+from meshwright.planner.numbering import Numbers, sort_by
 from meshwright.planner.placing import Facts, Placed, follow_gradients, place
 from meshwright.rules import LoopNest, loop_nest
 
@@ -118,10 +118,9 @@ class Grouping:
         self.placed = _placed(graph, facts)
         num_groups = len(self.placed.leader)
         self.ops, self.values = sort_by(self.placed.group, num_groups), sort_by(self.placed.home, num_groups)
-        real = self.values.items
-        self.home: dict[int, int] = dict(zip(real.tolist(), self.placed.home[real].tolist(), strict=True))
-        self.place: dict[int, int] = dict(zip(real.tolist(), self.values.rank[real].tolist(), strict=True))
+        self.home, self.place = Numbers(self.placed.home), Numbers(self.values.rank)
         self._pulls: dict[int, list[int]] = {}
+        self._roots: dict[int, list[int]] = {}
         self.reads = self._find_reads()
         self.slots = self._find_slots()
         self.groups = Groups(self)
@@ -150,8 +149,11 @@ class Grouping:
         """The real values that must be read to have this one."""
         if value in self.home:
             return [value]
-        inputs = (v for index in self.pulled(value) for v in self.graph.columns.reads_of(index).tolist())
-        return list(dict.fromkeys(v for v in inputs if v in self.home))
+        found = self._roots.get(value)
+        if found is None:
+            inputs = (v for index in self.pulled(value) for v in self.graph.columns.reads_of(index).tolist())
+            found = self._roots[value] = list(dict.fromkeys(v for v in inputs if v in self.home))
+        return found
 
     def _find_reads(self) -> Reads:
         values, rooted = self.graph.columns.reads, self.placed.rooted

@@ -1,6 +1,6 @@
 """Numbers and sorts things by the thousand: equal ones alike, in the order in which they are first seen."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -8,6 +8,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+
+
+class Numbers(Mapping[int, int]):
+    """A mapping from whole numbers that is kept as an array, with -1 where there is nothing.
+
+    >>> Numbers(np.array([-1, 7])).get(1), 0 in Numbers(np.array([-1, 7]))
+    (7, False)
+    """
+
+    def __init__(self, array: Ints):
+        self._array = array
+
+    def __getitem__(self, key: int) -> int:
+        found = int(self._array[key])
+        if found < 0:
+            raise KeyError(key)
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int | np.integer) and bool(self._array[key] >= 0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self._array >= 0).tolist())
+
+    def __len__(self) -> int:
+        return int((self._array >= 0).sum())
 
 
 class Sorted(NamedTuple):
