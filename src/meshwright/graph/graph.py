@@ -153,13 +153,13 @@ class Ops(Lazy[Op]):
 
     def _make(self, first: int, stop: int) -> Iterable[Op]:
         c, some = self._columns, slice(first, stop)
-        start, scopes = c.start[first : stop + 1].tolist(), c.scope[some].tolist()
+        start, scopes = c.start[first : stop + 1], c.scope[some].tolist()
         reads = c.reads[start[0] : start[-1]].tolist()
         made = zip(c.first_made[some].tolist(), c.num_made[some].tolist(), strict=True)
         rows = zip(
             [c.signatures[number] for number in c.signature[some].tolist()],
-            [tuple(reads[a - start[0] : b - start[0]]) for a, b in pairwise(start)],
-            [tuple(range(value, value + count)) for value, count in made],
+            [tuple(reads[a:b]) for a, b in pairwise((start - start[0]).tolist())],
+            [(value,) if count == 1 else tuple(range(value, value + count)) for value, count in made],
             [c.scopes[number] for number in scopes],
             [PHASES[number] for number in c.phase[some].tolist()],
             c.trips[some].tolist(),
