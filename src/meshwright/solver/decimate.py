@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.solver.dual import Dual, ascend_prices, carried
 from meshwright.solver.kernel import kernel
 from meshwright.solver.model import Model
-from meshwright.solver.reductions.reduce import Reduced, reduce_model
+from meshwright.solver.reductions.reduce import Reduced, WayBack, reduce_model
 
 
 def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.005, sweeps: int = 2, seed: int = 0):
@@ -18,7 +18,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     proves infeasible is taken back and tried with fewer nodes. What the sweeps have learnt is written into the costs,
     so that the next round goes on from there: many small rounds are better than few large ones.
     """
-    chain: list[Reduced] = []
+    chain: list[WayBack] = []
     rng = np.random.default_rng(seed)
     step = part
     while model.num_nodes and time.perf_counter() < deadline:
@@ -34,14 +34,14 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
             return None
         # After a round that had to be taken back, go on in small ones for a while.
         step = min(part, 2.0 * fixed / model.num_nodes) if fixed < count else min(part, 1.5 * step)
-        chain.append(reduced)
+        chain.append(reduced.way_back)
         prices = carried(prices, model, reduced.model)
         model = reduced.model
     if model.num_nodes:
         return None
     choice = np.zeros(0, dtype=np.int64)
-    for reduced in reversed(chain):
-        choice = reduced.expand(choice).astype(np.int64)
+    for way_back in reversed(chain):
+        choice = way_back.expand(choice).astype(np.int64)
     return choice
 
 

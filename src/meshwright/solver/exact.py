@@ -134,7 +134,7 @@ class Closer:
         model = tighten_times(reduced.model)
         target = goal - reduced.offset
         if model.num_nodes == 0:
-            choice = reduced.expand(np.zeros(0, dtype=np.int64)).astype(np.int64)
+            choice = reduced.way_back.expand(np.zeros(0, dtype=np.int64)).astype(np.int64)
             return Closed(choice, reduced.offset, max(dual.bound, min(goal, reduced.offset)))
         order = decision_order(model)
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
@@ -147,7 +147,7 @@ class Closer:
             return Closed(None, np.inf, bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)
         choice[order] = found.choice
-        return Closed(reduced.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
+        return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
     def _beam(self, dual: Dual) -> tuple[np.ndarray | None, float]:
         """A choice to begin with: the decoded one where that fits, else by a narrow search."""

@@ -45,7 +45,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
         return Found(True, np.zeros(0, dtype=np.int64), 1)
     slots, slot = _slots(links, num_nodes)
     num_times = len(model.cap)
-    width = max(16, min(width, int(3e7) // max(num_times, 1)))
+    width = int(max(16, min(width, effort, 3e7 // max(num_times, 1))))
     compare = max(2, min(_MOST_COMPARED, 4096 // max(num_times, 1)))
     # After a backward sweep the costs lie on the early nodes: the labels grow dear as soon as they can.
     bounds = np.array([dual.half_sweep(False) - float(dual.price @ model.cap) for dual in duals])

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.solver.dual import Dual, PriceAscent, carried
 from meshwright.solver.model import Model
-from meshwright.solver.reductions.reduce import Reduced, reduce_model
+from meshwright.solver.reductions.reduce import WayBack, reduce_model
 from meshwright.solver.reductions.times import tighten_times
 
 
@@ -17,7 +17,7 @@ class Level:
     model: Model
     dual: Dual
     offset: float = 0.0
-    chain: tuple[Reduced, ...] = ()
+    chain: tuple[WayBack, ...] = ()
 
     def __post_init__(self) -> None:
         self.ascent = PriceAscent(self.dual)
@@ -32,24 +32,20 @@ class Level:
         if reduced.infeasible:
             return None
         model = tighten_times(reduced.model)
-        reduced = Reduced(**{**reduced.__dict__, "model": model})
         dual = Dual(model, prices=carried(self.dual.prices, self.model, model))
-        return Level(model, dual, self.offset + reduced.offset, (*self.chain, reduced))
+        return Level(model, dual, self.offset + reduced.offset, (*self.chain, reduced.way_back))
 
     def expand(self, choice: np.ndarray) -> np.ndarray:
         """The choice of the top model that a choice of this level stands for."""
-        for reduced in reversed(self.chain):
-            choice = reduced.expand(choice)
+        for way_back in reversed(self.chain):
+            choice = way_back.expand(choice)
         return np.asarray(choice, dtype=np.int64)
 
     def restrict(self, choice: np.ndarray) -> np.ndarray | None:
         """The choice of this level behind a choice of the top model; None where a state is no longer there."""
-        for reduced in self.chain:
-            sizes = np.diff(reduced.model.off)
-            wanted = np.repeat(choice[reduced.nodes], sizes)
-            hit = np.flatnonzero(reduced.labels == wanted)
-            node = np.repeat(np.arange(len(sizes)), sizes)[hit]
-            if len(node) != len(sizes):
+        for way_back in self.chain:
+            known = way_back.restrict(choice)
+            if known is None:
                 return None
-            choice = hit - reduced.model.off[:-1]
+            choice = known
         return choice

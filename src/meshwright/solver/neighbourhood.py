@@ -109,7 +109,7 @@ class Neighbourhood:
             return None, True
         if reduced.model.num_nodes == 0:
             if reduced.offset < now - self.tolerance:
-                return reduced.expand(np.zeros(0, dtype=np.int64)), True
+                return reduced.way_back.expand(np.zeros(0, dtype=np.int64)), True
             return None, True
         model = tighten_times(reduced.model)
         order = decision_order(model)
@@ -126,7 +126,7 @@ class Neighbourhood:
             return None, complete
         choice = np.empty(len(order), dtype=np.int64)
         choice[order] = found.choice
-        return reduced.expand(choice), complete
+        return reduced.way_back.expand(choice), complete
 
     def aim(self, reduced_costs: np.ndarray, choice: np.ndarray) -> None:
         """Begins half of the windows where the present states look dear to the dual."""

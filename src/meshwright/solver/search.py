@@ -17,7 +17,7 @@ _SMALL_STATES = 4_000  # a level that small is worth closing by the frontier sea
 _SHARES = (1.0, 0.6, 0.3, 0.1, 0.0)  # of the memory's price that counts as cost, from stage to stage
 _SCALES = (1.5, 2.0, 1.0, 3.0, 0.7, 6.0)  # of the prices, from start to start
 _PARTS = (1.0, 0.5, 2.0)  # of the usual pace of decimation, from start to start
-_FIRST_STARTS = 2  # decimations of each process before the best of all is improved
+_FIRST_STARTS = 1  # decimations of each process before the best of all is improved
 _HASTY = 0.03  # a pace at which decimation leaves memory to spare
 
 

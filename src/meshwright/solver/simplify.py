@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.solver.model import Model
-from meshwright.solver.reductions.reduce import Reduced, reduce_model
+from meshwright.solver.reductions.reduce import WayBack, reduce_model
 from meshwright.solver.reductions.times import tighten_times
 
 
@@ -18,22 +18,22 @@ class Simplified:
     offset: float
     infeasible: bool
     excess: float
-    chain: tuple[Reduced, ...]
+    chain: tuple[WayBack, ...]
 
     def expand(self, choice: np.ndarray) -> np.ndarray:
         """The full choice that a choice of the model stands for."""
-        for reduced in reversed(self.chain):
-            choice = reduced.expand(choice)
+        for way_back in reversed(self.chain):
+            choice = way_back.expand(choice)
         return choice
 
 
 def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Simplified:
     """Reduces, drops implied times, and reduces again while that removes a good part of the nodes."""
-    chain: list[Reduced] = []
+    chain: list[WayBack] = []
     offset = 0.0
     while True:
         reduced = reduce_model(model, growth=growth, deadline=deadline)
-        chain.append(reduced)
+        chain.append(reduced.way_back)
         offset += reduced.offset
         if reduced.infeasible:
             return Simplified(reduced.model, offset, True, reduced.excess, tuple(chain))

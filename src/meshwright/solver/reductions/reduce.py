@@ -24,20 +24,10 @@ from meshwright.solver.reductions.work import (
 
 
 @dataclass(frozen=True, eq=False)
-class Reduced:
-    """A smaller model, the cost already settled, and the way back.
+class WayBack:
+    """What leads from a choice of a reduced model to one of the model it was made from."""
 
-    Attributes:
-        model: What is left to choose.
-        offset: Cost of all that was settled: full cost = offset + cost in the model.
-        infeasible: Whether the reductions proved that no choice fits.
-        excess: How much more limit the proof asks for, at least; 0 where impossible pairs are the reason.
-    """
-
-    model: Model
-    offset: float
-    infeasible: bool
-    excess: float
+    off: np.ndarray  # of the reduced model
     nodes: np.ndarray  # the node of the incoming model behind each node of the model
     labels: np.ndarray  # the incoming state behind each state of the model
     num_incoming: int
@@ -46,10 +36,36 @@ class Reduced:
     def expand(self, choice: np.ndarray) -> np.ndarray:
         """The choice of the incoming model that a choice of the reduced model stands for."""
         full = np.full(self.num_incoming, -1, dtype=np.int32)
-        full[self.nodes] = self.labels[self.model.off[:-1] + choice]
+        full[self.nodes] = self.labels[self.off[:-1] + choice]
         payload, record = self.records
         undo.replay(payload, record, len(record), full)
         return full
+
+    def restrict(self, choice: np.ndarray) -> np.ndarray | None:
+        """The choice of the reduced model behind one of the incoming; None where a state is no longer there."""
+        sizes = np.diff(self.off)
+        hit = np.flatnonzero(self.labels == np.repeat(choice[self.nodes], sizes))
+        node = np.repeat(np.arange(len(sizes)), sizes)[hit]
+        return hit - self.off[:-1] if len(node) == len(sizes) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A smaller model, the cost already settled, and the way back.
+
+    Attributes:
+        model: What is left to choose.
+        offset: Cost of all that was settled: full cost = offset + cost in the model.
+        infeasible: Whether the reductions proved that no choice fits.
+        excess: How much more limit the proof asks for, at least; 0 where impossible pairs are the reason.
+        way_back: From choices of the model to choices of the incoming one; small beside the model.
+    """
+
+    model: Model
+    offset: float
+    infeasible: bool
+    excess: float
+    way_back: WayBack
 
 
 def reduce_model(
@@ -117,9 +133,8 @@ def _extract(work: Work, num_incoming: int) -> Reduced:
         when=work.when if num_rows else work.when[:0],
     )
     copy_left(work, nodes, number, model, labels)
-    return Reduced(
-        model, float(work.total[0]), infeasible, float(work.total[1]), nodes, labels, num_incoming, (payload, record)
-    )
+    way_back = WayBack(off, nodes, labels, num_incoming, (payload, record))
+    return Reduced(model, float(work.total[0]), infeasible, float(work.total[1]), way_back)
 
 
 @kernel
