@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import TraceError
 from meshwright.graph import trace
-from meshwright.graph.collector import collector_paused
+from meshwright.graph.collector import collector_paused, heap_frozen
 
 
 def test_it_pauses_and_goes_on():
@@ -48,3 +48,15 @@ def test_a_function_that_cannot_be_traced_does_not_leave_it_paused():
     with pytest.raises(TraceError):
         trace(fails, 1.0)
     assert gc.isenabled()
+
+
+def test_a_frozen_heap_thaws_whatever_happens():
+    with pytest.raises(ValueError, match="no"), heap_frozen():
+        frozen = gc.get_freeze_count()
+        assert frozen > 0
+        with heap_frozen():
+            assert gc.get_freeze_count() >= frozen
+        assert gc.get_freeze_count() >= frozen
+        assert gc.isenabled()
+        raise ValueError("no")
+    assert gc.get_freeze_count() == 0

@@ -23,3 +23,19 @@ def collector_paused() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         gc.enable()
+
+
+@contextmanager
+def heap_frozen() -> Iterator[None]:
+    """Keeps the collector away from all that is there already; what is made meanwhile is collected as ever.
+
+    After a trace one look through everything takes as long as planning dozens of layers.
+    """
+    if gc.get_freeze_count() > 0:
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -10,6 +10,7 @@ import numpy as np
 import meshwright
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced, trace
+from meshwright.graph.collector import heap_frozen
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware import cluster as find_cluster
@@ -101,9 +102,10 @@ class Task:
 
     def plan(self, meshes: list[Mesh], say: Progress) -> Plan:
         """Solves on the meshes and makes the plan of the best."""
-        best, considered = search(meshes, self.formulate, self.limit, self.floor_bytes, say)
-        say("reading the plan back")
-        return self._read_back(best, considered)
+        with heap_frozen():
+            best, considered = search(meshes, self.formulate, self.limit, self.floor_bytes, say)
+            say("reading the plan back")
+            return self._read_back(best, considered)
 
     def floor_bytes(self, mesh: Mesh) -> float:
         """Bytes of the arguments when every one of them is split as far as the mesh can."""
