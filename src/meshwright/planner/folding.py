@@ -110,10 +110,9 @@ def _neighbours(grouping: Grouping, arguments: Ints) -> tuple[Ints, Ints, Ints]:
 
 def _shared_readings(grouping: Grouping) -> tuple[list[Shared], Ints]:
     """All shared readings, and for each slot the one it reads through; -1 for none."""
-    columns, slots, ops = grouping.graph.columns, grouping.slots, grouping.ops
-    direct = np.flatnonzero(slots.member >= 0)
-    group, value = slots.group[direct], slots.value[direct]
-    phase = columns.phase[ops.items[ops.start[group] + slots.member[direct]]]
+    slots = grouping.slots
+    direct = np.flatnonzero(slots.op >= 0)
+    group, value, phase = slots.group[direct], slots.value[direct], grouping.graph.columns.phase[slots.op[direct]]
     # A copy made inside a loop does not serve readers outside it, which run another number of times.
     reading, first = number_rows(value, phase, np.searchsorted(np.unique(slots.trips), slots.trips[direct]))
     _, distinct = number_rows(reading, group)

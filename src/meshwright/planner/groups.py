@@ -81,12 +81,14 @@ class Slots(NamedTuple):
         start: Where the slots of each group begin.
         group: Each one's group.
         rank: Its place among the group's slots.
+        op: The operation that reads; -1 for a value that is taken on.
         value, member, operand, trips: As in `Slot`.
     """
 
     start: Ints
     group: Ints
     rank: Ints
+    op: Ints
     value: Ints
     member: Ints
     operand: Ints
@@ -176,6 +178,7 @@ class Grouping:
         columns_of = (
             (group,),
             (rank,),
+            (reader, np.full(len(made), -1)),
             (root, made),
             (self.ops.rank[reader], np.full(len(made), -1)),
             (at - columns.start[reader], self.values.rank[taken]),
@@ -204,7 +207,7 @@ class Groups(Lazy[Group]):
     def _make(self, first: int, stop: int) -> Iterable[Group]:
         placed, ops, values, slots = self._columns
         of_ops, of_values, of_slots = (slice(*table.start[[first, stop]]) for table in (ops, values, slots))
-        rows = zip(*(column[of_slots].tolist() for column in slots[3:]), strict=True)
+        rows = zip(*(column[of_slots].tolist() for column in slots[4:]), strict=True)
         lists = (
             (ops.start, ops.items[of_ops].tolist()),
             (ops.start, placed.follows[ops.items[of_ops]].tolist()),

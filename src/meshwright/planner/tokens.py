@@ -76,7 +76,7 @@ def _first_reads(grouping: Grouping) -> tuple[Ints, list[tuple[tuple[int, int], 
     rank[other] = place[inverse]
 
     taken: list[tuple[tuple[int, int], ...]] = [()] * len(placed.leader)
-    for slot in np.flatnonzero(slots.member < 0).tolist():
+    for slot in np.flatnonzero(slots.op < 0).tolist():
         wanted = slots.group[slot] * len(placed.home) + slots.value[slot]
         found = np.searchsorted(known, wanted)
         read = int(place[found]) if found < len(known) and known[found] == wanted else -1
