@@ -32,6 +32,21 @@ def made_by(graph, primitive):
     return [op.outputs[0] for op in graph.ops if op.primitive == primitive]
 
 
+def sgd(loss):
+    """A train step that descends along the gradient."""
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
+
+    return step
+
+
+def chain(weights, x):
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x)
+
+
 def test_intervals_reach_from_the_maker_to_the_last_reader():
     def function(x, w):
         first = x @ w
@@ -144,3 +159,74 @@ def test_constants_take_no_memory_of_the_plan():
 def test_results_live_to_the_end():
     graph, live = live_of(lambda x, w: (x @ w, (x @ w) @ w), shaped(4, 4), shaped(4, 4))
     assert live.stop[list(graph.outputs)].tolist() == [live.num_steps] * 2
+
+
+def test_costly_work_larger_than_what_it_is_made_from_is_made_again():
+    def function(x, w):
+        wide = jnp.exp((x @ w).astype(jnp.float32))
+        return wide.sum(0) + (wide * 2).sum(1)
+
+    types = [jax.ShapeDtypeStruct((8, 8), dtype) for dtype in (jnp.bfloat16, jnp.float32)]
+    for kind, again in zip(types, (True, False), strict=True):
+        graph, live = live_of(function, kind, kind)
+        ((product,), (wide,)) = made_by(graph, "dot_general"), made_by(graph, "exp")
+        last = max(i for i, op in enumerate(graph.ops) if op.primitive == "reduce_sum")
+        assert live.stored[wide]
+        assert (live.stop[wide] == live.start[wide]) == again
+        assert live.stop[product if again else wide] == last + 1
+
+
+def test_the_gradient_of_a_weight_may_wait_for_its_update():
+    graph, live = live_of(sgd(chain), [shaped(8, 8)] * 3, shaped(4, 8))
+    products = [i for i, op in enumerate(graph.ops) if op.primitive == "dot_general"]
+    late = [i for i in products if live.runs[i] != i]
+    assert len(late) == 3
+    for index in late:
+        made, at = graph.ops[index].outputs[0], live.runs[index]
+        assert graph.ops[at].phase == "update"
+        assert live.start[made] == live.copied[made] == at < live.stop[made]
+    assert len(products) - len(late) == 3 + 2  # the forward pass, and what the backward pass hands on
+
+
+def test_a_gradient_that_is_a_result_does_not_wait():
+    _, live = live_of(jax.grad(chain), [shaped(8, 8)] * 3, shaped(4, 8))
+    assert live.runs.tolist() == list(range(live.num_steps))
+
+
+def test_in_a_loop_gradients_wait_for_the_end_of_the_trip():
+    def loss(weights, x):
+        return jnp.sum(lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, weights)[0])
+
+    graph, live = live_of(sgd(loss), [shaped(3, 8, 8)] * 2, shaped(4, 8))
+    (first, end) = max(graph.loops)
+    late = [i for i, op in enumerate(graph.ops) if op.primitive == "dot_general" and live.runs[i] != i]
+    assert [graph.ops[live.runs[i]].primitive for i in late] == ["loop_stack"] * 2
+    assert all(first <= i < live.runs[i] < end for i in late)
+
+
+def test_a_product_is_there_twice_when_it_is_made():
+    def function(x, w):
+        return (x @ w).astype(jnp.float32) + 1, x.astype(jnp.float32)
+
+    narrow = jax.ShapeDtypeStruct((4, 4), jnp.bfloat16)
+    graph, live = live_of(function, narrow, narrow)
+    (product,) = made_by(graph, "dot_general")
+    assert (live.copied[product], live.copy_size[product]) == (0, 2.0)  # in the wider type in which it is read
+    assert (live.copied[list(graph.inputs)] == -1).all()
+
+
+def test_what_one_loop_stacks_for_another_is_copied_when_that_begins():
+    def function(x, w):
+        _, stacked = lax.scan(lambda c, _: (c @ w, c @ w), x, None, length=3)
+        return lax.scan(lambda c, y: (c + y, None), x, stacked)[0], stacked
+
+    graph, live = live_of(function, shaped(4, 4), shaped(4, 4))
+    (stacked,) = made_by(graph, "loop_stack")
+    (index,) = [i for i, op in enumerate(graph.ops) if op.primitive == "loop_slice"]
+    assert live.copied[stacked] == index
+
+
+def test_a_function_that_does_nothing_has_no_moments():
+    graph, live = live_of(lambda x: x, shaped(4))
+    assert live.num_steps == 0
+    assert live.stored[graph.inputs[0]]

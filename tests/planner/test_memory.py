@@ -1,0 +1,105 @@
+"""Memory over time, counted again value by value."""
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.graph import trace
+from meshwright.planner.memory import Profile
+from meshwright.planner.planner import Task
+from meshwright.planner.readback import Readback
+from tests.planner.examples import mesh, mlp_step, traced_zoo
+
+MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("llama-tiny", {"checkpoint": True}), ("llama-tiny", {"scan": True})]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=str)
+def chosen(request):
+    """A formulation and some choice on it."""
+    name, options = request.param
+    formulation = Task(traced_zoo(name, **options), mw.Auto()).formulate(mesh((2, 4)))
+    random = np.random.default_rng(0)
+    return formulation, np.array([random.integers(len(cost)) for cost in formulation.costs])
+
+
+def counted(formulation, choice):
+    """Bytes at each operation: every stored value while it lives, its copy, and what waiting gradients hold."""
+    live, back, grouping = formulation.live, Readback(formulation, choice), formulation.grouping
+    graph, times = back.graph, formulation.memory.moments(choice).tolist()
+    total, stop = np.zeros(live.num_steps), live.stop.copy()
+
+    def size(value, code):
+        return graph.types[value].num_bytes / float(back.axes.num_parts(code))
+
+    for value in grouping.home:
+        if live.stored[value] and live.stop[value] > live.start[value]:
+            made = graph.producer.get(value, -1)
+            at_once = made >= 0 and grouping.nests[made].flops > 0 and times[made] == made
+            total[made if at_once else live.start[value] : live.stop[value]] += size(value, back.code(value))
+            if live.copied[value] >= 0:
+                total[live.copied[value]] += size(value, back.code(value)) * live.copy_size[value]
+    for index in sorted((i for i, time in enumerate(times) if time > i), key=times.__getitem__):
+        home = grouping.home[graph.ops[index].outputs[0]]
+        which = formulation.folded.group_class[home]
+        for number, slot in enumerate(grouping.groups[home].slots):
+            if slot.member == 0 and stop[slot.value] <= times[index]:
+                code = formulation.tables[which].needs[number][choice[which]]
+                total[stop[slot.value] : times[index] + 1] += size(slot.value, code)
+                stop[slot.value] = times[index] + 1
+    for which, members in enumerate(formulation.folded.members):
+        for member, needed in formulation.tables[which].transient:
+            for group in members:
+                total[grouping.groups[group].ops[member]] += needed[choice[which]]
+    return total
+
+
+def test_a_profile_counts_every_value_once(chosen):
+    formulation, choice = chosen
+    profile = formulation.memory.profile(choice, [])
+    np.testing.assert_allclose(profile.bytes_at, counted(formulation, choice), rtol=1e-9)
+    with_copies = formulation.memory.profile(choice, [(3, 7, 100.0), (6, 8, 10.0)]).bytes_at - profile.bytes_at
+    np.testing.assert_allclose(with_copies[:9], [0, 0, 0, 100, 100, 100, 110, 10, 0], atol=1e-3)
+
+
+def test_what_classes_use_adds_up_to_the_profile(chosen):
+    formulation, choice = chosen
+    profile = formulation.memory.profile(choice, [])
+    for time in (0, profile.peak_at, len(profile.bytes_at) - 1):
+        used = formulation.memory.usage(time, len(choice))
+        total = sum(size[choice[which]] for which, size in enumerate(used) if size is not None)
+        assert total == pytest.approx(profile.bytes_at[time])
+
+
+def test_no_choice_takes_less_than_the_least(chosen):
+    formulation, choice = chosen
+    least, profile = formulation.memory.least(), formulation.memory.profile(choice, [])
+    assert (least.bytes_at <= profile.bytes_at * (1 + 1e-9)).all()
+
+
+def test_copies_last_from_the_first_reader_that_runs_to_the_last(chosen):
+    formulation, choice = chosen
+    back, times = Readback(formulation, choice), formulation.memory.moments(choice).tolist()
+    items, copies = list(back.resharded()), back.copies()
+    assert len(items) == len(copies) > 0
+    for item, (start, stop, size) in zip(items, copies, strict=True):
+        moments = sorted(times[reader] for reader in item.readers)
+        assert (start, stop) == (moments[0], moments[-1] + 1)
+        assert 0 < size <= back.graph.types[item.value].num_bytes
+
+
+def test_gradients_wait_only_where_they_are_reduced():
+    step, args = mlp_step(1024, 8, layers=4)  # activations are all there is
+    task = Task(trace(step, *args), mw.DataParallel())
+    alone, spread = (task.plan([mesh((n,))], lambda _: None).details for n in (1, 4))
+    moments = [back.formulation.memory.moments(back.choice) for back in (alone, spread)]
+    assert moments[0].tolist() == list(range(len(task.graph.ops)))
+    late = np.flatnonzero(moments[1] > moments[0])
+    assert len(late) == 4
+    # Before the first gradient runs, the inputs of all layers and the gradients of all their results are in memory.
+    first, activations = min(moments[1][late]), 2 * 4 * 1024 * 8 * 4
+    assert alone.profile().bytes_at[first] < activations
+    assert spread.profile().bytes_at[first] >= activations / 4
+
+
+def test_an_empty_profile_has_no_peak():
+    assert (Profile(np.zeros(0)).peak_bytes, Profile(np.zeros(0)).peak_at) == (0, 0)
