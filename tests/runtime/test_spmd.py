@@ -15,11 +15,13 @@ from meshwright import zoo
 from meshwright.runtime.compiled import collectives_of
 from meshwright.runtime.spmd import device_mesh, spmd
 
-# Most of the time goes into compiling: XLA's older emitters are several times as quick.
+# Most of the time goes into compiling: XLA's older emitters are several times as quick. Its CPU backend would drop the
+# barriers and then merge what a checkpoint computes again with the first time, which undoes checkpoints.
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
+    "xla_disable_hlo_passes": "cse_barrier_expander",
 }
 
 
@@ -114,12 +116,12 @@ def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name, shape,
 def assert_memory(plan, program):
     """Arguments and temporaries of one device; results take the place of the donated arguments.
 
-    XLA's CPU backend orders operations for concurrency, not for memory: on these tiny programs it was seen to take from
-    0.6 to 1.55 times what was planned, most with checkpoints. On GPUs the two are closer: see benchmarks/compiled.py.
+    The CPU's backend takes more than GPUs do: it keeps weights in two layouts, and a few buffers of unlike sizes cannot
+    be packed without holes. For GPUs see benchmarks/compiled.py.
     """
     measured = program.memory_analysis()
     whole = measured.argument_size_in_bytes + measured.temp_size_in_bytes
-    assert 0.6 < plan.memory.peak_bytes / whole < 1.8
+    assert 0.8 < plan.memory.peak_bytes / whole < 1.2
     arguments = sum(plan.memory.argument_bytes.values())
     assert arguments == pytest.approx(measured.argument_size_in_bytes, rel=0.01, abs=64)
 
