@@ -127,7 +127,7 @@ class Readback:
             return []
         sizes = np.array([kind.num_bytes for kind in self.graph.kinds])[self.graph.kind[[item.value for item in items]]]
         local = sizes / self.axes.num_parts(np.array([item.target for item in items]))
-        times = moments[list(chain.from_iterable(item.readers for item in items))]
+        times = np.arange(len(moments))[list(chain.from_iterable(item.readers for item in items))]
         begin = np.cumsum([0, *(len(item.readers) for item in items[:-1])])
         first, last = (extreme.reduceat(times, begin) for extreme in (np.minimum, np.maximum))
         return list(zip(first.tolist(), (last + 1).tolist(), local.tolist(), strict=True))

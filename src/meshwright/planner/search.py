@@ -23,11 +23,11 @@ from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
-# Problems under a tight memory limit may take long to close the last tenth of a percent, far below what the
+# Problems under a tight memory limit may take long to close the last fifth of a percent, far below what the
 # costs themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine,
 # kernels that had to be compiled first) is given the second.
-_SOLVE_SECONDS = (4.0, 20.0)
-_CLOSE_ENOUGH = 1e-3
+_SOLVE_SECONDS = (2.0, 20.0)
+_CLOSE_ENOUGH = 2e-3
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.solver.decimate import decimate
 from meshwright.solver.dual import Dual, ascend_prices, carried
 from meshwright.solver.frontier import search
 from meshwright.solver.model import Model
@@ -15,9 +16,11 @@ from meshwright.solver.split import halves
 from meshwright.solver.state import State, cost_of
 
 _BEAM = 60
+_DECIMATED = 8_000  # states up to which decimation finds the first choice, this part of the nodes in each round
+_PART = 0.1
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
-_EFFORT = 3e4
+_EFFORT = 1e4
 _AIMS = (0.05, 0.005)  # how far above the bound its prices aim, relative to it
 _SCALES = (0.0, 0.5, 0.8, 1.3, 2.0, 4.0)
 
@@ -76,12 +79,11 @@ class Closer:
     def _open(self, dual: Dual, cutoff: float) -> tuple[np.ndarray | None, float]:
         """Brings the dual near its best and finds a first choice below the cutoff."""
         dual.converge(60, 1e-6, self.deadline)
-        best, cost = self._beam(dual)
-        goal = min(cost, cutoff)
-        if dual.bound < goal - self.tolerance:
-            if len(dual.model.cap):
-                for part in _AIMS:  # a first choice may be far off: the steps must not be measured by it
-                    ascend_prices(dual, min(goal, dual.bound + part * abs(dual.bound)), 50, self.deadline)
+        if len(dual.model.cap):
+            for part in _AIMS:
+                ascend_prices(dual, min(cutoff, dual.bound + part * abs(dual.bound)), 50, self.deadline)
+        best, cost = self._first(dual)
+        if dual.bound < min(cost, cutoff) - self.tolerance:
             dual.converge(300, 1e-6, self.deadline)
         return (best, cost) if cost < cutoff else (None, np.inf)
 
@@ -149,15 +151,22 @@ class Closer:
         choice[order] = found.choice
         return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
-    def _beam(self, dual: Dual) -> tuple[np.ndarray | None, float]:
-        """A choice to begin with: the decoded one where that fits, else by a narrow search."""
+    def _first(self, dual: Dual) -> tuple[np.ndarray | None, float]:
+        """A choice to begin with: the decoded one if it fits, else by decimation or, where large, a narrow search."""
+        model = dual.model
         decoded = dual.decode()
-        if State.of(dual.model, decoded).fits(dual.model):
-            return decoded, cost_of(dual.model, decoded)
-        # A finite ceiling is needed to rank labels by the duals' budgets.
-        ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
-        found = search([dual], ceiling, max(16, min(_BEAM, 40_000 // (len(dual.model.cap) + 1))))
-        return (None, np.inf) if found.choice is None else (found.choice, cost_of(dual.model, found.choice))
+        found: list[np.ndarray | None] = [decoded]
+        if not State.of(model, decoded).fits(model):
+            if len(model.cost) <= _DECIMATED:
+                found = [decimate(model, scale * dual.prices, self.deadline, _PART) for scale in (1.0, 1.5)]
+            else:  # a finite ceiling is needed to rank labels by the duals' budgets
+                ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
+                width = max(16, min(_BEAM, 40_000 // (len(model.cap) + 1)))
+                found = [search([dual], ceiling, width).choice]
+        states = [State.of(model, choice) for choice in found if choice is not None]
+        fitting = [state for state in states if state.fits(model)]
+        best = min(fitting, key=lambda state: state.cost, default=None)
+        return (None, np.inf) if best is None else (best.choice, best.cost)
 
     def _fan(self, dual: Dual) -> list[Dual]:
         """The dual, and others with its prices scaled down and up."""

@@ -17,7 +17,7 @@ from meshwright.solver.dual import Dual
 from meshwright.solver.kernel import inline, kernel
 from meshwright.solver.sweeps import spend
 
-_NARROW = 300  # labels kept once the effort is spent: what is left is a beam search
+_NARROW = 64  # labels kept once the effort is spent: what is left is a beam search
 _MOST_COMPARED = 64  # labels of equal frontier that a new one is compared with
 
 

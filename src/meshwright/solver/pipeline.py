@@ -60,7 +60,7 @@ class Run:
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
         now = time.perf_counter()
-        part = 0.03 if self.giant else 0.5
+        part = 0.03 if self.giant else 0.7
         closer = Closer(self.tolerance, min(self.deadline, now + max(1.0, part * (self.deadline - now))))
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:
