@@ -5,6 +5,7 @@ are almost optimal there, and a few sweeps repair the ends of the chain. Any mes
 """
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.planner.formulate import Formulation
@@ -30,7 +31,8 @@ def unfolded_bound(formulation: Formulation, target: float) -> float:
     """
     which = formulation.folded.untied.which
     dual = Dual(from_problem(_unfolded(formulation)))
-    _spread(_folded_messages(formulation), which, _message_starts(dual), dual.m)
+    for messages, starts in zip(_folded_messages(formulation), _message_starts(dual), strict=True):
+        _spread(*_pool(messages), which, starts, dual.m)
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), goal=target * (1 - _CLOSE))
     # Sums of thousands of floats may round upwards: give away more than they can.
@@ -50,29 +52,33 @@ def _unfolded(formulation: Formulation) -> ChoiceProblem:
     return ChoiceProblem.from_arrays(_starts(size), costs, edges, gather.no_rows(), np.inf)
 
 
-def _folded_messages(formulation: Formulation) -> list[tuple[Array, Array]]:
-    """For each class of edges, one copy's share of the messages to its two ends; empty where both ends are tied."""
+def _folded_messages(formulation: Formulation) -> tuple[list[Array], list[Array]]:
+    """For each class of edges one copy's share of the message to its first end, and to its second.
+
+    They are empty where both ends are tied.
+    """
     costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]
     keys = [key for key in formulation.edges if key[0] != key[2]]
     edges = [(key[0], key[2], formulation.edges[key][0] * formulation.edges[key][1]) for key in keys]
     dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, [], None)))
     dual.converge(_FOLDED_SWEEPS, 1e-7)
     dual.restore()
-    starts = iter(_message_starts(dual).T.tolist())
-    found = []
+    starts = dict(zip(keys, _message_starts(dual).T.tolist(), strict=True))
+    found: tuple[list[Array], list[Array]] = ([], [])
     for key, (count, _) in formulation.edges.items():
-        ends = zip(next(starts), (key[0], key[2]), strict=True) if key[0] != key[2] else ()
-        messages = [dual.m[start : start + len(costs[node])] / count for start, node in ends]
-        found.append((messages[0], messages[1]) if messages else (np.zeros(0), np.zeros(0)))
+        for messages, node, start in zip(found, (key[0], key[2]), starts.get(key, (0, 0)), strict=True):
+            size = len(costs[node]) if key in starts else 0
+            messages.append(dual.m[start : start + size] / count)
     return found
 
 
-def _spread(messages: list[tuple[Array, Array]], which: Ints, starts: Ints, target: Array) -> None:
-    """Writes the messages of each edge's class where the edge's own begin."""
-    for side in (0, 1):
-        first, flat = _pool([pair[side] for pair in messages])
-        size = np.diff(first)[which]
-        target[_ranges(starts[side], size)] = flat[_ranges(first[which], size)]
+@njit(cache=True)
+def _spread(first, messages, which, starts, target):
+    """Writes the message of each edge's class where the edge's own begins."""
+    for edge in range(len(which)):
+        begin = first[which[edge]]
+        for i in range(begin, first[which[edge] + 1]):
+            target[starts[edge] + i - begin] = messages[i]
 
 
 def _message_starts(dual: Dual) -> Ints:
