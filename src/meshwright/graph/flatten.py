@@ -124,6 +124,7 @@ class Program:
         add_trips, add_equation = self.trips.append, self.equation.append
         env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
         env |= {v: constant(v.aval) for v in jaxpr.constvars}
+        last_stack, where = None, -1
         for eqn in jaxpr.eqns:  # plain loops, as this is most of the work on a deep model
             first_read, outvars, stack = len(reads), eqn.outvars, jax_compat.name_stack(eqn)
             key = [eqn.primitive.name, *eqn.params.items()]
@@ -133,9 +134,10 @@ class Program:
                 key.append(kind[value])
             for var in outvars:
                 key.append(id(var.aval))
-            where = scopes.get(stack)
-            if where is None:
-                where = scopes[stack] = self.names.scope(scope, stack)
+            if stack is not last_stack:  # mostly it is: neighbours stand in one scope
+                last_stack, where = stack, scopes.get(stack, -1)
+                if where < 0:
+                    where = scopes[stack] = self.names.scope(scope, stack)
             found = known.get(tuple(key))
             if found is None:  # not met before, or it runs other jaxprs
                 ins = reads[first_read:]
