@@ -22,10 +22,24 @@ def chosen(request):
     return formulation, np.array([random.integers(len(cost)) for cost in formulation.costs])
 
 
+def waiting(formulation, choice):
+    """The gradients that are reduced, in the order in which they run: that moment, and the group they lead."""
+    grouping, found = formulation.grouping, []
+    for number, group in enumerate(grouping.groups):
+        if group.leader is not None and formulation.live.runs[group.leader] > group.leader:
+            which, nest = formulation.folded.group_class[number], grouping.nests[group.leader]
+            loops = formulation.tables[which].assignments[0][choice[which]]
+            summed = {i for i, loop in enumerate(nest.loops) if loop.kind == "sum"}
+            if summed.intersection(loops.tolist()):
+                found.append((int(formulation.live.runs[group.leader]), number))
+    return sorted(found)
+
+
 def counted(formulation, choice):
     """Bytes at each operation: every stored value while it lives, its copy, and what waiting gradients hold."""
     live, back, grouping = formulation.live, Readback(formulation, choice), formulation.grouping
-    graph, times = back.graph, formulation.memory.moments(choice).tolist()
+    graph, late = back.graph, waiting(formulation, choice)
+    leaders = {grouping.groups[number].leader for _, number in late}
     total, stop = np.zeros(live.num_steps), live.stop.copy()
 
     def size(value, code):
@@ -33,19 +47,18 @@ def counted(formulation, choice):
 
     for value in grouping.home:
         if live.stored[value] and live.stop[value] > live.start[value]:
-            made = graph.producer.get(value, -1)
-            at_once = made >= 0 and grouping.nests[made].flops > 0 and times[made] == made
+            made = int(graph.columns.producer[value])
+            at_once = made >= 0 and grouping.nests[made].flops > 0 and made not in leaders
             total[made if at_once else live.start[value] : live.stop[value]] += size(value, back.code(value))
             if live.copied[value] >= 0:
                 total[live.copied[value]] += size(value, back.code(value)) * live.copy_size[value]
-    for index in sorted((i for i, time in enumerate(times) if time > i), key=times.__getitem__):
-        home = grouping.home[graph.ops[index].outputs[0]]
+    for time, home in late:
         which = formulation.folded.group_class[home]
         for number, slot in enumerate(grouping.groups[home].slots):
-            if slot.member == 0 and stop[slot.value] <= times[index]:
+            if slot.member == 0 and stop[slot.value] <= time:
                 code = formulation.tables[which].needs[number][choice[which]]
-                total[stop[slot.value] : times[index] + 1] += size(slot.value, code)
-                stop[slot.value] = times[index] + 1
+                total[stop[slot.value] : time + 1] += size(slot.value, code)
+                stop[slot.value] = time + 1
     for which, members in enumerate(formulation.folded.members):
         for member, needed in formulation.tables[which].transient:
             for group in members:
@@ -76,27 +89,15 @@ def test_no_choice_takes_less_than_the_least(chosen):
     assert (least.bytes_at <= profile.bytes_at * (1 + 1e-9)).all()
 
 
-def test_copies_last_from_the_first_reader_that_runs_to_the_last(chosen):
-    formulation, choice = chosen
-    back, times = Readback(formulation, choice), formulation.memory.moments(choice).tolist()
-    items, copies = list(back.resharded()), back.copies()
-    assert len(items) == len(copies) > 0
-    for item, (start, stop, size) in zip(items, copies, strict=True):
-        moments = sorted(times[reader] for reader in item.readers)
-        assert (start, stop) == (moments[0], moments[-1] + 1)
-        assert 0 < size <= back.graph.types[item.value].num_bytes
-
-
 def test_gradients_wait_only_where_they_are_reduced():
     step, args = mlp_step(1024, 8, layers=4)  # activations are all there is
     task = Task(trace(step, *args), mw.DataParallel())
     alone, spread = (task.plan([mesh((n,))], lambda _: None).details for n in (1, 4))
-    moments = [back.formulation.memory.moments(back.choice) for back in (alone, spread)]
-    assert moments[0].tolist() == list(range(len(task.graph.ops)))
-    late = np.flatnonzero(moments[1] > moments[0])
+    assert waiting(alone.formulation, alone.choice) == []
+    late = waiting(spread.formulation, spread.choice)
     assert len(late) == 4
     # Before the first gradient runs, the inputs of all layers and the gradients of all their results are in memory.
-    first, activations = min(moments[1][late]), 2 * 4 * 1024 * 8 * 4
+    first, activations = late[0][0], 2 * 4 * 1024 * 8 * 4
     assert alone.profile().bytes_at[first] < activations
     assert spread.profile().bytes_at[first] >= activations / 4
 

@@ -15,7 +15,6 @@ from meshwright.strategy.candidates import reducing_axes
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Span = tuple[int, int, int, float]  # column, start, stop, share of the column's bytes
 
@@ -43,7 +42,6 @@ class MemoryModel:
         self.num_steps = live.num_steps
         self.column_class: list[int] = []
         self.column_bytes: list[Array] = []  # per strategy of the class
-        self._waiting: list[tuple[int, Bools, Ints]] = []  # class, where it is reduced, operations of gradients
         values, columns = self._values()
         twice = live.copied[values] >= 0
         at, size = live.copied[values[twice]], live.copy_size[values[twice]]
@@ -76,7 +74,7 @@ class MemoryModel:
                     yield column, time, time + 1, 1.0
 
     def _gradients(self) -> Iterator[Span]:
-        """A gradient that is reduced waits, and what it reads is held until it runs; any other is there at once."""
+        """A gradient that is reduced waits, and what it reads is held as it needs it; any other is there at once."""
         runs, leader, slots = self.live.runs, self.grouping.placed.leader, self.grouping.slots
         held: list[tuple[int, int, int]] = []  # when a gradient runs, what it reads, the column of that
         waits = (leader >= 0) & (np.diff(self.grouping.values.start) > 0)
@@ -88,7 +86,6 @@ class MemoryModel:
             ops, table = leader[late], self.tables[which]
             nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
             reduced = np.logical_or.reduce(reducing_axes(nest, table.assignments[0], nest.results[0]), axis=1)
-            self._waiting.append((which, reduced, ops))
             column = self._add(which, self._local(made, table.codes[0]) * ~reduced)
             yield from ((column, i, at, 1.0) for i, at in zip(ops.tolist(), runs[ops].tolist(), strict=True))
             for number in np.flatnonzero(slots.member[slots.start[late[0]] : slots.start[late[0] + 1]] == 0).tolist():
@@ -110,14 +107,6 @@ class MemoryModel:
         self.column_class.append(which)
         self.column_bytes.append(size)
         return len(self.column_class) - 1
-
-    def moments(self, choice: Ints) -> Ints:
-        """When each operation runs under a choice."""
-        times = np.arange(self.num_steps)
-        for which, reduced, ops in self._waiting:
-            if reduced[choice[which]]:
-                times[ops] = self.live.runs[ops]
-        return times
 
     def profile(self, choice: Ints, extra: list[tuple[int, int, float]]) -> Profile:
         """Bytes over time under a choice, with ``extra`` buffers ``(start, stop, bytes)`` of resharded copies."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,8 @@ class Resharded:
     value: int
     source: int
     target: int
-    readers: tuple[int, ...]  # indices of the operations that read the copy
+    start: int  # operation indices between which the copy is live
+    stop: int
     trips: float
     phase: str
     operation: str
@@ -76,7 +76,7 @@ class Readback:
             if source != code:
                 trips = max(r.trips for r in reads)
                 label = graph.ops[at[0]].label
-                yield Resharded(reading.value, source, code, tuple(at), trips, reading.phase, label, at[0])
+                yield Resharded(reading.value, source, code, min(at), max(at) + 1, trips, reading.phase, label, at[0])
         for group_id, group in enumerate(groups):
             which = self.folded.group_class[group_id]
             table, strategy = self.formulation.tables[which], self.choice[which]
@@ -89,21 +89,21 @@ class Readback:
                 if read.member >= 0:
                     index = group.ops[read.member]
                     op = graph.ops[index]
-                    yield Resharded(read.value, source, target, (index,), read.trips, op.phase, op.label, index)
+                    yield Resharded(read.value, source, target, index, index + 1, read.trips, op.phase, op.label, index)
                 else:
                     made = graph.producer.get(read.value)
                     index = len(graph.ops) - 1 if made is None else made
                     phase = graph.ops[index].phase
                     label = self._taken_label(group.values[read.operand])
-                    yield Resharded(read.value, source, target, (index,), read.trips, phase, label, made)
+                    yield Resharded(read.value, source, target, index, index + 1, read.trips, phase, label, made)
         for output, code in self.formulation.restrictions.results.items():
             value = graph.outputs[output]
             source = self.code(value)
             if output not in graph.state and value in self.grouping.home and source != code:
                 made = graph.producer.get(value)
-                last = len(graph.ops) - 1
+                last = len(graph.ops)
                 phase = graph.ops[made].phase if made is not None else "forward"
-                yield Resharded(value, source, code, (last,), 1.0, phase, graph.output_paths[output], made)
+                yield Resharded(value, source, code, last - 1, last, 1.0, phase, graph.output_paths[output], made)
 
     def _taken_label(self, value: int) -> str:
         if value in self.graph.inputs:
@@ -122,15 +122,11 @@ class Readback:
 
     def copies(self) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes."""
-        items, moments = list(self.resharded()), self.formulation.memory.moments(self.choice)
-        if not items or not len(moments):
-            return []
-        sizes = np.array([kind.num_bytes for kind in self.graph.kinds])[self.graph.kind[[item.value for item in items]]]
-        local = sizes / self.axes.num_parts(np.array([item.target for item in items]))
-        times = np.arange(len(moments))[list(chain.from_iterable(item.readers for item in items))]
-        begin = np.cumsum([0, *(len(item.readers) for item in items[:-1])])
-        first, last = (extreme.reduceat(times, begin) for extreme in (np.minimum, np.maximum))
-        return list(zip(first.tolist(), (last + 1).tolist(), local.tolist(), strict=True))
+        types, parts = self.graph.types, self.axes.num_parts
+        return [
+            (item.start, item.stop, types[item.value].num_bytes / float(parts(item.target)))
+            for item in self.resharded()
+        ]
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
@@ -162,7 +158,7 @@ class Readback:
                 item = Collective(
                     hop.kind, axes, hop.num_bytes, seconds, read.phase, read.operation, source, "reshard", read.trips
                 )
-                found.append((min(read.readers), item))
+                found.append((read.start, item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
 
     def communication(self) -> float:
