@@ -1,7 +1,7 @@
 """Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ _PART = 0.1
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
 _EFFORT = 1e4
+_PROBES = (1e-3, 4e-3, 1.6e-2)  # parts of the bound within which a first choice is looked for, in haste
 _AIMS = (0.05, 0.005)  # how far above the bound its prices aim, relative to it
 _SCALES = (0.0, 0.5, 0.8, 1.3, 2.0, 4.0)
 
@@ -85,6 +86,14 @@ class Closer:
         best, cost = self._first(dual)
         if dual.bound < min(cost, cutoff) - self.tolerance:
             dual.converge(300, 1e-6, self.deadline)
+        for part in _PROBES if self.splits else ():
+            reach = part * abs(dual.bound)
+            if min(cost, cutoff) <= dual.bound + reach:
+                break
+            dual.restore()
+            found = replace(self, splits=False).attempt(dual, dual.bound + reach)
+            if found.cost < cost:
+                best, cost = found.choice, found.cost
         return (best, cost) if cost < cutoff else (None, np.inf)
 
     def _below(self, dual: Dual, ceiling: float) -> Closed:
