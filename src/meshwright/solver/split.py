@@ -29,7 +29,7 @@ def halves(dual: Dual, goal: float) -> tuple[np.ndarray, np.ndarray]:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
     best, parts = -1.0, None
     for node in np.argsort(-scores, kind="stable")[:_CANDIDATES]:
-        if not np.isfinite(scores[node]):
+        if scores[node] == -np.inf:  # it has one state only, and so have all that follow
             break
         own = np.zeros(len(model.cost), dtype=bool)
         own[model.off[node] : model.off[node + 1]] = True
