@@ -1,35 +1,51 @@
 """Reads a choice back: every value's sharding, every collective one by one, and the copies that resharding makes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.memory import Profile
 from meshwright.planner.plan import Collective, OpPlan, Spec
 from meshwright.planner.pricing import GroupTable
 from meshwright.strategy.candidates import result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
+from meshwright.strategy.sharding import Codes
 
 Specs = tuple[Spec | None, ...]
+Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Resharded:
-    """One value that is resharded for one reader or for several at once."""
+class Resharded(NamedTuple):
+    """One value that is resharded for one reader or for several at once.
+
+    Attributes:
+        value: The value.
+        source: The sharding it has.
+        target: The sharding it is brought to.
+        start, stop: Operation indices between which the copy is live.
+        trips: How often that happens in one step.
+        phase: Phase of the readers.
+        op: Index of the first operation that reads the copy, or that makes what an argument, carry or result takes on;
+            -1 for none.
+        taken: What takes the value on: an argument or carry; -1 where operations read it.
+        output: The output position that takes it on; -1 for none.
+    """
 
     value: int
     source: int
     target: int
-    start: int  # operation indices between which the copy is live
+    start: int
     stop: int
     trips: float
     phase: str
-    operation: str
-    reader: int | None
+    op: int
+    taken: int = -1
+    output: int = -1
 
 
 class Readback:
@@ -47,11 +63,30 @@ class Readback:
 
     def code(self, value: int) -> int:
         """The sharding in which a value is made; 0 for values that belong to no group."""
-        home = self.grouping.home.get(value)
-        if home is None:
-            return 0
-        which = self.folded.group_class[home]
-        return int(self.formulation.tables[which].codes[self.grouping.place[value]][self.choice[which]])
+        return int(self._made[value])
+
+    @cached_property
+    def _made(self) -> Codes:
+        """The sharding in which each value is made; 0 for values that belong to no group."""
+        values, home = self.grouping.values, self.grouping.placed.home
+        made = np.zeros(len(home), np.int64)
+        made[values.items] = self._chosen("codes", home[values.items], values.rank[values.items])
+        return made
+
+    @cached_property
+    def _copied(self) -> Codes:
+        """The sharding of each shared reading."""
+        first = self.formulation.num_groups
+        chosen = [codes[s] for codes, s in zip(self.formulation.shared_codes, self.choice[first:], strict=True)]
+        return np.array(chosen, np.int64)[np.array(self.folded.shared_class, np.int64) - first]
+
+    def _chosen(self, part: str, groups: Ints, places: Ints) -> Ints:
+        """What a part of the groups' tables, a list of columns, holds at some places under the chosen strategies."""
+        lists = [getattr(table, part) for table in self.formulation.tables]
+        start = np.cumsum([0, *map(len, lists)])
+        pairs = zip(lists, self.choice, strict=False)  # shared readings come after the groups
+        flat = np.array([column[strategy] for columns, strategy in pairs for column in columns], np.int64)
+        return flat[start[np.array(self.folded.group_class, np.int64)[groups]] + places]
 
     def spec(self, code: int, rank: int) -> Spec:
         """A code as axis names."""
@@ -63,52 +98,52 @@ class Readback:
 
     def resharded(self) -> Iterator[Resharded]:
         """Every resharding between groups."""
-        graph, groups = self.graph, self.grouping.groups
-        num_groups = self.formulation.num_groups
-        through: dict[tuple[int, int], int] = {}
-        for i, reading in enumerate(self.folded.shared):
-            which = self.folded.shared_class[i]
-            code = int(self.formulation.shared_codes[which - num_groups][self.choice[which]])
-            through |= dict.fromkeys(reading.readers, code)
-            reads = [groups[g].slots[s] for g, s in reading.readers]
-            at = [groups[g].ops[r.member] for (g, _), r in zip(reading.readers, reads, strict=True)]
-            source = self.code(reading.value)
-            if source != code:
-                trips = max(r.trips for r in reads)
-                label = graph.ops[at[0]].label
-                yield Resharded(reading.value, source, code, min(at), max(at) + 1, trips, reading.phase, label, at[0])
-        for group_id, group in enumerate(groups):
-            which = self.folded.group_class[group_id]
-            table, strategy = self.formulation.tables[which], self.choice[which]
-            for slot, read in enumerate(group.slots):
-                source = through.get((group_id, slot), -1)
-                source = self.code(read.value) if source < 0 else source
-                target = int(table.needs[slot][strategy])
-                if source == target or table.duplicate[slot][strategy]:
-                    continue
-                if read.member >= 0:
-                    index = group.ops[read.member]
-                    op = graph.ops[index]
-                    yield Resharded(read.value, source, target, index, index + 1, read.trips, op.phase, op.label, index)
-                else:
-                    made = graph.producer.get(read.value)
-                    index = len(graph.ops) - 1 if made is None else made
-                    phase = graph.ops[index].phase
-                    label = self._taken_label(group.values[read.operand])
-                    yield Resharded(read.value, source, target, index, index + 1, read.trips, phase, label, made)
+        graph = self.graph
+        yield from self._of_shared()
+        yield from self._of_slots()
         for output, code in self.formulation.restrictions.results.items():
             value = graph.outputs[output]
-            source = self.code(value)
+            source, made, last = self.code(value), graph.producer.get(value, -1), len(graph.ops)
             if output not in graph.state and value in self.grouping.home and source != code:
-                made = graph.producer.get(value)
-                last = len(graph.ops)
-                phase = graph.ops[made].phase if made is not None else "forward"
-                yield Resharded(value, source, code, last - 1, last, 1.0, phase, graph.output_paths[output], made)
+                phase = graph.ops[made].phase if made >= 0 else "forward"
+                yield Resharded(value, source, code, last - 1, last, 1.0, phase, made, output=output)
 
-    def _taken_label(self, value: int) -> str:
-        if value in self.graph.inputs:
-            return self.graph.input_paths[self.graph.inputs.index(value)]
-        return self.graph.ops[self.graph.producer[value]].label
+    def _of_shared(self) -> Iterator[Resharded]:
+        slots, shared = self.grouping.slots, self.folded.shared
+        source = self._made[[reading.value for reading in shared]]
+        for i in np.flatnonzero(source != self._copied).tolist():
+            reads = [slots.start[group] + rank for group, rank in shared[i].readers]
+            at, codes = slots.op[reads].tolist(), (int(source[i]), int(self._copied[i]))
+            trips = float(slots.trips[reads].max())
+            yield Resharded(shared[i].value, *codes, min(at), max(at) + 1, trips, shared[i].phase, at[0])
+
+    def _of_slots(self) -> Iterator[Resharded]:
+        columns, slots, values = self.graph.columns, self.grouping.slots, self.grouping.values
+        through, source = self.folded.through, self._made[slots.value]
+        source[through >= 0] = self._copied[through[through >= 0]]
+        target, paid = (self._chosen(part, slots.group, slots.rank) for part in ("needs", "duplicate"))
+        moved = np.flatnonzero((source != target) & (paid == 0))
+        value, read_by = slots.value[moved], slots.op[moved]
+        op = np.where(read_by >= 0, read_by, columns.producer[value])
+        at = np.where(op >= 0, op, len(columns.signature) - 1)
+        taken = np.full(len(moved), -1)
+        late = read_by < 0
+        taken[late] = values.items[values.start[slots.group[moved][late]] + slots.operand[moved][late]]
+        # The last operation's phase where none makes the value; forward if there is no operation at all.
+        phases = [PHASES[number] for number in np.append(columns.phase, 0)[at].tolist()]
+        numbers = (column.tolist() for column in (value, source[moved], target[moved], at, at + 1, slots.trips[moved]))
+        return map(Resharded, *numbers, phases, op.tolist(), taken.tolist())
+
+    def _label(self, item: Resharded) -> str:
+        """A name for people of what needs the copy."""
+        graph, op = self.graph, item.op
+        if item.output >= 0:
+            return graph.output_paths[item.output]
+        if item.taken >= 0:
+            if item.taken in graph.inputs:
+                return graph.input_paths[graph.inputs.index(item.taken)]
+            op = graph.producer[item.taken]
+        return graph.ops[op].label
 
     def hops(self, item: Resharded) -> list[Hop]:
         """The collectives of one resharding."""
@@ -151,12 +186,12 @@ class Readback:
                 )
                 found.append((index, item))
         for read in self.resharded():
-            source = self.graph.ops[read.reader].source if read.reader is not None else ""
+            source, label = self.graph.ops[read.op].source if read.op >= 0 else "", self._label(read)
             for hop in self.hops(read):
                 axes = tuple(names[a] for a in hop.axes)
                 seconds = read.trips * hop.seconds
                 item = Collective(
-                    hop.kind, axes, hop.num_bytes, seconds, read.phase, read.operation, source, "reshard", read.trips
+                    hop.kind, axes, hop.num_bytes, seconds, read.phase, label, source, "reshard", read.trips
                 )
                 found.append((read.start, item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
