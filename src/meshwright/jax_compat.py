@@ -1,6 +1,7 @@
 """The only file that touches private or unstable JAX: what differs between JAX 0.10 and 0.11 is settled here."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -33,7 +34,12 @@ def abstract(leaf: Any) -> Any:
     """The type of an array or number. Only scalars stay weakly typed: so a plan and its run trace the same program."""
     aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     weak = bool(getattr(aval, "weak_type", False)) and not aval.shape
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+    return _struct(tuple(aval.shape), aval.dtype, weak)
+
+
+@lru_cache(maxsize=4096)
+def _struct(shape: tuple[int, ...], dtype: Any, weak: bool) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
 
 
 def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
