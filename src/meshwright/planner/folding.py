@@ -25,8 +25,7 @@ PERIODS = 2
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(NamedTuple):
     """A value read by several groups in one phase: it is resharded once for all of them, to a sharding of its own."""
 
     value: int
