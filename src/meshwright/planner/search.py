@@ -23,10 +23,10 @@ from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
-# Problems under a tight memory limit may take long to close the last fifth of a percent, far below what the
-# costs themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine,
-# kernels that had to be compiled first) is given the second.
-_SOLVE_SECONDS = (2.0, 20.0)
+# Problems under a tight memory limit may take long to close the last fifth of a percent, far below what the costs
+# themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine, kernels
+# that had to be compiled first) is given the next.
+_SOLVE_SECONDS = (1.0, 3.0, 20.0)
 _CLOSE_ENOUGH = 2e-3
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
@@ -254,13 +254,14 @@ def _least_memory(formulation: Formulation) -> tuple[NDArray[np.int64], int]:
 
 
 def _solve(problem: ChoiceProblem) -> Solution:
-    brief, long = _SOLVE_SECONDS
-    solution = solve(problem, seconds=brief, workers=1, keep_interrupted=False)
-    proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    held = len(problem.row_node) > 0
-    if proven or (held and solution.choice is not None and solution.gap <= _CLOSE_ENOUGH):
-        return solution
-    return solve(problem, seconds=long, workers=1, initial=solution.choice, keep_interrupted=False)
+    close = _CLOSE_ENOUGH if len(problem.row_node) else 0.0
+    choice = None
+    for seconds in _SOLVE_SECONDS:
+        solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False)
+        if solution.status in (Status.OPTIMAL, Status.INFEASIBLE) or solution.gap <= close:
+            break
+        choice = solution.choice
+    return solution
 
 
 def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
