@@ -24,10 +24,10 @@ from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
 # Problems under a tight memory limit may take long to close the last fifth of a percent, far below what the costs
-# themselves are worth. What is neither proven optimal nor this close in the first allowance (a slow machine, kernels
-# that had to be compiled first) is given the next.
-_SOLVE_SECONDS = (1.0, 3.0, 20.0)
-_CLOSE_ENOUGH = 2e-3
+# themselves are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
+# are over (a slow machine, kernels that had to be compiled first) is given the next.
+_ALLOWANCES = ((1.0, 2e-3), (3.0, 2e-3), (20.0, 5e-2), (20.0, 5e-2))
+_LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
@@ -254,11 +254,11 @@ def _least_memory(formulation: Formulation) -> tuple[NDArray[np.int64], int]:
 
 
 def _solve(problem: ChoiceProblem) -> Solution:
-    close = _CLOSE_ENOUGH if len(problem.row_node) else 0.0
-    choice = None
-    for seconds in _SOLVE_SECONDS:
+    held, choice = len(problem.row_node) > 0, None
+    for seconds, close in _ALLOWANCES:
         solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False)
-        if solution.status in (Status.OPTIMAL, Status.INFEASIBLE) or solution.gap <= close:
+        proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        if proven or (solution.gap <= close and (held or seconds >= _LONG)):
             break
         choice = solution.choice
     return solution
