@@ -23,10 +23,10 @@ from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 from meshwright.units import format_bytes
 
-# Problems under a tight memory limit may take long to close the last fifth of a percent, far below what the costs
-# themselves are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
+# Problems under a tight memory limit may take long to close the last percent, far below what the costs themselves
+# are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
 # are over (a slow machine, kernels that had to be compiled first) is given the next.
-_ALLOWANCES = ((1.0, 2e-3), (3.0, 2e-3), (20.0, 5e-2), (20.0, 5e-2))
+_ALLOWANCES = ((1.0, 1e-2), (3.0, 2e-2), (20.0, 5e-2), (20.0, 5e-2))
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
