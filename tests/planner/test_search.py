@@ -5,6 +5,7 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.planner import Task
+from meshwright.planner.search import View, _least_memory, fit
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 
@@ -86,3 +87,13 @@ def test_ctrl_c_ends_planning(monkeypatch):
     monkeypatch.setattr("meshwright.solver.pipeline.simplify", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mw.plan(step, *args, mesh=mesh((4,)))
+
+
+def test_the_plan_of_least_memory_stands_where_nothing_else_was_found(monkeypatch):
+    step, args = mlp_step(64, 64)
+    formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
+    _, peak = _least_memory(formulation)
+    monkeypatch.setattr(View, "step", lambda view: False)
+    view = View(formulation, peak)
+    assert fit(view) and view.fits and view.solution.status == "feasible"
+    assert not fit(View(formulation, peak - 1))

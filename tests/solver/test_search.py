@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.board import Board
-from meshwright.solver.decimate import decimate
+from meshwright.solver.decimate import _settled, decimate
 from meshwright.solver.dual import Dual
 from meshwright.solver.level import Level
 from meshwright.solver.model import from_problem
@@ -15,7 +15,7 @@ from meshwright.solver.neighbourhood import Neighbourhood
 from meshwright.solver.pipeline import Run
 from meshwright.solver.search import Search
 from meshwright.solver.simplify import simplify
-from meshwright.solver.state import State
+from meshwright.solver.state import State, cost_of
 from meshwright.solver.warm import example
 
 
@@ -128,3 +128,16 @@ def test_two_workers_search_together(problem, monkeypatch):
     monkeypatch.setattr(pipeline, "_GIANT_STATES", 0)
     solution = solve(problem, seconds=6, workers=2)
     assert price(problem, solution.choice).legal
+
+
+def test_settled_costs_keep_every_total_and_the_bound():
+    model = from_problem(example(True, seed=2))
+    dual = Dual(model)
+    dual.converge(10)
+    dual.restore()
+    settled = _settled(dual)
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        choice = (random.random(model.num_nodes) * np.diff(model.off)).astype(np.int64)
+        assert cost_of(settled, choice) == pytest.approx(cost_of(model, choice))
+    assert Dual(settled).sweep() >= dual.bound - 1e-9 * abs(dual.bound)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from meshwright.planner.formulate import Formulation
 from meshwright.solver import ChoiceProblem, gather
 from meshwright.solver.dual import Dual
-from meshwright.solver.model import Model, from_problem
+from meshwright.solver.model import from_problem
 
 _FOLDED_SWEEPS = 60
 _WORK = 500_000_000  # matrix entries read on the unfolded problem, within these numbers of sweeps
@@ -31,7 +31,7 @@ def unfolded_bound(formulation: Formulation, target: float) -> float:
     """
     which = formulation.folded.untied.which
     dual = Dual(from_problem(_unfolded(formulation)))
-    for messages, starts in zip(_folded_messages(formulation), _message_starts(dual), strict=True):
+    for messages, starts in zip(_folded_messages(formulation), dual.links.of_edge, strict=True):
         _spread(*_pool(messages), which, starts, dual.m)
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), goal=target * (1 - _CLOSE))
@@ -63,7 +63,7 @@ def _folded_messages(formulation: Formulation) -> tuple[list[Array], list[Array]
     dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, [], None)))
     dual.converge(_FOLDED_SWEEPS, 1e-7)
     dual.restore()
-    starts = dict(zip(keys, _message_starts(dual).T.tolist(), strict=True))
+    starts = dict(zip(keys, dual.links.of_edge.T.tolist(), strict=True))
     found: tuple[list[Array], list[Array]] = ([], [])
     for key, (count, _) in formulation.edges.items():
         for messages, node, start in zip(found, (key[0], key[2]), starts.get(key, (0, 0)), strict=True):
@@ -79,16 +79,6 @@ def _spread(first, messages, which, starts, target):
         begin = first[which[edge]]
         for i in range(begin, first[which[edge] + 1]):
             target[starts[edge] + i - begin] = messages[i]
-
-
-def _message_starts(dual: Dual) -> Ints:
-    """``[side, edge]``: where the message of an edge to its first or second node begins; see `solver.links.link`."""
-    model: Model = dual.model
-    own, far = np.concatenate([model.eu, model.ev]), np.concatenate([model.ev, model.eu])
-    order = np.lexsort((far, own))
-    starts = np.empty(len(order), np.int64)
-    starts[order] = dual.links.msg
-    return starts.reshape(2, -1)
 
 
 def _pool(arrays: list[Array]) -> tuple[Ints, Array]:

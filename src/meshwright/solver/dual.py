@@ -91,6 +91,14 @@ class Dual:
         )
         return load
 
+    def spent(self) -> np.ndarray:
+        """What every state pays for memory at the current prices."""
+        model, spent = self.model, np.zeros(len(self.model.cost))
+        running = np.concatenate([[0.0], np.cumsum(self.price)])
+        rate = running[model.rend] - running[model.rstart]
+        sweeps.spend(model.off, model.rnode, rate, model.roff, model.usage, spent)
+        return spent
+
     def decode(self) -> np.ndarray:
         """A choice read from the current messages; it may exceed the caps or hold impossible pairs."""
         choice = np.zeros(self.model.num_nodes, dtype=np.int64)

@@ -15,7 +15,6 @@ import numpy as np
 
 from meshwright.solver.dual import Dual
 from meshwright.solver.kernel import inline, kernel
-from meshwright.solver.sweeps import spend
 
 _NARROW = 64  # labels kept once the effort is spent: what is left is a beam search
 _MOST_COMPARED = 64  # labels of equal frontier that a new one is compared with
@@ -37,7 +36,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
         duals: Duals of one model, numbered in the order of decision; each is swept backward once more here.
         goal: Cost up to which to look.
         width: Most labels to keep after each node.
-        effort: Most labels to make in all, those with many times counting more; beyond it the search gives up.
+        effort: Most labels to make in all, those with many times counting more; beyond it few are kept.
     """
     model, links = duals[0].model, duals[0].links
     num_nodes = model.num_nodes
@@ -53,9 +52,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     for i, dual in enumerate(duals):
         node_bases(links, model.off, dual.theta, dual.m, base[i])
     messages = np.stack([dual.m for dual in duals])
-    extra = np.zeros(len(model.cost))
-    running = np.concatenate([[0.0], np.cumsum(duals[0].price)])
-    spend(model.off, model.rnode, running[model.rend] - running[model.rstart], model.roff, model.usage, extra)
+    extra = duals[0].spent()
     touched, tfirst, tuse, ufirst, room = _usage_by_node(model)
     parents = np.empty((num_nodes, width), dtype=np.int32)
     states = np.empty((num_nodes, width), dtype=np.int32)

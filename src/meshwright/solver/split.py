@@ -4,7 +4,6 @@ import numpy as np
 
 from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.kernel import inline, kernel
-from meshwright.solver.sweeps import spend
 
 _CANDIDATES = 6
 _TRIAL_STEPS = 6
@@ -19,12 +18,8 @@ def halves(dual: Dual, goal: float) -> tuple[np.ndarray, np.ndarray]:
     """
     model = dual.model
     dual.sweep()
-    spent = np.zeros(len(model.cost))
-    if len(model.cap):
-        running = np.concatenate([[0.0], np.cumsum(dual.price)])
-        spend(model.off, model.rnode, running[model.rend] - running[model.rstart], model.roff, model.usage, spent)
     if dual.price.any():
-        scores, low = spreads(model.off, dual.reduced, spent)
+        scores, low = spreads(model.off, dual.reduced, dual.spent())
     else:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
     best, parts = -1.0, None
