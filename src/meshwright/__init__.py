@@ -9,6 +9,7 @@ from meshwright import lazy
 
 _PUBLIC = {
     "ClusterError": "errors",
+    "DeviceOutOfMemory": "errors",
     "DoesNotFit": "errors",
     "MeshwrightError": "errors",
     "PlanFileError": "errors",
@@ -30,6 +31,9 @@ _PUBLIC = {
     "TensorParallel": "planner.methods",
     "Zero": "planner.methods",
     "plan": "planner.planner",
+    "parallelize": "runtime.parallelize",
+    "create_state": "runtime.state",
+    "follow": "runtime.state",
     "ChoiceProblem": "solver",
     "Solution": "solver",
     "solve": "solver",

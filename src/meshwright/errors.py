@@ -41,3 +41,7 @@ class DoesNotFit(MeshwrightError):
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
+
+
+class DeviceOutOfMemory(MeshwrightError, RuntimeError):
+    """A device ran out of memory while a program ran."""

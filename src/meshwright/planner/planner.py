@@ -65,8 +65,14 @@ def plan(
     meshes = _meshes(cluster, mesh, method)
     say = on_progress or (lambda _: None)
     say("tracing")
-    task = Task(trace(function, *args), method)
-    return task.plan(meshes, say)
+    return Task(trace(function, *args), method).plan(meshes, say)
+
+
+def plan_traced(
+    traced: Traced, cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method
+) -> Plan:
+    """As `plan`, for a function that is traced already."""
+    return Task(traced, method).plan(_meshes(cluster, mesh, method), lambda _: None)
 
 
 def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method) -> list[Mesh]:

@@ -5,9 +5,11 @@ operation needs, hop by hop, and each result is given the sharding that the plan
 nothing left to guess. The numbers stay the user's: constraints move data, they never change it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from threading import local
 from typing import Any
 
 import jax
@@ -53,6 +55,10 @@ def spmd(plan: Plan, function: Callable[..., Any], devices: Sequence[Any] | None
     return Program(plan, function, device_mesh(plan, devices))
 
 
+class Strange(Exception):
+    """The quick call met arguments of other types than before, or arrays that do not lie where they should."""
+
+
 @dataclass(frozen=True)
 class _Variant:
     """What runs for one structure of the arguments and one set of leaves that are not arrays.
@@ -69,31 +75,54 @@ class _Variant:
     shardings: Sequence[NamedSharding]
     results: Leaves
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but arrays goes in and comes out, so that `jitted` can be called as it stands."""
+        return None not in self.arguments.positions and None not in self.results.positions
+
 
 class Program:
-    """A function that runs as a plan says."""
+    """A function that runs as a plan says.
+
+    Attributes:
+        plan: The plan.
+        mesh: Its mesh, of real devices.
+        quick: The compiled function where the arguments are like those of the last call; raises `Strange` (or, as
+            `jax.jit` does, ValueError or TypeError) where they are not. A plain call then does what is needed.
+    """
 
     def __init__(self, plan: Plan, function: Callable[..., Any], mesh: DeviceMesh):
-        self._plan = plan
+        self.plan = plan
+        self.mesh = mesh
+        self.quick: Callable[..., Any] = _strange
         self._function = function
-        self._mesh = mesh
         self._variants: dict[Any, _Variant] = {}
+        self._tracing = local()
 
     def __call__(self, *args: Any) -> Any:
-        variant, arrays = self._variant(args)
+        try:
+            return self.quick(*args)
+        except (Strange, TypeError, ValueError):
+            variant, arrays = self._variant(args)
         # To JAX it is part of an array's type where it lies: without this, all would be compiled once for a fresh state
         # and again for one that came back.
-        placed = variant.arguments.fill(_place(arrays, variant.shardings))
-        return variant.results.fill(tree_leaves(variant.jitted(*placed)))
+        placed = variant.arguments.bare.fill(_place(arrays, variant.shardings))
+        with self._allow_tracing():
+            made = variant.jitted(*placed)
+        if variant.is_plain:
+            self.quick = variant.jitted
+            return made
+        return variant.results.fill(tree_leaves(made))
 
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
         variant, arrays = self._variant(args)
-        return variant.jitted.lower(*variant.arguments.fill(arrays))
+        with self._allow_tracing():
+            return variant.jitted.lower(*variant.arguments.bare.fill(arrays))
 
     def _variant(self, args: tuple[Any, ...]) -> tuple[_Variant, list[Any]]:
         leaves, tree = tree_flatten(args)
-        tensors = self._plan.arguments
+        tensors = self.plan.arguments
         if len(leaves) != len(tensors):
             raise ShardingError(
                 f"the plan is for arguments of {len(tensors)} leaves and was given {len(leaves)}; call the function "
@@ -108,15 +137,17 @@ class Program:
     def _make(self, args: tuple[Any, ...]) -> _Variant:
         call = call_abstractly(self._function, args)
         arguments, results = call.arguments.bare, call.results.bare
-        taken, made = _arrays(self._plan.arguments), _arrays(self._plan.results)
-        _check(taken, call.jaxpr.in_avals)
-        _check(made, call.jaxpr.out_avals)
+        taken, made = _arrays(self.plan.arguments), _arrays(self.plan.results)
+        check_types(taken, call.jaxpr.in_avals)
+        check_types(made, call.jaxpr.out_avals)
 
         @wraps(self._function)
         def run(*args: Any) -> Any:
+            if not getattr(self._tracing, "allowed", False):
+                raise Strange
             leaves = tree_leaves(args)
-            _check(taken, map(jax_compat.abstract, leaves))
-            outs = Evaluator(self._plan, self._mesh).run(call.jaxpr, leaves, [t.spec for t in taken])
+            check_types(taken, map(jax_compat.abstract, leaves))
+            outs = Evaluator(self.plan, self.mesh).run(call.jaxpr, leaves, [t.spec for t in taken])
             return results.fill(outs)
 
         shardings = self._shardings(taken)
@@ -124,12 +155,25 @@ class Program:
             run,
             in_shardings=arguments.fill(shardings),
             out_shardings=results.fill(self._shardings(made)),
-            donate_argnums=_donated(self._plan, arguments.tree),
+            donate_argnums=_donated(self.plan, arguments.tree),
         )
-        return _Variant(jitted, arguments, shardings, call.results)
+        return _Variant(jitted, call.arguments, shardings, call.results)
+
+    @contextmanager
+    def _allow_tracing(self) -> Iterator[None]:
+        """Lets JAX trace the function in this thread: elsewhere the quick call must not begin to compile."""
+        self._tracing.allowed = True
+        try:
+            yield
+        finally:
+            self._tracing.allowed = False
 
     def _shardings(self, tensors: Iterable[Tensor]) -> list[NamedSharding]:
-        return [NamedSharding(self._mesh, partition_spec(t.spec)) for t in tensors]
+        return [NamedSharding(self.mesh, partition_spec(t.spec)) for t in tensors]
+
+
+def _strange(*args: Any) -> Any:
+    raise Strange
 
 
 def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
@@ -137,8 +181,9 @@ def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
     pairs = enumerate(zip(arrays, shardings, strict=True))
     moved = [i for i, (x, sharding) in pairs if not (getattr(x, "committed", False) and x.sharding == sharding)]
     placed = list(arrays)
-    there = jax.device_put([arrays[i] for i in moved], [shardings[i] for i in moved])
-    for i, array in zip(moved, there, strict=True):
+    # A replicated array may share the caller's buffer, which would be gone with it when it is donated.
+    own = [x.copy() if isinstance(x, jax.Array) else x for x in (arrays[i] for i in moved)]
+    for i, array in zip(moved, jax.device_put(own, [shardings[i] for i in moved]), strict=True):
         placed[i] = array
     return placed
 
@@ -147,7 +192,7 @@ def _arrays(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t for t in tensors if t.role != "static"]
 
 
-def _check(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
+def check_types(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
     """Refuses arrays of other types than the plan was made for."""
     types = [(tuple(t.shape), str(t.dtype)) for t in given]
     for tensor, found in zip(planned, types, strict=False):
