@@ -44,7 +44,7 @@ def test_a_decorated_train_step_trains_as_one_device_does():
         return train_step(state, batch)
 
     many, one = params(), params()
-    for size in range(3):
+    for _ in range(3):
         many, metrics = step(many, batch())
         one, expected = jax.jit(train_step)(one, batch())
         assert_same(expected, metrics)

@@ -75,13 +75,13 @@ def parallelize(
 class Settings:
     """How a function is to be parallelised; see `parallelize`. ``donate_argnums`` is None for those that come back."""
 
-    cluster: Cluster | str | None = None
-    mesh: Mesh | tuple[int, ...] | None = None
-    method: Method = Auto()
-    microbatches: int = 1
-    donate_argnums: tuple[int, ...] | None = None
-    static_argnums: tuple[int, ...] = ()
-    batch_argnums: tuple[int, ...] = (1,)
+    cluster: Cluster | str | None
+    mesh: Mesh | tuple[int, ...] | None
+    method: Method
+    microbatches: int
+    donate_argnums: tuple[int, ...] | None
+    static_argnums: tuple[int, ...]
+    batch_argnums: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
@@ -98,7 +98,10 @@ class Parallelized:
         recent: The program that was called last; None before the first call.
     """
 
+    __name__: str
+
     def __init__(self, function: Callable[..., Any], settings: Settings):
+        self.__name__ = type(function).__name__  # of a callable that has no name of its own
         self.function = function
         self.settings = settings
         self.recent: Program | None = None
