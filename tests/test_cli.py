@@ -251,6 +251,6 @@ def test_ctrl_c_leaves_at_once_without_a_traceback(monkeypatch):
 def test_solve_is_part_of_the_command(tmp_path):
     file = tmp_path / "problem.json"
     meshwright.ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])]).save(file)
-    result = run("solve", file, "--seconds", 5, "--workers", 1)
+    result = run("solve", file, "--seconds", 60, "--workers", 1)
     assert json.loads(result.stdout.splitlines()[-1]) == [1, 0]
     run("solve", tmp_path / "none.json", code=2)

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+_INTERPRETERS_OWN = 1000  # CPython 3.12 starts with a few hundred frozen objects; whoever freezes a heap, freezes more
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Pauses the collector, which else would look through all that was made again and again and find nothing.
@@ -19,7 +22,7 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # else the caller has frozen objects, and they must stay so
+        if not _is_frozen():  # else the caller has frozen objects, and they must stay so
             gc.freeze()
             gc.unfreeze()
         gc.enable()
@@ -31,7 +34,7 @@ def heap_frozen() -> Iterator[None]:
 
     After a trace one look through everything takes as long as planning dozens of layers.
     """
-    if gc.get_freeze_count() > 0:
+    if _is_frozen():
         yield
         return
     gc.freeze()
@@ -39,3 +42,7 @@ def heap_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _is_frozen() -> bool:
+    return gc.get_freeze_count() > _INTERPRETERS_OWN
