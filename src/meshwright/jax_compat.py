@@ -114,11 +114,44 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Runs one equation on its operands, as JAX's own interpreter would."""
+def with_literals_of(part: Any, whole: Any) -> Any | None:
+    """A closed jaxpr with the scalar literals of another that differs in shapes and literals only; None if it does not.
+
+    Jaxprs that its equations run are treated alike.
+    """
+    if len(part.jaxpr.eqns) != len(whole.jaxpr.eqns):
+        return None
+    eqns = []
+    for eqn, other in zip(part.jaxpr.eqns, whole.jaxpr.eqns, strict=True):
+        if eqn.primitive.name != other.primitive.name or len(eqn.invars) != len(other.invars):
+            return None
+        pairs = zip(eqn.invars, other.invars, strict=True)
+        invars = [w if isinstance(w, Literal) and jax.numpy.ndim(w.val) == 0 else v for v, w in pairs]
+        params = dict(eqn.params)
+        for key, value in params.items():
+            if isinstance(value, Jaxpr | ClosedJaxpr):
+                inner = with_literals_of(close(value), close(other.params[key]))
+                if inner is None:
+                    return None
+                params[key] = inner if isinstance(value, ClosedJaxpr) else inner.jaxpr
+        eqns.append(eqn.replace(invars=invars, params=params))
+    return ClosedJaxpr(part.jaxpr.replace(eqns=eqns), part.consts)
+
+
+def bind(eqn: Any, operands: Sequence[Any], stack: Sequence[Any] = ()) -> list[Any]:
+    """Runs one equation on its operands, as JAX's own interpreter would.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands.
+        stack: Name stacks of the calls around it, which were inlined.
+    """
     bound = eqn.primitive.get_bind_params(eqn.params)
     # Older releases answer with the functions to call beside the parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    with eqn.ctx.manager:
+    names = source_info_util.current_name_stack()
+    for around in (*stack, name_stack(eqn)):
+        names = names + around
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
         results = eqn.primitive.bind(*functions, *operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]

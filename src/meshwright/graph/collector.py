@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 _INTERPRETERS_OWN = 1000  # CPython 3.12 starts with a few hundred frozen objects; whoever freezes a heap, freezes more
 
 

@@ -74,6 +74,12 @@ def _intern(item: Any, numbers: dict[Any, int], items: list[Any]) -> int:
     return found
 
 
+def signature_of(eqn: Any) -> Signature:
+    """What the rules may see of an equation."""
+    operands, results = (tuple(_type(v.aval) for v in side) for side in (eqn.invars, eqn.outvars))
+    return Signature(eqn.primitive.name, eqn.params, operands, results)
+
+
 def _type(aval: Any) -> TensorType:
     dtype = getattr(aval, "dtype", None)
     if dtype is None:  # tokens and the like hold no data

@@ -18,6 +18,7 @@ from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
+from meshwright.runtime.microbatches import CannotCut, accumulated
 from meshwright.runtime.spmd import Program, Strange, device_mesh
 from meshwright.units import format_bytes, format_seconds
 
@@ -45,7 +46,9 @@ def parallelize(
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
         method: `mw.Auto()` by default.
         microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
-            added up, so that a step needs less memory. The numbers stay those of the whole batch.
+            added up, so that a step needs less memory. The numbers stay those of the whole batch, but for random bits
+            drawn for each example: each part draws its own. Where they could not stay (batch norm), the batch runs
+            whole, and a warning says so.
         donate_argnums: Arguments whose memory the results may take over: they cannot be used after the call. By default
             those that come back whole as results, such as a state.
         static_argnums: Arguments that are not arrays but values the function is compiled for; they must be hashable.
@@ -107,6 +110,7 @@ class Parallelized:
         self.recent: Program | None = None
         self._programs: dict[Any, Program] = {}
         self._plans: dict[Any, Plan] = {}
+        self._steps: dict[Any, Callable[..., Any]] = {}
         self._arguments = _Arguments(function, settings.static_argnums)
         update_wrapper(self, function, updated=())
 
@@ -173,8 +177,24 @@ class Parallelized:
         return plan_traced(traced, self.settings.cluster, self.settings.mesh, self.settings.method)
 
     def _step(self, bound: "_Bound") -> Callable[..., Any]:
-        """The function of the arguments that are not static."""
-        return bound.function
+        """The function of the arguments that are not static, cut into microbatches where asked for and possible."""
+        count = self.settings.microbatches
+        if count == 1:
+            return bound.function
+        key = bound.key()
+        if key not in self._steps:
+            batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
+            try:
+                self._steps[key] = accumulated(bound.function, bound.values, batch, count)
+            except CannotCut as reason:
+                log.warning(
+                    "%s: runs its batch whole instead of in %d microbatches, which would change its numbers: %s",
+                    self.__name__,
+                    count,
+                    reason,
+                )
+                self._steps[key] = bound.function
+        return self._steps[key]
 
     def _donating(self, traced: Traced, bound: "_Bound") -> Traced:
         """The same with the arguments that are donated marked."""

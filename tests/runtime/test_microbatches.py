@@ -1,0 +1,212 @@
+"""Microbatches: the numbers of the whole batch, whatever the step computes; or a word that it cannot be cut."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.runtime.microbatches import CannotCut, accumulated
+
+BATCH = 16
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("f4")
+
+
+def assert_same(one, many, rtol=2e-5):
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(many), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=2e-6, err_msg=jax.tree_util.keystr(path))
+
+
+def cut(function, *args, count=4, batch=(1,)):
+    return accumulated(function, args, batch, count)
+
+
+def check(function, *args, count=4):
+    assert_same(jax.jit(function)(*args), jax.jit(cut(function, *args, count=count))(*args))
+
+
+W = {"in": draw(8, 16, seed=1), "out": draw(16, 4, seed=2)}
+DATA = {"x": draw(BATCH, 6, 8, seed=3), "y": draw(BATCH, 6, 4, seed=4), "length": np.arange(BATCH) % 6 + 1}
+
+
+def predict(w, x):
+    return jnp.tanh(x @ w["in"]) @ w["out"]
+
+
+def errors(w, batch):
+    return jnp.sum((predict(w, batch["x"]) - batch["y"]) ** 2, axis=-1)
+
+
+def masked(w, batch):
+    mask = jnp.arange(6) < batch["length"][:, None]
+    return jnp.sum(jnp.where(mask, errors(w, batch), 0.0)) / jnp.sum(mask)
+
+
+LOSSES = {
+    "a mean": lambda w, batch: jnp.mean(errors(w, batch)),
+    "a sum": lambda w, batch: jnp.sum(errors(w, batch)),
+    "a mean over what is no padding": masked,
+    "a norm": lambda w, batch: jnp.sqrt(jnp.sum(errors(w, batch))) / 7,
+    "with decay": lambda w, batch: jnp.mean(errors(w, batch)) + 0.1 * sum(jnp.sum(x**2) for x in jax.tree.leaves(w)),
+    "per example": lambda w, batch: jax.vmap(lambda x, y: jnp.mean((predict(w, x) - y) ** 2))(
+        batch["x"], batch["y"]
+    ).mean(),
+    "merged dims": lambda w, batch: jnp.mean((predict(w, batch["x"].reshape(-1, 8)) - batch["y"].reshape(-1, 4)) ** 2),
+    "checkpointed": lambda w, batch: jnp.mean(jax.checkpoint(errors)(w, batch)),
+    "over a sequence": lambda w, batch: jax.lax.scan(
+        lambda total, xy: (total + jnp.mean((predict(w, xy[0]) - xy[1]) ** 2), None),
+        0.0,
+        (batch["x"].swapaxes(0, 1), batch["y"].swapaxes(0, 1)),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("count", [2, 8])
+def test_gradients_and_losses_are_those_of_the_whole_batch(name, count):
+    if name == "a norm":  # its gradient at each example is divided by what all of them make
+        with pytest.raises(CannotCut, match="needs what only the whole batch can tell"):
+            cut(jax.value_and_grad(LOSSES[name]), W, DATA)
+        return
+    check(jax.value_and_grad(LOSSES[name]), W, DATA, count=count)
+
+
+def test_metrics_of_all_kinds():
+    def step(w, batch):
+        found = errors(w, batch)
+        return {
+            "mean": found.mean(),
+            "worst": found.max(),
+            "best": found.min(),
+            "any": jnp.any(found > 10.0),
+            "all": jnp.all(found >= 0.0),
+            "count": jnp.sum(batch["length"]),
+            "perplexity": jnp.exp(found.mean() / 100),
+            "each": found,
+            "rows": predict(w, batch["x"]).reshape(-1, 4),
+            "norm": jnp.sqrt(jnp.sum(w["in"] ** 2)),
+            "first": batch["x"],
+            "seven": 7,
+        }
+
+    check(step, W, DATA)
+
+
+def test_a_whole_step_with_clipping_and_momentum():
+    def step(state, batch):
+        loss, grads = jax.value_and_grad(LOSSES["a mean"])(state["w"], batch)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda g: g / jnp.maximum(1.0, norm), grads)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["m"], grads)
+        return {"w": jax.tree.map(jnp.subtract, state["w"], moments), "m": moments}, {"loss": loss, "norm": norm}
+
+    check(step, {"w": W, "m": jax.tree.map(np.zeros_like, W)}, DATA)
+
+
+def test_embeddings_are_added_up():
+    table, ids = draw(10, 4), np.arange(BATCH * 3).reshape(BATCH, 3) % 10
+
+    def step(table, ids):
+        return jax.value_and_grad(lambda t: jnp.mean(t[ids] ** 2) + jnp.mean(t[ids[:, 0]] @ t.T))(table)
+
+    check(step, table, ids)
+
+
+def test_half_precision_is_added_up_in_float32():
+    def step(w, batch):
+        return jax.grad(lambda w: jnp.sum((batch["x"].astype(jnp.bfloat16) @ w).astype(jnp.float32)))(w)
+
+    w = jnp.asarray(W["in"], jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(cut(step, w, DATA))(w, DATA)
+    loop = next(e for e in jaxpr.eqns if e.primitive.name in ("scan", "jit") and "scan" in str(e))
+    assert "f32[16,8] = add" in str(loop)
+    assert_same(step(w, DATA).astype(jnp.float32), cut(step, w, DATA)(w, DATA).astype(jnp.float32), rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["typed", "raw"])
+@pytest.mark.parametrize("where", ["plain", "checkpoint", "scan"])
+def test_every_part_draws_bits_of_its_own(kind, where):
+    key = jax.random.key(5) if kind == "typed" else jax.random.PRNGKey(5)
+
+    def drop(x, key):
+        return jnp.where(jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, x.shape), x, 0.0)
+
+    def layers(x, key):
+        return jax.lax.scan(lambda c, k: (drop(c, k) + 1e-9, None), x, jax.random.split(key, 2))[0]
+
+    inner = {"plain": drop, "checkpoint": jax.checkpoint(drop), "scan": layers}[where]
+
+    def step(key, batch):
+        kept = inner(batch["x"], key)
+        return kept, jax.grad(lambda x: jnp.sum(inner(x, key)))(batch["x"])
+
+    data = {"x": np.ones((BATCH, 50), np.float32)}
+    kept, slope = jax.jit(cut(step, key, data))(key, data)
+    np.testing.assert_allclose(kept, slope, atol=1e-5)  # the backward pass drops what the forward pass dropped
+    rows = {tuple(row) for row in np.asarray(kept > 0.5).tolist()}
+    assert len(rows) == BATCH, "no two examples may share a mask"
+    share = 0.25 if where == "scan" else 0.5
+    assert abs(float((kept > 0.5).mean()) - share) < 0.1
+    again, _ = jax.jit(cut(step, key, data))(key, data)
+    np.testing.assert_array_equal(kept, again)
+
+
+def test_noise_that_is_not_drawn_for_examples_is_the_same():
+    def step(key, batch):
+        w = W["in"] + jax.random.normal(key, W["in"].shape)
+        return jnp.mean(batch["x"] @ w)
+
+    check(step, jax.random.key(1), DATA)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda w, b: jnp.mean((b["x"] - b["x"].mean(0) @ w["in"] @ w["in"].T) ** 2),
+            "needs what only the whole batch",
+        ),
+        (lambda w, b: jnp.mean(b["x"][:, 0] @ w["in"] @ w["in"].T @ b["x"][:, 0].T), "mixes|pairs"),
+        (lambda w, b: jnp.cumsum(b["x"] @ w["in"], axis=0).sum(), "mixes examples"),
+        (lambda w, b: jnp.sort(b["x"], axis=0), "mixes examples"),
+        (lambda w, b: (b["x"] @ w["in"]).sum() if b["x"].shape[0] > 8 else 1.0 * b["x"].sum(), "something else"),
+        (lambda w, b: jax.lax.scan(lambda c, x: (c + x @ w["in"], None), jnp.zeros((6, 16)), b["x"])[0], "runs over"),
+    ],
+)
+def test_what_mixes_examples_is_not_cut(function, reason):
+    with pytest.raises(CannotCut, match=reason):
+        cut(function, W, DATA)
+
+
+def test_batches_that_cannot_be_cut_are_refused():
+    with pytest.raises(mw.ShardingError, match="a batch of 16 does not divide into 3 microbatches"):
+        cut(LOSSES["a mean"], W, DATA, count=3)
+    with pytest.raises(mw.ShardingError, match="first dims of 4 and 16"):
+        cut(LOSSES["a mean"], W, DATA | {"y": DATA["y"][:4]}, count=2)
+    with pytest.raises(mw.ShardingError, match="no batch to cut"):
+        cut(LOSSES["a mean"], W, DATA, batch=())
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "bert-tiny"])
+def test_models_train_in_microbatches_on_many_devices(name):
+    example = zoo.build(name, batch=16, dtype="float32")
+    step = mw.parallelize(example.train_step, cluster="1x8 cpu", mesh=(2, 4), microbatches=2)
+    one, expected = jax.jit(example.train_step)(example.init(0), example.sample(1))
+    many, loss = step(example.init(0), example.sample(1))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert_same(one["mu"], many["mu"])
+
+
+def test_batch_norm_runs_whole_and_says_so(caplog):
+    example = zoo.build("wide-resnet-tiny", batch=16, dtype="float32")
+    step = mw.parallelize(example.train_step, cluster="1x8 cpu", mesh=(8,), microbatches=2)
+    with caplog.at_level(logging.WARNING, logger="meshwright"):
+        step.plan(example.state, example.batch)
+    assert "runs its batch whole instead of in 2 microbatches" in caplog.text
+    assert "vision.py" in caplog.text and "batch_norm" in caplog.text
