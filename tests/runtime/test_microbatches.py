@@ -1,6 +1,7 @@
 """Microbatches: the numbers of the whole batch, whatever the step computes; or a word that it cannot be cut."""
 
 import logging
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.runtime.compiled import collectives_of
 from meshwright.runtime.microbatches import CannotCut, accumulated
+from tests.runtime.test_spmd import compiled
 
 BATCH = 16
 
@@ -210,3 +213,35 @@ def test_batch_norm_runs_whole_and_says_so(caplog):
         step.plan(example.state, example.batch)
     assert "runs its batch whole instead of in 2 microbatches" in caplog.text
     assert "vision.py" in caplog.text and "batch_norm" in caplog.text
+
+
+def sent(collectives):
+    """Bytes by kind and axes; the CPU backend has no reduce-scatter but an all-reduce and a slice, of as many bytes."""
+    total = Counter()
+    for item in collectives:
+        kind = "reduction" if item.kind in ("all_reduce", "reduce_scatter") else item.kind
+        total[kind, item.axes] += item.bytes * item.trips
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mesh", "method"),
+    [
+        ("gpt-tiny", {}, (8,), mw.DataParallel()),
+        ("gpt-tiny", {}, (8,), mw.Zero(stage=3)),
+        ("llama-tiny", {"scan": True}, (2, 4), mw.Auto()),
+    ],
+    ids=str,
+)
+def test_gradients_are_brought_together_once_a_step(name, options, mesh, method):
+    example = zoo.build(name, batch=64, dtype="float32", **options)
+    step = mw.parallelize(example.train_step, cluster="1x8 cpu", mesh=mesh, method=method, microbatches=4)
+    plan = step.plan(example.state, example.batch)
+    assert {c.trips for c in plan.collectives if c.purpose == "gradient"} == {1.0}
+    program = compiled(step, example.state, example.batch)
+    planned, made = sent(plan.collectives), sent(collectives_of(program.as_text(), plan.mesh.shape))
+    for key in planned.keys() | made.keys():
+        assert made[key] == pytest.approx(planned[key], rel=0.1, abs=2e3), key
+    gradients = sum(np.prod(p.shape) * 4 for p in jax.tree.leaves(example.state["params"]))
+    reduced = sum(size for (kind, _), size in made.items() if kind == "reduction")
+    assert reduced < 1.3 * gradients

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import BACKWARD, UPDATE, Graph
+from meshwright.graph.accumulation import find_accumulated
 from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import PHASES
 from meshwright.planner.numbering import Numbers, sort_by
@@ -103,6 +104,7 @@ class Grouping:
         home: Group index of each real value.
         place: Position of each real value within its group's `values`.
         nests: Loop nest of each operation.
+        accumulated: Operations whose results a loop adds up: what they leave partial is settled when it is over.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
         placed: Where operations and values went, as columns.
         ops: Operations by group.
@@ -127,6 +129,7 @@ class Grouping:
         self.slots = self._find_slots()
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
+        self.accumulated = find_accumulated(graph)
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""

@@ -11,7 +11,7 @@ from meshwright.planner.folding import Folded
 from meshwright.planner.groups import Grouping
 from meshwright.planner.numbering import pack
 from meshwright.planner.pricing import GroupTable
-from meshwright.strategy.candidates import reducing_axes
+from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
@@ -48,7 +48,10 @@ class MemoryModel:
         spans = [
             (columns, live.start[values], live.stop[values], np.ones(len(values))),
             (columns[twice], at, at + 1, size),
-            *(np.array(list(found), float).reshape(-1, 4).T for found in (self._transients(), self._gradients())),
+            *(
+                np.array(list(found), float).reshape(-1, 4).T
+                for found in (self._transients(), self._gradients(), self._accumulators())
+            ),
         ]
         column, start, stop, self._share = (np.concatenate(parts) for parts in zip(*spans, strict=True))
         self._column, self._start, self._stop = (part.astype(np.int64) for part in (column, start, stop))
@@ -97,6 +100,21 @@ class MemoryModel:
             if until[value] <= time:
                 yield column, until[value], time + 1, 1.0
                 until[value] = time + 1
+
+    def _accumulators(self) -> Iterator[Span]:
+        """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
+        accumulated, ops = self.grouping.accumulated, self.grouping.ops
+        for index, found in accumulated.items():
+            group = int(self.grouping.placed.group[index])
+            which = self.folded.group_class[group]
+            nest, table = self.grouping.nests[index], self.tables[which]
+            loops = table.assignments[ops.rank[index]]
+            made = self.grouping.graph.columns.first_made[index]
+            before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
+            after = table.codes[self.grouping.place[made]]
+            more = found.growth * (self._local(made, before) - self._local(made, after))
+            if more.any():
+                yield self._add(which, more), found.start, found.stop, 1.0
 
     def _local(self, value: int, codes: Codes) -> Array:
         """Bytes of a value on one device, for each of its shardings."""

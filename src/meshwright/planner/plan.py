@@ -118,6 +118,7 @@ class OpPlan:
         partial: Sharding of each result before partial sums are settled; None for scalars.
         results: Sharding of each result.
         via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
+        waits: Axes over which its result is left partial, because a loop adds it up first.
     """
 
     serial: int
@@ -127,6 +128,7 @@ class OpPlan:
     partial: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
     via: tuple[Spec | None, ...]
+    waits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Event:
     seconds: float  # of all trips together
     member: int
     purpose: str
+    trips: float
 
 
 @dataclass(slots=True)
@@ -214,20 +215,21 @@ class _Walk:
         """Adds the reduce-scatters, then one all-reduce over the axes that are left."""
         if not partial.any():
             return
-        op, mesh = self.graph.ops[index], self.pricer.mesh
-        purpose = "activation" if self.grouping.gradients.isdisjoint(op.outputs) else "gradient"
-        left = local.copy()
+        op, mesh, waits = self.graph.ops[index], self.pricer.mesh, self.grouping.accumulated.get(index)
+        gradient = waits is not None or not self.grouping.gradients.isdisjoint(op.outputs)
+        purpose = "gradient" if gradient else "activation"
+        trips, left = (op.trips, local.copy()) if waits is None else (waits.trips, local * waits.growth)
         for axis, size in enumerate(mesh.sizes):
             on = partial[:, axis] & (scatter[:, axis] >= 0)
             if on.any():
-                self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, op.trips, purpose)
+                self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, trips, purpose)
                 left[on] /= size
         rest = partial & (scatter < 0)
         masks = rest @ (1 << np.arange(len(mesh.sizes)))
         for mask in np.unique(masks):
             if mask:
                 on_axes = tuple(a for a in range(len(mesh.sizes)) if mask >> a & 1)
-                self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, op.trips, purpose)
+                self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, trips, purpose)
 
     def _halo(self, member: int, index: int, loops: Assignment) -> None:
         """A split window reads its neighbour's border: a permute of the halo's share of the first operand."""
@@ -259,7 +261,7 @@ class _Walk:
         if self.size == 1 and cost[0] > 0:
             for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
                 if hop.kind != SLICE:
-                    event = Event(hop.kind, hop.axes, hop.num_bytes, trips * hop.seconds, member, "reshard")
+                    event = Event(hop.kind, hop.axes, hop.num_bytes, trips * hop.seconds, member, "reshard", trips)
                     self.table.events.append(event)
 
     def _need(self, value: int, need: Codes, phase: str) -> None:
@@ -299,4 +301,4 @@ class _Walk:
         seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes), 0.0)
         self.table.communication += seconds
         if self.size == 1 and num_bytes[0] > 0:
-            self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose))
+            self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose, trips))

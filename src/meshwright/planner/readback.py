@@ -1,6 +1,7 @@
 """Reads a choice back: every value's sharding, every collective one by one, and the copies that resharding makes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.memory import Profile
 from meshwright.planner.plan import Collective, OpPlan, Spec
 from meshwright.planner.pricing import GroupTable
-from meshwright.strategy.candidates import result_holders, tensor_holders
+from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes
 
@@ -182,7 +183,7 @@ class Readback:
                     op.label,
                     op.source,
                     event.purpose,
-                    op.trips,
+                    event.trips,
                 )
                 found.append((index, item))
         for read in self.resharded():
@@ -229,7 +230,36 @@ class Readback:
                 op = self.graph.ops[index]
                 via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
                 found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via)))
-        return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
+        plans = dict(sorted(found, key=lambda pair: pair[0]))
+        for index, accumulated in self.grouping.accumulated.items():
+            self._let_wait(plans, index, accumulated.chain)
+        return tuple(plans.values())
+
+    def _let_wait(self, plans: dict[int, OpPlan], index: int, chain: tuple[int, ...]) -> None:
+        """Marks an operation whose partial results a loop adds up before they are settled, and what hands them on."""
+        which = self.folded.group_class[int(self.grouping.placed.group[index])]
+        assignment = self.formulation.tables[which].assignments[self.grouping.ops.rank[index]]
+        nest = self.grouping.nests[index]
+        partial_axes = reducing_axes(nest, assignment[[self.choice[which]]], nest.results[0])[0]
+        axes = tuple(name for name, on in zip(self.formulation.mesh.names, partial_axes, strict=True) if on)
+        partial, settled = plans[index].partial[0], plans[index].results[0]
+        waiting = {index: replace(plans[index], waits=axes)}
+        for other in chain:
+            step = plans.get(other)
+            if not axes or partial is None or settled is None or step is None:
+                return
+            if any(spec != settled for spec in step.operands):
+                return  # it is resharded on the way, and must be settled before
+            op = self.graph.ops[other]
+            if op.primitive == "loop_stack":
+                partial, settled = ((), *partial), ((), *settled)
+            elif op.primitive == "transpose":
+                order = op.signature.params["permutation"]
+                partial, settled = (tuple(spec[d] for d in order) for spec in (partial, settled))
+            if step.results[0] != settled:
+                return
+            waiting[other] = replace(step, partial=(partial,), waits=axes)
+        plans.update(waiting)
 
     def _shared_copies(self) -> dict[tuple[int, int], Spec]:
         """For each operation and operand that reads a shared copy, the copy's sharding."""

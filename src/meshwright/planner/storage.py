@@ -94,7 +94,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "results": [_tensor_to_json(t) for t in plan.results],
         "collectives": [asdict(c) for c in plan.collectives],
         "ops": [
-            [op.serial, op.label, op.phase, *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))]
+            [
+                op.serial,
+                op.label,
+                op.phase,
+                *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
+                list(op.waits),
+            ]
             for op in plan.ops
         ],
         "in_structure": plan.in_structure,
@@ -114,7 +120,10 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         results=tuple(_tensor_from_json(t) for t in data["results"]),
         details=KnownDetails(
             tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in data["collectives"]),
-            tuple(OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:])) for row in data["ops"]),
+            tuple(
+                OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
+                for row in data["ops"]
+            ),
         ),
         unsplittable=tuple(data["unsplittable"]),
         considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),

@@ -48,7 +48,11 @@ def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
 def _op_codes(grouping: Grouping) -> Ints:
     columns = grouping.graph.columns
     trips = np.searchsorted(np.unique(columns.trips), columns.trips)
-    return pack(columns.signature, grouping.placed.follows, trips, columns.phase)
+    settled = np.zeros(len(trips), np.int64)
+    known: dict[tuple[float, float], int] = {}
+    for index, found in grouping.accumulated.items():
+        settled[index] = 1 + known.setdefault((found.trips, found.growth), len(known))
+    return pack(columns.signature, grouping.placed.follows, trips, columns.phase, settled)
 
 
 def _recipes(grouping: Grouping) -> Ints:

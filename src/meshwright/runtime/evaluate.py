@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
@@ -19,7 +21,24 @@ from meshwright.planner.plan import OpPlan, Plan, Spec, partition_spec
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
-Entry = tuple[Any, Spec | None, str]  # a value, the sharding it is known to have, the phase that made it
+
+class Waiting(NamedTuple):
+    """The sharding of a value that is yet to be added up over some axes: its contributions lie apart, in leading dims.
+
+    Attributes:
+        axes: The axes, one leading dim each.
+        partial: Sharding of the other dims.
+        settled: Sharding of the sum.
+    """
+
+    axes: tuple[str, ...]
+    partial: Spec
+    settled: Spec
+
+
+# A value, the sharding it is known to have, the phase that made it.
+Entry = tuple[Any, Spec | Waiting | None, str]
+Known = tuple[Any, Spec | None, str]
 
 
 class Evaluator:
@@ -31,12 +50,14 @@ class Evaluator:
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        self._outer: set[int] = set()  # values that are the same for all trips of the loop around
+        self._varying: Any = ()  # one that is not
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec]) -> list[Any]:
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
         outs, _ = self._jaxpr(closed, entries, 0)
-        return [value for value, _, _ in outs]
+        return [self._settled(entry)[0] for entry in outs]
 
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
@@ -71,6 +92,8 @@ class Evaluator:
                 f"the plan says {op.label} where the function does {name}: it was made for another function, other "
                 "shapes or other dtypes; make the plan again with these arguments"
             )
+        if op is not None and op.waits:
+            return [self._contribution(eqn, op, ins)], serial + 1
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         return self._give(jax_compat.bind(eqn, operands), op), serial + 1
 
@@ -78,6 +101,7 @@ class Evaluator:
         params = eqn.params
         body = jax_compat.close(params["jaxpr"])
         num_consts, num_carry = jax_compat.scan_counts(eqn)
+        ins = [self._settled(entry) for entry in ins]
         consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
         init, serial = self._pseudo(init, serial)
         first_slice, inside = serial, serial + len(xs)
@@ -87,18 +111,22 @@ class Evaluator:
 
         @self._inside()
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            self._outer = {id(value) for value, _, _ in consts}
+            self._varying = min((*carry, *x), key=lambda v: v.size, default=())
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             slices = [self.ops.get(first_slice + i) for i in range(len(x))]
             entries = [*consts, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
             outs, _ = self._jaxpr(body, entries, inside)
-            made = [self._to(out, _result(op)) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
-            stacked = [self._bring(out, self.ops.get(after + i), 0) for i, out in enumerate(outs[num_carry:])]
+            made = [self._carried(out, op) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
+            stacked = [self._stacked(out, self.ops.get(after + i)) for i, out in enumerate(outs[num_carry:])]
             return made, stacked
 
         options = {k: params[k] for k in ("length", "reverse", "unroll") if k in params}
         last, ys = lax.scan(step, [x for x, _, _ in init], [x for x, _, _ in xs], **options)
         outs = self._give_each(last, carry_ops, [e[2] for e in init])
         stack_ops = [self.ops.get(after + i) for i in range(len(ys))]
+        # Contributions that were stacked up have the stack's dim before theirs.
+        ys = [jnp.moveaxis(y, 0, len(op.waits)) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
         return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])], after + len(ys)
 
     def _while(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
@@ -119,7 +147,7 @@ class Evaluator:
         def step(carry: list[Any]) -> list[Any]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             outs, _ = self._jaxpr(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
-            return [self._to(out, _result(op)) for out, op in zip(outs, carry_ops, strict=True)]
+            return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
 
         last = lax.while_loop(go_on, step, [x for x, _, _ in init])
         return self._give_each(last, carry_ops, [e[2] for e in init]), inside + count_ops(body)
@@ -129,6 +157,7 @@ class Evaluator:
         starts = [serial + sum(count_ops(b) for b in branches[:i]) for i in range(len(branches))]
         merge = serial + sum(count_ops(b) for b in branches)
         merge_ops = [self.ops.get(merge + i) for i in range(len(eqn.outvars))]
+        ins = [self._settled(entry) for entry in ins]
         known = [(spec, phase) for _, spec, phase in ins[1:]]
 
         def branch(index: int) -> Callable[..., list[Any]]:
@@ -148,21 +177,116 @@ class Evaluator:
         given = []
         for i, entry in enumerate(entries):
             op = self.ops.get(serial + i)
-            given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
+            if op is not None and op.waits:
+                given.append(self._waiting(self._counted_once(self._bring(entry, op, 0), op), op))
+            else:
+                given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
         return given, serial + len(entries)
+
+    def _contribution(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Entry:
+        """Each device's own part of a sum, or what becomes of it on the way to where it is added up."""
+        operands, exposed = [], []
+        for i, entry in enumerate(ins):
+            if isinstance(entry[1], Waiting):
+                operands.append(entry[0])
+                exposed.append(list(op.waits))
+                continue
+            value, spec = self._bring(entry, op, i), op.operands[i]
+            held = [axis for axis in op.waits if spec is not None and any(axis in dim for dim in spec)]
+            if held:
+                value = self._expose(value, spec or (), held)
+            elif eqn.primitive.name == "scatter-add" and i == 0:
+                value, held = self._counted_once(value, op), list(op.waits)
+            operands.append(value)
+            exposed.append(held)
+
+        def function(*xs: Any) -> Any:
+            return jax_compat.bind(eqn, xs)[0]
+
+        for axis in reversed(op.waits):
+            function = jax.vmap(function, in_axes=tuple(0 if axis in held else None for held in exposed))
+        return self._waiting(function(*operands), op)
+
+    def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
+        """Splits the dims that some axes hold, and brings what falls to each device to the front."""
+        shape: list[int] = []
+        names: list[str | None] = []
+        rest: list[tuple[str, ...]] = []
+        for size, dim in zip(value.shape, spec, strict=True):
+            own = [axis for axis in dim if axis in axes]
+            for axis in own:
+                shape.append(self.plan.mesh.shape[axis])
+                names.append(axis)
+                size //= self.plan.mesh.shape[axis]
+            shape.append(size)
+            names.append(None)
+            rest.append(tuple(axis for axis in dim if axis not in axes))
+        order = [names.index(axis) for axis in axes] + [i for i, name in enumerate(names) if name is None]
+        exposed = jnp.transpose(value.reshape(shape), order)
+        return self._constrain(exposed, (*((axis,) for axis in axes), *rest))
+
+    def _counted_once(self, value: Any, op: OpPlan) -> Any:
+        """A value as the contribution of the first device, with nothing from the others."""
+        sizes = [self.plan.mesh.shape[axis] for axis in op.waits]
+        first = jnp.zeros(sizes, bool).at[(0,) * len(sizes)].set(True).reshape(*sizes, *(1,) * value.ndim)
+        return jnp.where(first, value, jnp.zeros((), value.dtype))
+
+    def _waiting(self, value: Any, op: OpPlan) -> Entry:
+        partial, settled = op.partial[0], op.results[0]
+        assert partial is not None and settled is not None
+        value = self._constrain(value, (*((axis,) for axis in op.waits), *partial))
+        return value, Waiting(op.waits, partial, settled), op.phase
+
+    def _settled(self, entry: Entry) -> Known:
+        """A value with its contributions added up, if they were not; once for all its readers."""
+        value, spec, phase = entry
+        if not isinstance(spec, Waiting):
+            return value, spec, phase
+        _, copies = self._copies.setdefault((id(value), "settled"), (value, {}))
+        if not copies:
+            copies[spec.settled] = self._add_up(value, spec)
+        return copies[spec.settled], spec.settled, phase
+
+    def _add_up(self, value: Any, spec: Waiting) -> Any:
+        """Adds contributions up as was priced: axis by axis where the sum is left scattered, then over all others."""
+        axes, partial = list(spec.axes), [list(dim) for dim in spec.partial]
+        for axis in spec.axes:
+            dim = next((d for d, held in enumerate(spec.settled) if axis in held), None)
+            if dim is None:
+                continue
+            value = value.sum(axis=axes.index(axis), dtype=value.dtype)
+            axes.remove(axis)
+            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
+            partial[dim].append(axis)
+            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
+        if axes:
+            merged = value.reshape(-1, *value.shape[len(axes) :])
+            value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
+        return self._constrain(value, spec.settled)
+
+    def _carried(self, out: Entry, op: OpPlan | None) -> Any:
+        return out[0] if op is not None and op.waits else self._to(out, _result(op))
+
+    def _stacked(self, out: Entry, op: OpPlan | None) -> Any:
+        return out[0] if op is not None and op.waits else self._bring(out, op, 0)
 
     def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
         """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
+        value, spec, phase = self._settled(entry)
         if op is None:
-            return entry[0]
-        value, spec, phase = entry
+            return value
         target = op.operands[position]
         if spec is None or target is None or spec == target:
-            return self._to(entry, target)
+            return self._to((value, spec, phase), target)
         _, copies = self._copies.setdefault((id(value), op.phase), (value, {}))
         if not copies:
-            # Merged with another phase's, a copy would live from one phase to the other.
-            copies[spec] = value if phase == op.phase else lax.optimization_barrier(value)
+            # Merged with another phase's, a copy would live from one phase to the other, and one that is the same for
+            # all trips of a loop from the first to the last.
+            if id(value) in self._outer:
+                value, _ = lax.optimization_barrier((value, self._varying))
+            elif phase != op.phase:
+                value = lax.optimization_barrier(value)
+            copies[spec] = value
         for have, wanted in pairwise((spec, op.via[position] or spec, target)):
             if wanted not in copies:
                 copies[wanted] = self._to((copies[have], have, phase), wanted)
@@ -171,14 +295,15 @@ class Evaluator:
     @contextmanager
     def _inside(self) -> Iterator[None]:
         """Within a loop's body or a branch: what is copied there is not known outside."""
-        outer, self._copies = self._copies, {}
+        before = self._copies, self._outer, self._varying
+        self._copies = {}
         try:
             yield
         finally:
-            self._copies = outer
+            self._copies, self._outer, self._varying = before
 
     def _to(self, entry: Entry, target: Spec | None) -> Any:
-        value, spec, _ = entry
+        value, spec, _ = self._settled(entry)
         if target is None or spec == target:
             return value
         if spec is None:
@@ -203,7 +328,9 @@ class Evaluator:
 
     def _give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]:
         return [
-            (x if _result(op) is None else self._constrain(x, _result(op)), _result(op), phase)
+            self._waiting(x, op)
+            if op is not None and op.waits
+            else (x if _result(op) is None else self._constrain(x, _result(op)), _result(op), phase)
             for x, op, phase in zip(values, ops, phases, strict=True)
         ]
 
