@@ -9,10 +9,12 @@ import meshwright as mw
 
 NAMES = [
     "Auto",
+    "CheckpointError",
     "ChoiceProblem",
     "Cluster",
     "ClusterError",
     "DataParallel",
+    "DeviceOutOfMemory",
     "DoesNotFit",
     "Loop",
     "LoopNest",
@@ -29,9 +31,14 @@ NAMES = [
     "TraceError",
     "Zero",
     "cluster",
+    "create_state",
+    "follow",
     "nest",
+    "parallelize",
     "plan",
+    "restore",
     "rule",
+    "save",
     "solve",
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright import lazy
 
 _PUBLIC = {
+    "CheckpointError": "errors",
     "ClusterError": "errors",
     "DeviceOutOfMemory": "errors",
     "DoesNotFit": "errors",
@@ -33,6 +34,8 @@ _PUBLIC = {
     "plan": "planner.planner",
     "parallelize": "runtime.parallelize",
     "create_state": "runtime.state",
+    "restore": "runtime.checkpoints",
+    "save": "runtime.checkpoints",
     "follow": "runtime.state",
     "ChoiceProblem": "solver",
     "Solution": "solver",
