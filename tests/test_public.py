@@ -30,6 +30,7 @@ NAMES = [
     "TensorParallel",
     "TraceError",
     "Zero",
+    "batches",
     "cluster",
     "create_state",
     "follow",

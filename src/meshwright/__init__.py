@@ -36,6 +36,7 @@ _PUBLIC = {
     "create_state": "runtime.state",
     "restore": "runtime.checkpoints",
     "save": "runtime.checkpoints",
+    "batches": "runtime.data",
     "follow": "runtime.state",
     "ChoiceProblem": "solver",
     "Solution": "solver",

@@ -150,6 +150,11 @@ class Parallelized:
         return sum(i not in self.settings.static_argnums for i in range(free[0]))
 
     @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans so far, the newest first."""
+        return tuple(self._plans.values())[::-1]
+
+    @property
     def last_plan(self) -> Plan | None:
         """The plan that was made or used last."""
         return self.recent.plan if self.recent is not None else next(reversed(self._plans.values()), None)
