@@ -260,7 +260,8 @@ def _lies_by_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
     if not shape:
         return True
     rows = shape[0] // jax.process_count()
-    for device, index in sharding.devices_indices_map(shape).items():
+    held: dict[Any, Any] = dict(sharding.devices_indices_map(shape))
+    for device, index in held.items():
         start, stop, _ = index[0].indices(shape[0])
         if start < device.process_index * rows or stop > (device.process_index + 1) * rows:
             return False

@@ -12,6 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright import jax_compat
 from meshwright.errors import CheckpointError
+from meshwright.runtime.processes import put
 
 _NUMBERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text == "True",
@@ -142,14 +143,14 @@ class Wanted:
         if self.dtype is None:
             return saved.number if saved.kind == "number" else self.leaf
         if saved.kind == "number":
-            return jax.device_put(jnp.asarray(saved.number), self.sharding)
+            return put([saved.number], [self.sharding])[0]
         if not saved.is_stored:
             empty = np.zeros(saved.stored_shape, saved.stored_dtype)
             array = jax.make_array_from_callback(empty.shape, self.sharding, lambda index: empty[index])
         if saved.kind == "key":
-            return jax.device_put(jax.random.wrap_key_data(array, impl=saved.text), self.sharding)
+            return put([jax.random.wrap_key_data(array, impl=saved.text)], [self.sharding])[0]
         if saved.weak:
-            return jax.device_put(jnp.asarray(np.asarray(array).item()), self.sharding)
+            return put([np.asarray(array).item()], [self.sharding])[0]
         return array
 
 
