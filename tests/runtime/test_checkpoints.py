@@ -311,6 +311,16 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch, error):
         mw.save(tmp_path, 1, {"w": jnp.ones(4)})
 
 
+def test_a_checkpoint_that_the_disk_did_not_take_is_not_left(tmp_path, monkeypatch):
+    def fail(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(mw.CheckpointError, match="the disk is full"):
+        mw.save(tmp_path, 1, {"w": jnp.ones(4)})
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_orbax_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(mw.CheckpointError, match=r"pip install 'meshwright\[train\]'"):

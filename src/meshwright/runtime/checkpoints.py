@@ -1,10 +1,12 @@
 """Checkpoints of a training state, by Orbax: written whole or not at all, and restored onto any mesh."""
 
 import errno
+import os
 from contextlib import suppress
 from dataclasses import asdict
 from operator import index
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,6 +61,7 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
                 raise CheckpointError(f"{directory} has step {number} already; save under another step or delete it")
             intact = f"; {_listed(steps)} there {'is' if len(steps) == 1 else 'are'} intact" if steps else ""
             manager.save(number, args=ocp.args.Composite(**items), force=True)
+        _flush(_path(directory) / str(number))
     except CheckpointError:
         raise
     except Exception as error:
@@ -186,6 +189,23 @@ def _manager(directory: str | PathLike[str], **options: Any) -> Any:
     ocp = _orbax()
     chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, save_root_metadata=False, **options)
     return ocp.CheckpointManager(_path(directory), options=chosen, item_names=_ITEMS)
+
+
+def _flush(path: Any) -> None:
+    """Waits until the disk has a finished checkpoint: Orbax leaves its small files to the system."""
+    folder = Path(os.fspath(path))
+    if not folder.is_dir():  # in a bucket, where what is written is there
+        return
+    try:
+        for file in (*folder.rglob("*"), folder, folder.parent):
+            number = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+    except OSError:
+        path.rmtree()  # it is not known what of it is on the disk
+        raise
 
 
 def _clean(directory: str | PathLike[str]) -> None:
