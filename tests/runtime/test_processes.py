@@ -17,13 +17,11 @@ from . import in_processes
 SCRIPT = Path(in_processes.__file__)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """What each of the two processes found."""
+def run_two(directory):
+    """What each of two processes finds: see `in_processes.py`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    directory = tmp_path_factory.mktemp("processes")
     children = []
     for process in range(2):
         log = (directory / f"{process}.log").open("w+")
@@ -42,31 +40,27 @@ def results(tmp_path_factory):
         log.seek(0)
         said.append(log.read())
         log.close()
-    assert codes == [0, 0], "\n".join(f"--- process {i}: {text[-4000:]}" for i, text in enumerate([codes, *said]))
+    logs = "\n".join(f"--- process {i}:\n{text[-4000:]}" for i, text in enumerate(said))
+    assert codes == [0, 0], f"exit codes {codes}\n{logs}"
     return [json.loads(text.rpartition("RESULT ")[2].splitlines()[0]) for text in said]
 
 
-def test_a_state_born_in_parts_trains_as_in_one_process(results, tmp_path):
-    one = in_processes.train_a_created_state(tmp_path)
-    for found, _, _ in results:
+def test_two_processes_do_as_one_does(tmp_path):
+    """One test, since starting the processes is what takes its time."""
+    first, second = run_two(tmp_path)
+    one = in_processes.train_a_created_state(tmp_path / "one")
+    for found in (first["created"], second["created"]):
         np.testing.assert_allclose(found["losses"], one["losses"], rtol=2e-5)
         assert found["plans"] == one["plans"] == 1
 
-
-def test_a_state_from_the_host_trains_as_in_one_process(results, tmp_path):
-    one = in_processes.train_a_state_from_the_host(tmp_path)
-    for _, found, _ in results:
+    one = in_processes.train_a_state_from_the_host(tmp_path / "other")
+    for found in (first["host"], second["host"]):
         np.testing.assert_allclose(found["numbers"], one["numbers"], rtol=2e-5, atol=1e-6)
         assert found["n"] == one["n"] == 4
         assert found["plans"] == one["plans"] == 1, "restoring needs no new plan, the smaller batch one"
 
-
-def test_all_processes_follow_the_plan_of_the_first(results):
-    assert [found["method"] for _, _, found in results] == ["Zero-1", "Zero-1"]
-
-
-def test_what_would_make_processes_wait_for_each_other_is_an_error_in_all(results):
-    first, second = (found for _, _, found in results)
+    first, second = first["refusals"], second["refusals"]
+    assert first["method"] == second["method"] == "Zero-1", "both asked for another and follow the first"
     assert "ShardingError: process 1 calls step with other types than process 0" in first["types"]
     assert "x as float32[8, 8] in process 1 and as float32[16, 8] in process 0" in second["types"]
     for found in (first, second):
