@@ -186,6 +186,10 @@ def test_the_newest_is_restored_unless_told_and_old_ones_go_when_told(tmp_path):
         mw.restore(tmp_path, like={"n": 0}, step=7)
     mw.save(tmp_path, 11, {"n": 11}, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["10", "11"]
+    mw.save(tmp_path, 5, {"n": 5}, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["11", "5"]
+    mw.save(tmp_path, 6, {"n": 6}, keep=9)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -315,10 +319,11 @@ def test_a_checkpoint_that_the_disk_did_not_take_is_not_left(tmp_path, monkeypat
     def fail(number):
         raise OSError(28, "No space left on device")
 
+    mw.save(tmp_path, 1, {"w": jnp.ones(4)})
     monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(mw.CheckpointError, match="the disk is full"):
-        mw.save(tmp_path, 1, {"w": jnp.ones(4)})
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(mw.CheckpointError, match=r"the disk is full.*step 1 there is intact"):
+        mw.save(tmp_path, 2, {"w": jnp.ones(4)}, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["1"]
 
 
 def test_without_orbax_it_says_what_to_install(tmp_path, monkeypatch):

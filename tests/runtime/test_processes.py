@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+
 from . import in_processes
 
 SCRIPT = Path(in_processes.__file__)

@@ -38,7 +38,7 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
         step: The number of the step; a step is saved once.
         state: A pytree. Arrays, random keys and Python numbers are saved; other leaves, such as functions, are code and
             come from the program that restores.
-        keep: How many of the newest checkpoints to keep; all by default.
+        keep: How many checkpoints to keep, this one and the newest of the others; all by default.
 
     Raises:
         CheckpointError: It could not be saved. The state and the earlier checkpoints are intact.
@@ -52,10 +52,10 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
     ocp = _orbax()
     note = {"format": _FORMAT, "version": _VERSION, "leaves": [asdict(r) for r in records]}
     items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": ocp.args.StandardSave(arrays)} if arrays else {})
+    steps: list[int] = []
     intact = ""
     try:
-        policy = ocp.checkpoint_managers.LatestN(keep)
-        with _manager(directory, cleanup_tmp_directories=True, preservation_policy=policy) as manager:
+        with _manager(directory, cleanup_tmp_directories=True) as manager:
             steps = sorted(manager.all_steps())
             if number in steps:
                 raise CheckpointError(f"{directory} has step {number} already; save under another step or delete it")
@@ -72,6 +72,8 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
             f"step {number} could not be saved in {directory}: {_reason(error)}{intact}. Nothing of the state is lost: "
             "save it again, here or elsewhere"
         ) from error
+    if keep is not None:
+        _delete(directory, steps[: max(0, len(steps) - keep + 1)])  # only now: the new one is safe
 
 
 def restore(directory: str | PathLike[str], *, like: Any, step: int | None = None) -> Any:
@@ -189,6 +191,15 @@ def _manager(directory: str | PathLike[str], **options: Any) -> Any:
     ocp = _orbax()
     chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, save_root_metadata=False, **options)
     return ocp.CheckpointManager(_path(directory), options=chosen, item_names=_ITEMS)
+
+
+def _delete(directory: str | PathLike[str], steps: list[int]) -> None:
+    with _manager(directory, create=False) as manager:
+        for step in steps:
+            try:
+                manager.delete(step)
+            except OSError as error:
+                raise CheckpointError(f"step {step} in {directory} could not be deleted: {_reason(error)}") from error
 
 
 def _flush(path: Any) -> None:
