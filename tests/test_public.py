@@ -9,10 +9,12 @@ import meshwright as mw
 
 NAMES = [
     "Auto",
+    "CheckpointError",
     "ChoiceProblem",
     "Cluster",
     "ClusterError",
     "DataParallel",
+    "DeviceOutOfMemory",
     "DoesNotFit",
     "Loop",
     "LoopNest",
@@ -28,10 +30,16 @@ NAMES = [
     "TensorParallel",
     "TraceError",
     "Zero",
+    "batches",
     "cluster",
+    "create_state",
+    "follow",
     "nest",
+    "parallelize",
     "plan",
+    "restore",
     "rule",
+    "save",
     "solve",
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright import lazy
 
 _PUBLIC = {
+    "CheckpointError": "errors",
     "ClusterError": "errors",
     "DeviceOutOfMemory": "errors",
     "DoesNotFit": "errors",
@@ -33,6 +34,9 @@ _PUBLIC = {
     "plan": "planner.planner",
     "parallelize": "runtime.parallelize",
     "create_state": "runtime.state",
+    "restore": "runtime.checkpoints",
+    "save": "runtime.checkpoints",
+    "batches": "runtime.data",
     "follow": "runtime.state",
     "ChoiceProblem": "solver",
     "Solution": "solver",

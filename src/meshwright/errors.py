@@ -43,5 +43,9 @@ class DoesNotFit(MeshwrightError):
         self.limit_bytes = limit_bytes
 
 
+class CheckpointError(MeshwrightError, RuntimeError):
+    """A state that could not be saved or restored; what was saved earlier is intact."""
+
+
 class DeviceOutOfMemory(MeshwrightError, RuntimeError):
     """A device ran out of memory while a program ran."""

@@ -186,6 +186,7 @@ class Plan:
     out_structure: Any = field(repr=False)
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
+    in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 
     def __eq__(self, other: object) -> bool:
         from meshwright.planner.storage import plan_to_json

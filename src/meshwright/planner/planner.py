@@ -155,6 +155,7 @@ class Task:
             out_structure=skeleton(call.results.tree, len(results)),
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
+            in_leaves=call.arguments.leaves,
         )
 
     @cached_property

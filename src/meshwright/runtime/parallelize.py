@@ -19,6 +19,7 @@ from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
 from meshwright.runtime.microbatches import CannotCut, accumulated
+from meshwright.runtime.processes import shared_plan
 from meshwright.runtime.spmd import Program, Strange, device_mesh
 from meshwright.units import format_bytes, format_seconds
 
@@ -131,7 +132,10 @@ class Parallelized:
             raise _explained(error, program.plan, bound.values) from error
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for these arguments: arrays or `jax.ShapeDtypeStruct`s. Made once for equal types."""
+        """The plan for these arguments: arrays or `jax.ShapeDtypeStruct`s. Made once for equal types.
+
+        With several processes all of them must ask for it: the first one makes it, and the others take it over.
+        """
         return self._plan(self._arguments.bind(args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,6 +152,11 @@ class Parallelized:
         """Position of the state among the arguments that are not static: the first one that is no batch."""
         free = [i for i in range(len(self.settings.batch_argnums) + 1) if i not in self.settings.batch_argnums]
         return sum(i not in self.settings.static_argnums for i in range(free[0]))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans so far, the newest first."""
+        return tuple(self._plans.values())[::-1]
 
     @property
     def last_plan(self) -> Plan | None:
@@ -167,7 +176,7 @@ class Parallelized:
             before = self.last_plan
             started = time.perf_counter()
             traced = self._donating(trace(self._step(bound), *bound.values), bound)
-            plan = self._plans[key] = self._plan_traced(traced)
+            plan = self._plans[key] = shared_plan(self.__name__, traced, lambda: self._plan_traced(traced))
             seconds = format_seconds(time.perf_counter() - started)
             if before is not None:
                 log.warning("%s: planned again in %s, since %s", self.__name__, seconds, _difference(before, plan))

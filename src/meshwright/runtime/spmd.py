@@ -22,22 +22,41 @@ from meshwright.errors import ClusterError, ShardingError
 from meshwright.graph.call import Leaves, call_abstractly
 from meshwright.planner.plan import Plan, Tensor, partition_spec
 from meshwright.runtime.evaluate import Evaluator
+from meshwright.runtime.processes import put
 
 
 def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> DeviceMesh:
     """The plan's mesh made of real devices.
 
     Raises:
-        ClusterError: There are not as many devices as the plan is for.
+        ClusterError: There are not as many devices as the plan is for, or some process would have none of them.
     """
     found = list(jax.devices() if devices is None else devices)
-    if len(found) < plan.mesh.num_devices:
-        raise ClusterError(
-            f"the plan is for {plan.mesh.num_devices} devices and there are {len(found)}; run it where there are "
-            'enough, or plan for cluster="local"'
-        )
+    chosen = found[: plan.mesh.num_devices]
+    if len(chosen) < plan.mesh.num_devices or (devices is None and _idle_processes(chosen)):
+        raise ClusterError(_wrong_devices(plan, found))
     kinds = (AxisType.Auto,) * len(plan.mesh.names)
-    return jax.make_mesh(plan.mesh.sizes, plan.mesh.names, axis_types=kinds, devices=found[: plan.mesh.num_devices])
+    return jax.make_mesh(plan.mesh.sizes, plan.mesh.names, axis_types=kinds, devices=chosen)
+
+
+def _idle_processes(devices: Sequence[Any]) -> set[int]:
+    return set(range(jax.process_count())) - {d.process_index for d in devices}
+
+
+def _wrong_devices(plan: Plan, found: Sequence[Any]) -> str:
+    """What is there, what the plan is for, and what to do about the difference."""
+    count, cluster = jax.process_count(), plan.mesh.cluster
+    there = f"there are {len(found)}, in {count} process{'es' if count > 1 else ''}"
+    said = f"the plan is for {plan.mesh.num_devices} devices and {there}"
+    if len(found) >= plan.mesh.num_devices:
+        idle = sorted(_idle_processes(found[: plan.mesh.num_devices]))
+        return f'{said}: process {idle[0]} would have none; plan for cluster="local", or start fewer processes'
+    if cluster is not None and cluster.num_hosts > count:
+        return (
+            f"{said}; its cluster has {cluster.num_hosts} hosts of {cluster.devices_per_host}: start a process on each "
+            'of them, which calls jax.distributed.initialize() before all else, or plan for cluster="local"'
+        )
+    return f'{said}; run it where there are enough, or plan for cluster="local"'
 
 
 def spmd(plan: Plan, function: Callable[..., Any], devices: Sequence[Any] | None = None) -> "Program":
@@ -183,7 +202,7 @@ def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
     placed = list(arrays)
     # A replicated array may share the caller's buffer, which would be gone with it when it is donated.
     own = [x.copy() if isinstance(x, jax.Array) else x for x in (arrays[i] for i in moved)]
-    for i, array in zip(moved, jax.device_put(own, [shardings[i] for i in moved]), strict=True):
+    for i, array in zip(moved, put(own, [shardings[i] for i in moved]), strict=True):
         placed[i] = array
     return placed
 

@@ -1,0 +1,114 @@
+"""What the processes of one program share: the plan of a function, and arrays on the devices of all of them."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright import jax_compat
+from meshwright.errors import ShardingError
+from meshwright.graph import Traced
+from meshwright.planner.plan import Plan
+from meshwright.planner.storage import plan_from_json, plan_to_json
+
+
+def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
+    """The plan that `make` makes; with several processes that of the first one, in all of them.
+
+    A solver that stops by the clock may find another plan on another machine, and programs that are split differently
+    would wait for each other for ever. So one process plans, and the others do as it says.
+
+    Args:
+        name: The function's name.
+        traced: The function.
+        make: Plans it.
+
+    Raises:
+        ShardingError: The processes call the function with arguments of different types.
+    """
+    if jax.process_count() == 1:
+        return make()
+    _check_types(name, traced)
+    if jax.process_index() == 0:
+        try:
+            plan = make()
+        except Exception:
+            _broadcast(b"")
+            raise
+        _broadcast(json.dumps(plan_to_json(plan)).encode())
+        return plan
+    text = _broadcast(b"")
+    if not text:
+        make()  # what keeps the first one from planning does so here, too, and says why
+        raise ShardingError(f"process 0 could not plan {name}; its own message says why")
+    call = traced.call
+    trees = {"in_tree": call.arguments.tree, "out_tree": call.results.tree, "in_leaves": call.arguments.leaves}
+    return replace(plan_from_json(json.loads(text)), **trees)
+
+
+def _check_types(name: str, traced: Traced) -> None:
+    graph = traced.graph
+    kinds = [graph.types[value] for value in graph.inputs]
+    here = {p: f"{k.dtype}{list(k.shape)}" for p, k in zip(graph.input_paths, kinds, strict=True)}
+    there: dict[str, str] = json.loads(_broadcast(json.dumps(here).encode()))
+    different = [int(i) for i in np.flatnonzero(_gather(here != there))]
+    if not different:
+        return
+    advice = "all processes must call it with the same types; give parts of a batch through mw.batches"
+    if here == there:
+        raise ShardingError(f"process {different[0]} calls {name} with other types than process 0; {advice}")
+    path = next(p for p in (*here, *there) if here.get(p) != there.get(p))
+    raise ShardingError(
+        f"{name} has {path} as {here.get(path, 'nothing')} in process {jax.process_index()} and as "
+        f"{there.get(path, 'nothing')} in process 0; {advice}"
+    )
+
+
+def _broadcast(text: bytes) -> bytes:
+    """The first process's text, in all of them."""
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    size = int(broadcast_one_to_all(np.int32(len(text))))
+    sent = np.zeros(size, np.uint8)
+    if jax.process_index() == 0:
+        sent[:] = np.frombuffer(text, np.uint8)
+    return np.asarray(broadcast_one_to_all(sent)).tobytes() if size else b""
+
+
+def _gather(value: bool) -> Any:
+    """The value of every process, in all of them."""
+    from jax.experimental.multihost_utils import process_allgather
+
+    return np.asarray(process_allgather(np.int32(value))).reshape(-1)
+
+
+def put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """`jax.device_put`, also onto devices of other processes: all must then give equal arrays.
+
+    Raises:
+        ShardingError: The processes give different arrays.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(list(arrays), list(shardings))
+    try:
+        return [_put_global(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
+    except AssertionError as error:
+        raise ShardingError(
+            f"the processes call the function with different values: {str(error).splitlines()[0]:.200} Arrays from the "
+            "host must be the same in all processes; give each process's part of a batch through mw.batches"
+        ) from error
+
+
+def _put_global(array: Any, sharding: Any) -> Any:
+    if not isinstance(array, jax.Array):
+        return jax.device_put(array, sharding)
+    if jax_compat.is_key_dtype(array.dtype):
+        return jax.random.wrap_key_data(
+            _put_global(jax.random.key_data(array), sharding), impl=jax.random.key_impl(array)
+        )
+    if array.is_fully_addressable:  # of this process alone; JAX moves only arrays from the host
+        return jax.device_put(array.item() if array.weak_type and not array.shape else np.asarray(array), sharding)
+    return jax.device_put(array, sharding)

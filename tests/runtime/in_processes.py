@@ -1,0 +1,123 @@
+"""What `test_processes.py` runs in one process of eight devices, and as a script in two processes of four.
+
+Usage: in_processes.py PROCESS PORT DIRECTORY
+"""
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshwright as mw
+from meshwright import zoo
+
+CLUSTER = "2x4 cpu"
+
+
+def parts(batches):
+    """This process's rows of each batch, as a loader of its own would give them."""
+    for batch in batches:
+        yield jax.tree.map(_part, batch)
+
+
+def _part(array):
+    """A process's share of the rows; what has no rows is the same for all."""
+    if not array.shape:
+        return np.asarray(array)
+    rows = len(array) // jax.process_count()
+    start = jax.process_index() * rows
+    return np.asarray(array)[start : start + rows]
+
+
+def train_a_created_state(directory):
+    """A state that is born in parts, saved and restored on the way."""
+    example = zoo.build("mlp", batch=16, hidden=32, layers=2)
+    step = mw.parallelize(example.train_step, cluster=CLUSTER, method=mw.Zero(stage=3))
+    state = mw.create_state(example.init, jax.random.key(0), like=step, example=(example.batch,))
+    losses = []
+    for i, batch in enumerate(mw.batches(parts(example.sample(i) for i in range(4)), step)):
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+        if i == 2:
+            mw.save(directory, i, state)
+            state = mw.restore(directory, like=step)
+    return {"losses": losses, "plans": len(step.plans)}
+
+
+def train_a_state_from_the_host(directory):
+    """Whatever a user might have in a state; a mesh that wants the batch's rows elsewhere; a smaller last batch."""
+
+    def step(state, batch):
+        noise = batch["scale"] * jax.random.normal(state["key"], batch["x"].shape)
+        loss = lambda w: jnp.mean((jnp.tanh((batch["x"] + noise) @ w) @ w.T - batch["x"]) ** 2)  # noqa: E731
+        value, grad = jax.value_and_grad(loss)(state["w"])
+        new = {"w": state["w"] - 0.1 * grad, "key": jax.random.fold_in(state["key"], 1), "n": state["n"] + 1}
+        return new, {"loss": value, "rows": batch["x"].sum(axis=1)}
+
+    rng = np.random.default_rng(0)
+    sizes = (16, 16, 16, 12)
+    given = [{"x": rng.normal(size=(size, 8)).astype("f4"), "scale": np.float32(0.01)} for size in sizes]
+    method = mw.Auto(fix={"batch/x": jax.P("y")}, mesh_shapes=[(2, 4)])
+    many = mw.parallelize(step, cluster=CLUSTER, method=method)
+    state = {"w": jnp.asarray(rng.normal(size=(8, 4)), jnp.float32), "key": jax.random.key(1), "n": 0}
+    numbers = []
+    for i, batch in enumerate(mw.batches(parts(given), many)):
+        state, metrics = many(state, batch)
+        whole = jax.experimental.multihost_utils.process_allgather(metrics["rows"], tiled=True)
+        numbers += [float(metrics["loss"]), float(whole[5])]
+        if i == 1:
+            mw.save(directory, i, state)
+            plans = len(many.plans)
+            state = mw.restore(directory, like=many)
+            assert state["n"].weak_type
+    return {"numbers": numbers, "n": int(state["n"]), "plans": len(many.plans) - plans}
+
+
+def refusals():
+    """What goes wrong in several processes, said in all of them."""
+    first = jax.process_index() == 0
+
+    def step(w, x):
+        value, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - grad, value
+
+    def planned(rows, cluster=CLUSTER, method=None, ask="plan"):
+        many = mw.parallelize(step, cluster=cluster, method=method)
+        return getattr(many, ask)(w, jax.ShapeDtypeStruct((rows, 8), "float32"))
+
+    w = jax.ShapeDtypeStruct((8, 8), "float32")
+    unlike = np.full((16, 8), jax.process_index(), np.float32)
+    return {
+        "types": _error(lambda: planned(16 if first else 8)),
+        "values": _error(lambda: mw.parallelize(step, cluster=CLUSTER)(np.ones((8, 8), np.float32), unlike)),
+        "fails": _error(lambda: planned(3, method=mw.DataParallel())),
+        "fewer": _error(lambda: planned(16, "1x4 cpu", ask="lower")),
+        "more": _error(lambda: planned(16, "4x4 cpu", ask="lower")),
+        "method": planned(16, method=mw.Zero() if first else mw.Auto()).method,
+    }
+
+
+def _error(function):
+    try:
+        function()
+    except mw.MeshwrightError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
+    results = {
+        "created": train_a_created_state(f"{sys.argv[3]}/created"),
+        "host": train_a_state_from_the_host(f"{sys.argv[3]}/host"),
+        "refusals": refusals(),
+    }
+    print("RESULT " + json.dumps(results))
