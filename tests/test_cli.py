@@ -25,6 +25,7 @@ def step(weights, x):
 
 arguments = (jax.ShapeDtypeStruct((512, 512), "float32"), jnp.ones((64, 512)))
 not_arguments = {"weights": 1}
+real_arguments = (jnp.ones((16, 16)), jnp.ones((8, 16)))
 wrong_arguments = (jnp.ones(3), jnp.ones(4))
 
 def make_arguments():
@@ -131,6 +132,26 @@ def test_every_method_plans(method):
         "tensor": "TensorParallel",
     }
     assert json.loads(result.stdout)["method"] == names.get(method, "Auto")
+
+
+def test_methods_are_compared():
+    result = run("compare", "mlp", "--cluster", "1x8 h100", "--methods", "auto,zero3", "--batch", 64)
+    lines = result.stdout.splitlines()
+    assert lines[0].strip() == "methods: predicted" and [line.split()[0] for line in lines[2:]] == ["Auto", "Zero-3"]
+    assert "planning by Zero-3" in result.stderr
+
+
+def test_methods_are_compared_as_json_and_run(own):
+    options = ("--args", "mine:real_arguments", "--cluster", "1x8 cpu", "--methods", "data", "--steps", 1)
+    result = run("compare", "mine:step", *options, "--json", "-")
+    data = json.loads(result.stdout)
+    assert data["steps"] == 1 and data["rows"][0]["method"] == "DataParallel" and data["rows"][0]["measured_s"] > 0
+
+
+def test_methods_that_are_none_are_refused():
+    assert "--methods names 'fsdp'; write some of auto, data, zero1" in refuse("compare", "mlp", "--methods", "fsdp")
+    assert "--methods is empty" in refuse("compare", "mlp", "--methods", ",")
+    assert "--steps is -1" in refuse("compare", "mlp", "--steps", "-1")
 
 
 def test_scan_and_forced_checkpointing_are_passed_on():

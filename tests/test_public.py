@@ -32,6 +32,7 @@ NAMES = [
     "Zero",
     "batches",
     "cluster",
+    "compare",
     "create_state",
     "follow",
     "nest",

@@ -33,6 +33,7 @@ _PUBLIC = {
     "Zero": "planner.methods",
     "plan": "planner.planner",
     "parallelize": "runtime.parallelize",
+    "compare": "runtime.compare",
     "create_state": "runtime.state",
     "restore": "runtime.checkpoints",
     "save": "runtime.checkpoints",

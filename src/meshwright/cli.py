@@ -1,4 +1,4 @@
-"""The `meshwright` command: plans, saved plans, choice problems, and the catalogues of models and chips.
+"""The `meshwright` command: plans, methods compared, saved plans, choice problems, catalogues of models and chips.
 
 Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
 """
@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import meshwright
-from meshwright import cli_plan
+from meshwright import cli_compare, cli_plan
 from meshwright.cli_screen import Stages, fail, note, show, write_json
 from meshwright.cli_solve import solve_command
 from meshwright.errors import MeshwrightError
@@ -73,21 +73,34 @@ def _options(
     pass
 
 
+ModelArgument = Annotated[str, typer.Argument(help="A model of the zoo (see `meshwright models`), or module:function.")]
+ClusterOption = Annotated[
+    str, typer.Option(help="'HOSTSxDEVICES CHIP' such as '50x4 a100-40gb', a .toml file, or 'local'.")
+]
+ArgsOption = Annotated[
+    str | None,
+    typer.Option(help="For module:function: module:name of a tuple of its arguments, or of a function giving it."),
+]
+MeshOption = Annotated[str | None, typer.Option(help="One mesh view, such as 50x4, instead of all of them.")]
+BatchOption = Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")]
+SeqOption = Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")]
+LayersOption = Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")]
+ScanOption = Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
+]
+
+
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="A model of the zoo (see `meshwright models`), or module:function.")],
-    cluster: Annotated[
-        str, typer.Option(help="'HOSTSxDEVICES CHIP' such as '50x4 a100-40gb', a .toml file, or 'local'.")
-    ] = "local",
-    args: Annotated[
-        str | None,
-        typer.Option(help="For module:function: module:name of a tuple of its arguments, or of a function giving it."),
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(help="One mesh view, such as 50x4, instead of all of them.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")] = None,
-    scan: Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")] = False,
+    model: ModelArgument,
+    cluster: ClusterOption = "local",
+    args: ArgsOption = None,
+    mesh: MeshOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
     checkpoint: Annotated[
         bool | None,
         typer.Option(
@@ -98,9 +111,7 @@ def plan(
     method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
         MethodName.AUTO
     ),
-    memory_fraction: Annotated[
-        float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
-    ] = None,
+    memory_fraction: MemoryOption = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
     ] = None,
@@ -131,6 +142,48 @@ def plan(
         write_json(json_path, plan_to_json(found))
     if str(json_path) != "-":
         _show_plan(found)
+
+
+@app.command()
+def compare(
+    model: ModelArgument,
+    cluster: ClusterOption = "local",
+    args: ArgsOption = None,
+    mesh: Annotated[str | None, typer.Option(help="One mesh view for all methods, instead of each one's own.")] = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model in the backward pass.")
+    ] = False,
+    methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(MethodName),
+    memory_fraction: MemoryOption = None,
+    steps: Annotated[int, typer.Option(help="Compile and time so many steps on the devices here.")] = 0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows as JSON; '-' writes them to stdout and nothing else.")
+    ] = None,
+) -> None:
+    """Compare methods for a model or a function of your own: step time, memory and bytes sent."""
+    cli_plan.check_writable(json_path)
+    request = cli_plan.Request(
+        model=model,
+        args=args,
+        cluster=cluster,
+        mesh=cli_plan.parse_mesh(mesh),
+        sizes={"batch": batch, "seq": seq, "layers": layers},
+        scan=scan,
+        checkpoint=checkpoint or None,
+        method=MethodName.AUTO.value,
+        memory_fraction=memory_fraction,
+    )
+    names = cli_compare.parse_methods(methods)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        found = cli_compare.find_comparison(request, names, steps, Stages())
+    if json_path is not None:
+        write_json(json_path, found.to_json())
+    if str(json_path) != "-":
+        show(found)
 
 
 @app.command("show")

@@ -1,4 +1,7 @@
-"""What `meshwright plan` does: finds the function and its arguments, plans it, and tries checkpointing if need be."""
+"""What `meshwright plan` does: finds the function and its arguments, plans it, and tries checkpointing if need be.
+
+`meshwright compare` finds its function the same way.
+"""
 
 import importlib
 import os
@@ -51,22 +54,30 @@ class Request:
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
     """Plans what was asked for; says every stage."""
-    method = _method(request.method, request.memory_fraction)
-    machine = meshwright.cluster(request.cluster)
-    if request.mesh is not None:
-        machine.mesh(request.mesh)  # a mesh that does not suit the cluster is refused before anything slow
+    method = method_of(request.method, request.memory_fraction)
+    machine = machine_of(request)
     with stages:
         if ":" in request.model:
             return _plan(*_own(request), machine, request, method, stages)
         return _plan_zoo(request, machine, method, stages)
 
 
+def machine_of(request: Request) -> "Cluster":
+    """The cluster; a mesh that does not suit it is refused before anything slow."""
+    machine = meshwright.cluster(request.cluster)
+    if request.mesh is not None:
+        machine.mesh(request.mesh)
+    return machine
+
+
+def function_of(request: Request, stages: Stages, real: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments; those of a zoo model are real arrays where that is asked for."""
+    if ":" in request.model:
+        return _own(request)
+    return _zoo(request, bool(request.checkpoint), stages, real)
+
+
 def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: Stages) -> "Plan":
-    if request.args is not None:
-        raise CommandError(
-            f"--args is for functions of your own; {request.model!r} is a model of the zoo, which brings its "
-            "arguments: leave --args out, or write module:function"
-        )
     try:
         return _plan(*_zoo(request, bool(request.checkpoint), stages), machine, request, method, stages)
     except DoesNotFit as error:
@@ -90,7 +101,14 @@ def _plan(
     return meshwright.plan(function, *args, cluster=machine, mesh=request.mesh, method=method, on_progress=stages.say)
 
 
-def _zoo(request: Request, checkpoint: bool, stages: Stages) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _zoo(
+    request: Request, checkpoint: bool, stages: Stages, real: bool = False
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if request.args is not None:
+        raise CommandError(
+            f"--args is for functions of your own; {request.model!r} is a model of the zoo, which brings its "
+            "arguments: leave --args out, or write module:function"
+        )
     stages.say(f"building {request.model}")
     from meshwright import zoo
 
@@ -99,7 +117,7 @@ def _zoo(request: Request, checkpoint: bool, stages: Stages) -> tuple[Callable[.
     except zoo.ZooError as error:
         raise CommandError(f"{error} For a function of your own write module:function with --args.") from None
     example = zoo.build(request.model, **request.sizes, scan=request.scan, checkpoint=checkpoint)
-    return example.train_step, (example.state, example.batch)
+    return example.train_step, (example.init(0), example.sample(1)) if real else (example.state, example.batch)
 
 
 def _own(request: Request) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -178,7 +196,8 @@ def _kind(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _method(name: str, memory_fraction: float | None) -> "Method":
+def method_of(name: str, memory_fraction: float | None) -> "Method":
+    """The method of a name of `--method`."""
     options = {} if memory_fraction is None else {"memory_fraction": memory_fraction}
     if name.startswith("zero"):
         return meshwright.Zero(stage=int(name.removeprefix("zero")), **options)
