@@ -106,7 +106,7 @@ def test_a_method_that_is_refused_or_does_not_fit_is_a_row_with_the_reason():
 def test_arguments_are_left_as_they_were():
     step = mw.parallelize(train_step, cluster=CPU, method=mw.Zero(3))
     state = mw.create_state(lambda: jax.tree.map(jnp.asarray, params()), like=step, example=(batch(),))
-    mw.compare(step, state, batch(), methods=[mw.Zero(3)], steps=2)
+    mw.compare(step, state, batch(), methods=[mw.Zero(3), mw.DataParallel()], steps=2)
     np.testing.assert_array_equal(state["in"], params()["in"])
 
 

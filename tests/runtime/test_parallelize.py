@@ -152,6 +152,20 @@ def test_lower_and_compiled_as_jit_has_them():
     assert step.compiled(*types).memory_analysis().argument_size_in_bytes > 0
 
 
+def test_lowering_takes_arrays_that_lie_elsewhere():
+    whole = mw.parallelize(train_step, cluster=CPU, method=mw.DataParallel())
+    state, _ = whole(params(), batch())
+    split = mw.parallelize(train_step, cluster=CPU, method=mw.Zero(stage=3))
+    assert split.compiled(state, batch()).memory_analysis().argument_size_in_bytes > 0
+
+
+def test_arguments_keep_their_names_in_microbatches():
+    step = mw.parallelize(
+        train_step, cluster=CPU, microbatches=2, method=mw.Auto(fix={"params/in": jax.sharding.PartitionSpec("x")})
+    )
+    assert step.plan(params(), batch()).sharding("params/in") == jax.sharding.PartitionSpec("x")
+
+
 def test_more_devices_than_there_are():
     step = mw.parallelize(train_step, cluster="4x8 h100")
     assert step.plan(params(), batch(64)).mesh.num_devices == 32

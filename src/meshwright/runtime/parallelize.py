@@ -194,7 +194,8 @@ class Parallelized:
         if key not in self._steps:
             batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
             try:
-                self._steps[key] = accumulated(bound.function, bound.values, batch, count)
+                cut = accumulated(bound.function, bound.values, batch, count)
+                self._steps[key] = wraps(bound.function)(cut)  # its arguments keep their names in the plan
             except CannotCut as reason:
                 log.warning(
                     "%s: runs its batch whole instead of in %d microbatches, which would change its numbers: %s",
@@ -354,7 +355,10 @@ def _difference(before: Plan, after: Plan) -> str:
                 f"{tensor.path} changed from {old.dtype}{list(old.shape)} to {tensor.dtype}{list(tensor.shape)}; "
                 "pad to one shape to plan and compile once"
             )
-    return "its arguments have another structure or static value"
+    return (
+        "its arguments have another structure or static value; what is no array in them must be equal from call to "
+        "call: make an optimizer or activation function once, not with each state"
+    )
 
 
 def _explained(error: Exception, plan: Plan, args: Sequence[Any]) -> Exception:

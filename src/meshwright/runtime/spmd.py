@@ -136,8 +136,10 @@ class Program:
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
         variant, arrays = self._variant(args)
+        kinds = map(jax_compat.abstract, arrays)  # types only: arrays may lie elsewhere than the program wants them
+        types = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in kinds]
         with self._allow_tracing():
-            return variant.jitted.lower(*variant.arguments.bare.fill(arrays))
+            return variant.jitted.lower(*variant.arguments.bare.fill(types))
 
     def _variant(self, args: tuple[Any, ...]) -> tuple[_Variant, list[Any]]:
         leaves, tree = tree_flatten(args)
