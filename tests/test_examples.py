@@ -1,0 +1,61 @@
+"""The examples: each runs, its loss falls, and one device gives the same numbers."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ROUNDING = 1e-4  # of losses that are printed with five digits, after a few steps in float32
+
+
+def run(name, *options):
+    """What an example prints."""
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # it counts its own devices
+    command = [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / f"{name}.py"), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "planned again" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def losses(printed):
+    return [float(value) for value in re.findall(r"^step \d+: loss ([\d.]+)$", printed, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("equinox_mlp", ("--steps", 15)),
+        ("nnx_vit", ("--steps", 10, "--batch", 16)),
+        ("moe", ("--steps", 10)),
+    ],
+)
+def test_an_example_trains_as_one_device_does(name, options):
+    many, one = run(name, *options), run(name, *options, "--devices", 1)
+    assert re.search(r"^plan +Auto on mesh .*=", many) and "1x8 cpu" in many and "1x1 cpu" in one
+    assert losses(many) == pytest.approx(losses(one), rel=ROUNDING)
+    assert len(losses(many)) > 1 and losses(many)[-1] < losses(many)[0]
+
+
+def test_the_gpt_goes_on_from_its_checkpoint_on_fewer_devices_as_one_device_would_have(tmp_path):
+    (tmp_path / "text").write_text("a mesh of ships and a ship of meshes. " * 200)
+    options = ("--text", tmp_path / "text", "--batch", 8)
+    begun = run("flax_gpt", *options, "--steps", 5, "--checkpoints", tmp_path / "saved")
+    assert re.search(r"^plan +Auto on mesh .*=", begun) and "1x8 cpu" in begun
+    resumed = run("flax_gpt", *options, "--steps", 11, "--checkpoints", tmp_path / "saved", "--devices", 4)
+    assert "going on from step 5" in resumed
+    whole = run("flax_gpt", *options, "--steps", 11, "--devices", 1)
+    assert losses(begun)[0] == pytest.approx(losses(whole)[0], rel=ROUNDING)
+    assert (
+        losses(resumed)[-1] == pytest.approx(losses(whole)[-1], rel=ROUNDING) and losses(whole)[-1] < losses(begun)[0]
+    )
+    assert resumed.splitlines()[-1].startswith("held out: loss")
+
+
+def test_the_moe_compares_methods():
+    printed = run("moe", "--steps", 2, "--compare")
+    assert re.search(r"^Zero-3 +8 .* → .* → .* → ", printed, re.MULTILINE)
