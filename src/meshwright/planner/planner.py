@@ -133,6 +133,7 @@ class Task:
             mesh=mesh,
             method=self.method.name,
             cost=cost,
+            flops=back.flops(),
             memory=Memory(
                 profile.peak_bytes,
                 None if limit is None else int(limit),
@@ -153,6 +154,7 @@ class Task:
             provenance=self._provenance(mesh),
             in_structure=skeleton(call.arguments.tree, len(arguments)),
             out_structure=skeleton(call.results.tree, len(results)),
+            origin=(self.traced.function, call.arguments.fill(call.types)),
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,

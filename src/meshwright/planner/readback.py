@@ -210,6 +210,17 @@ class Readback:
         )
         return float(inside + between)
 
+    def flops(self) -> float:
+        """Floating-point operations of the loop nests on one device in one step."""
+        total, sizes = 0.0, np.array(self.axes.sizes)
+        for which, members in enumerate(self.folded.members):
+            for member, index in enumerate(self.grouping.groups[members[0]].ops):
+                if nest_flops := self.grouping.nests[index].flops:
+                    loops = self.formulation.tables[which].assignments[member][self.choice[which]]
+                    parts = np.where(loops >= 0, sizes, 1).prod()
+                    total += len(members) * self.graph.columns.trips[index] * nest_flops / float(parts)
+        return float(total)
+
     def compute(self) -> float:
         """Seconds of compute of one step."""
         tables = self.formulation.tables
