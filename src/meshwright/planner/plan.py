@@ -118,6 +118,7 @@ class OpPlan:
         partial: Sharding of each result before partial sums are settled; None for scalars.
         results: Sharding of each result.
         via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
+        sums: Axes over which its first result is partial.
         waits: Axes over which its result is left partial, because a loop adds it up first.
     """
 
@@ -128,6 +129,7 @@ class OpPlan:
     partial: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
     via: tuple[Spec | None, ...]
+    sums: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
 
 

@@ -100,6 +100,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 op.label,
                 op.phase,
                 *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
+                list(op.sums),
                 list(op.waits),
             ]
             for op in plan.ops
