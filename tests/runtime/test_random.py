@@ -76,7 +76,7 @@ def merge(x, pool, rng):
 
 
 def divide(x, pool, rng):
-    return x.reshape(x.shape[0] // 2, 2, *x.shape[1:]) if x.ndim < 3 else x
+    return x.reshape(x.shape[0] // 2, 2, *x.shape[1:]) if x.ndim < 3 and x.shape[0] % 2 == 0 else x
 
 
 def reduce(x, pool, rng):
