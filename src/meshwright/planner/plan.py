@@ -189,7 +189,7 @@ class Plan:
     out_structure: Any = field(repr=False)
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
-    origin: Any = field(default=None, repr=False, compare=False)  # the function and its arguments' types, likewise
+    origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
     in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 
     def __eq__(self, other: object) -> bool:

@@ -154,7 +154,7 @@ class Task:
             provenance=self._provenance(mesh),
             in_structure=skeleton(call.arguments.tree, len(arguments)),
             out_structure=skeleton(call.results.tree, len(results)),
-            origin=(self.traced.function, call.arguments.fill(call.types)),
+            origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,

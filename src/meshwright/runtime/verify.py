@@ -76,7 +76,8 @@ def verify(
                 "a plan that was loaded does not know its function: call plan.verify(function, *arguments), with the "
                 "arguments or their types"
             )
-        function, args = plan.origin
+        call = plan.origin.call
+        function, args = plan.origin.function, call.arguments.fill(call.types)
     started = time.perf_counter()
     lowered = spmd(plan, function, devices).lower(*args)
     compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
