@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.hardware.chip import Chip, Figure
+from meshwright.hardware.collectives import KINDS
 from meshwright.hardware.link import Timing
 from meshwright.profiler.survey import Reading, Survey
 
@@ -46,12 +47,23 @@ def fit_slope(amounts: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def timings(survey: Survey, across: bool) -> tuple[Timing, ...]:
-    """α and β of every kind and size of group that was measured, inside processes or across them."""
+    """α and β of every kind in every size of group that was measured, inside processes or across them.
+
+    A kind that found no time is priced after the all-reduce of its group, which does at least as much: a price from the
+    catalogue beside measured ones would be taken for a bargain.
+    """
     found: dict[tuple[str, int], list[Reading]] = {}
     for reading in survey.readings:
         if reading.size > 1 and reading.across == across:
             found.setdefault((reading.what, reading.size), []).append(reading)
-    return tuple(_timing(kind, size, readings) for (kind, size), readings in found.items() if len(readings) > 1)
+    known = {key: _timing(*key, readings) for key, readings in found.items() if len(readings) > 1}
+    sizes = sorted({size for kind, size in known if kind == "all_reduce"}, reverse=True)
+    return tuple(known.get((kind, size)) or _like(known["all_reduce", size], kind) for size in sizes for kind in KINDS)
+
+
+def _like(all_reduce: Timing, kind: str) -> Timing:
+    share = all_reduce.size if kind == "all_to_all" else 1  # its bytes are those of the whole group
+    return replace(all_reduce, kind=kind, beta_s=all_reduce.beta_s / share)
 
 
 def _timing(kind: str, size: int, readings: Sequence[Reading]) -> Timing:

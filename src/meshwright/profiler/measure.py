@@ -18,8 +18,8 @@ LEAST_ROUNDS = 8  # while there is time
 MOST_ROUNDS = 20  # a busy machine may need many to show a quick run
 RUN_S = 4e-3  # one run lasts about so long
 ENOUGH_S = 8.0  # no more than the least rounds begin after that
-COMPILE_S = 9.0  # probes that are not compiled by then are left out
-BUDGET_S = 13.0  # no round begins after that, but for two
+COMPILE_S = 10.0  # probes that are not compiled by then are left out
+BUDGET_S = 14.0  # no round begins after that, but for two
 MOST_TRIPS = 1000
 LEAST_S = 1e-9
 
