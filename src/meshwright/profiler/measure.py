@@ -79,6 +79,7 @@ def time_probes(
     clock: Callable[[], float] = time.perf_counter,
     say: Say = lambda _: None,
     rounds: int = MOST_ROUNDS,
+    patience: float = 1.0,
 ) -> tuple[Reading, ...]:
     """Times each probe by the quickest of several runs.
 
@@ -89,9 +90,10 @@ def time_probes(
         clock: Seconds.
         say: Called with a word on each stage.
         rounds: How many runs of each, at most.
+        patience: By how much it may take longer than a user would wait.
     """
     started = clock()
-    elapsed: Callable[[], float] = lambda: jax_compat.of_first_process(clock() - started)  # noqa: E731
+    elapsed: Callable[[], float] = lambda: jax_compat.of_first_process((clock() - started) / patience)  # noqa: E731
     runs: list[_Run] = []
     for number, probe in enumerate(wanted):
         if runs and elapsed() > COMPILE_S:

@@ -7,7 +7,7 @@ accelerators a trip does its thing several times, since asking whether there is 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,23 +47,7 @@ class Probe:
 
     def compile(self) -> Callable[[int], Any]:
         """The program: called with a number of trips, it starts running and returns what can be waited for."""
-        mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(self.view), AXES)
-        spec, body = PartitionSpec(AXES), _BODIES[self.what]
-        arrays = tuple(self._spread(array, NamedSharding(mesh, spec)) for array in self._arrays())
-
-        def trip(_: Any, kept: Any) -> Any:
-            for _ in range(self.unroll):
-                kept = body(*kept)
-            return kept
-
-        def repeat(trips: Any, *arrays: Any) -> Any:
-            return lax.fori_loop(0, trips, trip, arrays)
-
-        specs = (spec,) * len(arrays)
-        program = jax.jit(
-            jax.shard_map(repeat, mesh=mesh, in_specs=(PartitionSpec(), *specs), out_specs=specs, check_vma=False)
-        )
-        return lambda trips: program(np.int32(trips), *arrays)
+        return looped(_BODIES[self.what], self._arrays(), self.view, self.unroll)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         """One device's arrays."""
@@ -74,9 +58,40 @@ class Probe:
         drawn = np.random.default_rng(0).normal(size=(2, self.length, self.length)) / math.sqrt(self.length)
         return tuple(drawn.astype(dtype))
 
-    def _spread(self, array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-        shape = (math.prod(self.view) * array.shape[0], *array.shape[1:])
-        return jax.make_array_from_callback(shape, sharding, lambda _: array)
+
+def looped(
+    body: Callable[..., Any], arrays: Sequence[np.ndarray], view: tuple[int, int, int], unroll: int = 1
+) -> Callable[[int], Any]:
+    """A program that runs a body on every device's arrays again and again.
+
+    Args:
+        body: Takes and returns as many arrays as there are.
+        arrays: What each device begins with.
+        view: Sizes of the device mesh along `AXES`.
+        unroll: How often a trip runs the body.
+    """
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(view), AXES)
+    spec = PartitionSpec(AXES)
+    spread = tuple(_spread(array, NamedSharding(mesh, spec)) for array in arrays)
+
+    def trip(_: Any, kept: Any) -> Any:
+        for _ in range(unroll):
+            kept = body(*kept)
+        return kept
+
+    def repeat(trips: Any, *kept: Any) -> Any:
+        return lax.fori_loop(0, trips, trip, kept)
+
+    specs = (spec,) * len(spread)
+    mapped = jax.shard_map(repeat, mesh=mesh, in_specs=(PartitionSpec(), *specs), out_specs=specs, check_vma=False)
+    program = jax.jit(mapped)
+    return lambda trips: program(np.int32(trips), *spread)
+
+
+def _spread(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array of which every device has a copy as its part."""
+    shape = (sharding.num_devices * array.shape[0], *array.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, lambda _: array)
 
 
 def _matmul(x: Any, w: Any) -> Any:
