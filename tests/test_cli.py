@@ -89,10 +89,10 @@ def test_chips_are_listed():
 
 
 def test_this_machine_is_measured_and_shown(tmp_path, monkeypatch):
+    from profiler.surveys import survey  # of the tests
+
     from meshwright.profiler import local
     from meshwright.profiler import measure as measure_module
-
-    from profiler.surveys import survey  # of the tests
 
     assert "MESHWRIGHT_MEASURE=never" in refuse("measure")
     monkeypatch.setenv("MESHWRIGHT_MEASURE", "once")
