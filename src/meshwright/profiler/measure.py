@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -43,14 +44,15 @@ class _Run:
         self.busy_s = min(self.busy_s, _timed(self.program, self.trips, clock))
         self.rounds += 1
 
-    def lengthen(self) -> bool:
-        """Makes the trips so many that a run lasts long enough; whether that changed anything."""
+    def lengthen(self, clock: Callable[[], float]) -> bool:
+        """Makes more trips, and times them, where a run does not last long enough; whether it did not."""
         spent_s = jax_compat.of_first_process(self.busy_s - self.idle_s)
         wanted_s = jax_compat.of_first_process(max(RUN_S, 3 * self.idle_s))
         if spent_s >= wanted_s / 2 or self.trips >= MOST_TRIPS:
             return False
         growth = min(max(wanted_s / max(spent_s, wanted_s / 8), 2), 8)
         self.trips, self.busy_s, self.rounds = min(round(self.trips * growth), MOST_TRIPS), float("inf"), 0
+        self.time(clock)
         return True
 
     def reading(self) -> Reading:
@@ -62,15 +64,23 @@ class _Run:
 def measure(machine: Machine, say: Say = lambda _: None) -> Survey:
     """Measures the machine; with several processes all of them must do so together.
 
+    It does so in a thread of its own, which knows nothing of a mesh that the caller has set, of a function that it
+    traces, or of transfers that it guards.
+
     Args:
         machine: This machine.
         say: Called with a word on each stage.
     """
     started, load = time.perf_counter(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    with jax.disable_jit(False), jax.transfer_guard("allow"):
-        readings = time_probes(probes(machine), say=say)
+    with ThreadPoolExecutor(1) as pool:
+        readings = pool.submit(_readings, machine, say).result()
     took_s = round(time.perf_counter() - started, 1)
     return Survey(machine, date.today().isoformat(), took_s, round(load, 1), _memory_bytes(machine), readings)
+
+
+def _readings(machine: Machine, say: Say) -> tuple[Reading, ...]:
+    with jax.disable_jit(False), jax.transfer_guard("allow"):  # whatever holds for all threads
+        return time_probes(probes(machine), say=say)
 
 
 def time_probes(
@@ -102,8 +112,8 @@ def time_probes(
         runs.append(_Run(probe, probe.compile()))
         _timed(runs[-1].program, 1, clock)  # compiles
         runs[-1].time(clock)
-        while runs[-1].lengthen():
-            runs[-1].time(clock)
+        while runs[-1].lengthen(clock):
+            pass
     for number in range(rounds):
         if number > 1 and elapsed() > (BUDGET_S if number < LEAST_ROUNDS else ENOUGH_S):
             break
@@ -111,7 +121,7 @@ def time_probes(
         for run in runs:
             run.time(clock)
             if number < LEAST_ROUNDS // 2:  # by then a busy moment may have passed for a long run
-                run.lengthen()
+                run.lengthen(clock)
     return tuple(run.reading() for run in runs)
 
 
