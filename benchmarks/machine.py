@@ -125,7 +125,7 @@ def main() -> None:
         for kind in KINDS
         for num_bytes in (2**15, 3 * 2**18)
     ]
-    readings = time_probes([*usual, *todo, *others], patience=60)
+    readings = time_probes([*usual, *todo, *others], rounds=30, patience=60)
     survey = Survey(here, str(date.today()), 0.0, os.getloadavg()[0], None, readings[: len(usual)])
     machine = measured_cluster(paper, survey)
     rows = []
