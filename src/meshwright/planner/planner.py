@@ -13,7 +13,6 @@ from meshwright.graph import Traced, trace
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
-from meshwright.hardware import cluster as find_cluster
 from meshwright.planner.certify import unfolded_bound
 from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
@@ -24,6 +23,7 @@ from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.structure import skeleton
+from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
 from meshwright.strategy.sharding import Axes
 
@@ -204,7 +204,7 @@ class Task:
     def _provenance(self, mesh: Mesh) -> dict[str, Any]:
         import jax
 
-        where = "abstract mesh" if mesh.is_abstract else "modelled: catalogue figures, roofline and α–β"
+        where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
         loops = "assumed: one trip for each while loop" if self.graph.whiles else ""
         notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
         return notes | ({"loops": loops} if loops else {})
