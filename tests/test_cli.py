@@ -89,6 +89,27 @@ def test_chips_are_listed():
     assert all(figure["source"] for row in rows for figure in row["figures"])
 
 
+def test_this_machine_is_measured_and_shown(tmp_path, monkeypatch):
+    from profiler.surveys import survey  # of the tests
+
+    from meshwright.profiler import local
+    from meshwright.profiler import measure as measure_module
+
+    assert "MESHWRIGHT_MEASURE=never" in refuse("measure")
+    monkeypatch.setenv("MESHWRIGHT_MEASURE", "once")
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(local, "_known", {})
+    monkeypatch.setattr(measure_module, "measure", lambda machine, say: survey(machine=machine))
+    result = run("measure")
+    assert re.search(r"products, float32\s+4 GFLOP/s", result.stdout)
+    assert re.search(r"all-reduce\s+8\s+one process\s+100 µs\s+1\s+1\.15 ms", result.stdout)
+    assert "kept in" in result.stderr and "were running" not in result.stderr
+    assert json.loads(run("measure", "--json").stdout)["date"] == "2026-01-02"
+    monkeypatch.setattr(measure_module, "measure", lambda machine, say: survey(machine=machine, date="2027-01-01"))
+    assert "2026-01-02" in run("measure").stdout
+    assert "2027-01-01" in run("measure", "--again").stdout
+
+
 def test_one_chip_is_shown_with_its_sources():
     text = run("chips", "h100").stdout
     assert "h100-sxm-80gb (NVIDIA)" in text and "memory_bandwidth" in text and "vendor" in text

@@ -20,7 +20,7 @@ _PUBLIC = {
     "TraceError": "errors",
     "Cluster": "hardware",
     "Mesh": "hardware",
-    "cluster": "hardware",
+    "cluster": "profiler",
     "Loop": "rules",
     "LoopNest": "rules",
     "nest": "rules",

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import meshwright
 from meshwright import cli_compare, cli_plan
+from meshwright.cli_measure import measure_command
 from meshwright.cli_screen import Stages, fail, note, show, write_json
 from meshwright.cli_solve import solve_command
 from meshwright.errors import MeshwrightError
@@ -221,6 +222,7 @@ def chips(
         show(chip_table() if name is None else figure_table(name))
 
 
+app.command("measure")(measure_command)
 app.command("solve")(solve_command)
 
 

@@ -5,7 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+import numpy as np
+from jax._src import distributed, source_info_util
 from jax.extend import core as jex_core
 
 Literal = jex_core.Literal
@@ -155,3 +156,35 @@ def bind(eqn: Any, operands: Sequence[Any], stack: Sequence[Any] = ()) -> list[A
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
         results = eqn.primitive.bind(*functions, *operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def of_first_process(number: float) -> float:
+    """The first process's number, in all processes; all must ask together."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    return float(broadcast_one_to_all(np.float32(number)))
+
+
+def broadcast(text: bytes) -> bytes:
+    """The first process's text, in all processes; all must ask together."""
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    size = int(broadcast_one_to_all(np.int32(len(text))))
+    sent = np.zeros(size, np.uint8)
+    if jax.process_index() == 0:
+        sent[:] = np.frombuffer(text, np.uint8)
+    return np.asarray(broadcast_one_to_all(sent)).tobytes() if size else b""
+
+
+def meet(place: str, timeout_s: float) -> bool:
+    """Waits until all processes are at a place; False where some did not come in time."""
+    client = distributed.global_state.client
+    if jax.process_count() == 1 or client is None:
+        return True
+    try:
+        client.wait_at_barrier(place, int(1000 * timeout_s))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import ClusterError
 from meshwright.hardware import Cluster, cluster
+from meshwright.hardware.link import Timing
 
 
 def test_a_cluster_knows_its_size_and_memory():
@@ -82,3 +84,18 @@ def test_clusters_survive_json(spec):
 
     found = cluster(spec)
     assert Cluster.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_a_measured_cluster_survives_json():
+    import json
+
+    plain = cluster("2x4 cpu")
+    timing = Timing("all_reduce", 4, 1e-5, 1e-9)
+    intra = replace(plain.intra, timings=(timing,))
+    found = replace(plain, host=replace(plain.host, intra=intra), known="measured on vm, 2026-01-02")
+    assert Cluster.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert not {"known", "timings"} & {*plain.to_json(), *plain.to_json()["intra"], *plain.to_json()["chip"]["intra"]}
+    assert found.mesh((2, 4)).alternatives("all_reduce", (1,)) == ((1e-5, 1e-9),)
+    for axes in ((0,), (0, 1)):  # what crosses hosts was not measured
+        mesh = found.mesh((2, 4))
+        assert mesh.alternatives("all_reduce", axes) == plain.mesh((2, 4)).alternatives("all_reduce", axes)

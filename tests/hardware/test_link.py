@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.hardware import find_chip
-from meshwright.hardware.link import Link, Protocol
+from meshwright.hardware.link import Link, Protocol, Timing
 
 PLAIN = (Protocol("plain", 1e-6, 1e-6, 1.0),)
 
@@ -52,3 +52,13 @@ def test_protocols_serve_some_collectives_and_sizes():
     assert protocol.serves("all_reduce", 8)
     assert not protocol.serves("all_reduce", 4)
     assert not protocol.serves("all_gather", 8)
+
+
+def test_a_measured_collective_costs_what_was_measured():
+    link = Link("bus", 1e9, PLAIN, timings=(Timing("all_to_all", 2, 1e-5, 8e-9), Timing("all_to_all", 8, 4e-5, 2e-9)))
+    assert link.measured("all_to_all", 2) == (1e-5, 8e-9)
+    assert link.measured("all_to_all", 8) == (4e-5, 2e-9)
+    assert link.measured("all_to_all", 4) == pytest.approx((2e-5, 4e-9))
+    assert link.measured("all_to_all", 16) == (4e-5, 2e-9)
+    assert link.measured("all_to_all", 1) == (1e-5, 8e-9)
+    assert link.measured("all_reduce", 4) is None

@@ -104,6 +104,28 @@ def refusals():
     }
 
 
+def measured(directory):
+    """The devices of all processes, measured by them together; the file of the first one is enough the next time."""
+    from meshwright.profiler import local, measure, probes
+
+    sizes = probes.Sizes((8,), (2**10,), (2**10, 2**12), 1)
+    measure.probes = lambda machine: [p for p in probes.probes(machine, sizes) if p.what in ("launch", "all_reduce")]
+    measure.MOST_TRIPS = 2
+    os.environ |= {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": f"{directory}/{jax.process_index()}"}
+    step = mw.parallelize(lambda w, x: (w, (x @ w).sum()))
+    plan = step.plan(jax.ShapeDtypeStruct((8, 8), "float32"), jax.ShapeDtypeStruct((16, 8), "float32"))
+    first = mw.cluster("local").to_json()
+    local._known.clear()
+    measure.measure = None  # calling it would fail
+    again = mw.cluster("local").to_json()
+    local._known.clear()
+    local.MEET_S = 1.0
+    alone = _error(lambda: mw.cluster("local")) if jax.process_index() == 0 else ""
+    os.environ["MESHWRIGHT_MEASURE"] = "never"
+    files = os.listdir(directory)
+    return {"first": first, "again": again, "alone": alone, "costs": plan.provenance["costs"], "files": files}
+
+
 def _error(function):
     try:
         function()
@@ -118,6 +140,7 @@ if __name__ == "__main__":
     results = {
         "created": train_a_created_state(f"{sys.argv[3]}/created"),
         "host": train_a_state_from_the_host(f"{sys.argv[3]}/host"),
+        "measured": measured(f"{sys.argv[3]}/machine"),
         "refusals": refusals(),
     }
     print("RESULT " + json.dumps(results))

@@ -60,6 +60,14 @@ def test_two_processes_do_as_one_does(tmp_path):
         assert found["n"] == one["n"] == 4
         assert found["plans"] == one["plans"] == 1, "restoring needs no new plan, the smaller batch one"
 
+    ours, theirs = first["measured"], second["measured"]
+    assert ours["first"] == ours["again"] == theirs["first"] == theirs["again"]
+    assert {t["size"] for t in ours["first"]["inter"]["timings"]} == {2, 8}
+    assert {t["size"] for t in ours["first"]["intra"]["timings"]} == {2, 4}
+    assert ours["costs"] == theirs["costs"] and ours["costs"].startswith("measured on")
+    assert ours["files"] == theirs["files"] == ["0"], "the first process keeps the file"
+    assert "not all 2 processes asked for cluster 'local' within 1 s" in ours["alone"]
+
     first, second = first["refusals"], second["refusals"]
     assert first["method"] == second["method"] == "Zero-1", "both asked for another and follow the first"
     assert "ShardingError: process 1 calls step with other types than process 0" in first["types"]

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.board import Board
-from meshwright.solver.decimate import _settled, decimate
+from meshwright.solver.decimate import decimate, settled
 from meshwright.solver.dual import Dual
 from meshwright.solver.level import Level
 from meshwright.solver.model import from_problem
@@ -135,9 +135,9 @@ def test_settled_costs_keep_every_total_and_the_bound():
     dual = Dual(model)
     dual.converge(10)
     dual.restore()
-    settled = _settled(dual)
+    moved = settled(dual)
     random = np.random.default_rng(0)
     for _ in range(20):
         choice = (random.random(model.num_nodes) * np.diff(model.off)).astype(np.int64)
-        assert cost_of(settled, choice) == pytest.approx(cost_of(model, choice))
-    assert Dual(settled).sweep() >= dual.bound - 1e-9 * abs(dual.bound)
+        assert cost_of(moved, choice) == pytest.approx(cost_of(model, choice))
+    assert Dual(moved).sweep() >= dual.bound - 1e-9 * abs(dual.bound)

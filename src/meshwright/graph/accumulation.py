@@ -14,7 +14,7 @@ from meshwright.graph.graph import Graph, Tie
 _ADDING = ("add", "add_any")
 _PASSING = ("convert_element_type", "transpose", "loop_stack")
 # Operations whose contributions the runtime can keep apart, one for each device.
-_CONTRIBUTING = ("dot_general", "reduce_sum", "scatter-add")
+CONTRIBUTING = ("dot_general", "reduce_sum", "scatter-add")
 
 
 class Accumulated(NamedTuple):
@@ -72,7 +72,7 @@ class _Finder:
         while self.num_reads[value] == 1 and self.producer[value] >= 0:
             index = int(self.producer[value])
             name = self._primitive(index)
-            if name in _CONTRIBUTING:
+            if name in CONTRIBUTING:
                 known = found.get(index)
                 if known is None or len(known.chain) < len(chain):
                     found[index] = self._accumulated(index, value, chain, outermost)

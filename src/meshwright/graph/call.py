@@ -54,6 +54,13 @@ class Call:
     arguments: Leaves
     results: Leaves
 
+    @property
+    def types(self) -> list[Any]:
+        """The types of the arguments' arrays."""
+        import jax
+
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.jaxpr.in_avals]
+
 
 def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call:
     """Calls ``function(*args)`` with the arrays' types.

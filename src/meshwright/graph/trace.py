@@ -16,10 +16,11 @@ from meshwright.graph.graph import Columns, Graph
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced function: its flat graph, and the call it was made from, with the structure of arguments and results."""
+    """A function, its flat graph, and the call it was made from, with the structure of arguments and results."""
 
     graph: Graph
     call: Call
+    function: Callable[..., Any]
 
 
 def trace(function: Callable[..., Any], *args: Any) -> Traced:
@@ -32,7 +33,7 @@ def trace(function: Callable[..., Any], *args: Any) -> Traced:
     """
     with collector_paused():
         call = call_abstractly(function, args)
-        return Traced(_graph(Program(call.jaxpr, Names()), call.arguments, call.results), call)
+        return Traced(_graph(Program(call.jaxpr, Names()), call.arguments, call.results), call, function)
 
 
 def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:

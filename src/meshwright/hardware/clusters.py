@@ -13,6 +13,8 @@ from meshwright.hardware.mesh import AXIS_NAMES, Mesh
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
 
+CATALOGUE = "modelled: catalogue figures"
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -24,6 +26,7 @@ class Cluster:
         host: Devices and links of each of them.
         chip: What each device is.
         torus_sizes: Sizes of the TPU torus; empty for the most cubic one.
+        known: How its figures are known, for the provenance of plans.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Cluster:
     host: Host
     chip: Chip
     torus_sizes: tuple[int, ...] = ()
+    known: str = CATALOGUE
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}: {self.num_hosts}x{self.devices_per_host} {self.chip.name})"
@@ -86,7 +90,7 @@ class Cluster:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that holds every figure, so that the same cluster can be made without the catalogue."""
-        return {
+        data = {
             "name": self.name,
             "hosts": self.num_hosts,
             "devices_per_host": self.devices_per_host,
@@ -95,13 +99,15 @@ class Cluster:
             "intra": to_plain(self.intra),
             "inter": to_plain(self.inter),
         }
+        return data if self.known == CATALOGUE else {**data, "known": self.known}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Cluster":
         """Makes a cluster from what `to_json` gave."""
         links = (link_from_json(data["intra"]), link_from_json(data["inter"]))
         host = Host(data["devices_per_host"], *links)
-        return cls(data["name"], data["hosts"], host, chip_from_json(data["chip"]), tuple(data["torus"]))
+        chip, known = chip_from_json(data["chip"]), data.get("known", CATALOGUE)
+        return cls(data["name"], data["hosts"], host, chip, tuple(data["torus"]), known)
 
 
 def _views(number: int, length: int) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ t = 0.78 · min(w, o):
     permute       B / the slowest wire between neighbours
 
 `ring_ways`, `tree_ways`, `hierarchical_ways`, `exchange_ways` and `permute_ways` implement these lines; the time is the
-least of them.
+least of them. Where a link was measured (`Link.timings`), what was measured is the only way.
 """
 
 import math
@@ -35,6 +35,9 @@ def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
     """All ways worth having for a collective: fastest start first, each next one cheaper per byte."""
     if group.size == 1:
         return ((0.0, 0.0),)
+    measured = (inter if group.num_domains > 1 else intra).measured(kind, group.size)
+    if measured is not None:
+        return (measured,)
     if kind == "all_to_all":
         return prune(exchange_ways(group, intra, inter))
     if kind == "permute":

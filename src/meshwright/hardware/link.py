@@ -1,5 +1,6 @@
 """Describes the wires: a link's bandwidth, its shape, and the protocols a collective may run over it."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -32,6 +33,23 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """What a collective was measured to take among groups of one size, all groups at once.
+
+    Attributes:
+        kind: The collective, e.g. ``"all_reduce"``.
+        size: Number of devices in a group.
+        alpha_s: Fixed time.
+        beta_s: Time per byte; bytes are counted as `Mesh.collective_s` does.
+    """
+
+    kind: str
+    size: int
+    alpha_s: float
+    beta_s: float
+
+
+@dataclass(frozen=True)
 class Link:
     """What joins devices, inside a host or between hosts.
 
@@ -49,6 +67,8 @@ class Link:
         wrap_multiple: A torus dim whose size is a multiple of this closes into a ring.
         domain: How many devices the link reaches; 0 means one host's.
         exchange_efficiency: Fraction of the collective rate that an all-to-all reaches.
+        timings: What collectives over this link were measured to take; where there are any of a kind, they are its
+            price, and bandwidth, topology and protocols are not asked.
     """
 
     kind: str
@@ -62,6 +82,24 @@ class Link:
     wrap_multiple: int = 0
     domain: int = 0
     exchange_efficiency: float = 1.0
+    timings: tuple[Timing, ...] = ()
+
+    def measured(self, kind: str, size: int) -> tuple[float, float] | None:
+        """α and β of a collective among groups of a size, from what was measured; None where nothing was.
+
+        Between two measured sizes both follow a power of the size, which holds for rings (constant), trees and threads
+        that wait for each other (α grows) and all-to-alls (β falls) alike; beyond them the nearest one counts.
+        """
+        known = sorted((t for t in self.timings if t.kind == kind), key=lambda t: t.size)
+        if not known:
+            return None
+        below = max((t for t in known if t.size <= size), key=lambda t: t.size, default=known[0])
+        above = min((t for t in known if t.size >= size), key=lambda t: t.size, default=known[-1])
+        if below.size >= above.size:
+            return below.alpha_s, below.beta_s
+        share = math.log(size / below.size) / math.log(above.size / below.size)
+        alpha = below.alpha_s ** (1 - share) * above.alpha_s**share
+        return alpha, below.beta_s ** (1 - share) * above.beta_s**share
 
     def group_bandwidth(self, members: tuple[int, ...], num_active: int) -> float:
         """Rate, one way per device, of a collective among some devices of a host.

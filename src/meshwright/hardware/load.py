@@ -16,7 +16,7 @@ _LEGAL = "write 'HOSTSxDEVICES CHIP' such as '50x4 a100-40gb', the path of a .to
 
 
 def cluster(description: "str | PathLike[str] | Cluster") -> Cluster:
-    """Makes a cluster from its description.
+    """Makes a cluster from its description, all figures from the catalogue: see `mw.cluster`, which measures, too.
 
     Args:
         description: ``"HOSTSxDEVICES CHIP"`` (``"50x4 a100-40gb"``), ``"DEVICES CHIP"`` for one host (``"8 h100"``),
@@ -30,7 +30,7 @@ def cluster(description: "str | PathLike[str] | Cluster") -> Cluster:
     if not isinstance(description, str | PathLike):
         raise ClusterError(f"a cluster is described by text, not by {description!r}: {_LEGAL}.")
     spec = str(description).strip()
-    if spec.lower() == "local":
+    if is_local(spec):
         return local_cluster()
     if isinstance(description, PathLike) or spec.lower().endswith(".toml"):
         return read_cluster(Path(spec))
@@ -43,13 +43,18 @@ def cluster(description: "str | PathLike[str] | Cluster") -> Cluster:
     return uniform(spec, hosts, devices, find_chip(match[3]))
 
 
+def is_local(description: object) -> bool:
+    """Whether a description means the devices that JAX sees here."""
+    return isinstance(description, str) and description.strip().lower() == "local"
+
+
 def uniform(name: str, num_hosts: int, devices_per_host: int, chip: Chip) -> Cluster:
     """A cluster of equal hosts with the usual links of their chip."""
     return Cluster(name, num_hosts, Host(devices_per_host, chip.intra, chip.inter), chip)
 
 
 def local_cluster() -> Cluster:
-    """The devices that JAX sees; a kind that the catalogue does not know is priced as ``cpu``."""
+    """The devices that JAX sees by their data sheet; a kind that the catalogue does not know is priced as ``cpu``."""
     import jax  # reading a description must not load JAX; only this one needs it
 
     kind = jax.devices()[0].device_kind

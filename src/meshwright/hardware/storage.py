@@ -4,20 +4,24 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.link import Link, Protocol
+from meshwright.hardware.link import Link, Protocol, Timing
 
 
 def to_plain(value: Chip | Link) -> dict[str, Any]:
     """Plain data of a chip or link; the sources of its figures stay in the catalogue."""
     data = _lists(asdict(value))
     data.pop("figures", None)
+    for link in (data, data.get("intra", {}), data.get("inter", {})):
+        if not link.get("timings", True):
+            del link["timings"]  # files stay as they were for machines that were not measured
     return data
 
 
 def link_from_json(data: dict[str, Any]) -> Link:
     protocols = tuple(Protocol(**{**p, "kinds": tuple(p["kinds"])}) for p in data["protocols"])
     edges = tuple((int(a), int(b), int(count)) for a, b, count in data["edges"])
-    return Link(**{**data, "protocols": protocols, "edges": edges})
+    timings = tuple(Timing(**timing) for timing in data.get("timings", ()))
+    return Link(**{**data, "protocols": protocols, "edges": edges, "timings": timings})
 
 
 def chip_from_json(data: dict[str, Any]) -> Chip:

@@ -118,6 +118,7 @@ class OpPlan:
         partial: Sharding of each result before partial sums are settled; None for scalars.
         results: Sharding of each result.
         via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
+        sums: Axes over which its first result is partial.
         waits: Axes over which its result is left partial, because a loop adds it up first.
     """
 
@@ -128,6 +129,7 @@ class OpPlan:
     partial: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
     via: tuple[Spec | None, ...]
+    sums: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
 
 
@@ -174,6 +176,7 @@ class Plan:
     mesh: Mesh
     method: str
     cost: Cost
+    flops: float  # of matrix products and convolutions, on one device
     memory: Memory
     solution: SolutionSummary
     arguments: tuple[Tensor, ...]
@@ -186,6 +189,7 @@ class Plan:
     out_structure: Any = field(repr=False)
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
+    origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
     in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 
     def __eq__(self, other: object) -> bool:
@@ -243,6 +247,23 @@ class Plan:
         from meshwright.planner.storage import load_plan
 
         return load_plan(Path(path))
+
+    def verify(self, function: Any = None, *args: Any, devices: Any = None, compiler_options: Any = None) -> Any:
+        """Compiles the program and holds what was planned against what XLA makes of it.
+
+        Args:
+            function: The function that the plan is for, and its arguments or their types; a fresh plan knows them.
+            *args: See there.
+            devices: Devices to compile for, as many as the mesh has: those of this process by default, or those of a
+                machine that is not there (`jax.experimental.topologies`).
+            compiler_options: XLA's options by name.
+
+        Returns:
+            A `Verification`: collectives by kind and axes, memory and flops, planned and compiled. Print it.
+        """
+        from meshwright.runtime.verify import verify
+
+        return verify(self, function, args, devices, compiler_options)
 
     def __str__(self) -> str:
         from meshwright.planner.show import plan_text

@@ -13,7 +13,6 @@ from meshwright.graph import Traced, trace
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
-from meshwright.hardware import cluster as find_cluster
 from meshwright.planner.certify import unfolded_bound
 from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
@@ -24,6 +23,7 @@ from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.structure import skeleton
+from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
 from meshwright.strategy.sharding import Axes
 
@@ -133,6 +133,7 @@ class Task:
             mesh=mesh,
             method=self.method.name,
             cost=cost,
+            flops=back.flops(),
             memory=Memory(
                 profile.peak_bytes,
                 None if limit is None else int(limit),
@@ -153,6 +154,7 @@ class Task:
             provenance=self._provenance(mesh),
             in_structure=skeleton(call.arguments.tree, len(arguments)),
             out_structure=skeleton(call.results.tree, len(results)),
+            origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,
@@ -202,7 +204,7 @@ class Task:
     def _provenance(self, mesh: Mesh) -> dict[str, Any]:
         import jax
 
-        where = "abstract mesh" if mesh.is_abstract else "modelled: catalogue figures, roofline and α–β"
+        where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
         loops = "assumed: one trip for each while loop" if self.graph.whiles else ""
         notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
         return notes | ({"loops": loops} if loops else {})

@@ -210,6 +210,17 @@ class Readback:
         )
         return float(inside + between)
 
+    def flops(self) -> float:
+        """Floating-point operations of the loop nests on one device in one step."""
+        total, sizes = 0.0, np.array(self.axes.sizes)
+        for which, members in enumerate(self.folded.members):
+            for member, index in enumerate(self.grouping.groups[members[0]].ops):
+                if nest_flops := self.grouping.nests[index].flops:
+                    loops = self.formulation.tables[which].assignments[member][self.choice[which]]
+                    parts = np.where(loops >= 0, sizes, 1).prod()
+                    total += len(members) * self.graph.columns.trips[index] * nest_flops / float(parts)
+        return float(total)
+
     def compute(self) -> float:
         """Seconds of compute of one step."""
         tables = self.formulation.tables
@@ -218,7 +229,7 @@ class Readback:
     @cached_property
     def ops(self) -> tuple[OpPlan, ...]:
         """How every operation that belongs to a group is split, in program order."""
-        cache: dict[tuple[int, int, int], tuple[Specs, Specs, Specs]] = {}
+        cache: dict[tuple[int, int, int], tuple[Specs, Specs, Specs, tuple[str, ...]]] = {}
         found: list[tuple[int, OpPlan]] = []
         shared = self._shared_copies()
         for group_id, group in enumerate(self.grouping.groups):
@@ -229,7 +240,9 @@ class Readback:
                     cache[key] = self._shardings(which, member, index)
                 op = self.graph.ops[index]
                 via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
-                found.append((index, OpPlan(op.serial, op.label, op.phase, *cache[key], via)))
+                operands, partial, results, sums = cache[key]
+                plan = OpPlan(op.serial, op.label, op.phase, operands, partial, results, via, sums)
+                found.append((index, plan))
         plans = dict(sorted(found, key=lambda pair: pair[0]))
         for index, accumulated in self.grouping.accumulated.items():
             self._let_wait(plans, index, accumulated.chain)
@@ -237,11 +250,7 @@ class Readback:
 
     def _let_wait(self, plans: dict[int, OpPlan], index: int, chain: tuple[int, ...]) -> None:
         """Marks an operation whose partial results a loop adds up before they are settled, and what hands them on."""
-        which = self.folded.group_class[int(self.grouping.placed.group[index])]
-        assignment = self.formulation.tables[which].assignments[self.grouping.ops.rank[index]]
-        nest = self.grouping.nests[index]
-        partial_axes = reducing_axes(nest, assignment[[self.choice[which]]], nest.results[0])[0]
-        axes = tuple(name for name, on in zip(self.formulation.mesh.names, partial_axes, strict=True) if on)
+        axes = plans[index].sums
         partial, settled = plans[index].partial[0], plans[index].results[0]
         waiting = {index: replace(plans[index], waits=axes)}
         for other in chain:
@@ -274,7 +283,7 @@ class Readback:
                     found[index, read.operand] = copy
         return found
 
-    def _shardings(self, which: int, member: int, index: int) -> tuple[Specs, Specs, Specs]:
+    def _shardings(self, which: int, member: int, index: int) -> tuple[Specs, Specs, Specs, tuple[str, ...]]:
         table, strategy = self.formulation.tables[which], self.choice[which]
         nest, op = self.grouping.nests[index], self.graph.ops[index]
         loops = table.assignments[member][[strategy]]
@@ -291,7 +300,9 @@ class Readback:
         results = tuple(
             spec(result_holders(nest, loops, scatter, i), len(nest.results[i])) for i in range(len(op.outputs))
         )
-        return operands, partial, results
+        reduced = reducing_axes(nest, loops, nest.results[0])[0] if nest.results else ()
+        sums = tuple(name for name, on in zip(self.formulation.mesh.names, reduced, strict=False) if on)
+        return operands, partial, results, sums
 
     def _explain(self, group_id: int) -> GroupTable:
         which = self.folded.group_class[group_id]

@@ -85,6 +85,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "mesh": plan.mesh.to_json(),
         "step_s": plan.step_s,
         "cost": asdict(plan.cost) | {"total": plan.cost.total},
+        "flops": plan.flops,
         "memory": asdict(plan.memory),
         "solution": {k: v for k, v in asdict(plan.solution).items() if k != "seconds"},
         "unsplittable": list(plan.unsplittable),
@@ -99,6 +100,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 op.label,
                 op.phase,
                 *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
+                list(op.sums),
                 list(op.waits),
             ]
             for op in plan.ops
@@ -114,6 +116,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         mesh=Mesh.from_json(data["mesh"]),
         method=data["method"],
         cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
+        flops=data["flops"],
         memory=Memory(**data["memory"]),
         solution=SolutionSummary(**data["solution"]),
         arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -22,6 +22,10 @@ _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(-start)?\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_DEFINED = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \(?\w+\[([0-9,]*)\]")
+_PRODUCT = re.compile(r"= (.*?) (dot|convolution|custom-call)\(([^)]*)\)")
+_CONTRACTED = re.compile(r'(?:lhs_contracting_dims=\{|"lhs_contracting_dimensions":\[)([^}\]]*)')
+_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _ARRAY = re.compile(r"([a-z]+\w*)\[([0-9,]*)\]")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[0-9,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
@@ -52,6 +56,38 @@ def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollectiv
         text: What `jax.stages.Compiled.as_text` gives.
         mesh: Axis names and sizes of the mesh that the program was compiled for: ``plan.mesh.shape``.
     """
+    bodies, entry = _computations(text)
+    trips = _trips(bodies, entry)
+    found = [_read(line, mesh, trips[name]) for name, body in bodies.items() if trips[name] for line in body]
+    return [item for item in found if item is not None and item.axes]
+
+
+def flops_of(text: str) -> float:
+    """Floating-point operations of a program's matrix products and convolutions, on one device."""
+    bodies, entry = _computations(text)
+    trips = _trips(bodies, entry)
+    return float(sum(trips[name] * sum(_flops(body)) for name, body in bodies.items() if trips[name]))
+
+
+def _flops(body: list[str]) -> Iterator[float]:
+    """Of each product in a computation."""
+    shapes = {m[1]: _ints(m[2]) for m in map(_DEFINED.match, body) if m}
+    for line in body:
+        match = _PRODUCT.search(line)
+        if match is None:
+            continue
+        result = _ints(_ARRAY.findall(match[1])[0][1])
+        left, right = (shapes.get(name, []) for name in re.findall(r"%([\w.\-]+)", match[3])[:2])
+        if labels := _LABELS.search(line):
+            outputs = right[labels[1].index("o")] if len(right) == len(labels[1]) else 1
+            yield 2.0 * prod(result) * prod(right) / max(outputs, 1)
+        elif contracted := _CONTRACTED.search(line):
+            dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
+            yield 2.0 * prod(result) * prod(left[d] for d in dims)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation, by name, and the name of the first to run."""
     bodies: dict[str, list[str]] = {}
     name = entry = ""
     for line in text.splitlines():
@@ -60,9 +96,7 @@ def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollectiv
             name = header[2]
             entry = name if header[1] else entry
         bodies.setdefault(name, []).append(line)
-    trips = _trips(bodies, entry)
-    found = [_read(line, mesh, trips[name]) for name, body in bodies.items() if trips[name] for line in body]
-    return [item for item in found if item is not None and item.axes]
+    return bodies, entry
 
 
 def _trips(bodies: dict[str, list[str]], entry: str) -> Mapping[str, int]:

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
+from meshwright.graph.accumulation import CONTRIBUTING
 from meshwright.planner.plan import OpPlan, Plan, Spec, partition_spec
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -93,7 +94,10 @@ class Evaluator:
                 "shapes or other dtypes; make the plan again with these arguments"
             )
         if op is not None and op.waits:
-            return [self._contribution(eqn, op, ins)], serial + 1
+            return [self._contribution(eqn, op, op.waits, ins)], serial + 1
+        if op is not None and len(op.sums) > 1 and name in CONTRIBUTING:
+            # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one.
+            return [self._settled(self._contribution(eqn, op, op.sums, ins))], serial + 1
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         return self._give(jax_compat.bind(eqn, operands), op), serial + 1
 
@@ -178,34 +182,34 @@ class Evaluator:
         for i, entry in enumerate(entries):
             op = self.ops.get(serial + i)
             if op is not None and op.waits:
-                given.append(self._waiting(self._counted_once(self._bring(entry, op, 0), op), op))
+                given.append(self._waiting(self._counted_once(self._bring(entry, op, 0), op.waits), op, op.waits))
             else:
                 given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
         return given, serial + len(entries)
 
-    def _contribution(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Entry:
+    def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
         """Each device's own part of a sum, or what becomes of it on the way to where it is added up."""
         operands, exposed = [], []
         for i, entry in enumerate(ins):
             if isinstance(entry[1], Waiting):
                 operands.append(entry[0])
-                exposed.append(list(op.waits))
+                exposed.append(list(axes))
                 continue
             value, spec = self._bring(entry, op, i), op.operands[i]
-            held = [axis for axis in op.waits if spec is not None and any(axis in dim for dim in spec)]
+            held = [axis for axis in axes if spec is not None and any(axis in dim for dim in spec)]
             if held:
                 value = self._expose(value, spec or (), held)
             elif eqn.primitive.name == "scatter-add" and i == 0:
-                value, held = self._counted_once(value, op), list(op.waits)
+                value, held = self._counted_once(value, axes), list(axes)
             operands.append(value)
             exposed.append(held)
 
         def function(*xs: Any) -> Any:
             return jax_compat.bind(eqn, xs)[0]
 
-        for axis in reversed(op.waits):
+        for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in held else None for held in exposed))
-        return self._waiting(function(*operands), op)
+        return self._waiting(function(*operands), op, axes)
 
     def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
         """Splits the dims that some axes hold, and brings what falls to each device to the front."""
@@ -225,17 +229,16 @@ class Evaluator:
         exposed = jnp.transpose(value.reshape(shape), order)
         return self._constrain(exposed, (*((axis,) for axis in axes), *rest))
 
-    def _counted_once(self, value: Any, op: OpPlan) -> Any:
+    def _counted_once(self, value: Any, axes: Sequence[str]) -> Any:
         """A value as the contribution of the first device, with nothing from the others."""
-        sizes = [self.plan.mesh.shape[axis] for axis in op.waits]
+        sizes = [self.plan.mesh.shape[axis] for axis in axes]
         first = jnp.zeros(sizes, bool).at[(0,) * len(sizes)].set(True).reshape(*sizes, *(1,) * value.ndim)
         return jnp.where(first, value, jnp.zeros((), value.dtype))
 
-    def _waiting(self, value: Any, op: OpPlan) -> Entry:
-        partial, settled = op.partial[0], op.results[0]
-        assert partial is not None and settled is not None
-        value = self._constrain(value, (*((axis,) for axis in op.waits), *partial))
-        return value, Waiting(op.waits, partial, settled), op.phase
+    def _waiting(self, value: Any, op: OpPlan, axes: tuple[str, ...]) -> Entry:
+        partial, settled = op.partial[0] or (), op.results[0] or ()
+        value = self._constrain(value, (*((axis,) for axis in axes), *partial))
+        return value, Waiting(axes, partial, settled), op.phase
 
     def _settled(self, entry: Entry) -> Known:
         """A value with its contributions added up, if they were not; once for all its readers."""
@@ -328,7 +331,7 @@ class Evaluator:
 
     def _give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]:
         return [
-            self._waiting(x, op)
+            self._waiting(x, op, op.waits)
             if op is not None and op.waits
             else (x if _result(op) is None else self._constrain(x, _result(op)), _result(op), phase)
             for x, op, phase in zip(values, ops, phases, strict=True)

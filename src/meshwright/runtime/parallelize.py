@@ -19,7 +19,7 @@ from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
 from meshwright.runtime.microbatches import CannotCut, accumulated
-from meshwright.runtime.processes import shared_plan
+from meshwright.runtime.processes import meet_to_measure, shared_plan
 from meshwright.runtime.spmd import Program, Strange, device_mesh
 from meshwright.units import format_bytes, format_seconds
 
@@ -176,6 +176,7 @@ class Parallelized:
             before = self.last_plan
             started = time.perf_counter()
             traced = self._donating(trace(self._step(bound), *bound.values), bound)
+            meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = self._plans[key] = shared_plan(self.__name__, traced, lambda: self._plan_traced(traced))
             seconds = format_seconds(time.perf_counter() - started)
             if before is not None:

@@ -11,8 +11,11 @@ import numpy as np
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced
+from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware.load import is_local
 from meshwright.planner.plan import Plan
 from meshwright.planner.storage import plan_from_json, plan_to_json
+from meshwright.profiler import cluster as find_cluster
 
 
 def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
@@ -36,11 +39,11 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
         try:
             plan = make()
         except Exception:
-            _broadcast(b"")
+            jax_compat.broadcast(b"")
             raise
-        _broadcast(json.dumps(plan_to_json(plan)).encode())
+        jax_compat.broadcast(json.dumps(plan_to_json(plan)).encode())
         return plan
-    text = _broadcast(b"")
+    text = jax_compat.broadcast(b"")
     if not text:
         make()  # what keeps the first one from planning does so here, too, and says why
         raise ShardingError(f"process 0 could not plan {name}; its own message says why")
@@ -49,11 +52,17 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
     return replace(plan_from_json(json.loads(text)), **trees)
 
 
+def meet_to_measure(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None) -> None:
+    """Lets all processes measure the local devices together where a plan needs it, since only the first one plans."""
+    if jax.process_count() > 1 and not isinstance(mesh, Mesh) and (cluster is None or is_local(cluster)):
+        find_cluster("local")
+
+
 def _check_types(name: str, traced: Traced) -> None:
     graph = traced.graph
     kinds = [graph.types[value] for value in graph.inputs]
     here = {p: f"{k.dtype}{list(k.shape)}" for p, k in zip(graph.input_paths, kinds, strict=True)}
-    there: dict[str, str] = json.loads(_broadcast(json.dumps(here).encode()))
+    there: dict[str, str] = json.loads(jax_compat.broadcast(json.dumps(here).encode()))
     different = [int(i) for i in np.flatnonzero(_gather(here != there))]
     if not different:
         return
@@ -65,17 +74,6 @@ def _check_types(name: str, traced: Traced) -> None:
         f"{name} has {path} as {here.get(path, 'nothing')} in process {jax.process_index()} and as "
         f"{there.get(path, 'nothing')} in process 0; {advice}"
     )
-
-
-def _broadcast(text: bytes) -> bytes:
-    """The first process's text, in all of them."""
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-
-    size = int(broadcast_one_to_all(np.int32(len(text))))
-    sent = np.zeros(size, np.uint8)
-    if jax.process_index() == 0:
-        sent[:] = np.frombuffer(text, np.uint8)
-    return np.asarray(broadcast_one_to_all(sent)).tobytes() if size else b""
 
 
 def _gather(value: bool) -> Any:

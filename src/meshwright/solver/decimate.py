@@ -27,7 +27,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
         if len(model.cap) and prices.any():
             ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), sweeps, deadline)
             prices = dual.prices
-        model = _settled(dual)
+        model = settled(dual)
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
         reduced, fixed = _fix_some(model, dual.reduced, count, rng, deadline)
         if reduced is None:
@@ -45,7 +45,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     return choice
 
 
-def _settled(dual: Dual) -> Model:
+def settled(dual: Dual) -> Model:
     """The dual's model with its messages moved into the costs: no total changes, and zero messages are as good."""
     model = dual.model
     sizes = np.diff(model.off)

@@ -10,6 +10,7 @@ from meshwright.solver.model import Model
 
 _PATIENCE = 5  # steps without gain before the step shrinks
 _LEAST_STEP = 0.005
+_SHORT_PATIENCE = 3
 
 
 def carried(prices: np.ndarray, old: Model, new: Model) -> np.ndarray:
@@ -27,6 +28,7 @@ class Dual:
         prices: Prices of memory at every time that gave it.
         messages: The messages that gave it.
         reduced: What choosing each state adds to the current (not the best) bound, at least.
+        floor: What any choice with each state costs at least, by the best word of all sweeps so far.
     """
 
     def __init__(self, model: Model, links: Links | None = None, prices: np.ndarray | None = None):
@@ -36,6 +38,7 @@ class Dual:
         self.price = np.zeros(len(model.cap)) if prices is None else prices.copy()
         self.theta = model.cost.copy()
         self.reduced = np.zeros(len(model.cost))
+        self.floor = np.full(len(model.cost), -np.inf)
         self.now = -np.inf
         self.bound = -np.inf
         self.prices = self.price.copy()
@@ -53,9 +56,12 @@ class Dual:
 
     def sweep(self) -> float:
         """One backward and one forward sweep; returns the bound and remembers it if it is the best."""
-        self.half_sweep(False)
-        value = self.half_sweep(True) - float(self.price @ self.model.cap)
+        spare = float(self.price @ self.model.cap)
+        before = self.half_sweep(False) - spare
+        value = self.half_sweep(True) - spare
         self.now = value
+        # A node's reduced costs hold at the moment it is passed: what the sweep gains at later nodes may rest on them.
+        np.maximum(self.floor, self.reduced + before, out=self.floor)
         if value > self.bound:
             self.bound = value
             self.prices[:] = self.price
@@ -162,3 +168,34 @@ class PriceAscent:
 def ascend_prices(dual: Dual, target: float, iterations: int, deadline: float = np.inf, step: float = 0.5) -> float:
     """One ascent from scratch; see `PriceAscent`."""
     return PriceAscent(dual, step).run(target, iterations, deadline)
+
+
+def climb_prices(
+    dual: Dual, reach: float, iterations: int, target: float = np.inf, deadline: float = np.inf, least: float = 1e-3
+) -> float:
+    """Raises a dual's bound over the prices where no cost is known: each step aims `reach` higher.
+
+    The direction is that of `PriceAscent`. Whenever a few steps in a row bring next to none of it, the best state is
+    restored and half as much is aimed at, until it is less than `least` of what it was.
+    """
+    size, stale, last = np.zeros(len(dual.price)), 0, least * reach
+    for _ in range(iterations):
+        if dual.bound >= target or reach < last or time.perf_counter() > deadline:
+            break
+        slope = dual.load() - dual.model.cap
+        slope[(slope < 0) & (dual.price <= 0)] = 0.0
+        size = 0.9 * size + 0.1 * slope * slope
+        direction = slope / np.sqrt(size + 1e-3 * size.max() + 1e-300)
+        norm = float(slope @ direction)
+        if norm <= 0.0:
+            break
+        before = dual.bound
+        dual.set_prices(np.maximum(dual.price + (reach / norm) * direction, 0.0))
+        dual.sweep()
+        stale = 0 if dual.bound > before + 0.02 * reach else stale + 1
+        if stale >= _SHORT_PATIENCE:
+            stale, reach = 0, 0.5 * reach
+            dual.restore()
+            dual.sweep()
+    dual.restore()
+    return dual.bound

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.solver.decimate import decimate
-from meshwright.solver.dual import Dual, ascend_prices, carried
+from meshwright.solver.decimate import settled
+from meshwright.solver.dual import Dual, carried, climb_prices
 from meshwright.solver.frontier import search
+from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.reductions.reduce import reduce_model
@@ -15,15 +16,16 @@ from meshwright.solver.reductions.times import tighten_times
 from meshwright.solver.split import halves
 from meshwright.solver.state import State, cost_of
 
-_BEAM = 60
-_DECIMATED = 8_000  # states up to which decimation finds the first choice, this part of the nodes in each round
-_PART = 0.1
+_BEAM = 30
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
 _EFFORT = 1e4
-_PROBES = (1e-3, 4e-3, 1.6e-2)  # parts of the bound within which a first choice is looked for, in haste
-_AIMS = (0.05, 0.005)  # how far above the bound its prices aim, relative to it
-_SCALES = (0.0, 0.5, 0.8, 1.3, 2.0, 4.0)
+_FIRST_REACH = 1e-3  # the part of the bound within which a first choice is looked for, in haste
+_SWEEPS = 20
+_CLIMB = 60  # most steps of the prices, each of which aims this part above the bound at first
+_REACH = 0.1
+_SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
+_SCALES = (0.5, 0.8, 1.3, 2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,69 +67,67 @@ class Closer:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
         order = decision_order(model)
         dual = Dual(permuted(model, order), prices=prices)
-        best, cost = self._open(dual, cutoff)
-        ceiling = min(cost, cutoff)
-        below = self._below(dual, ceiling)
-        if below.choice is not None and below.cost < ceiling:
-            best, cost = below.choice, below.cost
-        bound = min(below.bound, cost, cutoff)
-        if best is None:
-            return Closed(None, np.inf, bound)
+        dual.converge(_SWEEPS, 1e-6, self.deadline)
+        if len(model.cap):
+            climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
+        found = self._below(dual, self._probed(dual, cutoff), cutoff)
+        if found.choice is None or found.cost >= cutoff:
+            return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)
-        choice[order] = best
-        return Closed(choice, cost, bound)
+        choice[order] = found.choice
+        return replace(found, choice=choice)
 
-    def _open(self, dual: Dual, cutoff: float) -> tuple[np.ndarray | None, float]:
-        """Brings the dual near its best and finds a first choice below the cutoff."""
-        dual.converge(60, 1e-6, self.deadline)
-        if len(dual.model.cap):
-            for part in _AIMS:
-                ascend_prices(dual, min(cutoff, dual.bound + part * abs(dual.bound)), 50, self.deadline)
-        best, cost = self._first(dual)
-        if dual.bound < min(cost, cutoff) - self.tolerance:
-            dual.converge(300, 1e-6, self.deadline)
-        for part in _PROBES if self.splits else ():
-            reach = part * abs(dual.bound)
-            if min(cost, cutoff) <= dual.bound + reach:
+    def _probed(self, dual: Dual, cutoff: float) -> Closed:
+        """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
+        best = self._first(dual, cutoff)
+        reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
+        while self.splits and best.bound + reach < min(best.cost, cutoff) and time.perf_counter() < self.deadline:
+            goal = best.bound + reach
+            best = better(best, replace(self, splits=False).attempt(dual, goal))
+            if best.bound < goal:
                 break
-            dual.restore()
-            found = replace(self, splits=False).attempt(dual, dual.bound + reach)
-            if found.cost < cost:
-                best, cost = found.choice, found.cost
-        return (best, cost) if cost < cutoff else (None, np.inf)
+            reach *= 4.0
+        return best
 
-    def _below(self, dual: Dual, ceiling: float) -> Closed:
-        """Looks for choices cheaper than the ceiling: goals just above what is proven, and further each time."""
-        bound, best, cost = dual.bound, None, np.inf
-        step = _FIRST_GAP * max(abs(bound), 1e-9)
-        while bound < ceiling - self.tolerance and time.perf_counter() < self.deadline:
-            dual.restore()
-            found = self.attempt(dual, min(ceiling, bound + step))
-            if found.cost < ceiling:
-                best, cost, ceiling = found.choice, found.cost, found.cost
-            bound = max(bound, min(found.bound, ceiling))
+    def _below(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
+        """Looks for cheaper choices: goals just above what is proven, and further each time."""
+        ceiling = min(best.cost, cutoff)
+        step = max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
+        while best.bound < ceiling - self.tolerance and time.perf_counter() < self.deadline:
+            alive = dual.floor <= ceiling
+            if alive.mean() < _SHRUNK:  # for good
+                best = better(best, self._attempt_part(dual, alive, ceiling, best.bound))
+                break
+            best = better(best, self.attempt(dual, min(ceiling, best.bound + step)))
+            ceiling = min(best.cost, cutoff)
             step *= 2.0
-        return Closed(best, cost, bound)
+        return replace(best, bound=min(best.bound, best.cost, cutoff))
 
     def attempt(self, dual: Dual, goal: float) -> Closed:
         """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
-        dual.sweep()
-        noise = 1e-12 * abs(dual.now)
-        alive = dual.reduced <= goal - self.tolerance - dual.now + noise
-        if alive.mean() < 0.8:
-            return self._attempt_part(dual, alive, goal)
-        found = search(self._fan(dual), goal - self.tolerance + noise, self.width, self.effort)
+        most = goal - self.tolerance + 1e-12 * abs(dual.bound)
+        if dual.bound > most:
+            return Closed(None, np.inf, goal)
+        if (dual.floor <= most).mean() < _SHRUNK:
+            return self._attempt_part(dual, dual.floor <= most, goal)
+        dual.restore()
+        fan = self._fan(dual)
+        floor = np.max([one.floor for one in fan], axis=0)
+        if (floor <= most).mean() < _SHRUNK:
+            return self._attempt_part(dual, floor <= most, goal)
+        found = search(fan, most, self.width, self.effort)
         cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
         if found.complete:
             return Closed(found.choice, cost, min(cost, goal))
+        best = self._mended(dual, Closed(found.choice, cost, dual.bound))
         if not self.splits or time.perf_counter() > self.deadline:
-            return Closed(found.choice, cost, dual.bound)
-        dual.restore()
-        return self._attempt_halves(dual, Closed(found.choice, cost, min(cost, goal)))
+            return best
+        return self._attempt_halves(dual, replace(best, bound=min(best.cost, goal)))
 
     def _attempt_halves(self, dual: Dual, found: Closed) -> Closed:
         """Splits the states of one node in two, and searches both halves for what is cheaper than was found."""
         best, cost, goal, bound = found.choice, found.cost, found.bound, np.inf
+        dual.restore()
         for half in halves(dual, goal):
             part = self._attempt_part(dual, half, goal)
             if part.cost < goal:
@@ -135,11 +135,15 @@ class Closer:
             bound = min(bound, part.bound)
         return Closed(best, cost, min(bound, goal))
 
-    def _attempt_part(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
-        """Searches the model without the states that are not alive, after all reductions that this allows."""
+    def _attempt_part(self, dual: Dual, alive: np.ndarray, goal: float, proven: float | None = None) -> Closed:
+        """Searches the model without the states that are not alive, after all reductions that this allows.
+
+        Where a bound is proven, by rising goals from there on; else all that is cheaper than the goal at once.
+        """
         if time.perf_counter() > self.deadline:
             return Closed(None, np.inf, dual.bound)
-        reduced = reduce_model(dual.model, alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
+        dual.restore()
+        reduced = reduce_model(settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
         if reduced.infeasible:
             return Closed(None, np.inf, goal)
         model = tighten_times(reduced.model)
@@ -151,8 +155,12 @@ class Closer:
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
-            ascend_prices(smaller, target, 40, self.deadline, step=0.2)
-        found = self.attempt(smaller, target)
+            climb_prices(smaller, target - smaller.bound, 40, target, self.deadline)
+        if proven is None:
+            found = self.attempt(smaller, target)
+        else:
+            start = Closed(None, np.inf, max(smaller.bound, proven - reduced.offset))
+            found = self._below(smaller, start, target)
         bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
         if found.choice is None:
             return Closed(None, np.inf, bound)
@@ -160,22 +168,26 @@ class Closer:
         choice[order] = found.choice
         return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
-    def _first(self, dual: Dual) -> tuple[np.ndarray | None, float]:
-        """A choice to begin with: the decoded one if it fits, else by decimation or, where large, a narrow search."""
+    def _first(self, dual: Dual, cutoff: float) -> Closed:
+        """A choice to begin with: the decoded one if it fits, else a mended one."""
+        dual.restore()
+        decoded = State.of(dual.model, dual.decode())
+        if decoded.fits(dual.model):
+            found = Closed(decoded.choice, decoded.cost, dual.bound)
+        else:
+            found = self._mended(dual, Closed(None, np.inf, dual.bound))
+        return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
+
+    def _mended(self, dual: Dual, found: Closed) -> Closed:
+        """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
         model = dual.model
-        decoded = dual.decode()
-        found: list[np.ndarray | None] = [decoded]
-        if not State.of(model, decoded).fits(model):
-            if len(model.cost) <= _DECIMATED:
-                found = [decimate(model, scale * dual.prices, self.deadline, _PART) for scale in (1.0, 1.5)]
-            else:  # a finite ceiling is needed to rank labels by the duals' budgets
-                ceiling = dual.now + max(abs(dual.now), 1.0) * 1e3
-                width = max(16, min(_BEAM, 40_000 // (len(model.cap) + 1)))
-                found = [search([dual], ceiling, width).choice]
-        states = [State.of(model, choice) for choice in found if choice is not None]
-        fitting = [state for state in states if state.fits(model)]
-        best = min(fitting, key=lambda state: state.cost, default=None)
-        return (None, np.inf) if best is None else (best.choice, best.cost)
+        dual.restore()
+        for choice in (found.choice, relaxed(dual, _BEAM)):
+            if choice is not None and len(model.cap):
+                state = mended(model, dual.links, choice)
+                if state.cost < found.cost and state.fits(model):
+                    found = replace(found, choice=state.choice, cost=state.cost)
+        return found
 
     def _fan(self, dual: Dual) -> list[Dual]:
         """The dual, and others with its prices scaled down and up."""
@@ -187,3 +199,9 @@ class Closer:
                 scaled.converge(10, 1e-6, self.deadline)
                 fan.append(scaled)
         return fan
+
+
+def better(one: Closed, other: Closed) -> Closed:
+    """The cheaper choice of two attempts at one model and the higher of their bounds."""
+    best = one if one.cost <= other.cost else other
+    return replace(best, bound=max(one.bound, other.bound))

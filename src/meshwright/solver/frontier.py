@@ -15,8 +15,9 @@ import numpy as np
 
 from meshwright.solver.dual import Dual
 from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.reductions.times import dense_usage
 
-_NARROW = 64  # labels kept once the effort is spent: what is left is a beam search
+_NARROW = 8  # labels kept once the effort is spent: what is left is a beam search
 _MOST_COMPARED = 64  # labels of equal frontier that a new one is compared with
 
 
@@ -42,7 +43,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     num_nodes = model.num_nodes
     if num_nodes == 0:
         return Found(True, np.zeros(0, dtype=np.int64), 1)
-    slots, slot = _slots(links, num_nodes)
+    slots, slot = slots_of(links, num_nodes)
     num_times = len(model.cap)
     width = int(max(16, min(width, effort, 3e7 // max(num_times, 1))))
     compare = max(2, min(_MOST_COMPARED, 4096 // max(num_times, 1)))
@@ -53,7 +54,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
         node_bases(links, model.off, dual.theta, dual.m, base[i])
     messages = np.stack([dual.m for dual in duals])
     extra = duals[0].spent()
-    touched, tfirst, tuse, ufirst, room = _usage_by_node(model)
+    touched, tfirst, tuse, ufirst, room = usage_by_node(model.off, dense_usage(model))
     parents = np.empty((num_nodes, width), dtype=np.int32)
     states = np.empty((num_nodes, width), dtype=np.int32)
     size, complete, most = advance_all(
@@ -70,56 +71,45 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     return Found(bool(complete), choice, int(most))
 
 
-def _slots(links, num_nodes: int) -> tuple[int, np.ndarray]:
-    """Gives every node a column of the label table for as long as it is in the frontier."""
-    last = np.full(num_nodes, -1)
+@kernel
+def slots_of(links, num_nodes):
+    """Gives every node a column of the label table for as long as it is in the frontier; and its last neighbour."""
+    slot = np.full((2, num_nodes), -1)
+    leaves = np.full(num_nodes, -1)  # the node with whose decision each column becomes free
+    count = 1
     for u in range(num_nodes):
         if links.hoff[u + 1] > links.split[u]:
-            last[u] = links.far[links.split[u] : links.hoff[u + 1]].max()
-    slot, free, count = np.full(num_nodes, -1), [], 0
-    leaving: dict[int, list[int]] = {}
-    for u in range(num_nodes):
-        for gone in leaving.pop(u, ()):
-            free.append(slot[gone])
-        if last[u] > u:
-            if not free:
-                free.append(count)
-                count += 1
-            slot[u] = free.pop()
-            leaving.setdefault(int(last[u]) + 1, []).append(u)
-    return max(count, 1), np.stack([slot, last]).astype(np.int64)
+            slot[1, u] = links.far[links.hoff[u + 1] - 1]  # half-edges are in the order of their far nodes
+            column = 0
+            while leaves[column] >= u:
+                column += 1
+            slot[0, u], leaves[column] = column, slot[1, u]
+            count = max(count, column + 1)
+    return count, slot
 
 
-def _usage_by_node(model):
+@kernel
+def usage_by_node(off, dense):
     """For every node the times it touches, its usage over (state, touched time), and what later nodes may still add."""
-    sizes = np.diff(model.off)
-    num_nodes, num_times = model.num_nodes, len(model.cap)
-    by_node: list[list[int]] = [[] for _ in range(num_nodes)]
-    for r, u in enumerate(model.rnode):
-        by_node[u].append(r)
-    touched, uses, tfirst, ufirst = [], [], [0], [0]
+    num_times, num_nodes = len(dense), len(off) - 1
+    touched, tfirst = np.empty(num_nodes * num_times, dtype=np.int64), np.zeros(num_nodes + 1, dtype=np.int64)
+    tuse, ufirst = np.empty(dense.size), np.zeros(num_nodes + 1, dtype=np.int64)
     room = np.zeros((num_nodes + 1, num_times))  # most that the nodes from u on can add
+    for u in range(num_nodes):
+        end = tfirst[u]
+        for t in range(num_times):
+            room[u, t] = dense[t, off[u] : off[u + 1]].max()
+            if room[u, t] > 0:
+                touched[end] = t
+                end += 1
+        count = end - tfirst[u]
+        for s in range(off[u + 1] - off[u]):
+            for j in range(count):
+                tuse[ufirst[u] + s * count + j] = dense[touched[tfirst[u] + j], off[u] + s]
+        tfirst[u + 1], ufirst[u + 1] = end, ufirst[u] + count * (off[u + 1] - off[u])
     for u in range(num_nodes - 1, -1, -1):
-        room[u] = room[u + 1]
-        if by_node[u]:
-            dense = np.zeros((sizes[u], num_times))
-            for r in by_node[u]:
-                dense[:, model.rstart[r] : model.rend[r]] += model.usage[model.roff[r] : model.roff[r] + sizes[u], None]
-            times = np.flatnonzero(dense.max(axis=0) > 0)
-            touched.append(times)
-            uses.append(np.ascontiguousarray(dense[:, times]).ravel())
-            room[u, times] += dense[:, times].max(axis=0)
-        else:
-            touched.append(np.zeros(0, dtype=np.int64))
-            uses.append(np.zeros(0))
-    touched.reverse()
-    uses.reverse()
-    for times, use in zip(touched, uses, strict=True):
-        tfirst.append(tfirst[-1] + len(times))
-        ufirst.append(ufirst[-1] + len(use))
-    return (
-        np.concatenate(touched).astype(np.int64), np.array(tfirst), np.concatenate(uses), np.array(ufirst), room
-    )  # fmt: skip
+        room[u] += room[u + 1]
+    return touched[: tfirst[num_nodes]], tfirst, tuse[: ufirst[num_nodes]], ufirst, room
 
 
 @kernel

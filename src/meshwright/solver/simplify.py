@@ -9,6 +9,9 @@ from meshwright.solver.model import Model
 from meshwright.solver.reductions.reduce import WayBack, reduce_model
 from meshwright.solver.reductions.times import tighten_times
 
+_SMALL_STATES = 40_000  # up to here every sweep saved later is worth comparing large nodes' states
+_MOST_WORK, _LITTLE_WORK = 20_000_000, 2_000_000
+
 
 @dataclass(frozen=True, eq=False)
 class Simplified:
@@ -32,7 +35,8 @@ def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Sim
     chain: list[WayBack] = []
     offset = 0.0
     while True:
-        reduced = reduce_model(model, growth=growth, deadline=deadline)
+        work = _MOST_WORK if len(model.cost) <= _SMALL_STATES else _LITTLE_WORK
+        reduced = reduce_model(model, growth=growth, most_work=work, deadline=deadline)
         chain.append(reduced.way_back)
         offset += reduced.offset
         if reduced.infeasible:

@@ -5,7 +5,7 @@ import numpy as np
 from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.kernel import inline, kernel
 
-_CANDIDATES = 6
+_CANDIDATES = 3
 _TRIAL_STEPS = 6
 
 

@@ -1,0 +1,216 @@
+"""The programs that are timed: each does one thing again and again on all devices at once.
+
+All devices work at the same time, since that is what a plan makes them do: virtual CPU devices share their cores, and
+groups of a collective share their wires. Each program is a loop whose number of trips is an argument, so that it is
+compiled once, can run as long as a clock needs, and can run without a trip to show what starting it costs. On
+accelerators a trip does its thing several times, since asking whether there is another trip takes microseconds there.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwright.hardware.collectives import KINDS
+from meshwright.profiler.survey import Machine
+
+AXES = ("outer", "group", "inner")  # collectives run along the middle one
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing to time; its attributes are those of `Reading`.
+
+    Attributes:
+        view: Sizes of the device mesh; the middle axis holds the groups of a collective.
+        length: Rows of a product's operands, numbers in a buffer otherwise, on one device.
+        unroll: How often it is done in one trip.
+    """
+
+    what: str
+    amount: float
+    dtype: str
+    view: tuple[int, int, int]
+    length: int
+    across: bool = False
+    unroll: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.view[1]
+
+    def compile(self) -> Callable[[int], Any]:
+        """The program: called with a number of trips, it starts running and returns what can be waited for."""
+        return looped(_BODIES[self.what], self._arrays(), self.view, self.unroll)
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """One device's arrays."""
+        dtype = jnp.dtype(self.dtype)
+        if self.what not in ("matmul", "launch"):
+            return (np.zeros(self.length, dtype),)
+        # Products of such matrices neither vanish nor overflow, however often they are repeated.
+        drawn = np.random.default_rng(0).normal(size=(2, self.length, self.length)) / math.sqrt(self.length)
+        return tuple(drawn.astype(dtype))
+
+
+def looped(
+    body: Callable[..., Any], arrays: Sequence[np.ndarray], view: tuple[int, int, int], unroll: int = 1
+) -> Callable[[int], Any]:
+    """A program that runs a body on every device's arrays again and again.
+
+    Args:
+        body: Takes and returns as many arrays as there are.
+        arrays: What each device begins with.
+        view: Sizes of the device mesh along `AXES`.
+        unroll: How often a trip runs the body.
+    """
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(view), AXES)
+    spec = PartitionSpec(AXES)
+    spread = tuple(_spread(array, NamedSharding(mesh, spec)) for array in arrays)
+
+    def trip(_: Any, kept: Any) -> Any:
+        for _ in range(unroll):
+            kept = body(*kept)
+        return kept
+
+    def repeat(trips: Any, *kept: Any) -> Any:
+        return lax.fori_loop(0, trips, trip, kept)
+
+    specs = (spec,) * len(spread)
+    mapped = jax.shard_map(repeat, mesh=mesh, in_specs=(PartitionSpec(), *specs), out_specs=specs, check_vma=False)
+    program = jax.jit(mapped)
+    return lambda trips: program(np.int32(trips), *spread)
+
+
+def _spread(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array of which every device has a copy as its part."""
+    shape = (sharding.num_devices * array.shape[0], *array.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, lambda _: array)
+
+
+def _matmul(x: Any, w: Any) -> Any:
+    return jnp.matmul(x, w), w
+
+
+def _stream(x: Any) -> Any:
+    return (x * jnp.asarray(0.5, x.dtype) + jnp.asarray(1, x.dtype),)
+
+
+def _all_reduce(x: Any) -> Any:
+    return (lax.psum(x, "group"),)
+
+
+def _all_gather(x: Any) -> Any:
+    return (lax.all_gather(x, "group", tiled=True)[: x.shape[0]],)
+
+
+def _reduce_scatter(x: Any) -> Any:
+    # Written as a plan's reduce-scatter reaches XLA: backends that have none of their own sum the whole and cut.
+    part = x.shape[0] // lax.axis_size("group")
+    mine = lax.dynamic_slice(lax.psum(x, "group"), (lax.axis_index("group") * part,), (part,))
+    return (lax.dynamic_update_slice(x, mine[:1], (0,)),)
+
+
+def _all_to_all(x: Any) -> Any:
+    return (lax.all_to_all(x, "group", 0, 0, tiled=True),)
+
+
+def _permute(x: Any) -> Any:
+    count = lax.axis_size("group")
+    return (lax.ppermute(x, "group", [(i, (i + 1) % count) for i in range(count)]),)
+
+
+_BODIES: dict[str, Callable[..., Any]] = {
+    "launch": _matmul,
+    "matmul": _matmul,
+    "memory": _stream,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work a probe does: enough to show a rate, little enough for many runs.
+
+    Attributes:
+        matmul: Rows of the operands of products.
+        memory: Bytes that are streamed.
+        collective: Bytes of collectives among all devices; those of smaller groups leave out the middle one.
+        unroll: How often a trip does its thing; streaming is done once, since several times would be fused.
+    """
+
+    matmul: tuple[int, ...]
+    memory: tuple[int, ...]
+    collective: tuple[int, ...]
+    unroll: int
+
+
+CPU = Sizes((64, 192), (2**18, 2**21), (2**12, 2**20), 1)
+ACCELERATOR = Sizes((512, 4096), (2**29,), (2**16, 2**22, 2**26), 8)
+
+
+def probes(machine: Machine, sizes: Sizes | None = None) -> list[Probe]:
+    """Everything that is worth timing on a machine, what matters most first."""
+    sizes = sizes or (CPU if machine.platform == "cpu" else ACCELERATOR)
+    compute = list(_compute(machine.num_devices, sizes))
+    return [*compute, *_collectives(machine, sizes)]
+
+
+def _compute(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
+    view = (num_devices, 1, 1)
+    yield Probe("launch", 0.0, "float32", view, 8, unroll=sizes.unroll)
+    for length in sizes.memory:
+        yield Probe("memory", 2.0 * length, "float32", view, length // 4)
+    for dtype in ("float32", "bfloat16"):
+        for length in sizes.matmul:
+            yield Probe("matmul", 2.0 * length**3, dtype, view, length, unroll=sizes.unroll)
+
+
+def _collectives(machine: Machine, sizes: Sizes) -> Iterator[Probe]:
+    whole, small = sizes.collective, (sizes.collective[0], sizes.collective[-1])
+    for index, (view, across) in enumerate(views(machine.num_processes, machine.devices_per_process)):
+        for kind in KINDS:
+            for num_bytes in whole if index == 0 else small:
+                yield collective_probe(kind, num_bytes, view, across, sizes.unroll)
+
+
+def collective_probe(
+    kind: str, num_bytes: int, view: tuple[int, int, int], across: bool = False, unroll: int = 1
+) -> Probe:
+    """A collective of about so many bytes along the middle axis of a view."""
+    size = view[1]
+    shared = kind in ("all_gather", "all_to_all")  # their bytes are those of a group, not of a device
+    length = -(-num_bytes // 4 // (size if shared else 1) // size) * size  # all-to-alls and scatters cut it evenly
+    return Probe(kind, 4.0 * length * (size if shared else 1), "float32", view, length, across, unroll)
+
+
+def views(num_processes: int, devices: int) -> list[tuple[tuple[int, int, int], bool]]:
+    """The groups to time collectives in, and whether they reach over processes: the largest and the smallest.
+
+    >>> views(1, 8)
+    [((1, 8, 1), False), ((4, 2, 1), False)]
+    >>> views(2, 4)
+    [((1, 8, 1), True), ((2, 4, 1), False), ((1, 2, 4), True), ((4, 2, 1), False)]
+    """
+    total, pair, few = num_processes * devices, _least_factor(devices), _least_factor(num_processes)
+    found = [
+        ((1, total, 1), num_processes > 1),
+        ((num_processes, devices, 1), False),
+        ((num_processes // few, few, devices), num_processes > 1),
+        ((total // pair, pair, 1), False),
+    ]
+    return [(view, across) for view, across in dict.fromkeys(found) if view[1] > 1]
+
+
+def _least_factor(number: int) -> int:
+    return next((factor for factor in range(2, number + 1) if number % factor == 0), 1)
