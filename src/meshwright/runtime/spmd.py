@@ -5,10 +5,11 @@ operation needs, hop by hop, and each result is given the sharding that the plan
 nothing left to guess. The numbers stay the user's: constraints move data, they never change it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import accumulate
 from threading import local
 from typing import Any
 
@@ -129,7 +130,7 @@ class Program:
         with self._allow_tracing():
             made = variant.jitted(*placed)
         if variant.is_plain:
-            self.quick = variant.jitted
+            self.quick = _guarded(variant.jitted, _donated_places(self.plan, variant))
             return made
         return variant.results.fill(tree_leaves(made))
 
@@ -195,6 +196,32 @@ class Program:
 
 def _strange(*args: Any) -> Any:
     raise Strange
+
+
+def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedSharding]]) -> Callable[..., Any]:
+    """The compiled function for arguments whose donated arrays lie in place: others are the caller's, and stay."""
+
+    known = {number: list(shardings) for number, shardings in places.items()}
+
+    def quick(*args: Any) -> Any:
+        for number, shardings in known.items():
+            leaves = tree_leaves(args[number]) if number < len(args) else ()
+            for i, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=False)):
+                found = getattr(leaf, "sharding", None)
+                if found is not sharding:
+                    if found != sharding:
+                        raise Strange
+                    shardings[i] = found  # to be the same next time is quicker than to be equal
+        return jitted(*args)
+
+    return quick if places else jitted
+
+
+def _donated_places(plan: Plan, variant: _Variant) -> dict[int, Sequence[NamedSharding]]:
+    """Where the arrays of each donated argument lie."""
+    tree = variant.arguments.tree
+    ends = list(accumulate(child.num_leaves for child in tree.children()))
+    return {n: variant.shardings[ends[n - 1] if n else 0 : ends[n]] for n in _donated(plan, tree)}
 
 
 def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
