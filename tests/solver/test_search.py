@@ -61,7 +61,8 @@ def test_decimation_fits_and_windows_only_improve(simple):
     choice = decimate(simple.model, dual.prices, _forever())
     state = State.of(simple.model, choice)
     assert state.fits(simple.model)
-    around = Neighbourhood(simple.model, dual.prices, 0.5, seed=1)
+    around = Neighbourhood(simple.model, 0.5, seed=1)
+    around.charge(dual.prices)
     before = state.cost
     for _ in range(20):
         around.step(state, _forever())
@@ -70,6 +71,34 @@ def test_decimation_fits_and_windows_only_improve(simple):
         before = state.cost
     again = State.of(simple.model, state.choice)
     assert (again.cost, again.load.tolist()) == (state.cost, state.load.tolist())
+
+
+def test_a_mix_is_no_dearer_than_either_choice_and_fits(simple):
+    model, random = simple.model, np.random.default_rng(0)
+    around = Neighbourhood(model, 0.5, seed=1)
+    around.charge(np.full(len(model.cap), 1.0))
+    first, second = (_search(simple, seed, steps=1).choice for seed in (0, 1))
+    for _ in range(20):
+        state = State.of(model, first)
+        drawn = (random.random(model.num_nodes) * np.diff(model.off)).astype(np.int64)
+        other = np.where(random.random(model.num_nodes) < 0.2, drawn, second)  # mostly too dear, or impossible
+        least = min(known.cost for known in (state, State.of(model, other)) if known.fits(model))
+        around.mix(state, other, _forever())
+        assert state.fits(model)
+        assert state.cost <= least
+        assert ((state.choice == first) | (state.choice == other)).all()
+
+
+def test_kicks_only_improve_and_fit(simple):
+    model = simple.model
+    around = Neighbourhood(model, 0.5, seed=1)
+    around.charge(np.full(len(model.cap), 1.0))
+    state = State.of(model, _search(simple, steps=1).choice)
+    for _ in range(20):
+        before = state.cost
+        assert around.kick(state, _forever()) == (state.cost < before)
+        assert state.cost <= before
+        assert state.fits(model)
 
 
 def test_levels_lead_up_and_down(simple):

@@ -1,4 +1,4 @@
-"""The anytime search of one process: bound, decimate, improve by windows, fix by the bound, close, start again."""
+"""The anytime search of one process: bound, decimate, anneal, mix, improve, fix by the bound, close, start again."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwright.solver.decimate import decimate
+from meshwright.solver.decimate import decimate, settled
 from meshwright.solver.exact import Closer
 from meshwright.solver.level import Level
 from meshwright.solver.model import Model
@@ -15,10 +15,15 @@ from meshwright.solver.state import State
 
 _SMALL_STATES = 4_000  # a level that small is worth closing by the frontier search
 _SHARES = (1.0, 0.6, 0.3, 0.1, 0.0)  # of the memory's price that counts as cost, from stage to stage
-_SCALES = (1.5, 2.0, 1.0, 3.0, 0.7, 6.0)  # of the prices, from start to start
-_PARTS = (1.0, 0.5, 2.0)  # of the usual pace of decimation, from start to start
-_FIRST_STARTS = 1  # decimations of each process before the best of all is improved
-_HASTY = 0.03  # a pace at which decimation leaves memory to spare
+_SCALE = 1.5  # of the prices in decimation: what is left of the memory is soon used by the moves that follow
+_PARTS = (1.0, 0.5)  # of the usual pace of decimation, from start to start
+_FIRST_STARTS = 0.15  # part of the time for first starts of each process, before the best of all is improved
+_PEAKS = (2.0, 1.5, 1.0)  # of the memory's price, from which a new start is annealed
+_TURN = 0.1  # of the time that is left, most for one turn of windows
+_AGAIN = 0.5  # part of the turns that begin with a new start
+_PATIENCE = 12  # kicks in a row that may bring nothing
+_FEW_NODES = 1000  # on a level that small a new start soon comes near the best
+_HASTY = 0.05  # a pace at which decimation leaves memory to spare
 
 
 @dataclass(eq=False)
@@ -48,6 +53,8 @@ class Search:
     choice: np.ndarray | None = None
     bound: float = -np.inf
     windows: int = 0
+    failed: int = 0
+    moves: Neighbourhood | None = None
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,18 +64,20 @@ class Search:
         """Searches until the time or the steps are up, or the best is proven optimal."""
         level = Level.top(self.model)
         self._first_bound(level)
-        number = self.seed
-        for _ in range(_FIRST_STARTS):
-            self._decimated(level, number)
+        number, until = self.seed, self._slice(_FIRST_STARTS)
+        self._start(level, number)
+        level.ascent.run(self.cost - level.offset, 200, self._slice(0.05))
+        while self.steps is None and not self.done() and time.perf_counter() < until:
             number += 1
+            self._start(level, number)
         while not self.done():
             state = self._best(level)
-            # A new start on a large level takes long to come near the best.
-            if state is None or self.rng.random() > (0.7 if level.model.num_nodes < 1000 else 0.9):
-                state = self._decimated(level, number)
+            if state is None or self.rng.random() < _AGAIN:
                 number += 1
+                state = self._start(level, number)
             if state is None:
                 continue
+            self._kick(level, state)
             self._improve(level, state)
             if self.done():
                 break
@@ -96,18 +105,30 @@ class Search:
         known = None if self.choice is None else level.restrict(self.choice)
         return None if known is None else State.of(level.model, known)
 
+    def _start(self, level: Level, number: int) -> State | None:
+        """A new choice; on a large level, where it is far from the best, the best with the better parts of it."""
+        best, new = self._best(level), self._decimated(level, number)
+        if best is None or new is None:
+            return new
+        if self._around(level).mix(best, new.choice, self.deadline):
+            self._offer(level, best)
+        return new if level.model.num_nodes < _FEW_NODES else best
+
     def _decimated(self, level: Level, number: int) -> State | None:
-        """A new choice by decimation; every number gives another one."""
+        """A new choice by decimation and annealing; every number gives another one."""
         if self.done():
             return None
         part = _PARTS[number % len(_PARTS)] * self._pace(level)
         # High prices leave memory to spare, so that no round must be taken back: dearer, but soon there.
-        scale = _SCALES[number % len(_SCALES)] * (2.0 if part > _HASTY else 1.0)
-        jitter = 1.0 + 0.3 * self.rng.standard_normal(len(level.model.cap)).clip(-2, 2) * (number >= len(_SCALES))
-        prices = level.dual.prices * scale * jitter
+        scale = _SCALE * (2.0 if part > _HASTY else 1.0) * 1.5**self.failed
+        if number != self.seed:  # the first start of every process goes by the prices as they are
+            scale *= np.exp(0.15 * self.rng.standard_normal())
         until = self._slice(0.9 if self.choice is None else 0.3)
-        choice = decimate(level.model, prices, until, part, seed=self.seed + number)
+        # The messages that the bound has cost go into the costs, so that decimation need not find them again.
+        level.dual.restore()
+        choice = decimate(settled(level.dual), level.dual.prices * scale, until, part, seed=self.seed + number)
         if choice is None:
+            self.failed += 1
             self.windows += 1  # a failed start counts as a step, so that a step budget always ends
             level.ascent.run(self.cost - level.offset, 25, self._slice(0.1))
             return None
@@ -115,16 +136,41 @@ class Search:
         if not state.fits(level.model):
             return None
         self._offer(level, state)
+        around, nodes = self._around(level), np.arange(level.model.num_nodes)
+        for peak in _PEAKS:
+            around.mix(state, around.anneal(state.choice, nodes, peak, 0.0), self._slice(0.1))
+            self._offer(level, state)
+            if self.done():
+                break
         return state
 
+    def _around(self, level: Level) -> Neighbourhood:
+        """The moves on a level, at the present prices."""
+        if self.moves is None or self.moves.model is not level.model:
+            seed = int(self.rng.integers(1 << 30))
+            self.moves = Neighbourhood(level.model, self.tolerance, seed, level.dual.links, self.steps is None)
+        self.moves.charge(level.dual.prices)
+        return self.moves
+
     def _pace(self, level: Level) -> float:
-        """The part of the nodes to fix in each round of decimation so that all rounds take a sixth of the time left."""
+        """The part of the nodes to fix in each round of decimation so that all take a few percent of the time."""
         if self.steps is not None:
             return 0.005  # what is to be repeatable must not look at the clock
         begin = time.perf_counter()
         level.dual.sweep()
         now = time.perf_counter()
-        return float(np.clip(12.0 * (now - begin) / max(self.deadline - now, 1e-9), 0.002, 0.1))
+        return float(np.clip(100.0 * (now - begin) / max(self.deadline - now, 1e-9), 0.005, 0.1))
+
+    def _kick(self, level: Level, state: State) -> None:
+        """Kicks until many in a row brought nothing."""
+        around, stale = self._around(level), 0
+        until = np.inf if self.steps is not None else self._slice(0.3)
+        while not self.done() and stale <= _PATIENCE and time.perf_counter() < until:
+            self.windows += 1
+            stale = 0 if around.kick(state, self.deadline) else stale + 1
+            self._offer(level, state)
+            if self.windows % 8 == 0:
+                self._adopt(level, state)
 
     def _improve(self, level: Level, state: State) -> None:
         """Windows around one choice, each stage until a good number of them brought nothing.
@@ -132,14 +178,14 @@ class Search:
         At first memory has its full price, so that windows free memory which others can use better; then less and less,
         until only the caps count.
         """
-        around = Neighbourhood(level.model, level.dual.prices, self.tolerance, int(self.rng.integers(1 << 30)))
+        around = self._around(level)
         level.dual.restore()
         level.dual.sweep()
         around.aim(level.dual.reduced, state.choice)
         shares = _SHARES if level.dual.prices.any() else (0.0,)
         for stage, share in enumerate(shares):
             around.share, stale = share, 0
-            until = np.inf if self.steps is not None else self._slice(1.0 / (len(shares) - stage))
+            until = np.inf if self.steps is not None else self._slice(_TURN / (len(shares) - stage))
             patience = 15 + 2 * level.model.num_nodes / around.size
             while not self.done() and stale <= patience and time.perf_counter() < until:
                 self.windows += 1
@@ -149,17 +195,20 @@ class Search:
                     self._offer(level, state)
                 if self.windows % 16 == 0:
                     self._adopt(level, state if share == 0.0 else None)
+        best = self._best(level)
+        if best is not None and not self.done() and around.mix(best, state.choice, self.deadline):
+            self._offer(level, best)
 
     def _adopt(self, level: Level, state: State | None) -> None:
-        """Takes over another process's choice if it is cheaper than the best here, into the state if one is given."""
+        """Takes over another process's choice if it is cheaper than the best here; a given state is mixed with it."""
         found = self.poll()
         if found is None or found[0] >= self.cost - 0.1 * self.tolerance:
             return
         self.cost, self.choice = found
         known = level.restrict(found[1]) if state is not None else None
         if known is not None and state is not None:
-            better = State.of(level.model, known)
-            state.choice, state.cost, state.load = better.choice, better.cost, better.load
+            self._around(level).mix(state, known, self.deadline)
+            self._offer(level, state)
 
     def _deepen(self, level: Level) -> Level:
         """Raises the bound, fixes what it rules out, and closes what is left if it is small."""
@@ -171,9 +220,7 @@ class Search:
         self._raise(dual.bound + level.offset)
         if not np.isfinite(goal) or self.done():
             return level
-        dual.restore()
-        dual.sweep()
-        alive = dual.reduced <= goal - dual.now + 1e-12 * abs(goal)
+        alive = dual.floor <= goal + 1e-12 * abs(goal)
         if alive.mean() < 0.9:
             smaller = level.below(alive, self._slice(0.3))
             if smaller is None:

@@ -24,13 +24,13 @@ def tighten_times(model: Model) -> Model:
     ends = np.argsort(model.rend, kind="stable")
     probes = _probes(model)
     recent = keep_recent(model, starts, ends, probes, _WINDOW)
-    model = _with_times(model, recent)
+    model = with_times(model, recent)
     if len(model.cap) * len(model.cost) <= _MOST_CELLS:
         dense = dense_usage(model)
         most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
         order = np.argsort(model.cap - most, kind="stable")
         keep = keep_tightest(model.off, model.cap, dense, order, _excess(model, dense, probes), _MOST_COMPARED)
-        model = _with_times(model, keep)
+        model = with_times(model, keep)
     return model
 
 
@@ -46,7 +46,7 @@ def _excess(model: Model, dense: np.ndarray, probes: np.ndarray) -> np.ndarray:
     return np.stack([dense[:, probe].sum(axis=1) for probe in probes], axis=1) - model.cap[:, None]
 
 
-def _with_times(model: Model, keep: np.ndarray) -> Model:
+def with_times(model: Model, keep: np.ndarray) -> Model:
     """Renumbers the times and adds up the rows of a node that now cover the same ones."""
     place = np.concatenate([[0], np.cumsum(keep)]).astype(np.int32)
     start, end = place[model.rstart], place[model.rend]
