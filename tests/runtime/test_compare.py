@@ -10,27 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright.runtime.compare import METHODS
 
-CPU = "1x8 cpu"
-
-
-def loss(params, batch):
-    hidden = jax.nn.relu(batch["x"] @ params["in"])
-    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
-
-
-def train_step(params, batch):
-    value, grads = jax.value_and_grad(loss)(params, batch)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
-
-def params():
-    rng = np.random.default_rng(0)
-    return {"in": rng.normal(size=(16, 32)).astype("f4"), "out": rng.normal(size=(32, 8)).astype("f4")}
-
-
-def batch(size=16):
-    rng = np.random.default_rng(size)
-    return {"x": rng.normal(size=(size, 16)).astype("f4"), "y": rng.normal(size=(size, 8)).astype("f4")}
+from .steps import CPU, batch, params, train_step
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +93,7 @@ def test_arguments_are_left_as_they_were():
 def test_a_parallelised_function_keeps_its_settings():
     def scaled(state, batch, power):
         new, value = train_step(state, batch)
-        return new, value**power
+        return new, value["loss"] ** power
 
     step = mw.parallelize(scaled, cluster=CPU, mesh=(4, 2), microbatches=2, static_argnums=(2,))
     found = mw.compare(step, params(), batch(), 2, methods=[mw.Zero(1), mw.Zero(3)], steps=1)

@@ -12,7 +12,8 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.compiled import collectives_of
 from meshwright.runtime.microbatches import CannotCut, accumulated
-from tests.runtime.test_spmd import compiled
+
+from .test_spmd import compiled
 
 BATCH = 16
 

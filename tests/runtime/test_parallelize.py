@@ -10,27 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 
-CPU = "1x8 cpu"
-
-
-def loss(params, batch):
-    hidden = jax.nn.relu(batch["x"] @ params["in"])
-    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
-
-
-def train_step(params, batch):
-    value, grads = jax.value_and_grad(loss)(params, batch)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), {"loss": value}
-
-
-def params(seed=0, hidden=32):
-    first, second = jax.random.split(jax.random.key(seed))
-    return {"in": jax.random.normal(first, (16, hidden)), "out": jax.random.normal(second, (hidden, 8))}
-
-
-def batch(size=16):
-    rng = np.random.default_rng(size)
-    return {"x": rng.normal(size=(size, 16)).astype("f4"), "y": rng.normal(size=(size, 8)).astype("f4")}
+from .steps import CPU, batch, params, train_step
 
 
 def assert_same(one, many):
@@ -211,3 +191,32 @@ def test_a_follower_finds_the_parameters_where_training_keeps_them():
     for tensor in plan.arguments:
         if tensor.path.startswith("params/"):
             assert tensor.spec == next(t.spec for t in step.recent.plan.arguments if t.path == f"state/{tensor.path}")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_running_out_of_memory_says_what_to_do_and_what_became_of_the_arguments(monkeypatch, lost):
+    step = mw.parallelize(train_step, cluster=CPU)
+    state, _ = step(params(), batch())
+
+    def full(*args):
+        if lost:
+            jax.tree.leaves(args)[0].delete()
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
+
+    monkeypatch.setattr(step.recent, "quick", full)
+    said = "some of its arguments were donated and are gone" if lost else "its arguments are intact"
+    with pytest.raises(mw.DeviceOutOfMemory, match=f"allocating 7 bytes.*{said}.*microbatches"):
+        step(state, batch())
+
+
+def test_other_errors_at_run_time_stay_what_they_are(monkeypatch):
+    step = mw.parallelize(train_step, cluster=CPU)
+    state, _ = step(params(), batch())
+
+    def fail(*args):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(step.recent, "quick", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else") as error:
+        step(state, batch())
+    assert error.value.__cause__ is None

@@ -38,6 +38,13 @@ class Leaves:
         """The same with None in place of what is kept."""
         return replace(self, leaves=(None,) * len(self.leaves))
 
+    def pick(self, tree: Any) -> list[Any]:
+        """The arrays of a pytree of this structure."""
+        import jax
+
+        pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
+        return [leaf for leaf, position in pairs if position is not None]
+
     def fill(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays in their places."""
         import jax
@@ -68,7 +75,7 @@ def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call
     Raises:
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
     """
-    names = _argument_names(function, len(args))
+    names = argument_names(function, len(args))
     failure: Exception | None = None
     tried: set[Any] = set()
     for numbers in _TRACED_NUMBERS:
@@ -131,7 +138,8 @@ def _type(array: Any, path: str) -> Any:
         raise type(error)(f"argument {path}: {error}") from error
 
 
-def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
+def argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    """The names of a function's first arguments; those of ``*args`` are ``args/0`` and so on."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

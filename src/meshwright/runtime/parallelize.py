@@ -14,6 +14,7 @@ from jax.tree_util import tree_flatten
 from meshwright import jax_compat
 from meshwright.errors import DeviceOutOfMemory, ShardingError
 from meshwright.graph import Traced, trace
+from meshwright.graph.call import argument_names
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Plan
@@ -122,14 +123,16 @@ class Parallelized:
             except (Strange, TypeError, ValueError):
                 pass
             except jax.errors.JaxRuntimeError as error:
-                raise _explained(error, self.recent.plan, args) from error
+                _explain(error, self.recent.plan, args)
+                raise
         bound = self._arguments.bind(args, kwargs)
         program = self._program(bound)
         self.recent = program
         try:
             return program(*bound.values)
         except jax.errors.JaxRuntimeError as error:
-            raise _explained(error, program.plan, bound.values) from error
+            _explain(error, program.plan, bound.values)
+            raise
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments: arrays or `jax.ShapeDtypeStruct`s. Made once for equal types.
@@ -261,7 +264,7 @@ class _Arguments:
             bound = self.signature.bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
         count = len(args) + len(kwargs)
-        names = (*self._names(len(args)), *kwargs)
+        names = (*argument_names(self.function, len(args)), *kwargs)
         values = (*args, *kwargs.values())
         free = tuple(i for i in range(count) if i not in self.static)
         fixed = tuple((i, values[i]) for i in range(count) if i in self.static)
@@ -299,12 +302,6 @@ class _Arguments:
         named = [inspect.Parameter(names[i].replace("/", "_"), kind) for i in free]
         call.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
         return call
-
-    def _names(self, count: int) -> list[str]:
-        parameters = [] if self.signature is None else list(self.signature.parameters.values())
-        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-        return names + [f"{rest}/{i}" for i in range(count - len(names))]
 
 
 def _numbers(name: str, given: int | str | Sequence[int], function: Callable[..., Any] | None) -> tuple[int, ...]:
@@ -362,16 +359,16 @@ def _difference(before: Plan, after: Plan) -> str:
     )
 
 
-def _explained(error: Exception, plan: Plan, args: Sequence[Any]) -> Exception:
-    """The error with what to do about it where memory ran out; any other as it is."""
+def _explain(error: Exception, plan: Plan, args: Sequence[Any]) -> None:
+    """Where memory ran out, raises an error that says what to do about it."""
     if "RESOURCE_EXHAUSTED" not in str(error):
-        return error
+        return
     leaves = [x for x in tree_flatten(args)[0] if isinstance(x, jax.Array)]
     lost = any(x.is_deleted() for x in leaves)
     state = "some of its arguments were donated and are gone: restore them" if lost else "its arguments are intact"
     first = str(error).strip().splitlines()[0]
-    return DeviceOutOfMemory(
+    raise DeviceOutOfMemory(
         f"a device ran out of memory ({first:.200}). The plan counts on {format_bytes(plan.memory.peak_bytes)} on each "
         f"device; {state}. Use more microbatches, jax.checkpoint around the layers, a lower memory_fraction in the "
         "method, or more devices."
-    )
+    ) from error

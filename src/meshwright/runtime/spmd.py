@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from threading import local
 from typing import Any
 
@@ -220,8 +220,8 @@ def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedShar
 def _donated_places(plan: Plan, variant: _Variant) -> dict[int, Sequence[NamedSharding]]:
     """Where the arrays of each donated argument lie."""
     tree = variant.arguments.tree
-    ends = list(accumulate(child.num_leaves for child in tree.children()))
-    return {n: variant.shardings[ends[n - 1] if n else 0 : ends[n]] for n in _donated(plan, tree)}
+    leaves = argument_leaves(tree)
+    return {number: variant.shardings[leaves[number]] for number in _donated(plan, tree)}
 
 
 def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
@@ -258,11 +258,12 @@ def check_types(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
 
 
 def _donated(plan: Plan, tree: Any) -> tuple[int, ...]:
-    """Arguments that the user's own function donates whole."""
-    found, start = [], 0
-    for index, argument in enumerate(tree.children()):
-        arrays = _arrays(plan.arguments[start : start + argument.num_leaves])
-        start += argument.num_leaves
-        if arrays and all(t.donated for t in arrays):
-            found.append(index)
-    return tuple(found)
+    """Arguments that the plan donates whole."""
+    arrays = [_arrays(plan.arguments[leaves]) for leaves in argument_leaves(tree)]
+    return tuple(number for number, found in enumerate(arrays) if found and all(t.donated for t in found))
+
+
+def argument_leaves(tree: Any) -> list[slice]:
+    """Where the leaves of each argument stand among all, given the structure of the tuple of arguments."""
+    ends = [0, *accumulate(child.num_leaves for child in tree.children())]
+    return [slice(start, stop) for start, stop in pairwise(ends)]

@@ -15,7 +15,7 @@ from meshwright.planner.methods import Auto
 from meshwright.planner.plan import Plan, Tensor, partition_spec
 from meshwright.planner.planner import plan_traced
 from meshwright.runtime.parallelize import Parallelized, Settings
-from meshwright.runtime.spmd import check_types, device_mesh
+from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
 
 
 def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, example: Sequence[Any] = ()) -> Any:
@@ -45,16 +45,13 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     check_types(tensors, types)
     mesh = device_mesh(plan)
     shardings = [NamedSharding(mesh, partition_spec(t.spec)) for t in tensors]
-    pairs = zip(jax.tree.leaves(args), call.arguments.positions, strict=True)
-    arrays = [leaf for leaf, position in pairs if position is not None]
-    return call.results.fill(jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)(*arrays))
+    made = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)(*call.arguments.pick(args))
+    return call.results.fill(made)
 
 
 def argument_tensors(plan: Plan, place: int) -> tuple[Tensor, ...]:
     """The leaves of one of the arguments that a plan was made for."""
-    counts = [child.num_leaves for child in plan.in_tree.children()]
-    start = sum(counts[:place])
-    return plan.arguments[start : start + counts[place]]
+    return plan.arguments[argument_leaves(plan.in_tree)[place]]
 
 
 def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) -> "Follower":

@@ -85,7 +85,7 @@ def verify(
     text = compiled.as_text()
     made = collectives_of(text, plan.mesh.shape)
     # XLA's CPU backend has no reduce-scatter but an all-reduce and a slice, of as many bytes.
-    scatters = any(item.kind == "reduce_scatter" for item in made) or "all-reduce" not in text
+    scatters = _devices(devices)[0].platform != "cpu"
     return Verification(
         _by_kind(plan.collectives, made, scatters),
         Compared(plan.memory.peak_bytes, allocated_bytes(compiled)),
@@ -115,7 +115,11 @@ def _by_kind(planned: Any, made: Any, scatters: bool) -> dict[tuple[str, tuple[s
 
 
 def _backend(devices: Sequence[Any] | None) -> str:
+    found = _devices(devices)
+    return f"{len(found)} {found[0].device_kind}"
+
+
+def _devices(devices: Sequence[Any] | None) -> list[Any]:
     import jax
 
-    found = list(jax.devices() if devices is None else devices)
-    return f"{len(found)} {found[0].device_kind}"
+    return list(jax.devices() if devices is None else devices)

@@ -1,0 +1,67 @@
+"""Planned against compiled: the figures are XLA's, and a plan that does not say what runs is found out."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.planner.plan import KnownDetails
+from meshwright.runtime.compiled import flops_of
+from meshwright.runtime.spmd import spmd
+from meshwright.runtime.verify import allocated_bytes
+
+from .steps import CPU, batch, params, train_step
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return mw.plan(train_step, params(), batch(4096), cluster=CPU, mesh=(8,), method=mw.DataParallel())
+
+
+@pytest.fixture(scope="module")
+def found(plan):
+    return plan.verify()
+
+
+def test_what_was_planned_is_compiled(plan, found):
+    gradients = sum(np.prod(p.shape) * 4 for p in jax.tree.leaves(params()))
+    assert found.collectives.keys() == {("all_reduce", ("x",))}
+    assert found.bytes.compiled == pytest.approx(gradients, abs=8) and found.bytes.ratio == pytest.approx(1, rel=0.01)
+    # On an eighth of the batch: each product forward, once for its weights, the second once more for what it reads.
+    assert found.flops.compiled == found.flops.planned == 2 * 512 * (16 * 32 * 2 + 32 * 8 * 3)
+    program = spmd(plan, train_step).lower(params(), batch(4096)).compile()
+    assert (found.memory.planned, found.memory.compiled) == (plan.memory.peak_bytes, allocated_bytes(program))
+    for word in ("all_reduce over x", "all collectives", "memory", "flops", "8 cpu"):
+        assert word in str(found)
+
+
+def test_a_plan_that_says_something_else_is_found_out(plan):
+    silent = replace(plan, details=KnownDetails((), plan.ops), flops=2 * plan.flops)
+    found = silent.verify()
+    assert found.bytes.ratio == float("inf") and found.flops.ratio == 0.5
+
+
+def test_a_loaded_plan_must_be_given_its_function(plan, found, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    loaded = mw.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(mw.ShardingError, match="does not know its function"):
+        loaded.verify()
+    assert loaded.verify(train_step, params(), batch(4096)).collectives == found.collectives
+
+
+def test_products_are_counted_as_often_as_they_run():
+    def function(x, w):
+        return jax.lax.scan(lambda c, _: (c @ w, None), x, None, length=5)[0]
+
+    compiled = jax.jit(function).lower(np.ones((4, 8), "f4"), np.ones((8, 8), "f4")).compile()
+    assert flops_of(compiled.as_text()) == 5 * 2 * 4 * 8 * 8
+
+
+def test_convolutions_are_counted():
+    def function(x, k):
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    compiled = jax.jit(function).lower(np.ones((2, 8, 8, 3), "f4"), np.ones((3, 3, 3, 5), "f4")).compile()
+    assert flops_of(compiled.as_text()) == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
