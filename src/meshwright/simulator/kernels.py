@@ -1,0 +1,105 @@
+"""Time of kernels inside a training step: the catalogue's rates, and the few constants of `kernels.toml`."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from meshwright.hardware import Chip
+
+MATERIALISED = "materialised"
+
+#: FLOPs of a fused attention kernel's backward pass, relative to its forward pass: it computes the scores again.
+BACKWARD_FLOPS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The global constants of the simulation; `kernels.toml` says what each means."""
+
+    sustained: float
+    streaming: float
+    contention: float
+    network: float
+    float8: float
+    allocator: float
+    fixed_s: float
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Prices kernels on one chip.
+
+    Attributes:
+        chip: The chip.
+        constants: The global constants.
+        attention: The table of fused attention kernels.
+    """
+
+    chip: Chip
+    constants: Constants
+    attention: Mapping[str, Mapping[str, Any]]
+
+    def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "bfloat16") -> float:
+        """Seconds of a matrix product; rates of small ones ramp up as the catalogue says."""
+        rate = self.constants.sustained * (self.constants.float8 if dtype.startswith("float8") else 1.0)
+        return float(max(self.chip.matmul_s(flops, self._half(dtype)) / rate, self.stream_s(num_bytes)))
+
+    def stream_s(self, num_bytes: float) -> float:
+        """Seconds of a kernel that only moves bytes through memory."""
+        if num_bytes <= 0:
+            return 0.0
+        return self.chip.launch_s + num_bytes / (self.chip.memory_bandwidth * self.constants.streaming)
+
+    def attention_s(self, kernel: str, flops: float, seq: int, head_dim: int, backward: bool) -> float:
+        """Seconds of a fused attention kernel.
+
+        Args:
+            kernel: Its name in `kernels.toml`.
+            flops: FLOPs that it does, masked scores left out.
+            seq: Length of the sequence.
+            head_dim: Size of a head.
+            backward: Whether it is the backward pass.
+        """
+        table = self.attention[kernel]
+        best = self._generation(table)["backward" if backward else "forward"]
+        best *= min(1.0, head_dim / 128 * 0.25 + 0.75)
+        rate = self.chip.peak_flops(self._half("bfloat16")) * best * seq / (seq + table["half"])
+        return self.chip.launch_s + flops / (rate * min(1.0, self.constants.sustained))
+
+    def _half(self, dtype: str) -> str:
+        """The half-precision type that the chip has: V100 knows float16 only."""
+        if dtype == "bfloat16" and self.chip.peak_flops("bfloat16") < self.chip.peak_flops("float16"):
+            return "float16"
+        return dtype
+
+    def _generation(self, table: Mapping[str, Any]) -> Mapping[str, float]:
+        known: Mapping[str, float] = table.get(generation(self.chip)) or next(
+            value for value in reversed(table.values()) if isinstance(value, dict)
+        )
+        return known
+
+
+def kernels(chip: Chip) -> Kernels:
+    """Prices kernels on a chip with the constants that ship."""
+    data = _data()
+    return Kernels(chip, Constants(**data["constants"]), data["attention"])
+
+
+def generation(chip: Chip) -> str:
+    """The family of a chip in the table of attention kernels."""
+    if chip.vendor == "Google":
+        return "tpu"
+    name = chip.name
+    if name.startswith(("h100", "h200", "gh200")):
+        return "hopper"
+    if name.startswith(("b200", "gb200", "b300", "gb300")):
+        return "blackwell"
+    return "ampere"
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    return tomllib.loads(files("meshwright.simulator").joinpath("kernels.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,78 @@
+"""Runs one device's tasks on its lanes: what may overlap does, and what overlaps disturbs each other.
+
+Each lane works off its tasks in order; a task begins when its lane is free and what it needs is done. At any moment
+
+    compute runs at 1 / (1 + contention) of its rate while something is being sent,
+    n tasks on the same link run at 1/n of theirs.
+"""
+
+from typing import NamedTuple
+
+from meshwright.simulator.work import COMPUTE, Task, Tasks
+
+
+class Span(NamedTuple):
+    """A task and when it ran."""
+
+    task: Task
+    start_s: float
+    end_s: float
+
+
+class Run(NamedTuple):
+    """Tasks that were run.
+
+    Attributes:
+        spans: Each task with its time, in the order of their ends.
+        compute_s: When the last task of the compute lanes was done.
+        end_s: When everything was done.
+    """
+
+    spans: tuple[Span, ...]
+    compute_s: float
+    end_s: float
+
+
+def run(tasks: Tasks, contention: float) -> Run:
+    """Runs tasks from time zero."""
+    queues: dict[str, list[int]] = {}
+    for place, task in enumerate(tasks):
+        queues.setdefault(task.lane, []).append(place)
+    heads = dict.fromkeys(queues, 0)
+    done = bytearray(len(tasks))
+    active: dict[int, list[float]] = {}  # place: [seconds of work left, start]
+    spans: list[Span] = []
+    now = compute_s = 0.0
+    while True:
+        for lane, queue in queues.items():
+            head = heads[lane]
+            if head < len(queue) and queue[head] not in active and all(done[n] for n in tasks[queue[head]].needs):
+                active[queue[head]] = [tasks[queue[head]].seconds, now]
+        if not active:
+            break
+        rates = _rates(tasks, active, contention)
+        step = min(left / rate for (left, _), rate in zip(active.values(), rates, strict=True))
+        now += step
+        for place, rate in zip(tuple(active), rates, strict=True):
+            entry = active[place]
+            entry[0] -= step * rate
+            if entry[0] <= 1e-12:
+                del active[place]
+                done[place] = 1
+                heads[tasks[place].lane] += 1
+                spans.append(Span(tasks[place], entry[1], now))
+                if tasks[place].kind == COMPUTE:
+                    compute_s = now
+    assert len(spans) == len(tasks), "tasks that wait for each other"
+    return Run(tuple(spans), compute_s, now)
+
+
+def _rates(tasks: Tasks, active: dict[int, list[float]], contention: float) -> list[float]:
+    if len(active) == 1:
+        return [1.0]
+    on_link: dict[str, int] = {}
+    for place in active:
+        if tasks[place].link:
+            on_link[tasks[place].link] = on_link.get(tasks[place].link, 0) + 1
+    slowed = 1 / (1 + contention) if on_link else 1.0
+    return [1 / on_link[tasks[p].link] if tasks[p].link else slowed for p in active]

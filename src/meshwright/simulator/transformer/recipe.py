@@ -1,0 +1,113 @@
+"""A recipe: how experts split and train a transformer, as they publish it."""
+
+from dataclasses import dataclass
+
+from meshwright.hardware import Cluster
+from meshwright.simulator.transformer.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """What the backward pass computes again, and what is kept instead.
+
+    Attributes:
+        name: A word for people.
+        repeats: Names of the forward kernels that run again.
+        keeps: Names of the tensors that are kept in memory.
+        share: Part of the layers that do so.
+        offloads: Whether what is kept goes to the host's memory.
+    """
+
+    name: str
+    repeats: frozenset[str]
+    keeps: frozenset[str]
+    share: float = 1.0
+    offloads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What is known of the software that ran a recipe.
+
+    Attributes:
+        name: A word for people.
+        attention: ``"materialised"`` or a fused kernel of `kernels.toml`.
+        fused: Whether elementwise operations are fused into few kernels.
+        fused_loss: Whether the loss never holds the logits in single precision.
+        dropout: Whether the model was trained with dropout.
+        sequence_parallel: Whether tensor-parallel devices split the sequence outside of products.
+        overlap: Whether gradients and parameters are exchanged beside compute.
+        repeats_last: Whether full recomputation repeats a layer's last product, too.
+        fused_accumulation: Whether a product adds to the gradients of earlier microbatches itself.
+        weight_bytes: Bytes of each parameter as it is kept.
+        gradient_bytes: Bytes of each gradient as it is kept.
+        optimizer_bytes: Bytes of optimizer state per parameter, master copy included.
+        reduce_bytes: Bytes of each gradient as it is exchanged.
+        remark: What makes its step times hard to predict, if anything does.
+    """
+
+    name: str
+    attention: str
+    fused: bool = True
+    fused_loss: bool = False
+    dropout: bool = False
+    sequence_parallel: bool = True
+    overlap: bool = True
+    repeats_last: bool = False
+    fused_accumulation: bool = False
+    weight_bytes: float = 2
+    gradient_bytes: float = 4
+    optimizer_bytes: float = 12
+    reduce_bytes: float = 4
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the time and the memory of a step.
+
+    Attributes:
+        shape: The model.
+        cluster: The machines.
+        data, tensor, pipeline, context, expert: Degrees of parallelism; experts are spread over data-parallel devices.
+        zero: Which of ZeRO's stages.
+        shard: Over how many data-parallel devices ZeRO spreads; the others hold copies.
+        microbatch: Sequences in one microbatch of one data-parallel device.
+        num_microbatches: Microbatches of a step.
+        interleave: Chunks of layers per stage.
+        schedule: The pipeline's schedule.
+        dtype: Type of the layers' products: ``"bfloat16"`` or ``"float8"``.
+        recompute: What is computed again.
+        stack: The software.
+    """
+
+    shape: Shape
+    cluster: Cluster
+    stack: Stack
+    recompute: Recompute
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    zero: int = 0
+    shard: int = 1
+    microbatch: int = 1
+    num_microbatches: int = 1
+    interleave: int = 1
+    schedule: str = "1f1b"
+    dtype: str = "bfloat16"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on one device."""
+        return self.microbatch * self.shape.seq // self.context
+
+    @property
+    def step_tokens(self) -> float:
+        return float(self.data * self.microbatch * self.num_microbatches * self.shape.seq)
+
+    @property
+    def spread_tokens(self) -> float:
+        """Tokens of one microbatch on one device outside of tensor-parallel products."""
+        return self.tokens / (self.tensor if self.stack.sequence_parallel else 1)

@@ -1,0 +1,220 @@
+"""Tasks of one virtual stage of a recipe: kernels on the compute lane, exchanges beside it or in its way."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from meshwright.simulator.kernels import Kernels
+from meshwright.simulator.transformer.exchange import Exchange
+from meshwright.simulator.transformer.layer import Kernel, Layer
+from meshwright.simulator.transformer.recipe import Recipe
+from meshwright.simulator.work import COMPUTE, Task, Tasks
+
+_LANE = "compute"
+
+
+@dataclass
+class _List:
+    """Tasks in the making; what comes next on the compute lane waits for what is in its way."""
+
+    tasks: list[Task] = field(default_factory=list)
+    blocking: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()  # the last compute task
+
+    def compute(self, name: str, seconds: float) -> None:
+        if seconds > 0:
+            self.tasks.append(Task(name, COMPUTE, _LANE, seconds, "", self.blocking))
+            self.blocking, self.last = (), (len(self.tasks) - 1,)
+
+    def beside(self, task: Task) -> tuple[int, ...]:
+        """Adds an exchange that compute does not wait for; returns its place."""
+        if task.seconds <= 0:
+            return ()
+        self.tasks.append(task)
+        return (len(self.tasks) - 1,)
+
+    def in_the_way(self, task: Task) -> None:
+        """Adds an exchange that waits for the compute before it and that the compute after it waits for."""
+        self.wait(self.beside(task._replace(needs=(*task.needs, *self.last, *self.blocking))))
+
+    def wait(self, places: tuple[int, ...]) -> None:
+        self.blocking = (*self.blocking, *places)
+
+
+@dataclass(frozen=True)
+class StageTasks:
+    """Makes the tasks of a run of layers.
+
+    Attributes:
+        recipe: The recipe.
+        kernels: Prices kernels.
+        exchange: Prices collectives.
+        layers: Number of layers.
+        first: Whether the embedding belongs to it.
+        last: Whether the head belongs to it.
+    """
+
+    recipe: Recipe
+    kernels: Kernels
+    exchange: Exchange
+    layers: int
+    first: bool
+    last: bool
+
+    def forward(self) -> Tasks:
+        """One microbatch forward."""
+        out, layer = _List(), Layer(self.recipe, self.kernels)
+        attention, feed_forward = tuple(layer.attention_block()), tuple(layer.feed_forward_block())
+        if self.first:
+            self._fetch(out, "embedding", self.recipe.shape.embedding_params, ahead=())
+            out.compute("embedding", layer.embedding().forward_s)
+        before: tuple[int, ...] = ()
+        for _ in range(self.layers):
+            before = self._fetch(out, "parameters", self.recipe.shape.layer_params, ahead=before)
+            self._layer_forward(out, attention, feed_forward)
+        if self.last:
+            self._fetch(out, "head", self.recipe.shape.embedding_params, ahead=before)
+            for kernel in layer.head():
+                out.compute(kernel.name, kernel.forward_s)
+        return tuple(out.tasks)
+
+    def backward(self, sync: bool) -> Tasks:
+        """One microbatch backward, with what is recomputed; `sync` exchanges the gradients at the end of a step."""
+        out, layer = _List(), Layer(self.recipe, self.kernels)
+        attention, feed_forward = tuple(layer.attention_block()), tuple(layer.feed_forward_block())
+        embedding = self.recipe.shape.embedding_params
+        if self.last:
+            for kernel in reversed(tuple(layer.head())):
+                out.compute(kernel.name, kernel.backward_s)
+            self._give(out, "head", embedding, sync)
+        before: tuple[int, ...] = ()
+        repeated = 0.0
+        for _ in range(self.layers):
+            if self.recipe.zero == 3:
+                before = self._fetch(out, "parameters", self.recipe.shape.layer_params, ahead=before)
+            repeated += self.recipe.recompute.share
+            if repeated >= 1 - 1e-9:
+                repeated -= 1
+                self._repeat(out, attention, feed_forward)
+            self._layer_backward(out, attention, feed_forward)
+            self._give(out, "gradients", self.recipe.shape.layer_params, sync)
+        if self.first:
+            out.compute("embedding", layer.embedding().backward_s)
+            self._give(out, "embedding", 0 if self.last and self.recipe.shape.tied else embedding, sync)
+        return tuple(out.tasks)
+
+    def _layer_forward(self, out: _List, attention: Iterable[Kernel], feed_forward: Iterable[Kernel]) -> None:
+        self._gather(out)
+        self._ring(out, attention, 1.0, backward=False)
+        self._settle(out)
+        self._gather(out)
+        self._experts(out)
+        for kernel in feed_forward:
+            out.compute(kernel.name, kernel.forward_s)
+        self._experts(out)
+        self._settle(out)
+
+    def _layer_backward(self, out: _List, attention: tuple[Kernel, ...], feed_forward: tuple[Kernel, ...]) -> None:
+        # Backward, gathering and summing change places, and take the same time.
+        if self.recipe.stack.sequence_parallel:
+            self._gather(out)
+        self._experts(out)
+        for kernel in reversed(feed_forward):
+            out.compute(kernel.name, kernel.backward_s)
+        self._experts(out)
+        self._settle(out)
+        self._gather(out)
+        self._ring(out, tuple(reversed(attention)), 2.0, backward=True)
+        self._settle(out)
+        if self.recipe.num_microbatches > 1 and self.recipe.zero < 3:
+            added = 8.0 if self.recipe.stack.fused_accumulation else 2 + 2 * self.recipe.stack.gradient_bytes
+            params = self.recipe.shape.layer_params / self.recipe.tensor
+            out.compute("accumulate gradients", self.kernels.stream_s(added * params))
+
+    def _repeat(self, out: _List, attention: Iterable[Kernel], feed_forward: Iterable[Kernel]) -> None:
+        """What recomputation runs again: kernels, and the exchanges of the blocks it repeats whole."""
+        rule, last = self.recipe.recompute, self.recipe.stack.repeats_last
+        blocks = ((attention, "out"), (feed_forward, "down"))
+        for number, (block, product) in enumerate(blocks):
+            ends = product in rule.repeats and (last or number == 0)
+            if product in rule.repeats:
+                self._gather(out)
+            for kernel in block:
+                if kernel.name in rule.repeats and (ends or kernel.name not in (product, "residual")):
+                    out.compute(f"{kernel.name} again", kernel.forward_s)
+            if ends:
+                self._settle(out)
+
+    def _ring(self, out: _List, block: Iterable[Kernel], passes: float, backward: bool) -> None:
+        """Attention's block; with context parallelism keys and values go round beside the attention kernel."""
+        r = self.recipe
+        num_bytes = 4.0 * r.tokens * r.shape.kv_width / r.tensor
+        for kernel in block:
+            sent: tuple[int, ...] = ()
+            if kernel.name == "attention" and r.context > 1:
+                one = self.exchange.task("keys and values", "context", "permute", r.context, r.tensor, num_bytes)
+                whole = one._replace(seconds=passes * (r.context - 1) * one.seconds, needs=out.last)
+                sent = out.beside(whole)
+            out.compute(kernel.name, kernel.backward_s if backward else kernel.forward_s)
+            out.wait(sent)
+
+    def _gather(self, out: _List) -> None:
+        """Sequence parallelism: tokens come together before a block's products."""
+        r = self.recipe
+        if r.stack.sequence_parallel:
+            num_bytes = 2.0 * r.tokens * r.shape.hidden
+            out.in_the_way(self.exchange.task("gather tokens", "tensor", "all_gather", r.tensor, 1, num_bytes))
+
+    def _settle(self, out: _List) -> None:
+        """Tensor parallelism: partial sums are added up after a block's last product."""
+        r = self.recipe
+        kind = "reduce_scatter" if r.stack.sequence_parallel else "all_reduce"
+        num_bytes = 2.0 * r.tokens * r.shape.hidden
+        out.in_the_way(self.exchange.task("sum activations", "tensor", kind, r.tensor, 1, num_bytes))
+
+    def _experts(self, out: _List) -> None:
+        """Tokens go to their experts, or come back."""
+        r = self.recipe
+        num_bytes = 2.0 * r.tokens * r.shape.hidden * r.shape.active * r.expert
+        stride = r.tensor * r.context
+        out.in_the_way(self.exchange.task("tokens to experts", "experts", "all_to_all", r.expert, stride, num_bytes))
+
+    def _fetch(self, out: _List, name: str, params: float, ahead: tuple[int, ...]) -> tuple[int, ...]:
+        """ZeRO-3: parameters are fetched beside the layer before; returns what the next fetch must wait for."""
+        r = self.recipe
+        if r.zero < 3:
+            return ()
+        num_bytes = 2.0 * params / r.tensor
+        task = self.exchange.task(f"fetch {name}", "data", "all_gather", r.shard, r.tensor, num_bytes)
+        if not r.stack.overlap:
+            out.in_the_way(task)
+            return ()
+        out.wait(out.beside(task._replace(needs=ahead)))
+        return out.last
+
+    def _give(self, out: _List, name: str, params: float, sync: bool) -> None:
+        """Gradients go to where they are kept: for every microbatch with ZeRO-3, else at the end of a step."""
+        for task in self.gradient_tasks(name, params, sync):
+            if self.recipe.stack.overlap:
+                out.beside(task._replace(needs=out.last))
+            elif self.recipe.zero == 3:
+                out.in_the_way(task)
+
+    def gradient_tasks(self, name: str, params: float, sync: bool) -> list[Task]:
+        """The exchange of some parameters' gradients, and of the parameters that follow from them."""
+        r = self.recipe
+        whole, shard, stride = params / r.tensor, r.shard, r.tensor
+        sent = r.stack.reduce_bytes * whole
+        found = []
+        if r.zero == 3:
+            found.append(self.exchange.task(f"reduce {name}", "data", "reduce_scatter", shard, stride, sent))
+        elif sync and r.zero > 0:
+            found.append(self.exchange.task(f"reduce {name}", "data", "reduce_scatter", shard, stride, sent))
+            found.append(self.exchange.task(f"spread {name}", "data", "all_gather", shard, stride, 2.0 * whole))
+        elif sync:
+            num = r.data * r.context
+            found.append(self.exchange.task(f"reduce {name}", "data", "all_reduce", num, stride, sent))
+        copies = r.data * r.context // shard
+        if sync and r.zero > 0 and copies > 1:
+            part = sent / shard
+            found.append(self.exchange.task(f"reduce {name}", "data", "all_reduce", copies, stride * shard, part))
+        return [task for task in found if task.seconds > 0]

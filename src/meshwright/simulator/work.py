@@ -1,0 +1,104 @@
+"""What a step has to do, told neutrally: tasks on lanes for each stage, memory, and the pipeline's schedule.
+
+A plan and a published recipe both become a `Work`; the engine knows no other input.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+COMPUTE, COLLECTIVE, TRANSFER = "compute", "collective", "transfer"
+
+
+class Task(NamedTuple):
+    """Something that one device does, all devices of its class alike.
+
+    Attributes:
+        name: What it is, for people.
+        kind: ``"compute"``, ``"collective"`` or ``"transfer"``.
+        lane: The queue that it waits in: tasks of one lane run one after another, in order.
+        seconds: Its time when nothing disturbs it.
+        link: The wires it uses; tasks on the same wires share them. Empty for compute.
+        needs: Places, in the list it stands in, of the tasks that must be done before it may begin.
+        num_bytes: What it sends; 0 for compute.
+    """
+
+    name: str
+    kind: str
+    lane: str
+    seconds: float
+    link: str = ""
+    needs: tuple[int, ...] = ()
+    num_bytes: float = 0.0
+
+
+Tasks = tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One virtual stage: a run of layers that one stage works through, and what it does for one microbatch.
+
+    Attributes:
+        forward: Its forward pass.
+        backward: Its backward pass with what is recomputed; without the weights' gradients if `weights` has them.
+        weights: The weights' gradients, where the schedule does them apart.
+        last_backward: Its last backward pass of a step, with the gradients' synchronisation beside it.
+        send_s: Time to send its result to the next virtual stage, and the gradient of its input back.
+        send_bytes: What is sent.
+        activation_bytes: Bytes that one microbatch keeps from forward to backward.
+        working_bytes: Bytes that are there only while one microbatch is worked on.
+    """
+
+    forward: Tasks
+    backward: Tasks
+    last_backward: Tasks
+    weights: Tasks = ()
+    send_s: float = 0.0
+    send_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    working_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One training step on a cluster.
+
+    Attributes:
+        name: What it is, for people.
+        chunks: The virtual stages; the one of stage s and chunk c is at c · num_stages + s.
+        num_stages: Number of physical stages: the classes of devices.
+        num_microbatches: Microbatches of a step.
+        schedule: A schedule of `pipeline.schedules`; any where there is one stage.
+        update: What each stage does once, after its gradients are there.
+        state_bytes: Bytes that each stage keeps all the time: parameters, gradients, optimizer.
+        devices: Number of devices of each stage.
+        limit_bytes: Memory of one device.
+        peak_flops: Matrix rate of one device.
+        model_flops: FLOPs of one step that the model itself asks for, on all devices, without recomputation.
+        tokens: Tokens (or examples) of one step.
+        contention: How much slower compute runs while a collective is under way.
+        fixed_s: Time of a step that no task explains.
+    """
+
+    name: str
+    chunks: tuple[Chunk, ...]
+    num_stages: int
+    num_microbatches: int
+    schedule: str
+    update: tuple[Tasks, ...]
+    state_bytes: tuple[float, ...]
+    devices: tuple[int, ...]
+    limit_bytes: float
+    peak_flops: float
+    model_flops: float
+    tokens: float
+    contention: float = 0.0
+    fixed_s: float = 0.0
+
+    @property
+    def interleave(self) -> int:
+        return len(self.chunks) // self.num_stages
+
+    @property
+    def num_devices(self) -> int:
+        return sum(self.devices)
