@@ -42,7 +42,7 @@ class Chunk:
         forward: Its forward pass.
         backward: Its backward pass with what is recomputed; without the weights' gradients if `weights` has them.
         weights: The weights' gradients, where the schedule does them apart.
-        last_backward: Its last backward pass of a step, with the gradients' synchronisation beside it.
+        closing: The last pass of a step that makes weights' gradients, with their exchange beside it.
         send_s: Time to send its result to the next virtual stage, and the gradient of its input back.
         send_bytes: What is sent.
         activation_bytes: Bytes that one microbatch keeps from forward to backward.
@@ -51,7 +51,7 @@ class Chunk:
 
     forward: Tasks
     backward: Tasks
-    last_backward: Tasks
+    closing: Tasks
     weights: Tasks = ()
     send_s: float = 0.0
     send_bytes: float = 0.0

@@ -56,7 +56,7 @@ def _chunk(tasks: StageTasks) -> Chunk:
     return Chunk(
         forward=tasks.forward(),
         backward=tasks.backward(sync=False),
-        last_backward=tasks.backward(sync=True),
+        closing=tasks.backward(sync=True),
         send_s=tasks.exchange.seconds("permute", recipe.pipeline, stride, send_bytes),
         send_bytes=send_bytes if recipe.pipeline > 1 else 0.0,
         activation_bytes=allocator * tasks.layers * memory.layer_bytes(recipe),

@@ -1,0 +1,174 @@
+"""One row of a table of published results: its cells, and the recipe they describe."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+from meshwright.simulator.published.machines import devices_per_chip, machines
+from meshwright.simulator.published.words import dtype_of, recompute_of, stack_of, zero_of
+from meshwright.simulator.transformer.recipe import Recipe
+from meshwright.simulator.transformer.shape import Shape
+
+_GATED = re.compile(r"llama|mistral|mixtral|qwen|gemma|deepseek|palm|yi-|grok|olmo|phi-?3", re.IGNORECASE)
+_EXPERTS = re.compile(r"(\d+)\s*x\s*\d+(?:\.\d+)?\s*b|(\d+)\s*experts|(\d+)e\b", re.IGNORECASE)
+_ACTIVE = re.compile(r"top-?\s*(\d+)|(\d+)\s*active", re.IGNORECASE)
+
+
+class RowError(MeshwrightError, ValueError):
+    """A row that cannot be understood; the message names its cell."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a CSV file in the format of `published.csv`."""
+
+    cells: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        value = (self.cells.get(name) or "").strip()
+        return "" if value.lower() in ("nan", "n/a", "na", "none?", "-", "?") else value
+
+    def number(self, name: str) -> float | None:
+        """A cell's number; None where it is empty."""
+        value = self.text(name)
+        if not value:
+            return None
+        match = re.match(r"[~≈]?\s*([\d.,]+(?:e[+-]?\d+)?)", value, re.IGNORECASE)
+        if match is None:
+            raise RowError(f"{self.id}: {name} is {value!r}; write a number or leave it empty")
+        return float(match[1].replace(",", ""))
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A cell's whole number of at least 1."""
+        value = self.number(name)
+        if value is None and default is not None:
+            return default
+        if value is None or value < 1 or value != int(value):
+            raise RowError(f"{self.id}: {name} is {self.text(name)!r}; it must be a whole number of at least 1")
+        return int(value)
+
+    @property
+    def id(self) -> str:
+        return self.text("row_id") or self.text("model") or "row"
+
+    @property
+    def trust(self) -> str:
+        return self.text("trust")
+
+    @property
+    def step_s(self) -> float | None:
+        """The published time of a step, or what the published rate of tokens makes of it."""
+        given, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")
+        if given or not rate:
+            return given
+        tokens = self.whole("global_batch") * self.whole("seq")
+        return tokens / rate / self.whole("gpus")
+
+    @property
+    def peak_gib(self) -> float | None:
+        return self.number("peak_mem_gib")
+
+    @property
+    def is_half(self) -> bool:
+        """Whether all of it ran in 16 bits."""
+        return dtype_of(self.text("precision")) == "bfloat16"
+
+
+def recipe_of(row: Row) -> Recipe:
+    """The recipe that a row describes.
+
+    Raises:
+        RowError: A cell is missing or cannot be understood.
+    """
+    try:
+        return _recipe(row)
+    except (ValueError, MeshwrightError) as error:
+        if isinstance(error, RowError):
+            raise
+        raise RowError(f"{row.id}: {error}") from None
+
+
+def _recipe(row: Row) -> Recipe:
+    shape = _shape(row)
+    gpu_type = row.text("gpu_type")
+    num_chips = row.whole("gpus")
+    cluster = machines(gpu_type, num_chips, row.text("notes"))
+    tensor, pipeline, context = (row.whole(name, 1) for name in ("tp", "pp", "cp"))
+    others = tensor * pipeline * context
+    data = cluster.num_devices // others if devices_per_chip(gpu_type) > 1 else row.whole("dp", num_chips // others or 1)
+    if data * others != cluster.num_devices:
+        raise RowError(
+            f"{row.id}: dp·tp·pp·cp is {data}·{tensor}·{pipeline}·{context} = {data * others}, but gpus is "
+            f"{cluster.num_devices}"
+        )
+    microbatch, num_microbatches = _batch(row, data, pipeline)
+    zero_text, precision, recompute = (row.text(name) for name in ("zero_stage", "precision", "recompute"))
+    tpu = cluster.chip.vendor == "Google"
+    stack, selective = stack_of(row.text("source"), precision, recompute, row.text("model"), row.text("notes"), tpu)
+    shard = data * context
+    if "hsdp" in zero_text.lower():
+        shard = min(shard, cluster.devices_per_host)
+    return Recipe(
+        shape=shape,
+        cluster=cluster,
+        stack=stack,
+        recompute=recompute_of(recompute, stack, selective),
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=row.whole("ep", 1),
+        zero=zero_of(zero_text) if shard > 1 else 0,
+        shard=shard,
+        microbatch=microbatch,
+        num_microbatches=num_microbatches,
+        interleave=row.whole("interleave_v", 1) if pipeline > 1 else 1,
+        dtype=dtype_of(precision),
+    )
+
+
+def _batch(row: Row, data: int, pipeline: int) -> tuple[int, int]:
+    """Sequences of a microbatch, and the number of microbatches."""
+    whole = row.whole("global_batch")
+    if whole % data:
+        raise RowError(f"{row.id}: global_batch {whole} is no multiple of the {data} data-parallel devices")
+    local = whole // data
+    microbatch = row.whole("microbatch", 1 if pipeline > 1 else local)
+    if local % microbatch:
+        raise RowError(f"{row.id}: {local} sequences a data-parallel device are no multiple of microbatch {microbatch}")
+    return microbatch, local // microbatch
+
+
+def _shape(row: Row) -> Shape:
+    hidden, layers, seq, vocab = (row.whole(name) for name in ("hidden", "layers", "seq", "vocab"))
+    heads = row.whole("heads", max(1, hidden // 128))
+    model, notes = row.text("model"), row.text("notes")
+    experts, active = _experts(f"{model} {notes}", row.whole("ep", 1), row.id)
+    shape = Shape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=row.whole("kv_heads", heads),
+        head_dim=hidden // heads,
+        ffn=row.whole("ffn", 4 * hidden),
+        vocab=vocab,
+        seq=seq,
+        gated=_GATED.search(model) is not None,
+        tied="tied embedding" in notes and "untied" not in f"{model} {notes}",
+        experts=experts,
+        active=active,
+    )
+    return shape
+
+
+def _experts(text: str, degree: int, row_id: str) -> tuple[int, int]:
+    """Number of experts and how many each token passes, from a model's name such as ``Mixtral-8x7B``."""
+    found = _EXPERTS.search(text)
+    if found is None:
+        if degree > 1:
+            raise RowError(f"{row_id}: ep is {degree}, but neither model nor notes say how many experts there are")
+        return 1, 1
+    experts = int(next(group for group in found.groups() if group))
+    active = _ACTIVE.search(text)
+    return experts, int(next(group for group in active.groups() if group)) if active else 2

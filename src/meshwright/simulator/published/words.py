@@ -1,0 +1,152 @@
+"""Reads the words of published tables: recomputation, ZeRO, precision, the software stack."""
+
+import re
+import tomllib
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from meshwright.simulator.kernels import MATERIALISED
+from meshwright.simulator.transformer.recipe import Recompute, Stack
+
+_TENSORS = ("input", "norm", "middle", "query", "key", "value", "attention", "up", "activation", "gate", "masks")
+_KERNELS = ("norm", "query", "key", "value", "rotary", "attention", "out", "residual", "gate", "up", "activation", "down")
+_ELEMENTWISE = frozenset({"norm", "rotary", "residual", "activation"})
+_PRODUCTS = frozenset({"input", "query", "key", "value", "out", "gate", "up", "down"})
+
+NONE = Recompute("none", frozenset(), frozenset({*_TENSORS, "scores"}))
+FULL = Recompute("full", frozenset(_KERNELS), frozenset({"input"}))
+#: Megatron's: scores, softmax and what follows.
+ATTENTION = Recompute("attention", frozenset({"attention"}), frozenset(_TENSORS))
+#: torchtitan's: every second product, and what is cheap.
+ALTERNATE = Recompute(
+    "alternate products",
+    _ELEMENTWISE | {"key", "out", "up"},
+    frozenset({"input", "query", "value", "attention", "gate", "down"}),
+)
+#: Results of all products are kept, attention's as well.
+MINIMAL = Recompute("elementwise", _ELEMENTWISE, _PRODUCTS | {"attention"})
+#: Results of products with weights are kept; those with batch dims, which are attention's, are not.
+DOTS = Recompute("attention and elementwise", _ELEMENTWISE | {"attention"}, _PRODUCTS)
+
+_SELECTIVE = {"attention": ATTENTION, "alternate": ALTERNATE, "half": replace(FULL, name="every second layer", share=0.5)}
+
+#: What MaxText calls the values that a policy keeps on the device or sends to the host.
+_NAMED = {
+    "decoder_layer_input": "input",
+    "q": "query",
+    "query_proj": "query",
+    "k": "key",
+    "key_proj": "key",
+    "v": "value",
+    "value_proj": "value",
+    "qkv_proj": "query",
+    "context": "attention",
+    "out": "out",
+    "out_proj": "out",
+    "mlpwi": "up",
+    "mlpwi_0": "gate",
+    "mlpwi_1": "up",
+    "mlpwo": "down",
+}
+
+
+def recompute_of(text: str, stack: Stack, selective: str) -> Recompute:
+    """The recomputation that a table's words mean in a stack.
+
+    Args:
+        text: The words, e.g. ``"selective (op)"``.
+        stack: The software.
+        selective: What it calls selective.
+    """
+    words = text.lower().strip()
+    if "offload" in words or "custom" in words:
+        return _named(words)
+    if "minimal" in words:
+        return MINIMAL
+    if "save_dot" in words or "save dot" in words:
+        return DOTS
+    if "select" in words or "op-level" in words:
+        return _SELECTIVE["alternate" if "(op)" in words else selective]
+    if words in ("", "none", "no", "off", "false", "0", "nan") or words.startswith(("none", "no ", "off")):
+        return NONE
+    if re.search(r"full|block|layer|true|yes|on\b|all|checkpoint|default|save_nothing", words):
+        return FULL
+    raise ValueError(f"recompute is {text!r}; known are none, selective, full, minimal, save_dot… and offload lists")
+
+
+def _named(words: str) -> Recompute:
+    """A list of values that are kept, as MaxText writes them; what is not in it is computed again."""
+    listed = re.findall(r"[a-z_0-9]+", words.split("offload", 1)[-1])
+    kept = {_NAMED[word] for word in listed if word in _NAMED} | {"input"}
+    repeats = frozenset(name for name in _KERNELS if name not in kept)
+    return Recompute("offload" if "offload" in words else "custom", repeats, frozenset(kept), offloads="offload" in words)
+
+
+def zero_of(text: str) -> int:
+    """ZeRO's stage: a number, or the word of a library.
+
+    >>> zero_of("3 (FSDP2)"), zero_of("FSDP"), zero_of(""), zero_of("distributed optimizer")
+    (3, 3, 0, 1)
+    """
+    words = text.lower()
+    if (number := re.search(r"[0-3](?!\d)", words)) is not None:
+        return int(number[0])
+    if re.search(r"fsdp|hsdp|full_shard|shard-largest|zero-?three", words):
+        return 3
+    if "shard_grad_op" in words:
+        return 2
+    return 1 if re.search(r"distributed|dist\b|zero-?one", words) else 0
+
+
+def dtype_of(text: str) -> str:
+    """Type of the layers' products.
+
+    >>> dtype_of("amp_bf16 DEFAULT"), dtype_of("fp8 linears"), dtype_of("int8"), dtype_of("tf32")
+    ('bfloat16', 'float8', 'int8', 'float32')
+    """
+    words = text.lower()
+    if re.search(r"fp8|float8|mxfp8|nvfp4|fp4", words):
+        return "float8"
+    if "int8" in words:
+        return "int8"
+    if re.search(r"bf16|fp16|float16|half|amp|^$|mixed", words):
+        return "bfloat16"
+    if re.search(r"fp32|tf32|float32", words):
+        return "float32"
+    raise ValueError(f"precision is {text!r}; known are bf16, fp16, fp8, int8, tf32 and fp32")
+
+
+def stack_of(source: str, precision: str, recompute: str, model: str, notes: str, tpu: bool) -> tuple[Stack, str]:
+    """The software behind a row, with what the row itself says, and what it calls selective recomputation."""
+    words = source.lower()
+    entry = dict(next(e for e in _stacks() if all(word in words for word in e["words"])))
+    entry.pop("words")
+    selective = entry.pop("selective", "attention")
+    year = re.search(r"20(1\d|2[0-2])\b", words)
+    if year is not None and entry["name"] == "a stack of today":
+        entry |= {"attention": MATERIALISED, "overlap": False}
+    stack = Stack(**entry)
+    said = f"{notes} {recompute}".lower()
+    if "torch.compile" in said:
+        stack = replace(stack, fused=True)
+    elif re.search(r"\beager\b", said):
+        stack = replace(stack, fused=False)
+    if re.search(r"(?<!no )sequence[ -]parallel", said):
+        stack = replace(stack, sequence_parallel=True)
+    if (plain := re.search(r"(\S+) without flash", said)) is not None and plain[1] in model.lower():
+        stack = replace(stack, attention=MATERIALISED)
+    if tpu and stack.attention != MATERIALISED:
+        stack = replace(stack, attention="splash")
+    if re.search(r"pure", precision, re.IGNORECASE):
+        stack = replace(stack, weight_bytes=2, gradient_bytes=2, optimizer_bytes=4, reduce_bytes=2)
+    if "weight_dtype bf16" in said:
+        stack = replace(stack, weight_bytes=2, gradient_bytes=2)
+    return stack, selective
+
+
+@lru_cache(maxsize=1)
+def _stacks() -> list[dict[str, Any]]:
+    text = files("meshwright.simulator.published").joinpath("stacks.toml").read_text(encoding="utf-8")
+    return list(tomllib.loads(text)["stack"])
