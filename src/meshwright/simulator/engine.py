@@ -105,9 +105,8 @@ class _Engine:
         ahead = step.work == FORWARD
         target = virtual + (1 if ahead else -1)
         if 0 <= target < self.num_chunks:
-            # Stages of one device class that hold both chunks (one stage, several chunks) send nothing.
             begin = max(stage.free_s, self.sent_s[index][ahead])
-            self.sent_s[index][ahead] = begin + (chunk.send_s if self.work.num_stages > 1 else 0.0)
+            self.sent_s[index][ahead] = begin + self.work.send_s(virtual, target)
             self.arrived[step.work, step.microbatch, target] = self.sent_s[index][ahead]
 
     def _woken(self, step: Step, stage: int) -> list[int]:

@@ -19,7 +19,6 @@ BACKWARD_FLOPS = 2.5
 class Constants:
     """The global constants of the simulation; `kernels.toml` says what each means."""
 
-    sustained: float
     streaming: float
     contention: float
     network: float
@@ -35,16 +34,18 @@ class Kernels:
     Attributes:
         chip: The chip.
         constants: The global constants.
+        sustained: Part of a lone kernel's rate that kernels keep in a step.
         attention: The table of fused attention kernels.
     """
 
     chip: Chip
     constants: Constants
+    sustained: float
     attention: Mapping[str, Mapping[str, Any]]
 
     def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "bfloat16") -> float:
         """Seconds of a matrix product; rates of small ones ramp up as the catalogue says."""
-        rate = self.constants.sustained * (self.constants.float8 if dtype.startswith("float8") else 1.0)
+        rate = self.sustained * (self.constants.float8 if dtype.startswith("float8") else 1.0)
         return float(max(self.chip.matmul_s(flops, self._half(dtype)) / rate, self.stream_s(num_bytes)))
 
     def stream_s(self, num_bytes: float) -> float:
@@ -67,7 +68,7 @@ class Kernels:
         best = self._generation(table)["backward" if backward else "forward"]
         best *= min(1.0, head_dim / 128 * 0.25 + 0.75)
         rate = self.chip.peak_flops(self._half("bfloat16")) * best * seq / (seq + table["half"])
-        return self.chip.launch_s + flops / (rate * min(1.0, self.constants.sustained))
+        return self.chip.launch_s + flops / (rate * self.sustained)
 
     def _half(self, dtype: str) -> str:
         """The half-precision type that the chip has: V100 knows float16 only."""
@@ -76,28 +77,23 @@ class Kernels:
         return dtype
 
     def _generation(self, table: Mapping[str, Any]) -> Mapping[str, float]:
-        known: Mapping[str, float] = table.get(generation(self.chip)) or next(
-            value for value in reversed(table.values()) if isinstance(value, dict)
-        )
-        return known
+        """Rates on this generation of chips, or on the nearest that is known."""
+        known = [table[name] for name in (generation(self.chip), "hopper", "ampere", "tpu") if name in table]
+        return dict(known[0])
 
 
 def kernels(chip: Chip) -> Kernels:
     """Prices kernels on a chip with the constants that ship."""
     data = _data()
-    return Kernels(chip, Constants(**data["constants"]), data["attention"])
+    return Kernels(chip, Constants(**data["constants"]), data["sustained"][generation(chip)], data["attention"])
 
 
 def generation(chip: Chip) -> str:
-    """The family of a chip in the table of attention kernels."""
-    if chip.vendor == "Google":
-        return "tpu"
-    name = chip.name
-    if name.startswith(("h100", "h200", "gh200")):
-        return "hopper"
-    if name.startswith(("b200", "gb200", "b300", "gb300")):
-        return "blackwell"
-    return "ampere"
+    """The family of a chip in the tables of `kernels.toml`."""
+    for family, names in _data()["generations"].items():
+        if chip.name in names:
+            return str(family)
+    return "other"
 
 
 @lru_cache(maxsize=1)

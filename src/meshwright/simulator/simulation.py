@@ -195,9 +195,9 @@ class Simulation:
             return
         for p in self.stages[stage].passes:
             virtual = p.step.chunk * num + stage
-            goes = {FORWARD: virtual + 1 < len(self.work.chunks), BACKWARD: virtual > 0, WEIGHTS: False}[p.step.work]
-            if goes:
-                end = p.end_s + self.work.chunks[virtual].send_s
+            target = virtual + {FORWARD: 1, BACKWARD: -1, WEIGHTS: 0}[p.step.work]
+            if target != virtual and 0 <= target < len(self.work.chunks):
+                end = p.end_s + self.work.send_s(virtual, target)
                 yield Interval(TRANSFER, f"send {p.step.work} · microbatch {p.step.microbatch}", p.end_s, end)
 
     def _memory(self, stage: int) -> Iterator[tuple[float, float]]:

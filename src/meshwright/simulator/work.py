@@ -43,7 +43,7 @@ class Chunk:
         backward: Its backward pass with what is recomputed; without the weights' gradients if `weights` has them.
         weights: The weights' gradients, where the schedule does them apart.
         closing: The last pass of a step that makes weights' gradients, with their exchange beside it.
-        send_s: Time to send its result to the next virtual stage, and the gradient of its input back.
+        send_s: Time to send its result to the next virtual stage; the gradient comes back in the same time.
         send_bytes: What is sent.
         activation_bytes: Bytes that one microbatch keeps from forward to backward.
         working_bytes: Bytes that are there only while one microbatch is worked on.
@@ -98,6 +98,10 @@ class Work:
     @property
     def interleave(self) -> int:
         return len(self.chunks) // self.num_stages
+
+    def send_s(self, source: int, target: int) -> float:
+        """Time to send between two neighbouring virtual stages; nothing where one stage holds both."""
+        return self.chunks[min(source, target)].send_s if self.num_stages > 1 else 0.0
 
     @property
     def num_devices(self) -> int:

@@ -113,7 +113,7 @@ def _recipe(row: Row) -> Recipe:
         shape=shape,
         cluster=cluster,
         stack=stack,
-        recompute=recompute_of(recompute, stack, selective),
+        recompute=recompute_of(recompute, selective, row.text("model"), row.text("notes")),
         data=data,
         tensor=tensor,
         pipeline=pipeline,

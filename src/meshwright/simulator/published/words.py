@@ -52,15 +52,18 @@ _NAMED = {
 }
 
 
-def recompute_of(text: str, stack: Stack, selective: str) -> Recompute:
+def recompute_of(text: str, selective: str, model: str = "", notes: str = "") -> Recompute:
     """The recomputation that a table's words mean in a stack.
 
     Args:
         text: The words, e.g. ``"selective (op)"``.
-        stack: The software.
-        selective: What it calls selective.
+        selective: What the stack calls selective: a key of `_SELECTIVE`.
+        model: The model's name, to which a remark may refer.
+        notes: Remarks.
     """
     words = text.lower().strip()
+    if "custom" in words and "offload" not in words:
+        words = f"custom {_said_of(model, notes)}"  # the remarks may say what is kept
     if "offload" in words or "custom" in words:
         return _named(words)
     if "minimal" in words:
@@ -74,6 +77,12 @@ def recompute_of(text: str, stack: Stack, selective: str) -> Recompute:
     if re.search(r"full|block|layer|true|yes|on\b|all|checkpoint|default|save_nothing", words):
         return FULL
     raise ValueError(f"recompute is {text!r}; known are none, selective, full, minimal, save_dot… and offload lists")
+
+
+def _said_of(model: str, notes: str) -> str:
+    """What remarks of the form ``405B: offload decoder_layer_input+mlpwo`` say of a model."""
+    found = re.search(r"(\S+):\s*(offload [a-z_0-9+, ]+)", notes.lower().replace("(", " "))
+    return found[2] if found is not None and found[1] in model.lower() else ""
 
 
 def _named(words: str) -> Recompute:
@@ -104,11 +113,11 @@ def dtype_of(text: str) -> str:
     """Type of the layers' products.
 
     >>> dtype_of("amp_bf16 DEFAULT"), dtype_of("fp8 linears"), dtype_of("int8"), dtype_of("tf32")
-    ('bfloat16', 'float8', 'int8', 'float32')
+    ('bfloat16', 'float8_e4m3fn', 'int8', 'float32')
     """
     words = text.lower()
     if re.search(r"fp8|float8|mxfp8|nvfp4|fp4", words):
-        return "float8"
+        return "float8_e4m3fn"
     if "int8" in words:
         return "int8"
     if re.search(r"bf16|fp16|float16|half|amp|^$|mixed", words):
@@ -121,7 +130,7 @@ def dtype_of(text: str) -> str:
 def stack_of(source: str, precision: str, recompute: str, model: str, notes: str, tpu: bool) -> tuple[Stack, str]:
     """The software behind a row, with what the row itself says, and what it calls selective recomputation."""
     words = source.lower()
-    entry = dict(next(e for e in _stacks() if all(word in words for word in e["words"])))
+    entry = dict(next(e for e in _stacks() if all(re.search(rf"\b{re.escape(w)}\b", words) for w in e["words"])))
     entry.pop("words")
     selective = entry.pop("selective", "attention")
     year = re.search(r"20(1\d|2[0-2])\b", words)

@@ -8,6 +8,9 @@ from meshwright.simulator.work import COLLECTIVE, Task
 
 INSIDE, ACROSS = "inside hosts", "between hosts"
 
+#: A kind of link that all devices of a host share.
+SHARED_ADAPTER = "ethernet"
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -32,6 +35,20 @@ class Exchange:
     def link(self, size: int, stride: int) -> str:
         """The slowest wires that such a group crosses."""
         return ACROSS if group_of(self.cluster, self._sizes(size, stride), (1,)).num_domains > 1 else INSIDE
+
+    def send_s(self, stage: int, stage_size: int, num_bytes: float) -> float:
+        """Seconds of sending from every device of a stage to its partner on the next one; the last sends to the first."""
+        hosts = [device // self.cluster.devices_per_host for device in self._partners(stage, stage_size)]
+        if hosts[0] == hosts[1]:
+            return self.seconds("permute", 2, 1, num_bytes)
+        alone = self.seconds("permute", self.cluster.num_devices // stage_size, stage_size, num_bytes)
+        if self.cluster.inter.kind != SHARED_ADAPTER:
+            return alone
+        return alone * min(1.0, stage_size / self.cluster.devices_per_host)  # the others leave their share to it
+
+    def _partners(self, stage: int, stage_size: int) -> tuple[int, int]:
+        last = stage * stage_size + stage_size - 1
+        return last, (last + stage_size) % self.cluster.num_devices
 
     def task(
         self, name: str, lane: str, kind: str, size: int, stride: int, num_bytes: float, needs: tuple[int, ...] = ()

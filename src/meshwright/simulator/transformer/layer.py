@@ -20,9 +20,13 @@ _RESIDUAL = (6, 6, 4, 6)
 _DROPOUT = (1, 6, 5, 6)  # the mask, and what is read and written again if it is a kernel of its own
 _GELU = (4, 4, 6, 6)
 _GATE = (6, 10, 10, 16)
-_SOFTMAX = (4, 8, 6, 12)
+_SOFTMAX = (4, 12, 6, 16)
 _LAYOUT = (4, 4, 4, 4)  # heads before tokens
 _LOSS = (8, 14, 6, 18)  # per logit
+_METRIC = 14  # per logit: loss and perplexity, computed once more for the log
+_CAST = 2.0  # the rest is fused with what made the value
+
+_NARROW = ("float8_e4m3fn", "int8")
 
 
 class Kernel(NamedTuple):
@@ -78,7 +82,10 @@ class Layer:
         r, s = self.recipe, self.recipe.shape
         yield self._stream("norm", _RMS_NORM if s.gated else _NORM, r.spread_tokens * s.hidden)
         yield self.product("logits", r.tokens, s.hidden, s.vocab / r.tensor, dtype="bfloat16")
-        yield self._stream("loss", _LOSS, r.tokens * s.vocab / r.tensor, fused=r.stack.fused_loss)
+        logits = r.tokens * s.vocab / r.tensor
+        yield self._stream("loss", _LOSS, logits, fused=r.stack.loss == "fused")
+        if r.stack.metrics:
+            yield Kernel("metrics", self.kernels.stream_s(_METRIC * r.stack.metrics * logits), 0.0)
 
     def embedding(self) -> Kernel:
         """Looking tokens up; backward adds to the rows."""
@@ -90,10 +97,11 @@ class Layer:
         flops = 2.0 * tokens * wide * narrow
         num_bytes = 2.0 * (tokens * (wide + narrow) + wide * narrow)
         one = self.kernels.product_s(flops, num_bytes, dtype)
-        if dtype != "bfloat16":
-            # Operands are read, scaled and written in 8 bits before: activations forward, their gradients backward.
-            one += self.kernels.stream_s(5.0 * tokens * max(wide, narrow))
-        return Kernel(name, one, 2 * one, one)
+        casts = (0.0, 0.0)
+        if dtype in _NARROW:
+            # Operands are scaled and written in 8 bits before: activations forward, their gradients backward.
+            casts = (self.kernels.stream_s(_CAST * tokens * wide), self.kernels.stream_s(_CAST * tokens * narrow))
+        return Kernel(name, one + casts[0], 2 * one + casts[1], one)
 
     def _attention(self) -> Iterator[Kernel]:
         r, s = self.recipe, self.recipe.shape
@@ -110,7 +118,7 @@ class Layer:
         width = (s.query_width + 2 * s.kv_width) / r.tensor
         layout = self._stream("attention", _LAYOUT, r.tokens * width)
         one = self.kernels.product_s(flops / 2, 2.0 * scores)
-        softmax = self._stream("attention", _SOFTMAX, scores)
+        softmax = self._stream("attention", _SOFTMAX, scores, fused=r.stack.fused_softmax)
         dropout = self._stream("attention", _DROPOUT, scores if r.stack.dropout else 0.0, fused=False)
         parts = (layout, softmax, dropout)
         yield Kernel(

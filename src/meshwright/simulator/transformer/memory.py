@@ -3,6 +3,10 @@
 from meshwright.simulator.kernels import MATERIALISED
 from meshwright.simulator.transformer.recipe import Recipe
 
+#: Bytes per logit at the worst moment: with their gradients in 16 bits; in single precision; and with what eager
+#: kernels keep beside (exponentials, two gradients).
+_LOGIT_BYTES = {"fused": 4.0, "in place": 8.0, "separate": 14.0}
+
 
 def kept_bytes(recipe: Recipe) -> dict[str, float]:
     """Bytes of the tensors that one layer's backward pass reads, by name."""
@@ -38,7 +42,7 @@ def layer_bytes(recipe: Recipe) -> float:
     kept, rule = kept_bytes(recipe), recipe.recompute
     whole = sum(kept.values())
     if rule.offloads:
-        return kept["input"] * 0.0
+        return 0.0
     part = sum(size for name, size in kept.items() if name in rule.keeps) + _extra(recipe, kept)
     return rule.share * min(part, whole) + (1 - rule.share) * whole
 
@@ -56,14 +60,14 @@ def working_bytes(recipe: Recipe, has_head: bool) -> float:
     layer = again + 2 * widest + kept.get("scores", 0.0)
     if recipe.zero == 3:
         # The layer at work and the one fetched ahead, in 16 bits, and the gradients on their way out.
-        layer += (2 * 2 + recipe.stack.reduce_bytes) * s.layer_params / recipe.tensor
+        fetched = s.hidden * s.ffn if recipe.stack.by_matrix else s.layer_params
+        layer += (2 * 2 + recipe.stack.reduce_bytes) * fetched / recipe.tensor
     return max(layer, logits_bytes(recipe)) if has_head else layer
 
 
 def logits_bytes(recipe: Recipe) -> float:
-    """Logits in 16 bits and, unless the loss is fused, their exponentials and gradients in single precision."""
-    per_logit = 6.0 if recipe.stack.fused_loss else 14.0
-    return per_logit * recipe.tokens * recipe.shape.vocab / recipe.tensor
+    """Logits and what the loss makes of them."""
+    return _LOGIT_BYTES[recipe.stack.loss] * recipe.tokens * recipe.shape.vocab / recipe.tensor
 
 
 def stage_params(recipe: Recipe, stage: int) -> float:

@@ -33,10 +33,13 @@ class Stack:
         name: A word for people.
         attention: ``"materialised"`` or a fused kernel of `kernels.toml`.
         fused: Whether elementwise operations are fused into few kernels.
-        fused_loss: Whether the loss never holds the logits in single precision.
+        fused_softmax: Whether materialised attention has a kernel of its own for mask and softmax.
+        loss: ``"fused"`` (logits are kept in 16 bits), ``"in place"`` (in single precision, once) or ``"separate"``.
+        metrics: How many metrics are computed from the logits in every step, beside the loss.
         dropout: Whether the model was trained with dropout.
         sequence_parallel: Whether tensor-parallel devices split the sequence outside of products.
         overlap: Whether gradients and parameters are exchanged beside compute.
+        by_matrix: Whether ZeRO-3 fetches one matrix at a time (XLA) rather than a layer.
         repeats_last: Whether full recomputation repeats a layer's last product, too.
         fused_accumulation: Whether a product adds to the gradients of earlier microbatches itself.
         weight_bytes: Bytes of each parameter as it is kept.
@@ -49,10 +52,13 @@ class Stack:
     name: str
     attention: str
     fused: bool = True
-    fused_loss: bool = False
+    fused_softmax: bool = True
+    loss: str = "separate"
+    metrics: int = 0
     dropout: bool = False
     sequence_parallel: bool = True
     overlap: bool = True
+    by_matrix: bool = False
     repeats_last: bool = False
     fused_accumulation: bool = False
     weight_bytes: float = 2

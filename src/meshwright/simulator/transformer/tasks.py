@@ -184,7 +184,7 @@ class StageTasks:
         if r.zero < 3:
             return ()
         num_bytes = 2.0 * params / r.tensor
-        task = self.exchange.task(f"fetch {name}", "data", "all_gather", r.shard, r.tensor, num_bytes)
+        task = self.exchange.task(f"fetch {name}", "fetch", "all_gather", r.shard, r.tensor, num_bytes)
         if not r.stack.overlap:
             out.in_the_way(task)
             return ()
@@ -206,15 +206,15 @@ class StageTasks:
         sent = r.stack.reduce_bytes * whole
         found = []
         if r.zero == 3:
-            found.append(self.exchange.task(f"reduce {name}", "data", "reduce_scatter", shard, stride, sent))
+            found.append(self.exchange.task(f"reduce {name}", "reduce", "reduce_scatter", shard, stride, sent))
         elif sync and r.zero > 0:
-            found.append(self.exchange.task(f"reduce {name}", "data", "reduce_scatter", shard, stride, sent))
-            found.append(self.exchange.task(f"spread {name}", "data", "all_gather", shard, stride, 2.0 * whole))
+            found.append(self.exchange.task(f"reduce {name}", "reduce", "reduce_scatter", shard, stride, sent))
+            found.append(self.exchange.task(f"spread {name}", "reduce", "all_gather", shard, stride, 2.0 * whole))
         elif sync:
             num = r.data * r.context
-            found.append(self.exchange.task(f"reduce {name}", "data", "all_reduce", num, stride, sent))
+            found.append(self.exchange.task(f"reduce {name}", "reduce", "all_reduce", num, stride, sent))
         copies = r.data * r.context // shard
         if sync and r.zero > 0 and copies > 1:
             part = sent / shard
-            found.append(self.exchange.task(f"reduce {name}", "data", "all_reduce", copies, stride * shard, part))
+            found.append(self.exchange.task(f"reduce {name}", "reduce", "all_reduce", copies, stride * shard, part))
         return [task for task in found if task.seconds > 0]

@@ -1,5 +1,6 @@
 """Makes the work of a recipe: its virtual stages with their tasks, memory, and what each stage does once."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.simulator.kernels import Kernels, kernels
@@ -28,8 +29,14 @@ def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Wor
     def chunk(layers: int, first: bool, last: bool) -> Chunk:
         return _chunk(StageTasks(recipe, prices, exchange, layers, first, last))
 
-    chunks = tuple(chunk(size, i == 0, i == num_chunks - 1) for i, size in enumerate(sizes))
     stages = range(recipe.pipeline)
+    send_bytes = 2.0 * recipe.tokens * recipe.shape.hidden / recipe.tensor if recipe.pipeline > 1 else 0.0
+    stage_size = recipe.cluster.num_devices // recipe.pipeline
+    sends = [exchange.send_s(stage, stage_size, send_bytes) for stage in stages]
+    chunks = tuple(
+        replace(chunk(size, i == 0, i == num_chunks - 1), send_s=sends[i % recipe.pipeline], send_bytes=send_bytes)
+        for i, size in enumerate(sizes)
+    )
     peak = recipe.cluster.chip.peak_flops("bfloat16")
     return Work(
         name=name,
@@ -51,14 +58,10 @@ def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Wor
 
 def _chunk(tasks: StageTasks) -> Chunk:
     recipe, allocator = tasks.recipe, tasks.kernels.constants.allocator
-    send_bytes = 2.0 * recipe.tokens * recipe.shape.hidden / recipe.tensor
-    stride = recipe.cluster.num_devices // recipe.pipeline
     return Chunk(
         forward=tasks.forward(),
         backward=tasks.backward(sync=False),
         closing=tasks.backward(sync=True),
-        send_s=tasks.exchange.seconds("permute", recipe.pipeline, stride, send_bytes),
-        send_bytes=send_bytes if recipe.pipeline > 1 else 0.0,
         activation_bytes=allocator * tasks.layers * memory.layer_bytes(recipe),
         working_bytes=allocator * memory.working_bytes(recipe, tasks.last),
     )
