@@ -46,8 +46,10 @@ def run(tasks: Tasks, contention: float) -> Run:
     while True:
         for lane, queue in queues.items():
             head = heads[lane]
-            if head < len(queue) and queue[head] not in active and all(done[n] for n in tasks[queue[head]].needs):
-                active[queue[head]] = [tasks[queue[head]].seconds, now]
+            if head < len(queue) and queue[head] not in active:
+                task = tasks[queue[head]]
+                if all(done[n] for n in task.needs):
+                    active[queue[head]] = [task.seconds, now]
         if not active:
             break
         rates = _rates(tasks, active, contention)

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.simulator.published.machines import devices_per_chip, machines
-from meshwright.simulator.published.words import dtype_of, recompute_of, stack_of, zero_of
+from meshwright.simulator.published.words import SHARES, dtype_of, recompute_of, stack_of, zero_of
+from meshwright.simulator.transformer.memory import peak_bytes
 from meshwright.simulator.transformer.recipe import Recipe
 from meshwright.simulator.transformer.shape import Shape
 
@@ -109,7 +110,7 @@ def _recipe(row: Row) -> Recipe:
     shard = data * context
     if "hsdp" in zero_text.lower():
         shard = min(shard, cluster.devices_per_host)
-    return Recipe(
+    recipe = Recipe(
         shape=shape,
         cluster=cluster,
         stack=stack,
@@ -126,6 +127,13 @@ def _recipe(row: Row) -> Recipe:
         interleave=row.whole("interleave_v", 1) if pipeline > 1 else 1,
         dtype=dtype_of(precision),
     )
+    return _with_share(recipe) if recipe.recompute.share < 1 else recipe
+
+
+def _with_share(recipe: Recipe) -> Recipe:
+    """Where a table does not say which part of the layers is recomputed: the least that fits."""
+    tried = [replace(recipe, recompute=replace(recipe.recompute, share=share)) for share in SHARES]
+    return next((r for r in tried if peak_bytes(r) <= r.cluster.memory_bytes), tried[-1])
 
 
 def _batch(row: Row, data: int, pipeline: int) -> tuple[int, int]:

@@ -30,7 +30,10 @@ MINIMAL = Recompute("elementwise", _ELEMENTWISE, _PRODUCTS | {"attention"})
 #: Results of products with weights are kept; those with batch dims, which are attention's, are not.
 DOTS = Recompute("attention and elementwise", _ELEMENTWISE | {"attention"}, _PRODUCTS)
 
-_SELECTIVE = {"attention": ATTENTION, "alternate": ALTERNATE, "half": replace(FULL, name="every second layer", share=0.5)}
+_SELECTIVE = {"attention": ATTENTION, "alternate": ALTERNATE, "some": replace(FULL, name="some layers", share=0.5)}
+
+#: Parts of the layers that "some layers" may mean: the least that fits.
+SHARES = (1 / 2, 2 / 3, 3 / 4, 1.0)
 
 #: What MaxText calls the values that a policy keeps on the device or sends to the host.
 _NAMED = {
@@ -150,6 +153,8 @@ def stack_of(source: str, precision: str, recompute: str, model: str, notes: str
         stack = replace(stack, attention="splash")
     if re.search(r"pure", precision, re.IGNORECASE):
         stack = replace(stack, weight_bytes=2, gradient_bytes=2, optimizer_bytes=4, reduce_bytes=2)
+    if re.search(r"\bTE\b|transformer engine", precision, re.IGNORECASE):
+        stack = replace(stack, fused_softmax=True)
     if "weight_dtype bf16" in said:
         stack = replace(stack, weight_bytes=2, gradient_bytes=2)
     return stack, selective

@@ -1,8 +1,8 @@
 """Time of what a recipe's devices exchange: groups of devices at some stride, priced by the catalogue's collectives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from meshwright.hardware import Cluster
+from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.groups import group_of
 from meshwright.simulator.work import COLLECTIVE, Task
 
@@ -23,18 +23,22 @@ class Exchange:
 
     cluster: Cluster
     network: float
+    _groups: dict[tuple[int, int], tuple[Mesh, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, kind: str, size: int, stride: int, num_bytes: float) -> float:
         """Seconds of a collective among `size` devices that lie `stride` apart, all groups at once."""
         if size == 1 or num_bytes <= 0:
             return 0.0
-        mesh = self.cluster.mesh(self._sizes(size, stride))
-        alone = float(mesh.collective_s(kind, (1,), num_bytes))
-        return alone / (self.network if self.link(size, stride) == ACROSS else 1.0)
+        mesh, link = self._group(size, stride)
+        return float(mesh.collective_s(kind, (1,), num_bytes)) / (self.network if link == ACROSS else 1.0)
 
-    def link(self, size: int, stride: int) -> str:
-        """The slowest wires that such a group crosses."""
-        return ACROSS if group_of(self.cluster, self._sizes(size, stride), (1,)).num_domains > 1 else INSIDE
+    def _group(self, size: int, stride: int) -> tuple[Mesh, str]:
+        """The mesh whose middle axis such groups are, and the slowest wires that they cross."""
+        if (size, stride) not in self._groups:
+            mesh = self.cluster.mesh((self.cluster.num_devices // (size * stride), size, stride))
+            crosses = group_of(self.cluster, mesh.sizes, (1,)).num_domains > 1
+            self._groups[size, stride] = mesh, ACROSS if crosses else INSIDE
+        return self._groups[size, stride]
 
     def send_s(self, stage: int, stage_size: int, num_bytes: float) -> float:
         """Seconds of sending from every device of a stage to its partner on the next one; the last sends to the first."""
@@ -55,7 +59,4 @@ class Exchange:
     ) -> Task:
         """A collective as a task."""
         seconds = self.seconds(kind, size, stride, num_bytes)
-        return Task(name, COLLECTIVE, lane, seconds, self.link(size, stride), needs, num_bytes)
-
-    def _sizes(self, size: int, stride: int) -> tuple[int, int, int]:
-        return self.cluster.num_devices // (size * stride), size, stride
+        return Task(name, COLLECTIVE, lane, seconds, self._group(size, stride)[1] if size > 1 else "", needs, num_bytes)

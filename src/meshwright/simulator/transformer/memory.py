@@ -27,7 +27,7 @@ def kept_bytes(recipe: Recipe) -> dict[str, float]:
     if s.gated:
         kept["gate"] = inner
         if not stack.fused:
-            kept["norm"] *= 3  # the widened input and the normalised value
+            kept["norm"] *= 2  # the widened input as well
             kept["activation"] += inner
     if stack.dropout:
         kept["masks"] = spread  # one byte for each of two
@@ -60,7 +60,7 @@ def working_bytes(recipe: Recipe, has_head: bool) -> float:
     layer = again + 2 * widest + kept.get("scores", 0.0)
     if recipe.zero == 3:
         # The layer at work and the one fetched ahead, in 16 bits, and the gradients on their way out.
-        fetched = s.hidden * s.ffn if recipe.stack.by_matrix else s.layer_params
+        fetched = s.hidden * s.ffn if recipe.stack.xla else s.layer_params
         layer += (2 * 2 + recipe.stack.reduce_bytes) * fetched / recipe.tensor
     return max(layer, logits_bytes(recipe)) if has_head else layer
 
@@ -83,11 +83,18 @@ def stage_params(recipe: Recipe, stage: int) -> float:
 def state_bytes(recipe: Recipe, stage: int) -> float:
     """Bytes of parameters, gradients and optimizer state that a device of a stage keeps."""
     stack, shard = recipe.stack, max(recipe.shard, 1)
+    # Gradients that are exchanged once a step lie there whole until then, unless there is one microbatch.
+    spread = recipe.zero == 3 or (recipe.zero == 2 and recipe.num_microbatches == 1)
     per_param = (
         stack.weight_bytes / (shard if recipe.zero >= 3 else 1)
-        + stack.gradient_bytes / (shard if recipe.zero >= 2 else 1)
+        + stack.gradient_bytes / (shard if spread else 1)
         + stack.optimizer_bytes / (shard if recipe.zero >= 1 else 1)
     )
     if recipe.zero == 2 and stack.weight_bytes == 4:
         per_param += 2 - 4 + 4 / shard  # FSDP that keeps 16-bit parameters gathered between forward and backward
     return per_param * stage_params(recipe, stage)
+
+
+def peak_bytes(recipe: Recipe) -> float:
+    """Memory of a device where there is one stage: state, every layer's share, and the work at hand."""
+    return state_bytes(recipe, 0) + recipe.shape.layers * layer_bytes(recipe) + working_bytes(recipe, has_head=True)

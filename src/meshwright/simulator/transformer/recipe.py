@@ -39,7 +39,7 @@ class Stack:
         dropout: Whether the model was trained with dropout.
         sequence_parallel: Whether tensor-parallel devices split the sequence outside of products.
         overlap: Whether gradients and parameters are exchanged beside compute.
-        by_matrix: Whether ZeRO-3 fetches one matrix at a time (XLA) rather than a layer.
+        xla: Whether one program is the whole step; it fetches matrix by matrix rather than layer by layer.
         repeats_last: Whether full recomputation repeats a layer's last product, too.
         fused_accumulation: Whether a product adds to the gradients of earlier microbatches itself.
         weight_bytes: Bytes of each parameter as it is kept.
@@ -58,7 +58,7 @@ class Stack:
     dropout: bool = False
     sequence_parallel: bool = True
     overlap: bool = True
-    by_matrix: bool = False
+    xla: bool = False
     repeats_last: bool = False
     fused_accumulation: bool = False
     weight_bytes: float = 2
