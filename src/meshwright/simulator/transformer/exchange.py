@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware.collectives import Way, ring_ways
 from meshwright.hardware.groups import group_of
 from meshwright.simulator.work import COLLECTIVE, Task
 
@@ -30,7 +31,16 @@ class Exchange:
         if size == 1 or num_bytes <= 0:
             return 0.0
         mesh, link = self._group(size, stride)
-        return float(mesh.collective_s(kind, (1,), num_bytes)) / (self.network if link == ACROSS else 1.0)
+        if link == INSIDE:
+            return float(mesh.collective_s(kind, (1,), num_bytes))
+        return min(alpha + beta * num_bytes for alpha, beta in self._across(kind, mesh)) / self.network
+
+    def _across(self, kind: str, mesh: Mesh) -> tuple[Way, ...]:
+        """The ways between hosts: NCCL gathers and scatters in rings only, whatever the number of hosts."""
+        intra, inter = self.cluster.intra, self.cluster.inter
+        if kind not in ("all_gather", "reduce_scatter") or intra.topology == "torus" or inter.timings:
+            return mesh.alternatives(kind, (1,))
+        return tuple(ring_ways(group_of(self.cluster, mesh.sizes, (1,)), intra, inter, kind))
 
     def _group(self, size: int, stride: int) -> tuple[Mesh, str]:
         """The mesh whose middle axis such groups are, and the slowest wires that they cross."""

@@ -39,6 +39,7 @@ class Stack:
         dropout: Whether the model was trained with dropout.
         sequence_parallel: Whether tensor-parallel devices split the sequence outside of products.
         overlap: Whether gradients and parameters are exchanged beside compute.
+        messages: Into how many messages ZeRO-3 cuts what it exchanges of a layer.
         xla: Whether one program is the whole step; it fetches matrix by matrix rather than layer by layer.
         repeats_last: Whether full recomputation repeats a layer's last product, too.
         fused_accumulation: Whether a product adds to the gradients of earlier microbatches itself.
@@ -58,6 +59,7 @@ class Stack:
     dropout: bool = False
     sequence_parallel: bool = True
     overlap: bool = True
+    messages: int = 1
     xla: bool = False
     repeats_last: bool = False
     fused_accumulation: bool = False

@@ -184,12 +184,18 @@ class StageTasks:
         if r.zero < 3:
             return ()
         num_bytes = 2.0 * params / r.tensor
-        task = self.exchange.task(f"fetch {name}", "fetch", "all_gather", r.shard, r.tensor, num_bytes)
+        task = self._in_messages(f"fetch {name}", "fetch", "all_gather", num_bytes)
         if not r.stack.overlap:
             out.in_the_way(task)
             return ()
         out.wait(out.beside(task._replace(needs=ahead)))
         return out.last
+
+    def _in_messages(self, name: str, lane: str, kind: str, num_bytes: float) -> Task:
+        """An exchange of ZeRO-3: one message a layer, or as many as the stack sends."""
+        r, num = self.recipe, self.recipe.stack.messages
+        one = self.exchange.task(name, lane, kind, r.shard, r.tensor, num_bytes / num)
+        return one._replace(seconds=num * one.seconds, num_bytes=num_bytes)
 
     def _give(self, out: _List, name: str, params: float, sync: bool) -> None:
         """Gradients go to where they are kept: for every microbatch with ZeRO-3, else at the end of a step."""
@@ -206,7 +212,7 @@ class StageTasks:
         sent = r.stack.reduce_bytes * whole
         found = []
         if r.zero == 3:
-            found.append(self.exchange.task(f"reduce {name}", "reduce", "reduce_scatter", shard, stride, sent))
+            found.append(self._in_messages(f"reduce {name}", "reduce", "reduce_scatter", sent))
         elif sync and r.zero > 0:
             found.append(self.exchange.task(f"reduce {name}", "reduce", "reduce_scatter", shard, stride, sent))
             found.append(self.exchange.task(f"spread {name}", "reduce", "all_gather", shard, stride, 2.0 * whole))
