@@ -88,7 +88,7 @@ class Cluster:
         if self.mixed:
             raise ClusterError(
                 f"cluster {self.name!r} has hosts of several kinds, which one mesh cannot hold: plan it in stages, "
-                "each on hosts of one kind, with method=mw.Auto(pipeline=True), or give one of the groups as the cluster."
+                "each on hosts of one kind, with method=mw.Auto(pipeline=True), or give one group as the cluster."
             )
         mesh = Mesh(sizes, self)
         if mesh.num_devices != self.num_devices:
