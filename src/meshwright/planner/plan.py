@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
 from meshwright.planner.paths import match_paths, nearest
-
-Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+from meshwright.planner.stage import Pipeline, Stage
+from meshwright.planner.tensor import Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +83,6 @@ class SolutionSummary:
     lower_bound: float
     gap: float
     seconds: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An argument's or result's leaf.
-
-    Attributes:
-        path: Parameter name and pytree keys; results start with ``out``.
-        shape: Its shape.
-        dtype: Its dtype's name.
-        spec: Its sharding.
-        role: parameters, optimizer or data; state or result; static for what is not an array.
-        donated: Whether an argument's memory may be taken over by a result.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    spec: Spec
-    role: str
-    donated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +166,8 @@ class Plan:
     provenance: Mapping[str, Any]
     in_structure: Any = field(repr=False)  # JSON-like skeletons of the pytrees; see `structure.py`
     out_structure: Any = field(repr=False)
+    pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
+    stages: tuple[Stage, ...] = ()
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
     origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise

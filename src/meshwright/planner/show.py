@@ -8,8 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.planner.plan import Collective, Plan, Tensor
+from meshwright.planner.plan import Collective, Plan
 from meshwright.planner.storage import spec_text
+from meshwright.planner.tensor import Tensor
 from meshwright.units import format_bytes, format_seconds
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")

@@ -1,27 +1,18 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
-from meshwright.planner.plan import (
-    Collective,
-    Considered,
-    Cost,
-    KnownDetails,
-    Memory,
-    OpPlan,
-    Plan,
-    SolutionSummary,
-    Spec,
-    Tensor,
-)
+from meshwright.planner.plan import Collective, Considered, Cost, KnownDetails, Memory, OpPlan, Plan, SolutionSummary
+from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
+from meshwright.planner.tensor import Spec, Tensor
 
 FORMAT = "meshwright-plan"
-VERSION = 1
+VERSION = 2  # what a plan with stages is; without them a plan is of version 1, which older readers know
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -48,9 +39,9 @@ def load_plan(path: Path) -> Plan:
         raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
-    if data.get("version") != VERSION:
+    if data.get("version") not in (1, VERSION):
         raise PlanFileError(
-            f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads version {VERSION}; "
+            f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads versions 1 to {VERSION}; "
             "make the plan again, or read it with the Meshwright that wrote it "
             f"({data.get('provenance', {}).get('meshwright', 'unknown')})"
         )
@@ -78,9 +69,9 @@ def parse_spec(text: str) -> Spec:
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain JSON data."""
-    return {
+    data = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": 1 if plan.pipeline is None else VERSION,
         "method": plan.method,
         "mesh": plan.mesh.to_json(),
         "step_s": plan.step_s,
@@ -108,12 +99,16 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "in_structure": plan.in_structure,
         "out_structure": plan.out_structure,
     }
+    if plan.pipeline is not None:
+        data |= {"pipeline": asdict(plan.pipeline), "stages": [stage_to_json(stage) for stage in plan.stages]}
+    return data
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
     """The plan of plain JSON data."""
+    mesh = Mesh.from_json(data["mesh"])
     return Plan(
-        mesh=Mesh.from_json(data["mesh"]),
+        mesh=mesh,
         method=data["method"],
         cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
         flops=data["flops"],
@@ -133,7 +128,29 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         provenance=data["provenance"],
         in_structure=data["in_structure"],
         out_structure=data["out_structure"],
+        pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
+        stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
     )
+
+
+def stage_to_json(stage: Stage) -> dict[str, Any]:
+    """A stage as plain JSON data; its machines are part of the plan's."""
+    changed = {"mesh": list(stage.mesh.sizes), "tensors": [_tensor_to_json(t) for t in stage.tensors]}
+    return asdict(replace(stage, mesh=None, tensors=())) | changed  # type: ignore[arg-type]
+
+
+def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
+    """The stage of plain JSON data, given the plan's mesh."""
+    submesh = Submesh(**data["submesh"])
+    assert whole.cluster is not None
+    times = {key: StageTime(**value) for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
+    changed = {
+        "layers": tuple(data["layers"]),
+        "submesh": submesh,
+        "mesh": submesh.machines(whole.cluster).mesh(data["mesh"]),
+        "tensors": tuple(_tensor_from_json(t) for t in data["tensors"]),
+    }
+    return Stage(**(data | times | changed))
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def find_schedule(name: str, num_stages: int, num_microbatches: int, interleave:
         )
     if interleave > 1 and num_microbatches % num_stages:
         raise ShardingError(
-            f"interleaved stages take microbatches in groups of {num_stages}, one a stage, and {num_microbatches} is no "
-            f"multiple of it: change the microbatch or the number of stages, or use interleave=1"
+            f"interleaved stages take microbatches in groups of {num_stages}, one a stage, and {num_microbatches} is "
+            "no multiple of it: change the microbatch or the number of stages, or use interleave=1"
         )
     return SCHEDULES[name]

@@ -1,6 +1,7 @@
-"""Interleaved 1F1B: each stage holds several chunks of the model, so the pipeline fills sooner (Narayanan et al., 2021).
+"""Interleaved 1F1B: each stage holds several chunks of the model, so the pipeline fills sooner.
 
-Microbatches go through in groups of as many as there are stages: a group visits a stage's first chunk, then its second.
+After Narayanan et al., 2021: microbatches go through in groups of as many as there are stages; a group visits a stage's
+first chunk, then its second.
 """
 
 from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, Rows, Schedule, Step, in_turns, whole_trip

@@ -1,4 +1,4 @@
-"""1F1B: a stage starts the backward pass of a microbatch as soon as it can (PipeDream-flush; Narayanan et al., 2021)."""
+"""1F1B: a stage starts the backward pass of a microbatch as soon as it can (PipeDream-flush, Narayanan et al.)."""
 
 from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, Rows, Schedule, Step, in_turns, whole_trip
 

@@ -1,6 +1,6 @@
 """ZB-H1: weights' gradients wait, to fill the time in which 1F1B would (Qi et al., *Zero Bubble*, 2023).
 
-Stage ``s`` puts off the weights' gradients of ``s`` microbatches, so every stage holds what the first one holds in 1F1B.
+Stage ``s`` puts off the weights' gradients of ``s`` microbatches: every stage holds what the first one holds in 1F1B.
 """
 
 from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, WEIGHTS, Rows, Schedule, Step
