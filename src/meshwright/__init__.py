@@ -42,6 +42,8 @@ _PUBLIC = {
     "ChoiceProblem": "solver",
     "Solution": "solver",
     "solve": "solver",
+    "explore": "simulator.explore",
+    "simulate": "simulator.simulate",
 }
 
 __version__ = "0.1.0"

@@ -55,6 +55,8 @@ class Collective:
         source: The user's source line of that operation.
         purpose: gradient, activation, halo or reshard.
         trips: How often it runs in one step.
+        serial: That operation's place in the traced program; -1 where there is none.
+        argument: Whether it moves an argument, which is there from the start.
     """
 
     kind: str
@@ -66,6 +68,8 @@ class Collective:
     source: str
     purpose: str
     trips: float = 1.0
+    serial: int = -1
+    argument: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,27 @@ class SolutionSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What one operation makes one device do in one trip; what it costs follows from the chip.
+
+    Attributes:
+        flops: FLOPs of products; 0 for everything else.
+        num_bytes: Bytes read from and written to memory.
+        dtype: Type of the operands.
+        kernel: Whether it is a kernel of its own; if not, it is fused with others.
+        trips: How often it runs in one step.
+        recomputed: Whether it repeats forward work because of `jax.checkpoint`.
+    """
+
+    flops: float
+    num_bytes: float
+    dtype: str
+    kernel: bool
+    trips: float
+    recomputed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OpPlan:
     """How one operation is split.
 
@@ -99,6 +124,7 @@ class OpPlan:
         via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
         sums: Axes over which its first result is partial.
         waits: Axes over which its result is left partial, because a loop adds it up first.
+        load: The work it is on one device; None where that is nothing.
     """
 
     serial: int
@@ -110,6 +136,7 @@ class OpPlan:
     via: tuple[Spec | None, ...]
     sums: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
+    load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +255,12 @@ class Plan:
         from meshwright.planner.storage import load_plan
 
         return load_plan(Path(path))
+
+    def simulate(self, cluster: Any = None) -> Any:
+        """Simulates one step, event by event: see `mw.simulate`."""
+        from meshwright.simulator.simulate import simulate
+
+        return simulate(self, cluster)
 
     def verify(self, function: Any = None, *args: Any, devices: Any = None, compiler_options: Any = None) -> Any:
         """Compiles the program and holds what was planned against what XLA makes of it.

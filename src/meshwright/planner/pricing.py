@@ -9,6 +9,7 @@ from meshwright.cost.compute import compute_s
 from meshwright.graph import Graph
 from meshwright.hardware import Mesh
 from meshwright.planner.groups import Group, Grouping
+from meshwright.planner.plan import Load
 from meshwright.strategy.candidates import (
     Assignment,
     Candidates,
@@ -60,6 +61,7 @@ class GroupTable:
         transient: ``(member, bytes)`` of operands that are made for one operation only.
         assignments: For each member, which loop each axis splits.
         events: The collectives, one by one; noted only where the table has a single strategy.
+        loads: Each member's work on one device; noted likewise.
     """
 
     candidates: Candidates | None
@@ -71,6 +73,7 @@ class GroupTable:
     transient: list[tuple[int, Array]] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
 
     def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
         """Keeps only some of the strategies."""
@@ -174,6 +177,11 @@ class _Walk:
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
         self.table.compute += op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        if self.size == 1:
+            kernel = nest.flops > 0 or not nest.fusible
+            dtype = op.signature.operands[0].dtype if op.signature.operands else ""
+            flops = float(nest.flops / parts[0])
+            self.table.loads.append(Load(flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed))
 
     def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
         """Meets the need for one operand; returns the bytes of it that are read."""

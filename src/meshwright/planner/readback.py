@@ -185,16 +185,18 @@ class Readback:
                     op.source,
                     event.purpose,
                     event.trips,
+                    op.serial,
                 )
                 found.append((index, item))
+        arguments = set(self.graph.inputs)
         for read in self.resharded():
-            source, label = self.graph.ops[read.op].source if read.op >= 0 else "", self._label(read)
+            reader = self.graph.ops[read.op] if read.op >= 0 else None
+            source, label = reader.source if reader else "", self._label(read)
+            about = (read.phase, label, source, "reshard", read.trips, reader.serial if reader else -1)
             for hop in self.hops(read):
                 axes = tuple(names[a] for a in hop.axes)
                 seconds = read.trips * hop.seconds
-                item = Collective(
-                    hop.kind, axes, hop.num_bytes, seconds, read.phase, label, source, "reshard", read.trips
-                )
+                item = Collective(hop.kind, axes, hop.num_bytes, seconds, *about, read.value in arguments)
                 found.append((read.start, item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
 
@@ -242,7 +244,9 @@ class Readback:
                 op = self.graph.ops[index]
                 via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
                 operands, partial, results, sums = cache[key]
-                plan = OpPlan(op.serial, op.label, op.phase, operands, partial, results, via, sums)
+                load = self._explain(group_id).loads[member]
+                some = load if load.flops or load.num_bytes else None
+                plan = OpPlan(op.serial, op.label, op.phase, operands, partial, results, via, sums, (), some)
                 found.append((index, plan))
         plans = dict(sorted(found, key=lambda pair: pair[0]))
         for index, accumulated in self.grouping.accumulated.items():

@@ -1,7 +1,7 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
                 list(op.sums),
                 list(op.waits),
+                *([list(astuple(op.load))] if op.load else []),
             ]
             for op in plan.ops
         ],
@@ -119,7 +120,12 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         details=KnownDetails(
             tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in data["collectives"]),
             tuple(
-                OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
+                OpPlan(
+                    *row[:3],
+                    *(_parse_specs(text) for text in row[3:7]),
+                    *map(tuple, row[7:9]),
+                    *(Load(*load) for load in row[9:]),
+                )
                 for row in data["ops"]
             ),
         ),

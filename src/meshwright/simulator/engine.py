@@ -11,7 +11,7 @@ from meshwright.pipeline.schedules import Rows, Step, table
 from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.simulator.lanes import Run, run
 from meshwright.simulator.simulation import Pass, Simulation, StageRun
-from meshwright.simulator.work import Tasks, Work
+from meshwright.simulator.work import Chunk, Tasks, Work
 
 
 def simulate_work(work: Work) -> Simulation:
@@ -34,6 +34,7 @@ class _Engine:
         self.work = work
         self.num_chunks = len(work.chunks)
         self._runs: dict[int, Run] = {}
+        self.apart = False  # whether weights' gradients are steps of their own
         self.arrived: dict[tuple[str, int, int], float] = {}  # what, microbatch, virtual stage: when its input is there
         self.sent_s = [[0.0, 0.0] for _ in range(work.num_stages)]  # until when each stage sends on and back
         self.passes: list[list[Pass]] = [[] for _ in range(work.num_stages)]
@@ -41,6 +42,7 @@ class _Engine:
     def simulate(self) -> Simulation:
         work = self.work
         rows = table(work.schedule, work.num_stages, work.num_microbatches, work.interleave)
+        self.apart = any(step.work == WEIGHTS for step in rows[0])
         stages = self._work_off(rows)
         # Gradients' norms are exchanged before anyone updates, so all stages update together.
         begin_s = max(max(stage.free_s, stage.exchanged_s) for stage in stages)
@@ -73,8 +75,8 @@ class _Engine:
 
     def _last_steps(self, row: tuple[Step, ...]) -> set[tuple[int, int]]:
         """For each chunk, the place of the last step that makes weights' gradients."""
-        apart = any(step.work == WEIGHTS for step in row)
-        found = {step.chunk: place for place, step in enumerate(row) if step.work == (WEIGHTS if apart else BACKWARD)}
+        kind = WEIGHTS if self.apart else BACKWARD
+        found = {step.chunk: place for place, step in enumerate(row) if step.work == kind}
         return set(found.items())
 
     def _ready_s(self, step: Step, stage: int) -> float | None:
@@ -89,8 +91,7 @@ class _Engine:
     def _do(self, stage: _Stage, index: int, step: Step, ready: float, closing: bool) -> None:
         virtual = step.chunk * self.work.num_stages + index
         chunk = self.work.chunks[virtual]
-        tasks = {FORWARD: chunk.forward, BACKWARD: chunk.backward, WEIGHTS: chunk.weights}[step.work]
-        done = self._run(chunk.closing if closing else tasks)
+        done = self._run(self._tasks(chunk, step.work, closing))
         start = max(stage.free_s, ready)
         if closing:
             # What an earlier chunk still sends goes first.
@@ -108,6 +109,15 @@ class _Engine:
             begin = max(stage.free_s, self.sent_s[index][ahead])
             self.sent_s[index][ahead] = begin + self.work.send_s(virtual, target)
             self.arrived[step.work, step.microbatch, target] = self.sent_s[index][ahead]
+
+    def _tasks(self, chunk: Chunk, work: str, closing: bool) -> Tasks:
+        if work == FORWARD:
+            return chunk.forward
+        if work == WEIGHTS:
+            return chunk.closing_weights if closing else chunk.weights
+        if self.apart:
+            return chunk.inputs
+        return chunk.closing if closing else chunk.backward
 
     def _woken(self, step: Step, stage: int) -> list[int]:
         """The stage that waits for what a step sends."""

@@ -2,12 +2,13 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from meshwright.hardware import Chip
+from meshwright.planner.plan import Load
 
 MATERIALISED = "materialised"
 
@@ -46,13 +47,14 @@ class Kernels:
     def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "bfloat16") -> float:
         """Seconds of a matrix product; rates of small ones ramp up as the catalogue says."""
         rate = self.sustained * (self.constants.float8 if dtype.startswith("float8") else 1.0)
-        return float(max(self.chip.matmul_s(flops, self._half(dtype)) / rate, self.stream_s(num_bytes)))
+        return float(max(self.chip.matmul_s(flops, self._half(dtype)) / rate, self._moved_s(num_bytes)))
 
     def stream_s(self, num_bytes: float) -> float:
         """Seconds of a kernel that only moves bytes through memory."""
-        if num_bytes <= 0:
-            return 0.0
-        return self.chip.launch_s + num_bytes / (self.chip.memory_bandwidth * self.constants.streaming)
+        return self.chip.launch_s + self._moved_s(num_bytes) if num_bytes > 0 else 0.0
+
+    def _moved_s(self, num_bytes: float) -> float:
+        return num_bytes / (self.chip.memory_bandwidth * self.constants.streaming)
 
     def attention_s(self, kernel: str, flops: float, seq: int, head_dim: int, backward: bool) -> float:
         """Seconds of a fused attention kernel.
@@ -70,6 +72,13 @@ class Kernels:
         rate = self.chip.peak_flops(self._half("bfloat16")) * best * seq / (seq + table["half"])
         return self.chip.launch_s + flops / (rate * self.sustained)
 
+    def load_s(self, load: Load) -> float:
+        """Seconds of one trip of a plan's operation."""
+        start = self.chip.launch_s if load.kernel else 0.0
+        if load.flops:
+            return start + self.product_s(load.flops, load.num_bytes, load.dtype)
+        return start + self._moved_s(load.num_bytes)
+
     def _half(self, dtype: str) -> str:
         """The half-precision type that the chip has: V100 knows float16 only."""
         if dtype == "bfloat16" and self.chip.peak_flops("bfloat16") < self.chip.peak_flops("float16"):
@@ -86,6 +95,13 @@ def kernels(chip: Chip) -> Kernels:
     """Prices kernels on a chip with the constants that ship."""
     data = _data()
     return Kernels(chip, Constants(**data["constants"]), data["sustained"][generation(chip)], data["attention"])
+
+
+def measured_kernels(chip: Chip) -> Kernels:
+    """Prices kernels on a chip whose rates were measured as programs get them: nothing is taken off."""
+    prices = kernels(chip)
+    as_measured = replace(prices.constants, streaming=chip.memory_efficiency, network=1.0)
+    return replace(prices, constants=as_measured, sustained=1.0)
 
 
 def generation(chip: Chip) -> str:

@@ -40,9 +40,10 @@ class Chunk:
 
     Attributes:
         forward: Its forward pass.
-        backward: Its backward pass with what is recomputed; without the weights' gradients if `weights` has them.
-        weights: The weights' gradients, where the schedule does them apart.
-        closing: The last pass of a step that makes weights' gradients, with their exchange beside it.
+        backward: Its backward pass with what is recomputed.
+        closing: The last backward pass of a step, with the exchange of gradients beside it.
+        inputs, weights, closing_weights: The backward pass in two parts, for schedules that do the weights' gradients
+            apart, and the last of them with that exchange.
         send_s: Time to send its result to the next virtual stage; the gradient comes back in the same time.
         send_bytes: What is sent.
         activation_bytes: Bytes that one microbatch keeps from forward to backward.
@@ -52,7 +53,9 @@ class Chunk:
     forward: Tasks
     backward: Tasks
     closing: Tasks
+    inputs: Tasks = ()
     weights: Tasks = ()
+    closing_weights: Tasks = ()
     send_s: float = 0.0
     send_bytes: float = 0.0
     activation_bytes: float = 0.0

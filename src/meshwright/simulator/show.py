@@ -1,0 +1,87 @@
+"""A simulation for people, and as plain data."""
+
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.simulator.simulation import IDLE, DeviceTimeline, Simulation
+from meshwright.simulator.work import COLLECTIVE, COMPUTE, TRANSFER
+from meshwright.units import format_bytes, format_seconds
+
+_KINDS = (COMPUTE, COLLECTIVE, TRANSFER, IDLE)
+_MOST_ROWS = 12  # of a table of stages
+
+
+def simulation_text(simulation: Simulation) -> str:
+    """What `print` shows."""
+    console = Console(width=118, force_terminal=False, no_color=True)
+    with console.capture() as capture:
+        console.print(simulation_view(simulation))
+    return capture.get().rstrip()
+
+
+def simulation_view(simulation: Simulation) -> RenderableType:
+    """The figures, and what each class of devices does."""
+    work = simulation.work
+    head = Text()
+    head.append(f"{work.name}\n", style="bold")
+    head.append(f"step {format_seconds(simulation.step_s)}")
+    if work.model_flops > 0:
+        head.append(f" · {simulation.tflops_per_device:.1f} TFLOP/s a device, {simulation.mfu:.1%} of peak")
+    if work.tokens > 0:
+        head.append(f" · {simulation.tokens_per_s:,.0f} tokens/s")
+    fits = "fits" if simulation.fits else "does not fit"
+    head.append(f"\nmemory {format_bytes(simulation.peak_bytes)} of {format_bytes(work.limit_bytes)}: {fits}")
+    if work.num_stages > 1:
+        head.append(f" · {work.num_stages} stages, {work.num_microbatches} microbatches, {work.schedule}")
+        head.append(f" · bubble {simulation.bubble_fraction:.1%}")
+    return Group(head, Text(), _table(simulation))
+
+
+def _table(simulation: Simulation) -> Table:
+    table = Table(title="what devices do, as part of the step; collectives may run beside compute", title_justify="left")
+    for name in ("devices", "", *_KINDS, "memory"):
+        table.add_column(name, justify="left" if name == "devices" else "right")
+    shown = _some(len(simulation.stages))
+    for number, stage in enumerate(shown):
+        if number and stage != shown[number - 1] + 1:
+            table.add_row("…")
+        line = simulation.timeline[stage]
+        parts = [f"{line.seconds(kind) / simulation.step_s:.1%}" if simulation.step_s else "0%" for kind in _KINDS]
+        peak = max(size for _, size in simulation.memory[stage])
+        table.add_row(line.name, f"× {line.num_devices}", *parts, format_bytes(peak))
+    return table
+
+
+def _some(count: int) -> list[int]:
+    if count <= _MOST_ROWS:
+        return list(range(count))
+    half = _MOST_ROWS // 2
+    return [*range(half), *range(count - half, count)]
+
+
+def simulation_json(simulation: Simulation) -> dict[str, Any]:
+    """Plain data: the figures, and for each class of devices where its time goes."""
+    return {
+        "name": simulation.work.name,
+        "step_s": simulation.step_s,
+        "tflops_per_device": simulation.tflops_per_device,
+        "mfu": simulation.mfu,
+        "tokens_per_s": simulation.tokens_per_s,
+        "peak_bytes": simulation.peak_bytes,
+        "limit_bytes": simulation.work.limit_bytes,
+        "fits": simulation.fits,
+        "bubble_fraction": simulation.bubble_fraction,
+        "num_devices": simulation.work.num_devices,
+        "num_stages": simulation.work.num_stages,
+        "num_microbatches": simulation.work.num_microbatches,
+        "schedule": simulation.work.schedule,
+        "devices": [_line_json(line) for line in simulation.timeline],
+    }
+
+
+def _line_json(line: DeviceTimeline) -> dict[str, Any]:
+    seconds = {f"{kind}_s": line.seconds(kind) for kind in _KINDS}
+    return {"name": line.name, "num_devices": line.num_devices, **seconds}

@@ -1,0 +1,146 @@
+"""Makes the work of a plan that is one program over one mesh: its operations and collectives as tasks.
+
+What waits for what follows from what a collective is for. Sums of gradients run beside the backward pass, and the update
+waits for them. Copies of arguments (ZeRO-3's parameters) are fetched beside the operations before the one that reads
+them, one ahead. Everything else stands in the way of the operation that needs it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import Chip, Mesh
+from meshwright.hardware.clusters import CATALOGUE
+from meshwright.hardware.groups import group_of
+from meshwright.planner.plan import Collective, OpPlan, Plan
+from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
+from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
+
+_PHASES = ("forward", "backward", "update")
+
+
+class SimulationError(MeshwrightError, ValueError):
+    """A plan that cannot be simulated as asked."""
+
+
+def spmd_work(plan: Plan, mesh: Mesh) -> Work:
+    """The work of one step on a mesh, which need not be the plan's own."""
+    assert mesh.cluster is not None
+    if plan.ops and not any(op.load for op in plan.ops):
+        raise SimulationError(
+            "the plan does not say what its operations do, because an earlier Meshwright saved it; make it again"
+        )
+    cluster = mesh.cluster
+    prices = kernels(cluster.chip) if cluster.known == CATALOGUE else measured_kernels(cluster.chip)
+    phases = [_Phase(mesh, prices).tasks(phase, plan) for phase in _PHASES]
+    trains = bool(phases[1])
+    state = float(sum(plan.memory.argument_bytes.values()))
+    chunk = Chunk(
+        forward=phases[0],
+        backward=phases[1],
+        closing=phases[1],
+        working_bytes=max(0.0, plan.memory.peak_bytes - state),
+    )
+    return Work(
+        name=f"{plan.method} on {mesh!r}",
+        chunks=(chunk,),
+        num_stages=1,
+        num_microbatches=1,
+        schedule="1f1b" if trains else "inference",
+        update=(phases[2],),
+        state_bytes=(state,),
+        devices=(mesh.num_devices,),
+        limit_bytes=cluster.memory_bytes,
+        peak_flops=peak_flops(plan, cluster.chip),
+        model_flops=model_flops(plan),
+        tokens=num_tokens(plan),
+        contention=prices.constants.contention,
+        fixed_s=prices.constants.fixed_s if trains and cluster.known == CATALOGUE else 0.0,
+    )
+
+
+def model_flops(plan: Plan) -> float:
+    """FLOPs of products on all devices, without what is recomputed."""
+    loads = [op.load for op in plan.ops if op.load is not None and not op.load.recomputed]
+    return sum(load.flops * load.trips for load in loads) * plan.mesh.num_devices
+
+
+def num_tokens(plan: Plan) -> float:
+    """Tokens of a step: integers of the batch with a row and a position; rows where there are none."""
+    data = [t for t in plan.arguments if t.role == "data" and t.shape]
+    tokens = [t.shape[0] * t.shape[1] for t in data if t.dtype.startswith(("int", "uint")) and len(t.shape) == 2]
+    rows = [t.shape[0] for t in data]
+    return float(max(tokens or rows, default=0))
+
+
+def peak_flops(plan: Plan, chip: Chip) -> float:
+    """Matrix rate of the type in which most of the products are done."""
+    done: dict[str, float] = {}
+    for op in plan.ops:
+        if op.load is not None and op.load.flops:
+            done[op.load.dtype] = done.get(op.load.dtype, 0.0) + op.load.flops * op.load.trips
+    return chip.peak_flops(max(done, key=lambda dtype: done[dtype]) if done else "bfloat16")
+
+
+class _Phase:
+    """The tasks of one phase, in the making."""
+
+    def __init__(self, mesh: Mesh, prices: Kernels):
+        self.mesh = mesh
+        self.prices = prices
+        self.tasks_: list[Task] = []
+        self.waits: list[int] = []  # what the next operation waits for
+        self.last: tuple[int, ...] = ()  # the last operation
+        self.readers: list[tuple[int, ...]] = [(), ()]  # the operation before each fetch
+
+    def tasks(self, phase: str, plan: Plan) -> Tasks:
+        """All tasks of a phase, in program order."""
+        around: dict[int, list[Collective]] = {}
+        for item in plan.collectives:
+            if item.phase == phase:
+                around.setdefault(item.serial, []).append(item)
+        for item in around.pop(-1, ()):
+            self._in_the_way(item)
+        for op in (op for op in plan.ops if op.phase == phase):
+            mine = around.pop(op.serial, [])
+            self._before(item for item in mine if item.purpose in ("reshard", "halo"))
+            self._compute(op)
+            self._after(item for item in mine if item.purpose not in ("reshard", "halo"))
+        for items in around.values():  # of results that are resharded for the caller
+            self._after(items)
+        return tuple(self.tasks_)
+
+    def _before(self, items: Iterable[Collective]) -> None:
+        for item in items:
+            if item.argument:
+                self.waits += self._add(item, "fetch", self.readers[-2])
+                self.readers.append(self.last)
+            else:
+                self._in_the_way(item)
+
+    def _after(self, items: Iterable[Collective]) -> None:
+        for item in items:
+            if item.purpose == "gradient":
+                self._add(item, "reduce", self.last)
+            else:
+                self._in_the_way(item)
+
+    def _compute(self, op: OpPlan) -> None:
+        if op.load is None:
+            return
+        seconds = op.load.trips * self.prices.load_s(op.load)
+        self.tasks_.append(Task(op.label, COMPUTE, "compute", seconds, "", tuple(self.waits)))
+        self.waits, self.last = [], (len(self.tasks_) - 1,)
+
+    def _in_the_way(self, item: Collective) -> None:
+        self.waits = self._add(item, "collective", (*self.last, *self.waits))
+
+    def _add(self, item: Collective, lane: str, needs: Sequence[int]) -> list[int]:
+        axes = tuple(self.mesh.names.index(name) for name in item.axes)
+        assert self.mesh.cluster is not None
+        crosses = group_of(self.mesh.cluster, self.mesh.sizes, tuple(sorted(axes))).num_domains > 1
+        seconds = item.trips * float(self.mesh.collective_s(item.kind, axes, item.bytes))
+        seconds /= self.prices.constants.network if crosses else 1.0
+        link = (self.mesh.cluster.inter if crosses else self.mesh.cluster.intra).kind
+        name = f"{item.kind} {'+'.join(item.axes)} for {item.operation}"
+        self.tasks_.append(Task(name, COLLECTIVE, lane, seconds, link, tuple(needs), item.bytes * item.trips))
+        return [len(self.tasks_) - 1]

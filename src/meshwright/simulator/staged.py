@@ -1,0 +1,100 @@
+"""Makes the work of a plan with stages: each stage's passes by the times it was planned with, at a step's real pace."""
+
+from dataclasses import replace
+
+from meshwright.hardware import Cluster
+from meshwright.hardware.clusters import CATALOGUE
+from meshwright.planner.plan import Plan
+from meshwright.planner.stage import Stage, StageTime
+from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
+from meshwright.simulator.spmd import SimulationError, num_tokens
+from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
+
+
+def staged_work(plan: Plan, cluster: Cluster) -> Work:
+    """The work of one step of a pipelined plan.
+
+    Stages know the seconds of their passes, not the operations in them, so they can be simulated on the machines that
+    they were planned for only.
+    """
+    assert plan.pipeline is not None and plan.mesh.cluster is not None
+    if cluster != plan.mesh.cluster:
+        raise SimulationError(
+            f"the plan's {len(plan.stages)} stages were planned for {plan.mesh.cluster.name!r} and cannot be moved to "
+            f"{cluster.name!r}: plan again with cluster={cluster.name!r}"
+        )
+    interleave = plan.pipeline.interleave
+    prices = [_prices(stage, cluster) for stage in plan.stages]
+    chunks = [_chunk(stage, price, interleave) for stage, price in zip(plan.stages, prices, strict=True)]
+    first = plan.stages[0]
+    return Work(
+        name=f"{plan.method} on {plan.mesh.cluster!r}",
+        chunks=tuple(chunks * interleave),
+        num_stages=len(plan.stages),
+        num_microbatches=plan.pipeline.num_microbatches,
+        schedule=plan.pipeline.schedule,
+        update=tuple(
+            _tasks("update", stage.update, price) for stage, price in zip(plan.stages, prices, strict=True)
+        ),
+        state_bytes=tuple(float(stage.state_bytes) for stage in plan.stages),
+        devices=tuple(stage.submesh.num_devices for stage in plan.stages),
+        limit_bytes=float(min(stage.submesh.machines(cluster).memory_bytes for stage in plan.stages)),
+        peak_flops=first.submesh.machines(cluster).chip.peak_flops("bfloat16"),
+        model_flops=plan.flops * plan.mesh.num_devices,
+        tokens=num_tokens(plan),
+        contention=prices[0].constants.contention,
+        fixed_s=prices[0].constants.fixed_s,
+    )
+
+
+def _prices(stage: Stage, cluster: Cluster) -> Kernels:
+    machines = stage.submesh.machines(cluster)
+    return kernels(machines.chip) if machines.known == CATALOGUE else measured_kernels(machines.chip)
+
+
+def _chunk(stage: Stage, prices: Kernels, interleave: int) -> Chunk:
+    """One of a stage's chunks, which are alike."""
+    whole = _add(stage.backward, stage.recompute)
+    inputs = StageTime(whole.compute_s - stage.backward.compute_s * stage.weights_fraction, whole.communication_s)
+    weights = StageTime(stage.backward.compute_s * stage.weights_fraction, 0.0)
+    forward, backward, apart, own = (_part(time, interleave) for time in (stage.forward, whole, inputs, weights))
+    gradients = _part(stage.gradients, interleave)
+    passes = _tasks("backward", backward, prices)
+    return Chunk(
+        forward=_tasks("forward", forward, prices),
+        backward=passes,
+        closing=_with_gradients(passes, gradients),
+        inputs=_tasks("inputs' gradients", apart, prices),
+        weights=_tasks("weights' gradients", own, prices),
+        closing_weights=_with_gradients(_tasks("weights' gradients", own, prices), gradients),
+        send_s=stage.transfer_s,
+        send_bytes=stage.send_bytes,
+        activation_bytes=stage.activation_bytes / interleave,
+        working_bytes=float(stage.transient_bytes),
+    )
+
+
+def _tasks(name: str, time: StageTime, prices: Kernels) -> Tasks:
+    """A pass: its compute, and its collectives, which stand in the way of one another."""
+    compute = Task(name, COMPUTE, "compute", time.compute_s / prices.sustained)
+    sent = Task(f"collectives of {name}", COLLECTIVE, "collective", time.communication_s, "mesh", (0,))
+    return (compute, sent) if time.communication_s > 0 else (compute,)
+
+
+def _with_gradients(tasks: Tasks, gradients: StageTime) -> Tasks:
+    """A pass with the exchange of gradients beside it: the first of them are there when half of it is done."""
+    if gradients.communication_s <= 0:
+        return tasks
+    compute, *others = tasks
+    halves = [compute._replace(seconds=compute.seconds / 2), compute._replace(seconds=compute.seconds / 2)]
+    moved = [task._replace(needs=tuple(n + 1 for n in task.needs)) for task in others]
+    sync = Task("gradients", COLLECTIVE, "reduce", gradients.communication_s, "mesh", (0,))
+    return (*halves, *moved, sync)
+
+
+def _add(a: StageTime, b: StageTime) -> StageTime:
+    return StageTime(a.compute_s + b.compute_s, a.communication_s + b.communication_s)
+
+
+def _part(time: StageTime, parts: int) -> StageTime:
+    return replace(time, compute_s=time.compute_s / parts, communication_s=time.communication_s / parts)
