@@ -17,6 +17,7 @@ from meshwright import cli_compare, cli_plan
 from meshwright.cli_measure import measure_command
 from meshwright.cli_screen import Stages, fail, note, show, write_json
 from meshwright.cli_solve import solve_command
+from meshwright.cli_validate import validate_command
 from meshwright.errors import MeshwrightError
 
 
@@ -224,6 +225,7 @@ def chips(
 
 app.command("measure")(measure_command)
 app.command("solve")(solve_command)
+app.command("validate")(validate_command)
 
 
 def main() -> None:

@@ -106,8 +106,10 @@ def _recipe(row: Row) -> Recipe:
     microbatch, num_microbatches = _batch(row, data, pipeline)
     zero_text, precision, recompute = (row.text(name) for name in ("zero_stage", "precision", "recompute"))
     tpu = cluster.chip.vendor == "Google"
-    stack, selective = stack_of(row.text("source"), precision, recompute, row.text("model"), row.text("notes"), tpu)
     shard = data * context
+    zero = zero_of(zero_text) if shard > 1 else 0
+    said = (precision, recompute, row.text("model"), row.text("notes"))
+    stack, selective = stack_of(row.text("source"), zero, *said, tpu)
     if "hsdp" in zero_text.lower():
         shard = min(shard, cluster.devices_per_host)
     recipe = Recipe(
@@ -120,7 +122,7 @@ def _recipe(row: Row) -> Recipe:
         pipeline=pipeline,
         context=context,
         expert=row.whole("ep", 1),
-        zero=zero_of(zero_text) if shard > 1 else 0,
+        zero=zero,
         shard=shard,
         microbatch=microbatch,
         num_microbatches=num_microbatches,

@@ -130,9 +130,11 @@ def dtype_of(text: str) -> str:
     raise ValueError(f"precision is {text!r}; known are bf16, fp16, fp8, int8, tf32 and fp32")
 
 
-def stack_of(source: str, precision: str, recompute: str, model: str, notes: str, tpu: bool) -> tuple[Stack, str]:
+def stack_of(
+    source: str, zero: int, precision: str, recompute: str, model: str, notes: str, tpu: bool
+) -> tuple[Stack, str]:
     """The software behind a row, with what the row itself says, and what it calls selective recomputation."""
-    words = source.lower()
+    words = f"{source.lower()} zero-{zero}"
     entry = dict(next(e for e in _stacks() if all(re.search(rf"\b{re.escape(w)}\b", words) for w in e["words"])))
     entry.pop("words")
     selective = entry.pop("selective", "attention")
@@ -145,6 +147,8 @@ def stack_of(source: str, precision: str, recompute: str, model: str, notes: str
         stack = replace(stack, fused=True)
     elif re.search(r"\beager\b", said):
         stack = replace(stack, fused=False)
+    if re.search(r"async[ -](?:tp|tensor)", said):
+        stack = replace(stack, async_tensor=True)
     if re.search(r"(?<!no )sequence[ -]parallel", said):
         stack = replace(stack, sequence_parallel=True)
     if (plain := re.search(r"(\S+) without flash", said)) is not None and plain[1] in model.lower():

@@ -38,6 +38,7 @@ class Stack:
         metrics: How many metrics are computed from the logits in every step, beside the loss.
         dropout: Whether the model was trained with dropout.
         sequence_parallel: Whether tensor-parallel devices split the sequence outside of products.
+        async_tensor: Whether tensor-parallel exchanges are cut up and run beside the products that they feed.
         overlap: Whether gradients and parameters are exchanged beside compute.
         messages: Into how many messages ZeRO-3 cuts what it exchanges of a layer.
         xla: Whether one program is the whole step; it fetches matrix by matrix rather than layer by layer.
@@ -58,6 +59,7 @@ class Stack:
     metrics: int = 0
     dropout: bool = False
     sequence_parallel: bool = True
+    async_tensor: bool = False
     overlap: bool = True
     messages: int = 1
     xla: bool = False

@@ -162,14 +162,24 @@ class StageTasks:
         r = self.recipe
         if r.stack.sequence_parallel:
             num_bytes = 2.0 * r.tokens * r.shape.hidden
-            out.in_the_way(self.exchange.task("gather tokens", "tensor", "all_gather", r.tensor, 1, num_bytes))
+            self._exchange_tokens(out, "gather tokens", "all_gather", num_bytes)
 
     def _settle(self, out: _List) -> None:
         """Tensor parallelism: partial sums are added up after a block's last product."""
         r = self.recipe
         kind = "reduce_scatter" if r.stack.sequence_parallel else "all_reduce"
         num_bytes = 2.0 * r.tokens * r.shape.hidden
-        out.in_the_way(self.exchange.task("sum activations", "tensor", kind, r.tensor, 1, num_bytes))
+        self._exchange_tokens(out, "sum activations", kind, num_bytes)
+
+    def _exchange_tokens(self, out: _List, name: str, kind: str, num_bytes: float) -> None:
+        """Among tensor-parallel devices; cut up, only the first piece stands in the way of the products."""
+        task = self.exchange.task(name, "tensor", kind, self.recipe.tensor, 1, num_bytes)
+        if not self.recipe.stack.async_tensor:
+            out.in_the_way(task)
+            return
+        piece = task.seconds / self.recipe.tensor
+        out.beside(task._replace(lane="pieces", seconds=task.seconds - piece, needs=out.last))
+        out.in_the_way(task._replace(seconds=piece))
 
     def _experts(self, out: _List) -> None:
         """Tokens go to their experts, or come back."""

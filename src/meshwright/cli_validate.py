@@ -1,0 +1,47 @@
+"""What `meshwright validate` does: replays published results and says how far off the simulation is."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright import cli_plan
+from meshwright.cli_screen import CommandError, note, show, write_json
+
+_NAME = "published.csv"
+
+
+def validate_command(
+    rows: Annotated[
+        Path | None, typer.Option(help="A CSV file in the format of published.csv; $MESHWRIGHT_DATA has one by default.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write rows and summary as JSON; '-' writes them to stdout and nothing else.")
+    ] = None,
+) -> None:
+    """Replay published training results: predicted and published step time and memory, row by row."""
+    cli_plan.check_writable(json_path)
+    path = rows if rows is not None else _default()
+    from meshwright.simulator.published.replay import read_rows, replay_rows
+    from meshwright.simulator.published.show import validation_view
+    from meshwright.simulator.published.validation import Validation
+
+    table = read_rows(path)
+    note(f"simulating {len(table)} rows of {path}")
+    found = Validation(tuple(replay_rows(table)))
+    if json_path is not None:
+        write_json(json_path, found.to_json())
+    if str(json_path) != "-":
+        show(validation_view(found))
+
+
+def _default() -> Path:
+    """The table of the data folder, which is not part of the package."""
+    given = os.environ.get("MESHWRIGHT_DATA")
+    places = [Path(given)] if given else [Path("data"), Path("../shared/data")]
+    for place in places:
+        if (place / _NAME).is_file():
+            return place / _NAME
+    looked = ", ".join(str(place / _NAME) for place in places)
+    raise CommandError(f"no table of published results ({looked}): give --rows FILE.csv, or set MESHWRIGHT_DATA")

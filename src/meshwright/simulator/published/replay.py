@@ -1,0 +1,138 @@
+"""Replays rows: each becomes a recipe, is simulated, and is held against what was published."""
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.simulator.engine import simulate_work
+from meshwright.simulator.published.row import Row, RowError, recipe_of
+from meshwright.simulator.simulation import Simulation
+from meshwright.simulator.transformer.recipe import Recipe
+from meshwright.simulator.transformer.work import recipe_work
+
+_GIB = 2**30
+_NEAR_LIMIT = 0.92  # of a device's memory: allocators begin to free and retry
+
+
+class RowsError(MeshwrightError, ValueError):
+    """A file of rows that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One row, predicted and published.
+
+    Attributes:
+        row: The row.
+        predicted_step_s: The simulated time of a step; None where the row cannot be understood.
+        predicted_peak_gib: The simulated peak memory.
+        fits: Whether that is there.
+        causes: What makes the row hard to predict.
+        problem: Why it cannot be understood; empty where it can.
+    """
+
+    row: Row
+    predicted_step_s: float | None = None
+    predicted_peak_gib: float | None = None
+    fits: bool | None = None
+    causes: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over published time, less one."""
+        published = self.row.step_s
+        return self.predicted_step_s / published - 1 if self.predicted_step_s and published else None
+
+    @property
+    def memory_error(self) -> float | None:
+        published = self.row.peak_gib
+        return self.predicted_peak_gib / published - 1 if self.predicted_peak_gib and published else None
+
+    @property
+    def strategy(self) -> tuple[str, ...]:
+        """What tells two rows of one model and source apart as strategies."""
+        names = ("dp", "tp", "pp", "cp", "ep", "zero_stage", "microbatch", "interleave_v", "recompute", "precision")
+        return tuple(self.row.text(name) for name in names)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "row_id": self.row.id,
+            "source": self.row.text("source"),
+            "model": self.row.text("model"),
+            "trust": self.row.trust,
+            "precision": self.row.text("precision"),
+            "predicted_step_s": self.predicted_step_s,
+            "published_step_s": self.row.step_s,
+            "error": self.error,
+            "predicted_peak_gib": self.predicted_peak_gib,
+            "published_peak_gib": self.row.peak_gib,
+            "memory_error": self.memory_error,
+            "fits": self.fits,
+            "causes": list(self.causes),
+            "problem": self.problem,
+        }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Reads a CSV file in the format of `published.csv`; columns may be missing.
+
+    Raises:
+        RowsError: There is no such file, or no row in it.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = list(csv.DictReader(file))
+    except FileNotFoundError:
+        raise RowsError(f"there is no file {path}; give a CSV file in the format of published.csv") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RowsError(f"{path} cannot be read as CSV: {error}") from None
+    if not table or "gpus" not in table[0]:
+        raise RowsError(f"{path} has no rows with a column gpus; the first line must name the columns of published.csv")
+    return [Row({"row_id": f"row {number}", **_filled(cells)}) for number, cells in enumerate(table, 1)]
+
+
+def _filled(cells: dict[str, Any]) -> dict[str, str]:
+    """The cells that hold something; what stands beyond the named columns is left out."""
+    return {name: value for name, value in cells.items() if isinstance(name, str) and isinstance(value, str) and value}
+
+
+def replay_rows(rows: Iterable[Row]) -> Iterator[Replay]:
+    """Replays rows one by one; one that cannot be understood says why."""
+    for row in rows:
+        try:
+            yield replay(row)
+        except RowError as error:
+            yield Replay(row, problem=str(error))
+
+
+def replay(row: Row) -> Replay:
+    """Simulates one row."""
+    recipe = recipe_of(row)
+    row.step_s, row.peak_gib  # noqa: B018  (cells that are no numbers are found before anything is simulated)
+    simulation = simulate_work(recipe_work(recipe, row.id))
+    return Replay(
+        row, simulation.step_s, simulation.peak_bytes / _GIB, simulation.fits, tuple(_causes(row, recipe, simulation))
+    )
+
+
+def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
+    """What makes a row hard to predict, as far as it is known."""
+    if recipe.stack.remark:
+        yield recipe.stack.remark
+    if "rowwise" in row.text("precision").lower():
+        yield "row-wise scaling of 8-bit products, whose kernels are slow"
+    elif recipe.dtype != "bfloat16":
+        yield "8-bit products: casts and scales depend on the recipe"
+    if recipe.context > 1:
+        yield "context parallelism: small blocks, and results merged between them"
+    if recipe.recompute.offloads or recipe.recompute.name == "custom":
+        yield "what is recomputed and sent to the host is known in part only"
+    if simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes:
+        yield "memory is nearly full: the allocator frees and retries"
+    if recipe.cluster.num_hosts > 1 and recipe.zero == 3:
+        yield "parameters fetched over a network whose real rate is not told"

@@ -1,0 +1,116 @@
+"""Sums replayed rows up: the errors against what the simulation must reach, and the order of strategies."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import mean, median
+from typing import Any
+
+from meshwright.simulator.published.replay import Replay
+
+_WITHIN = 0.15
+_EQUAL = 0.02  # published times that differ by less say nothing about the order of strategies
+
+
+@dataclass(frozen=True)
+class Target:
+    """One figure that the simulation must reach.
+
+    Attributes:
+        name: What it is.
+        value: What was reached; None where no row tells.
+        bound: What must be reached.
+        least: Whether the bound is the least rather than the most.
+        count: Over how many rows or pairs.
+    """
+
+    name: str
+    value: float | None
+    bound: float
+    least: bool
+    count: int
+
+    @property
+    def reached(self) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= self.bound if self.least else self.value <= self.bound
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Replayed rows and their summary; print it."""
+
+    rows: tuple[Replay, ...]
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The figures to reach, in the order of the issue they come from."""
+        known = [r for r in self.rows if r.error is not None]
+        trusted = _errors(r for r in known if r.row.trust == "A")
+        half = _errors(r for r in known if r.row.is_half)
+        memory = [abs(r.memory_error) for r in self.rows if r.memory_error is not None]
+        ran = [r.fits for r in known if r.fits is not None]
+        pairs = list(ordered_pairs(self.rows))
+        return (
+            _target("mean error of step time, trust A", trusted, mean, 0.10),
+            _target("median error of step time, trust A", trusted, median, 0.06),
+            _target("rows within 15%, trust A", [e <= _WITHIN for e in trusted], mean, 0.90, least=True),
+            _target("mean error of step time, all bf16 and fp16", half, mean, 0.12),
+            _target("mean error of peak memory", memory, mean, 0.10),
+            _target("rows that ran, called out of memory", [not fits for fits in ran], mean, 0.05),
+            _target("pairs of strategies in the right order", pairs, mean, 0.85, least=True),
+        )
+
+    @property
+    def worst(self) -> tuple[Replay, ...]:
+        """Rows that are off by more than 15%, worst first."""
+        known = [(abs(r.error), r) for r in self.rows if r.error is not None and abs(r.error) > _WITHIN]
+        return tuple(r for _, r in sorted(known, key=lambda pair: -pair[0]))
+
+    @property
+    def problems(self) -> tuple[Replay, ...]:
+        """Rows that could not be understood."""
+        return tuple(r for r in self.rows if r.problem)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        summary = [
+            {"name": t.name, "value": t.value, "bound": t.bound, "least": t.least, "count": t.count, "reached": t.reached}
+            for t in self.targets
+        ]
+        return {"rows": [replay.to_json() for replay in self.rows], "summary": summary}
+
+    def __str__(self) -> str:
+        from meshwright.simulator.published.show import validation_text
+
+        return validation_text(self)
+
+
+def ordered_pairs(rows: Sequence[Replay]) -> Iterable[bool]:
+    """For each pair of strategies of one source, model and machine, whether the faster one is predicted to be faster."""
+    groups: dict[tuple[str, ...], list[Replay]] = {}
+    for replay in rows:
+        if replay.error is not None:
+            key = tuple(replay.row.text(name) for name in ("source", "model", "seq", "gpu_type", "gpus"))
+            groups.setdefault(key, []).append(replay)
+    for members in groups.values():
+        for one, other in combinations(members, 2):
+            published = _per_sequence(one.row.step_s, one), _per_sequence(other.row.step_s, other)
+            if one.strategy == other.strategy or abs(published[0] / published[1] - 1) < _EQUAL:
+                continue
+            predicted = _per_sequence(one.predicted_step_s, one), _per_sequence(other.predicted_step_s, other)
+            yield (published[0] < published[1]) == (predicted[0] < predicted[1])
+
+
+def _per_sequence(seconds: float | None, replay: Replay) -> float:
+    assert seconds is not None
+    return seconds / replay.row.whole("global_batch")
+
+
+def _errors(rows: Iterable[Replay]) -> list[float]:
+    return [abs(r.error) for r in rows if r.error is not None]
+
+
+def _target(name: str, values: Sequence[float], how: Any, bound: float, least: bool = False) -> Target:
+    return Target(name, float(how(values)) if values else None, bound, least, len(values))
