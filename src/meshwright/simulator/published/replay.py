@@ -124,8 +124,8 @@ def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
     """What makes a row hard to predict, as far as it is known."""
     if recipe.stack.remark:
         yield recipe.stack.remark
-    if "rowwise" in row.text("precision").lower():
-        yield "row-wise scaling of 8-bit products, whose kernels are slow"
+    if recipe.by_row:
+        yield "8-bit products scaled by row, whose kernels were slow"
     elif recipe.dtype != "bfloat16":
         yield "8-bit products: casts and scales depend on the recipe"
     if recipe.context > 1:
@@ -134,5 +134,5 @@ def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
         yield "what is recomputed and sent to the host is known in part only"
     if simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes:
         yield "memory is nearly full: the allocator frees and retries"
-    if recipe.cluster.num_hosts > 1 and recipe.zero == 3:
+    if recipe.cluster.num_hosts > 1 and recipe.zero == 3 and recipe.cluster.intra.topology != "torus":
         yield "parameters fetched over a network whose real rate is not told"

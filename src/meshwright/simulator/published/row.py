@@ -128,6 +128,7 @@ def _recipe(row: Row) -> Recipe:
         num_microbatches=num_microbatches,
         interleave=row.whole("interleave_v", 1) if pipeline > 1 else 1,
         dtype=dtype_of(precision),
+        by_row=re.search(r"row-?wise", precision, re.IGNORECASE) is not None,
     )
     return _with_share(recipe) if recipe.recompute.share < 1 else recipe
 

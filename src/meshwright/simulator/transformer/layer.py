@@ -24,7 +24,8 @@ _SOFTMAX = (4, 12, 6, 16)
 _LAYOUT = (4, 4, 4, 4)  # heads before tokens
 _LOSS = (8, 14, 6, 18)  # per logit
 _METRIC = 14  # per logit: loss and perplexity, computed once more for the log
-_CAST = 2.0  # the rest is fused with what made the value
+_CAST = 2  # the rest is fused with what made the value
+_CAST_BY_ROW = 5  # read once for the largest value, and once more to be written
 
 _NARROW = ("float8_e4m3fn", "int8")
 
@@ -96,12 +97,14 @@ class Layer:
         dtype = dtype or self.recipe.dtype
         flops = 2.0 * tokens * wide * narrow
         num_bytes = 2.0 * (tokens * (wide + narrow) + wide * narrow)
-        one = self.kernels.product_s(flops, num_bytes, dtype)
-        casts = (0.0, 0.0)
-        if dtype in _NARROW:
-            # Operands are scaled and written in 8 bits before: activations forward, their gradients backward.
-            casts = (self.kernels.stream_s(_CAST * tokens * wide), self.kernels.stream_s(_CAST * tokens * narrow))
-        return Kernel(name, one + casts[0], 2 * one + casts[1], one)
+        by_row = self.recipe.by_row and dtype in _NARROW
+        one = self.kernels.product_s(flops, num_bytes, "bfloat16" if by_row else dtype)
+        if dtype not in _NARROW:
+            return Kernel(name, one, 2 * one, one)
+        # Operands are scaled and written in 8 bits before: activations forward, their gradients backward.
+        cast = _CAST_BY_ROW if by_row else _CAST
+        before, after = (self.kernels.stream_s(cast * tokens * width) for width in (wide, narrow))
+        return Kernel(name, one + before, 2 * one + after, one)
 
     def _attention(self) -> Iterator[Kernel]:
         r, s = self.recipe, self.recipe.shape

@@ -86,7 +86,8 @@ class Recipe:
         num_microbatches: Microbatches of a step.
         interleave: Chunks of layers per stage.
         schedule: The pipeline's schedule.
-        dtype: Type of the layers' products: ``"bfloat16"`` or ``"float8"``.
+        dtype: Type of the layers' products, e.g. ``"bfloat16"`` or ``"float8_e4m3fn"``.
+        by_row: Whether 8-bit products have a scale for each row; such kernels reached the rate of 16-bit ones only.
         recompute: What is computed again.
         stack: The software.
     """
@@ -107,6 +108,7 @@ class Recipe:
     interleave: int = 1
     schedule: str = "1f1b"
     dtype: str = "bfloat16"
+    by_row: bool = False
 
     @property
     def tokens(self) -> int:

@@ -1,0 +1,85 @@
+"""An exploration for people: a table, and speed against price as a picture of characters."""
+
+import math
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.simulator.exploration import Exploration, Option
+from meshwright.units import format_bytes, format_seconds
+
+_WIDTH, _HEIGHT = 60, 14
+_MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def exploration_text(exploration: Exploration) -> str:
+    """What `print` shows."""
+    console = Console(width=118, force_terminal=False, no_color=True)
+    with console.capture() as capture:
+        console.print(exploration_view(exploration))
+    return capture.get().rstrip()
+
+
+def exploration_view(exploration: Exploration) -> RenderableType:
+    """Table, picture, and where prices come from."""
+    parts: list[RenderableType] = [_table(exploration)]
+    if any(option.tokens_per_dollar is not None for option in exploration.options):
+        parts += [Text(), Text(picture(exploration))]
+    sources = dict.fromkeys(o.price_source for o in exploration.options if o.price_source)
+    if sources:
+        parts += [Text(), Text("prices: " + "; ".join(sources))]
+    problems = [f"{option.cluster.name}: {option.problem}" for option in exploration.options if option.problem]
+    if problems:
+        parts += [Text(), Text("\n".join(problems))]
+    return Group(*parts)
+
+
+def _table(exploration: Exploration) -> Table:
+    table = Table(title=f"clusters by {exploration.objective}; ★ no other is both faster and cheaper", title_justify="left")
+    for name in ("", "cluster", "mesh", "step", "tokens/s", "of peak", "memory", "$/h", "tokens/$", "★"):
+        table.add_column(name, justify="left" if name in ("", "cluster", "mesh", "★") else "right")
+    front = {id(option) for option in exploration.pareto}
+    for number, option in enumerate(exploration.options):
+        table.add_row(_mark(number), *_cells(option), "★" if id(option) in front else "")
+    return table
+
+
+def _cells(option: Option) -> list[str]:
+    dollars = "unknown" if option.dollars_per_hour is None else f"{option.dollars_per_hour:,.2f}"
+    if option.plan is None or option.simulation is None:
+        return [option.cluster.name, "no plan", "", "", "", "", dollars, ""]
+    found = option.simulation
+    shape = "×".join(str(size) for size in option.plan.mesh.sizes)
+    if option.plan.stages:
+        shape = f"{len(option.plan.stages)} stages"
+    per_dollar = "" if option.tokens_per_dollar is None else f"{option.tokens_per_dollar:,.0f}"
+    rates = [f"{found.tokens_per_s:,.0f}", f"{found.mfu:.1%}", format_bytes(found.peak_bytes)]
+    return [option.cluster.name, shape, format_seconds(found.step_s), *rates, dollars, per_dollar]
+
+
+def _mark(number: int) -> str:
+    return _MARKS[number] if number < len(_MARKS) else "·"
+
+
+def picture(exploration: Exploration) -> str:
+    """Speed to the right, tokens for a dollar upwards, both logarithmic."""
+    front = {id(option) for option in exploration.pareto}
+    points = [
+        (math.log10(o.tokens_per_s), math.log10(o.tokens_per_dollar), number, id(o) in front)
+        for number, o in enumerate(exploration.options)
+        if o.tokens_per_s and o.tokens_per_dollar
+    ]
+    left, right = min(p[0] for p in points), max(p[0] for p in points)
+    low, high = min(p[1] for p in points), max(p[1] for p in points)
+    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for x, y, number, starred in points:
+        column = round((x - left) / ((right - left) or 1) * (_WIDTH - 2))
+        line = _HEIGHT - 1 - round((y - low) / ((high - low) or 1) * (_HEIGHT - 1))
+        grid[line][column] = _mark(number)
+        grid[line][column + 1] = "★" if starred else grid[line][column + 1]
+    lines = [f"{'tokens/$':>12} ┤{''.join(grid[0])}".rstrip()]
+    lines += [f"{'':12} │{''.join(row)}".rstrip() for row in grid[1:]]
+    axis = f"{'':12} └{'─' * _WIDTH}"
+    scale = f"{10**low:,.0f} to {10**high:,.0f} tokens/$ · {10**left:,.0f} to {10**right:,.0f} tokens/s →"
+    return "\n".join([*lines, axis, f"{'':14}{scale}"])
