@@ -1,11 +1,10 @@
-"""The `meshwright` command: plans, methods compared, saved plans, choice problems, catalogues of models and chips.
+"""The `meshwright` command: plans, simulations, methods compared, choice problems, catalogues of models and chips.
 
 Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
 """
 
 import sys
 from contextlib import redirect_stdout
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +13,22 @@ from typer.core import TyperGroup
 
 import meshwright
 from meshwright import cli_compare, cli_plan
+from meshwright.cli_explore import explore_command
 from meshwright.cli_measure import measure_command
+from meshwright.cli_options import (
+    ArgsOption,
+    BatchOption,
+    ClusterOption,
+    LayersOption,
+    MemoryOption,
+    MeshOption,
+    MethodName,
+    ModelArgument,
+    ScanOption,
+    SeqOption,
+)
 from meshwright.cli_screen import Stages, fail, note, show, write_json
+from meshwright.cli_simulate import simulate_command
 from meshwright.cli_solve import solve_command
 from meshwright.cli_validate import validate_command
 from meshwright.errors import MeshwrightError
@@ -37,17 +50,6 @@ class _Commands(TyperGroup):
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-
-
-class MethodName(StrEnum):
-    """What `--method` takes."""
-
-    AUTO = "auto"
-    DATA = "data"
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    ZERO3 = "zero3"
-    TENSOR = "tensor"
 
 
 app = typer.Typer(
@@ -73,24 +75,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-ModelArgument = Annotated[str, typer.Argument(help="A model of the zoo (see `meshwright models`), or module:function.")]
-ClusterOption = Annotated[
-    str, typer.Option(help="'HOSTSxDEVICES CHIP' such as '50x4 a100-40gb', a .toml file, or 'local'.")
-]
-ArgsOption = Annotated[
-    str | None,
-    typer.Option(help="For module:function: module:name of a tuple of its arguments, or of a function giving it."),
-]
-MeshOption = Annotated[str | None, typer.Option(help="One mesh view, such as 50x4, instead of all of them.")]
-BatchOption = Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")]
-SeqOption = Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")]
-LayersOption = Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")]
-ScanOption = Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")]
-MemoryOption = Annotated[
-    float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
-]
 
 
 @app.command()
@@ -223,6 +207,8 @@ def chips(
         show(chip_table() if name is None else figure_table(name))
 
 
+app.command("simulate")(simulate_command)
+app.command("explore")(explore_command)
 app.command("measure")(measure_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)

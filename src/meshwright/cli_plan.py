@@ -32,7 +32,7 @@ class Request:
     Attributes:
         model: A name of the zoo, or ``module:function``.
         args: ``module:name`` of the function's arguments; None for a zoo model.
-        cluster: What `mw.cluster` takes.
+        cluster: A cluster, or what `mw.cluster` takes.
         mesh: One mesh view; None for all.
         sizes: Batch, seq and layers of a zoo model; None for its own.
         scan: Whether a zoo model's layers are scanned.
@@ -43,7 +43,7 @@ class Request:
 
     model: str
     args: str | None
-    cluster: str
+    cluster: "str | Cluster"
     mesh: tuple[int, ...] | None
     sizes: Mapping[str, int | None]
     scan: bool
@@ -197,10 +197,12 @@ def _kind(value: Any) -> str:
 
 
 def method_of(name: str, memory_fraction: float | None) -> "Method":
-    """The method of a name of `--method`."""
+    """The method of a name of `--method`, or the one of ``--pipeline``."""
     options = {} if memory_fraction is None else {"memory_fraction": memory_fraction}
     if name.startswith("zero"):
         return meshwright.Zero(stage=int(name.removeprefix("zero")), **options)
+    if name == "pipeline":
+        return meshwright.Auto(pipeline=True, **options)
     methods = {"auto": meshwright.Auto, "data": meshwright.DataParallel, "tensor": meshwright.TensorParallel}
     return methods[name](**options)
 

@@ -14,10 +14,12 @@ _NAME = "published.csv"
 
 def validate_command(
     rows: Annotated[
-        Path | None, typer.Option(help="A CSV file in the format of published.csv; $MESHWRIGHT_DATA has one by default.")
+        Path | None,
+        typer.Option(help="A CSV file in the format of published.csv; $MESHWRIGHT_DATA has one by default."),
     ] = None,
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write rows and summary as JSON; '-' writes them to stdout and nothing else.")
+        Path | None,
+        typer.Option("--json", help="Write rows and summary as JSON; '-' writes them to stdout and nothing else."),
     ] = None,
 ) -> None:
     """Replay published training results: predicted and published step time and memory, row by row."""

@@ -7,7 +7,17 @@ from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
-from meshwright.planner.plan import Collective, Considered, Cost, KnownDetails, Memory, OpPlan, Plan, SolutionSummary
+from meshwright.planner.plan import (
+    Collective,
+    Considered,
+    Cost,
+    KnownDetails,
+    Load,
+    Memory,
+    OpPlan,
+    Plan,
+    SolutionSummary,
+)
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.tensor import Spec, Tensor
 

@@ -20,7 +20,9 @@ def save_picture(exploration: Exploration, path: Path) -> None:
     """
     points = [o for o in exploration.options if o.tokens_per_s and o.tokens_per_dollar]
     if not points:
-        raise ClusterError("there is nothing to draw: no cluster has both a plan and a price; give prices={chip: dollars}")
+        raise ClusterError(
+            "there is nothing to draw: no cluster has both a plan and a price; give prices={chip: dollars}"
+        )
     place = _scale(points)
     root = ElementTree.Element(
         "svg",

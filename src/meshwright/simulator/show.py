@@ -41,7 +41,9 @@ def simulation_view(simulation: Simulation) -> RenderableType:
 
 
 def _table(simulation: Simulation) -> Table:
-    table = Table(title="what devices do, as part of the step; collectives may run beside compute", title_justify="left")
+    table = Table(
+        title="what devices do, as part of the step; collectives may run beside compute", title_justify="left"
+    )
     for name in ("devices", "", *_KINDS, "memory"):
         table.add_column(name, justify="left" if name == "devices" else "right")
     shown = _some(len(simulation.stages))

@@ -36,7 +36,9 @@ def exploration_view(exploration: Exploration) -> RenderableType:
 
 
 def _table(exploration: Exploration) -> Table:
-    table = Table(title=f"clusters by {exploration.objective}; ★ no other is both faster and cheaper", title_justify="left")
+    table = Table(
+        title=f"clusters by {exploration.objective}; ★ no other is both faster and cheaper", title_justify="left"
+    )
     for name in ("", "cluster", "mesh", "step", "tokens/s", "of peak", "memory", "$/h", "tokens/$", "★"):
         table.add_column(name, justify="left" if name in ("", "cluster", "mesh", "★") else "right")
     front = {id(option) for option in exploration.pareto}

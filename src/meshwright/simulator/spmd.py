@@ -1,8 +1,8 @@
 """Makes the work of a plan that is one program over one mesh: its operations and collectives as tasks.
 
-What waits for what follows from what a collective is for. Sums of gradients run beside the backward pass, and the update
-waits for them. Copies of arguments (ZeRO-3's parameters) are fetched beside the operations before the one that reads
-them, one ahead. Everything else stands in the way of the operation that needs it.
+What waits for what follows from what a collective is for. Sums of gradients run beside the backward pass, and the
+update waits for them. Copies of arguments (ZeRO-3's parameters) are fetched beside the operations before the one that
+reads them, one ahead. Everything else stands in the way of the operation that needs it.
 """
 
 from collections.abc import Iterable, Sequence

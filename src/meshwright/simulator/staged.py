@@ -33,9 +33,7 @@ def staged_work(plan: Plan, cluster: Cluster) -> Work:
         num_stages=len(plan.stages),
         num_microbatches=plan.pipeline.num_microbatches,
         schedule=plan.pipeline.schedule,
-        update=tuple(
-            _tasks("update", stage.update, price) for stage, price in zip(plan.stages, prices, strict=True)
-        ),
+        update=tuple(_tasks("update", stage.update, price) for stage, price in zip(plan.stages, prices, strict=True)),
         state_bytes=tuple(float(stage.state_bytes) for stage in plan.stages),
         devices=tuple(stage.submesh.num_devices for stage in plan.stages),
         limit_bytes=float(min(stage.submesh.machines(cluster).memory_bytes for stage in plan.stages)),

@@ -97,7 +97,9 @@ def _recipe(row: Row) -> Recipe:
     cluster = machines(gpu_type, num_chips, row.text("notes"))
     tensor, pipeline, context = (row.whole(name, 1) for name in ("tp", "pp", "cp"))
     others = tensor * pipeline * context
-    data = cluster.num_devices // others if devices_per_chip(gpu_type) > 1 else row.whole("dp", num_chips // others or 1)
+    data = (
+        cluster.num_devices // others if devices_per_chip(gpu_type) > 1 else row.whole("dp", num_chips // others or 1)
+    )
     if data * others != cluster.num_devices:
         raise RowError(
             f"{row.id}: dp·tp·pp·cp is {data}·{tensor}·{pipeline}·{context} = {data * others}, but gpus is "

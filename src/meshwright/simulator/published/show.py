@@ -56,7 +56,9 @@ def _summary(targets: tuple[Target, ...]) -> Table:
     for target in targets:
         value = "–" if target.value is None else f"{target.value:.1%}"
         bound = f"{'≥' if target.least else '≤'} {target.bound:.0%}"
-        table.add_row(target.name, str(target.count), value, bound, {True: "yes", False: "no", None: "–"}[target.reached])
+        table.add_row(
+            target.name, str(target.count), value, bound, {True: "yes", False: "no", None: "–"}[target.reached]
+        )
     return table
 
 

@@ -76,7 +76,14 @@ class Validation:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         summary = [
-            {"name": t.name, "value": t.value, "bound": t.bound, "least": t.least, "count": t.count, "reached": t.reached}
+            {
+                "name": t.name,
+                "value": t.value,
+                "bound": t.bound,
+                "least": t.least,
+                "count": t.count,
+                "reached": t.reached,
+            }
             for t in self.targets
         ]
         return {"rows": [replay.to_json() for replay in self.rows], "summary": summary}
@@ -88,7 +95,7 @@ class Validation:
 
 
 def ordered_pairs(rows: Sequence[Replay]) -> Iterable[bool]:
-    """For each pair of strategies of one source, model and machine, whether the faster one is predicted to be faster."""
+    """For each two strategies of one source, model and machine, whether the faster one is predicted to be so."""
     groups: dict[tuple[str, ...], list[Replay]] = {}
     for replay in rows:
         if replay.error is not None:

@@ -11,7 +11,20 @@ from meshwright.simulator.kernels import MATERIALISED
 from meshwright.simulator.transformer.recipe import Recompute, Stack
 
 _TENSORS = ("input", "norm", "middle", "query", "key", "value", "attention", "up", "activation", "gate", "masks")
-_KERNELS = ("norm", "query", "key", "value", "rotary", "attention", "out", "residual", "gate", "up", "activation", "down")
+_KERNELS = (
+    "norm",
+    "query",
+    "key",
+    "value",
+    "rotary",
+    "attention",
+    "out",
+    "residual",
+    "gate",
+    "up",
+    "activation",
+    "down",
+)
 _ELEMENTWISE = frozenset({"norm", "rotary", "residual", "activation"})
 _PRODUCTS = frozenset({"input", "query", "key", "value", "out", "gate", "up", "down"})
 
@@ -93,7 +106,9 @@ def _named(words: str) -> Recompute:
     listed = re.findall(r"[a-z_0-9]+", words.split("offload", 1)[-1])
     kept = {_NAMED[word] for word in listed if word in _NAMED} | {"input"}
     repeats = frozenset(name for name in _KERNELS if name not in kept)
-    return Recompute("offload" if "offload" in words else "custom", repeats, frozenset(kept), offloads="offload" in words)
+    return Recompute(
+        "offload" if "offload" in words else "custom", repeats, frozenset(kept), offloads="offload" in words
+    )
 
 
 def zero_of(text: str) -> int:

@@ -24,7 +24,9 @@ class Exchange:
 
     cluster: Cluster
     network: float
-    _groups: dict[tuple[int, int], tuple[Mesh, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _groups: dict[tuple[int, int], tuple[Mesh, str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def seconds(self, kind: str, size: int, stride: int, num_bytes: float) -> float:
         """Seconds of a collective among `size` devices that lie `stride` apart, all groups at once."""
@@ -51,7 +53,7 @@ class Exchange:
         return self._groups[size, stride]
 
     def send_s(self, stage: int, stage_size: int, num_bytes: float) -> float:
-        """Seconds of sending from every device of a stage to its partner on the next one; the last sends to the first."""
+        """Seconds of sending from each device of a stage to its partner on the next; the last sends to the first."""
         hosts = [device // self.cluster.devices_per_host for device in self._partners(stage, stage_size)]
         if hosts[0] == hosts[1]:
             return self.seconds("permute", 2, 1, num_bytes)

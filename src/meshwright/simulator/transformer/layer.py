@@ -124,9 +124,7 @@ class Layer:
         softmax = self._stream("attention", _SOFTMAX, scores, fused=r.stack.fused_softmax)
         dropout = self._stream("attention", _DROPOUT, scores if r.stack.dropout else 0.0, fused=False)
         parts = (layout, softmax, dropout)
-        yield Kernel(
-            "attention", sum(p.forward_s for p in parts) + 2 * one, sum(p.backward_s for p in parts) + 4 * one
-        )
+        yield Kernel("attention", sum(p.forward_s for p in parts) + 2 * one, sum(p.backward_s for p in parts) + 4 * one)
 
     def _residual(self) -> Kernel:
         elements = self.recipe.spread_tokens * self.recipe.shape.hidden
@@ -134,7 +132,9 @@ class Layer:
         dropped = self._stream("residual", _DROPOUT, elements if self.recipe.stack.dropout else 0.0)
         return Kernel("residual", added.forward_s + dropped.forward_s, added.backward_s + dropped.backward_s)
 
-    def _stream(self, name: str, moved: tuple[int, int, int, int], elements: float, fused: bool | None = None) -> Kernel:
+    def _stream(
+        self, name: str, moved: tuple[int, int, int, int], elements: float, fused: bool | None = None
+    ) -> Kernel:
         separate = not (self.recipe.stack.fused if fused is None else fused)
         forward, backward = moved[separate], moved[2 + separate]
         return Kernel(name, self.kernels.stream_s(forward * elements), self.kernels.stream_s(backward * elements))

@@ -1,7 +1,7 @@
 """Makes the work of a recipe: its virtual stages with their tasks, memory, and what each stage does once."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 from meshwright.simulator.kernels import Kernels, kernels
 from meshwright.simulator.transformer import memory
@@ -23,9 +23,11 @@ def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Wor
     constants = prices.constants
     exchange = Exchange(recipe.cluster, constants.network)
     num_chunks = recipe.pipeline * recipe.interleave
-    sizes = [recipe.shape.layers * (i + 1) // num_chunks - recipe.shape.layers * i // num_chunks for i in range(num_chunks)]
+    sizes = [
+        recipe.shape.layers * (i + 1) // num_chunks - recipe.shape.layers * i // num_chunks for i in range(num_chunks)
+    ]
 
-    @lru_cache(maxsize=None)
+    @cache
     def chunk(layers: int, first: bool, last: bool) -> Chunk:
         return _chunk(StageTasks(recipe, prices, exchange, layers, first, last))
 
