@@ -106,14 +106,13 @@ def replay_rows(rows: Iterable[Row]) -> Iterator[Replay]:
     for row in rows:
         try:
             yield replay(row)
-        except RowError as error:
-            yield Replay(row, problem=str(error))
+        except MeshwrightError as error:
+            yield Replay(row, problem=str(error) if isinstance(error, RowError) else f"{row.id}: {error}")
 
 
 def replay(row: Row) -> Replay:
     """Simulates one row."""
     recipe = recipe_of(row)
-    row.step_s, row.peak_gib  # noqa: B018  (cells that are no numbers are found before anything is simulated)
     simulation = simulate_work(recipe_work(recipe, row.id))
     return Replay(
         row, simulation.step_s, simulation.peak_bytes / _GIB, simulation.fits, tuple(_causes(row, recipe, simulation))

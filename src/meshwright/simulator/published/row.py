@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError
-from meshwright.simulator.published.machines import devices_per_chip, machines
+from meshwright.simulator.published.machines import machines
 from meshwright.simulator.published.words import SHARES, dtype_of, recompute_of, stack_of, zero_of
 from meshwright.simulator.transformer.memory import peak_bytes
 from meshwright.simulator.transformer.recipe import Recipe
 from meshwright.simulator.transformer.shape import Shape
 
 _GATED = re.compile(r"llama|mistral|mixtral|qwen|gemma|deepseek|palm|yi-|grok|olmo|phi-?3", re.IGNORECASE)
-_EXPERTS = re.compile(r"(\d+)\s*x\s*\d+(?:\.\d+)?\s*b|(\d+)\s*experts|(\d+)e\b", re.IGNORECASE)
+_EXPERTS = re.compile(r"(\d+)\s*x\s*\d+(?:\.\d+)?\s*b\b|(\d+)\s*experts|\bE\s*=\s*(\d+)", re.IGNORECASE)
 _ACTIVE = re.compile(r"top-?\s*(\d+)|(\d+)\s*active", re.IGNORECASE)
+
+
+_USUAL_VOCAB = 50304  # GPT-2's, padded
 
 
 class RowError(MeshwrightError, ValueError):
@@ -63,8 +66,8 @@ class Row:
         given, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")
         if given or not rate:
             return given
-        tokens = self.whole("global_batch") * self.whole("seq")
-        return tokens / rate / self.whole("gpus")
+        batch, seq = self.number("global_batch"), self.number("seq")
+        return batch * seq / rate / self.whole("gpus") if batch and seq else None
 
     @property
     def peak_gib(self) -> float | None:
@@ -97,15 +100,14 @@ def _recipe(row: Row) -> Recipe:
     cluster = machines(gpu_type, num_chips, row.text("notes"))
     tensor, pipeline, context = (row.whole(name, 1) for name in ("tp", "pp", "cp"))
     others = tensor * pipeline * context
-    data = (
-        cluster.num_devices // others if devices_per_chip(gpu_type) > 1 else row.whole("dp", num_chips // others or 1)
-    )
-    if data * others != cluster.num_devices:
+    if cluster.num_devices % others:
         raise RowError(
-            f"{row.id}: dp·tp·pp·cp is {data}·{tensor}·{pipeline}·{context} = {data * others}, but gpus is "
+            f"{row.id}: tp·pp·cp is {tensor}·{pipeline}·{context} = {others}, which does not divide gpus, "
             f"{cluster.num_devices}"
         )
-    microbatch, num_microbatches = _batch(row, data, pipeline)
+    data = cluster.num_devices // others  # tables count replicas in several ways, but devices in one
+    microbatch, num_microbatches = _batch(row, data, tensor * context, pipeline)
+    interleave = row.whole("interleave_v", 1) if pipeline > 1 else 1
     zero_text, precision, recompute = (row.text(name) for name in ("zero_stage", "precision", "recompute"))
     tpu = cluster.chip.vendor == "Google"
     shard = data * context
@@ -113,7 +115,7 @@ def _recipe(row: Row) -> Recipe:
     said = (precision, recompute, row.text("model"), row.text("notes"))
     stack, selective = stack_of(row.text("source"), zero, *said, tpu)
     if "hsdp" in zero_text.lower():
-        shard = min(shard, cluster.devices_per_host)
+        shard = min(shard, max(1, cluster.devices_per_host // tensor))
     recipe = Recipe(
         shape=shape,
         cluster=cluster,
@@ -128,7 +130,7 @@ def _recipe(row: Row) -> Recipe:
         shard=shard,
         microbatch=microbatch,
         num_microbatches=num_microbatches,
-        interleave=row.whole("interleave_v", 1) if pipeline > 1 else 1,
+        interleave=interleave if num_microbatches % pipeline == 0 else 1,  # groups of microbatches must be full
         dtype=dtype_of(precision),
         by_row=re.search(r"row-?wise", precision, re.IGNORECASE) is not None,
     )
@@ -141,24 +143,32 @@ def _with_share(recipe: Recipe) -> Recipe:
     return next((r for r in tried if peak_bytes(r) <= r.cluster.memory_bytes), tried[-1])
 
 
-def _batch(row: Row, data: int, pipeline: int) -> tuple[int, int]:
-    """Sequences of a microbatch, and the number of microbatches."""
-    whole = row.whole("global_batch")
-    if whole % data:
-        raise RowError(f"{row.id}: global_batch {whole} is no multiple of the {data} data-parallel devices")
-    local = whole // data
-    microbatch = row.whole("microbatch", 1 if pipeline > 1 else local)
-    if local % microbatch:
-        raise RowError(f"{row.id}: {local} sequences a data-parallel device are no multiple of microbatch {microbatch}")
-    return microbatch, local // microbatch
+def _batch(row: Row, data: int, sharing: int, pipeline: int) -> tuple[float, int]:
+    """Sequences of a microbatch, and the number of microbatches.
+
+    Args:
+        row: The row; its microbatch may be a part of a sequence, where devices share one.
+        data: Number of data-parallel devices.
+        sharing: Number of devices that share a sequence.
+        pipeline: Number of stages.
+    """
+    given = row.number("microbatch")
+    if given is not None and given < 1:
+        given = max(1.0, given * sharing)
+    whole = row.number("global_batch") or (given or 1.0) * data
+    local = whole / data
+    microbatch = min(given or (1.0 if pipeline > 1 else local), local)
+    num = max(1, round(local / microbatch))
+    return local / num, num
 
 
 def _shape(row: Row) -> Shape:
-    hidden, layers, seq, vocab = (row.whole(name) for name in ("hidden", "layers", "seq", "vocab"))
+    hidden, layers, seq = (row.whole(name) for name in ("hidden", "layers", "seq"))
+    vocab = row.whole("vocab", _USUAL_VOCAB)
     heads = row.whole("heads", max(1, hidden // 128))
     model, notes = row.text("model"), row.text("notes")
     experts, active = _experts(f"{model} {notes}", row.whole("ep", 1), row.id)
-    shape = Shape(
+    return Shape(
         hidden=hidden,
         layers=layers,
         heads=heads,
@@ -172,7 +182,6 @@ def _shape(row: Row) -> Shape:
         experts=experts,
         active=active,
     )
-    return shape
 
 
 def _experts(text: str, degree: int, row_id: str) -> tuple[int, int]:

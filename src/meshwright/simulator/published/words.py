@@ -84,13 +84,15 @@ def recompute_of(text: str, selective: str, model: str = "", notes: str = "") ->
         return _named(words)
     if "minimal" in words:
         return MINIMAL
-    if "save_dot" in words or "save dot" in words:
+    if re.search(r"save_dot|save dot|\bdots\b", words):
         return DOTS
-    if "select" in words or "op-level" in words:
+    if re.search(r"select|op-level|\(op\)", words):
         return _SELECTIVE["alternate" if "(op)" in words else selective]
-    if words in ("", "none", "no", "off", "false", "0", "nan") or words.startswith(("none", "no ", "off")):
+    if re.match(r"none|no\b|off|false|0|without|disabled|save_everything|$", words):
         return NONE
-    if re.search(r"full|block|layer|true|yes|on\b|all|checkpoint|default|save_nothing", words):
+    if re.search(r"core_attn|core attn|attention only", words):
+        return ATTENTION
+    if re.search(r"full|block|layer|uniform|true|yes|on\b|all|checkpoint|remat|recompute|default|nothing", words):
         return FULL
     raise ValueError(f"recompute is {text!r}; known are none, selective, full, minimal, save_dot… and offload lists")
 

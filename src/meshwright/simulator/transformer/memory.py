@@ -60,7 +60,7 @@ def working_bytes(recipe: Recipe, has_head: bool) -> float:
     layer = again + 2 * widest + kept.get("scores", 0.0)
     if recipe.zero == 3:
         # The layer at work and the one fetched ahead, in 16 bits, and the gradients on their way out.
-        fetched = s.hidden * s.ffn if recipe.stack.xla else s.layer_params
+        fetched = s.hidden * s.ffn if recipe.stack.xla else recipe.layer_params
         layer += (2 * 2 + recipe.stack.reduce_bytes) * fetched / recipe.tensor
     return max(layer, logits_bytes(recipe)) if has_head else layer
 
@@ -73,8 +73,7 @@ def logits_bytes(recipe: Recipe) -> float:
 def stage_params(recipe: Recipe, stage: int) -> float:
     """Parameters of one stage, of which each tensor-parallel device holds its part."""
     s = recipe.shape
-    spread = s.layer_params - s.experts * s.expert_params * (1 - 1 / recipe.expert)
-    params = spread * s.layers / recipe.pipeline
+    params = recipe.layer_params * s.layers / recipe.pipeline
     params += s.embedding_params * (stage == 0)
     params += s.embedding_params * (stage == recipe.pipeline - 1 and (recipe.pipeline > 1 or not s.tied))
     return params / recipe.tensor

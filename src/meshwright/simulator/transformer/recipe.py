@@ -39,6 +39,7 @@ class Stack:
         dropout: Whether the model was trained with dropout.
         sequence_parallel: Whether tensor-parallel devices split the sequence outside of products.
         async_tensor: Whether tensor-parallel exchanges are cut up and run beside the products that they feed.
+        sums_beside_weights: Whether the backward pass sums up inputs' gradients beside the weights' gradients.
         overlap: Whether gradients and parameters are exchanged beside compute.
         messages: Into how many messages ZeRO-3 cuts what it exchanges of a layer.
         xla: Whether one program is the whole step; it fetches matrix by matrix rather than layer by layer.
@@ -60,6 +61,7 @@ class Stack:
     dropout: bool = False
     sequence_parallel: bool = True
     async_tensor: bool = False
+    sums_beside_weights: bool = False
     overlap: bool = True
     messages: int = 1
     xla: bool = False
@@ -103,7 +105,7 @@ class Recipe:
     expert: int = 1
     zero: int = 0
     shard: int = 1
-    microbatch: int = 1
+    microbatch: float = 1
     num_microbatches: int = 1
     interleave: int = 1
     schedule: str = "1f1b"
@@ -111,9 +113,15 @@ class Recipe:
     by_row: bool = False
 
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> float:
         """Tokens of one microbatch on one device."""
-        return self.microbatch * self.shape.seq // self.context
+        return self.microbatch * self.shape.seq / self.context
+
+    @property
+    def layer_params(self) -> float:
+        """Parameters of a layer that belong to one of the devices that experts are spread over."""
+        s = self.shape
+        return s.layer_params - s.experts * s.expert_params * (1 - 1 / self.expert)
 
     @property
     def step_tokens(self) -> float:

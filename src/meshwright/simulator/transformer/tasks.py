@@ -11,6 +11,9 @@ from meshwright.simulator.work import COMPUTE, Task, Tasks
 
 _LANE = "compute"
 
+#: The products that a block begins with: their inputs' gradients are partial sums.
+_FIRST = ("query", "key", "value", "gate", "up")
+
 
 @dataclass
 class _List:
@@ -69,7 +72,7 @@ class StageTasks:
             out.compute("embedding", layer.embedding().forward_s)
         before: tuple[int, ...] = ()
         for _ in range(self.layers):
-            before = self._fetch(out, "parameters", self.recipe.shape.layer_params, ahead=before)
+            before = self._fetch(out, "parameters", self.recipe.layer_params, ahead=before)
             self._layer_forward(out, attention, feed_forward)
         if self.last:
             self._fetch(out, "head", self.recipe.shape.embedding_params, ahead=before)
@@ -90,13 +93,13 @@ class StageTasks:
         repeated = 0.0
         for _ in range(self.layers):
             if self.recipe.zero == 3:
-                before = self._fetch(out, "parameters", self.recipe.shape.layer_params, ahead=before)
+                before = self._fetch(out, "parameters", self.recipe.layer_params, ahead=before)
             repeated += self.recipe.recompute.share
             if repeated >= 1 - 1e-9:
                 repeated -= 1
                 self._repeat(out, attention, feed_forward)
             self._layer_backward(out, attention, feed_forward)
-            self._give(out, "gradients", self.recipe.shape.layer_params, sync)
+            self._give(out, "gradients", self.recipe.layer_params, sync)
         if self.first:
             out.compute("embedding", layer.embedding().backward_s)
             self._give(out, "embedding", 0 if self.last and self.recipe.shape.tied else embedding, sync)
@@ -104,31 +107,60 @@ class StageTasks:
 
     def _layer_forward(self, out: _List, attention: Iterable[Kernel], feed_forward: Iterable[Kernel]) -> None:
         self._gather(out)
-        self._ring(out, attention, 1.0, backward=False)
+        for kernel in attention:
+            self._kernel(out, kernel, kernel.forward_s, passes=1.0)
         self._settle(out)
         self._gather(out)
         self._experts(out)
         for kernel in feed_forward:
-            out.compute(kernel.name, kernel.forward_s)
+            self._kernel(out, kernel, kernel.forward_s, passes=1.0)
         self._experts(out)
         self._settle(out)
 
     def _layer_backward(self, out: _List, attention: tuple[Kernel, ...], feed_forward: tuple[Kernel, ...]) -> None:
         # Backward, gathering and summing change places, and take the same time.
-        if self.recipe.stack.sequence_parallel:
-            self._gather(out)
-        self._experts(out)
-        for kernel in reversed(feed_forward):
-            out.compute(kernel.name, kernel.backward_s)
-        self._experts(out)
-        self._settle(out)
         self._gather(out)
-        self._ring(out, tuple(reversed(attention)), 2.0, backward=True)
-        self._settle(out)
+        self._experts(out)
+        self._block_backward(out, feed_forward)
+        self._experts(out)
+        self._gather(out)
+        self._block_backward(out, attention)
         if self.recipe.num_microbatches > 1 and self.recipe.zero < 3:
             added = 8.0 if self.recipe.stack.fused_accumulation else 2 + 2 * self.recipe.stack.gradient_bytes
-            params = self.recipe.shape.layer_params / self.recipe.tensor
-            out.compute("accumulate gradients", self.kernels.stream_s(added * params))
+            out.compute(
+                "accumulate gradients", self.kernels.stream_s(added * self.recipe.layer_params / self.recipe.tensor)
+            )
+
+    def _block_backward(self, out: _List, block: tuple[Kernel, ...]) -> None:
+        """A block from its end to its first products, whose inputs' gradients are then summed up."""
+        norm, *others = block
+        firsts = [kernel for kernel in others if kernel.name in _FIRST]
+        for kernel in reversed(others):
+            if kernel not in firsts:
+                self._kernel(out, kernel, kernel.backward_s, passes=2.0)
+        beside = self.recipe.stack.sums_beside_weights
+        for kernel in reversed(firsts):
+            out.compute(kernel.name, kernel.backward_s - (kernel.weights_s if beside else 0.0))
+        if beside:
+            sums = self._sum_task(out.last)
+            place = out.beside(sums)
+            for kernel in reversed(firsts):
+                out.compute(f"{kernel.name} weights", kernel.weights_s)
+            out.wait(place)
+        else:
+            self._settle(out)
+        out.compute(norm.name, norm.backward_s)
+
+    def _kernel(self, out: _List, kernel: Kernel, seconds: float, passes: float) -> None:
+        """A kernel; with context parallelism keys and values go round beside attention's, gradients as well."""
+        r = self.recipe
+        sent: tuple[int, ...] = ()
+        if kernel.name == "attention" and r.context > 1:
+            num_bytes = 4.0 * r.tokens * r.shape.kv_width / r.tensor
+            one = self.exchange.task("keys and values", "context", "permute", r.context, r.tensor, num_bytes)
+            sent = out.beside(one._replace(seconds=passes * (r.context - 1) * one.seconds, needs=out.last))
+        out.compute(kernel.name, seconds)
+        out.wait(sent)
 
     def _repeat(self, out: _List, attention: Iterable[Kernel], feed_forward: Iterable[Kernel]) -> None:
         """What recomputation runs again: kernels, and the exchanges of the blocks it repeats whole."""
@@ -144,36 +176,26 @@ class StageTasks:
             if ends:
                 self._settle(out)
 
-    def _ring(self, out: _List, block: Iterable[Kernel], passes: float, backward: bool) -> None:
-        """Attention's block; with context parallelism keys and values go round beside the attention kernel."""
-        r = self.recipe
-        num_bytes = 4.0 * r.tokens * r.shape.kv_width / r.tensor
-        for kernel in block:
-            sent: tuple[int, ...] = ()
-            if kernel.name == "attention" and r.context > 1:
-                one = self.exchange.task("keys and values", "context", "permute", r.context, r.tensor, num_bytes)
-                whole = one._replace(seconds=passes * (r.context - 1) * one.seconds, needs=out.last)
-                sent = out.beside(whole)
-            out.compute(kernel.name, kernel.backward_s if backward else kernel.forward_s)
-            out.wait(sent)
-
     def _gather(self, out: _List) -> None:
         """Sequence parallelism: tokens come together before a block's products."""
         r = self.recipe
         if r.stack.sequence_parallel:
             num_bytes = 2.0 * r.tokens * r.shape.hidden
-            self._exchange_tokens(out, "gather tokens", "all_gather", num_bytes)
+            task = self.exchange.task("gather tokens", "tensor", "all_gather", r.tensor, 1, num_bytes)
+            self._exchange_tokens(out, task)
 
     def _settle(self, out: _List) -> None:
         """Tensor parallelism: partial sums are added up after a block's last product."""
+        self._exchange_tokens(out, self._sum_task(()))
+
+    def _sum_task(self, needs: tuple[int, ...]) -> Task:
         r = self.recipe
         kind = "reduce_scatter" if r.stack.sequence_parallel else "all_reduce"
         num_bytes = 2.0 * r.tokens * r.shape.hidden
-        self._exchange_tokens(out, "sum activations", kind, num_bytes)
+        return self.exchange.task("sum activations", "tensor", kind, r.tensor, 1, num_bytes, needs)
 
-    def _exchange_tokens(self, out: _List, name: str, kind: str, num_bytes: float) -> None:
+    def _exchange_tokens(self, out: _List, task: Task) -> None:
         """Among tensor-parallel devices; cut up, only the first piece stands in the way of the products."""
-        task = self.exchange.task(name, "tensor", kind, self.recipe.tensor, 1, num_bytes)
         if not self.recipe.stack.async_tensor:
             out.in_the_way(task)
             return
