@@ -34,6 +34,7 @@ NAMES = [
     "cluster",
     "compare",
     "create_state",
+    "explore",
     "follow",
     "nest",
     "parallelize",
@@ -41,6 +42,7 @@ NAMES = [
     "restore",
     "rule",
     "save",
+    "simulate",
     "solve",
 ]
 

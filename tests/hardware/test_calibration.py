@@ -91,6 +91,7 @@ def test_rings_between_hosts_have_the_bandwidth_of_nccls_own_table():
         ("h100", "h100", 0.04),
         ("h200", "h200", 0.04),
         ("b200", "b200", 0.04),
+        ("gb200", "gb200", 0.05),
         ("l40s", "l40s", 0.05),
     ],
 )
