@@ -65,7 +65,7 @@ def test_the_hierarchy_starts_sooner_than_a_ring_over_many_hosts():
     assert min(alpha for alpha, _ in hierarchical_ways(group, found.intra, found.inter, "all_reduce")) < ring
 
 
-# Not the L40S: the measured host has no peer-to-peer and is slower than its network. Nor where the fast link leaves hosts.
+# Not the L40S, whose measured host is slower than its network, nor where the fast link leaves hosts.
 GPUS = [c.name for c in chips() if c.vendor in ("NVIDIA", "AMD") and c.name != "l40s" and not c.intra.domain]
 
 

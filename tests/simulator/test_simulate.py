@@ -93,7 +93,7 @@ def test_rows_count_where_there_are_no_tokens():
 def test_an_abstract_mesh_has_no_seconds():
     mesh = mw.Mesh.abstract((4,), alpha=1, beta=1)
     plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=mesh)
-    with pytest.raises(SimulationError, match="abstract mesh .* not seconds"):
+    with pytest.raises(SimulationError, match=r"abstract mesh .* not seconds"):
         plan.simulate()
 
 
@@ -103,7 +103,7 @@ def test_a_cluster_of_another_size_is_refused(plan):
 
 
 def test_something_else_than_a_plan_is_refused():
-    with pytest.raises(SimulationError, match="give what mw.plan returns"):
+    with pytest.raises(SimulationError, match=r"give what mw\.plan returns"):
         mw.simulate("plan.json")
 
 
