@@ -1,13 +1,14 @@
 """Gives every operation and argument a place: backward and update work follow the forward pass.
 
-A backward operation reads cotangents, which come from later layers, and residuals of the forward pass. It belongs to the
-latest unit that is no later than any of its cotangents' and at which every residual is at hand: where it was made or
-read. (The earliest unit of all operands would put a weight's gradient where its input was made, one layer too early.)
+A backward operation reads cotangents, which come from later layers, and residuals of the forward pass. It belongs to
+the latest unit that is no later than any of its cotangents' and at which every residual is at hand: where it was made
+or read. (The earliest unit of all operands would put a weight's gradient where its input was made, a layer too early.)
 Update work goes where its largest operand is. What depends on neither data nor parameters can be had anywhere.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def follow(flow: Flow, unit: Ints, num_units: int) -> Places:
     columns = flow.graph.columns
     unit = unit.copy()
     start, reads = columns.start.tolist(), columns.reads.tolist()
-    operands = [reads[a:b] for a, b in zip(start, start[1:], strict=False)]
+    operands = [reads[a:b] for a, b in pairwise(start)]
     phase = columns.phase
     by_phase = [np.flatnonzero(phase == PHASES.index(name)).tolist() for name in (FORWARD, BACKWARD, UPDATE)]
     _pull_weights(flow, unit, by_phase[0], operands)
