@@ -43,6 +43,8 @@ def brute_force(ranges, held):
     num_devices, best = ranges.allowed.shape[1] - 1, np.inf
     for count in range(1, num_layers + 1):
         numbers = held(count)
+        if numbers is None:
+            continue
         for cuts in itertools.combinations(range(1, num_layers), count - 1):
             edges = (0, *cuts, num_layers)
             for submeshes in itertools.product(range(kinds), repeat=count):
@@ -69,6 +71,8 @@ def test_the_programme_finds_the_brute_force_optimum(schedule, seed):
         microbatches = int(rng.integers(1, most + 1))
 
         def held(count, microbatches=microbatches, most=most):
+            if schedule == "zb-h1" and count > most - 1:
+                return None
             return [min(n, most) for n in in_flight(schedule, count, microbatches)]
 
         expected, found = brute_force(ranges, held), solve_stages(ranges, held)

@@ -55,9 +55,10 @@ class Layers:
     places: Places
     crossing_bytes: Array = field(repr=False)
 
-    def spread(self, per_unit: Array) -> Array:
-        """What the units have, layer by layer; the layers of a unit have equal shares."""
+    def gather(self, unit: Ints, weights: Array) -> Array:
+        """Sums by layer of what belongs to units; the layers of a unit have equal shares."""
         found = np.zeros(self.num_layers)
+        per_unit = np.bincount(unit, weights, len(self.first)).tolist()
         for first, count, value in zip(self.first, self.count, per_unit, strict=True):
             found[first : first + count] += value / count
         return found

@@ -4,6 +4,7 @@ The number of solves therefore does not depend on how many layers there are, or 
 layers cost together.
 """
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from functools import cached_property
@@ -18,7 +19,7 @@ from meshwright.hardware import Mesh
 from meshwright.pipeline.flow import Array, Bools, Flow, Ints
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.rows import Resized
-from meshwright.planner.folding import fold
+from meshwright.planner.folding import Folded, fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Method
@@ -84,19 +85,30 @@ class Pricing:
         self.roles = find_roles(self.graph)
         self.live = liveness(self.graph, self.grouping.nests)
         self.flow = Flow(self.graph, self.grouping.nests, self.roles)
+        self._folded: dict[str, Folded] = {}
+        self._last: tuple[tuple[Mesh, str], Formulation] | None = None
 
     def price(self, mesh: Mesh, method: Method, dear: bool = False) -> LayerPrices | None:
         """The layers' prices under the fastest choice, or the one that needs least memory; None if there is none."""
-        folded = fold(self.grouping, method.pins(self.graph, self.roles))
         try:
-            restrictions = method.restrict(self.graph, self.roles, mesh, Axes(mesh.sizes))
-            formulation = Formulation(self.grouping, folded, self.live, mesh, restrictions, itemise=True)
+            formulation = self._formulate(mesh, method)
         except ShardingError:
             return None
         prices = _dear(formulation) if dear else {}
         problem = formulation.problem({}, None, prices)
         choice = solve(problem, seconds=_SECONDS, workers=1, keep_interrupted=False).choice
         return None if choice is None else self._read(Readback(formulation, choice))
+
+    def _formulate(self, mesh: Mesh, method: Method) -> Formulation:
+        """The problem of one view; the last one is kept, since it is asked for twice."""
+        key = (mesh, method.name)
+        if self._last is None or self._last[0] != key:
+            if method.name not in self._folded:
+                self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles))
+            restrictions = method.restrict(self.graph, self.roles, mesh, Axes(mesh.sizes))
+            folded = self._folded[method.name]
+            self._last = key, Formulation(self.grouping, folded, self.live, mesh, restrictions, itemise=True)
+        return self._last[1]
 
     def _read(self, back: Readback) -> LayerPrices:
         compute, sent, gradients = self._seconds(back)
@@ -121,7 +133,9 @@ class Pricing:
         specs = {v: back.spec(back.code(v), len(self.graph.types[v].shape)) for v in state}
         parts = back.axes.num_parts(back.made)
         local = {v: float(self.flow.num_bytes[v] / parts[v]) for v in state}
-        return LayerPrices(items, int(max((parts[v] for v in self.roles.data), default=1)), specs, local)
+        over = [back.axes.dims(back.code(v), 1)[0] for v in self.roles.data if self.graph.types[v].shape]
+        split = max((math.prod(back.axes.sizes[a] for a in axes) for axes in over), default=1)
+        return LayerPrices(items, split, specs, local)
 
     def _seconds(self, back: Readback) -> tuple[Array, Array, Array]:
         """Compute, communication and reductions of gradients of each operation."""
@@ -145,12 +159,11 @@ class Pricing:
         made, live, columns = back.made, self.live, self.graph.columns
         local = self.flow.num_bytes / back.axes.num_parts(made)
         owner = {v: units[0] for v, units in self.layers.places.arguments.items()}
-        for item, values in (
+        for item, state in (
             (Item.PARAMETER_BYTES, self.roles.parameters),
             (Item.OPTIMIZER_BYTES, self.roles.optimizer),
         ):
-            places = np.array([owner[v] for v in values], np.int64)
-            items[item] = self._by_layer(places, local[list(values)]) if len(values) else 0.0
+            items[item] = self._by_layer(np.array([owner[v] for v in state], np.int64), local[list(state)])
         held, copies, kept = self._held
         unit = self.layers.places.unit
         for item, values in ((Item.HELD_BYTES, held), (Item.COPY_BYTES, copies), (Item.KEPT_BYTES, kept)):
@@ -175,7 +188,7 @@ class Pricing:
             np.maximum(place, size, out=place)
 
     def _by_layer(self, unit: Ints, weights: Array) -> Array:
-        return self.layers.spread(np.bincount(unit, weights, len(self.layers.first)))
+        return self.layers.gather(unit, weights)
 
     @cached_property
     def _masks(self) -> dict[str, Array]:

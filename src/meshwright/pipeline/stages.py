@@ -9,10 +9,11 @@ As in Alpa's inter-operator pass, the second term is fixed first: F(s, k, d; t_m
 that hold the layers from ``k`` on, on exactly ``d`` devices, none busier than ``t_max`` (`kernel.cheapest_staged`). The
 number of stages counts because the ``s``-th from the end holds ``in_flight(s)`` microbatches.
 
-Not every ``t_max`` need be tried. F grows as ``t_max`` falls, so after a solution with sum ``g`` and busiest stage ``b``,
-limits between ``b`` and the last one give nothing new, and one of ``T* − g`` or more cannot beat the best ``T*``: the
-next limit is the smaller of the two, until nothing fits. And if a solution of the programme without ``s``, in which each
-range costs the least it may, fits as it is, no other is better: F(s, k, d) is asked for only where memory binds.
+Not every ``t_max`` need be tried. F grows as ``t_max`` falls, so after a solution with sum ``g`` and busiest stage
+``b``, limits between ``b`` and the last one give nothing new, and one of ``T* − g`` or more cannot beat the best
+``T*``: the next limit is the smaller of the two, until nothing fits. And if a solution of the programme without ``s``,
+in which each range costs the least it may, fits as it is, no other is better: F(s, k, d) is asked for only where memory
+binds.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from meshwright.pipeline.kernel import cheapest, cheapest_staged
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+InFlight = Callable[[int], Sequence[int] | None]  # None where there may not be so many stages
 
 _LESS = 1 - 1e-9
 
@@ -63,12 +66,12 @@ class Ranges:
     allowed: NDArray[np.bool_]
 
 
-def solve_stages(ranges: Ranges, in_flight: Callable[[int], Sequence[int]], best_s: float = np.inf) -> Solution | None:
+def solve_stages(ranges: Ranges, in_flight: InFlight, best_s: float = np.inf) -> Solution | None:
     """The stages of the quickest step that takes less than ``best_s``; None if there are none.
 
     Args:
         ranges: The costs.
-        in_flight: For a number of stages, the microbatches that each of them holds.
+        in_flight: For a number of stages, the microbatches that each of them holds; None where it is not allowed.
         best_s: A time that is known to be had.
     """
     fill, busy = ranges.fill.min(axis=0), ranges.busy.min(axis=0)
@@ -76,6 +79,8 @@ def solve_stages(ranges: Ranges, in_flight: Callable[[int], Sequence[int]], best
     if relaxed is None:
         return None
     held = in_flight(len(relaxed.parts))
+    if held is None:
+        return _staged(ranges, in_flight, best_s)
     parts = [part._replace(in_flight=n) for part, n in zip(relaxed.parts, held, strict=True)]
     real = [(_place(part, 4), _place(part, 3)) for part in parts]
     if all(ranges.fill[a] == fill[b] and ranges.busy[a] == busy[b] for a, b in real):
@@ -83,15 +88,15 @@ def solve_stages(ranges: Ranges, in_flight: Callable[[int], Sequence[int]], best
     return _staged(ranges, in_flight, best_s)
 
 
-def _staged(ranges: Ranges, in_flight: Callable[[int], Sequence[int]], best_s: float) -> Solution | None:
+def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | None:
     """Where memory binds: all numbers of stages at once, if what a stage holds depends on those behind it alone."""
     most = min(ranges.fill.shape[2], ranges.allowed.shape[1] - 1)
-    deepest = in_flight(most)
-    if all(tuple(in_flight(n)) == tuple(deepest[most - n :]) for n in range(1, most + 1)):
-        return _with_stages(ranges, deepest[::-1], best_s, None)
+    held = {count: numbers for count in range(1, most + 1) if (numbers := in_flight(count)) is not None}
+    if most in held and all(tuple(held[most][most - n :]) == tuple(numbers) for n, numbers in held.items()):
+        return _with_stages(ranges, held[most][::-1], best_s, None)
     found = None
-    for count in range(1, most + 1):
-        better = _with_stages(ranges, in_flight(count)[::-1], best_s, count)
+    for count, numbers in held.items():
+        better = _with_stages(ranges, numbers[::-1], best_s, count)
         if better is not None:
             found, best_s = better, better.total_s
     return found
