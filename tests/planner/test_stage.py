@@ -24,7 +24,22 @@ def staged(cluster):
         times = [StageTime(float(i), 0.5) for i in range(5)]
         tensors = (Tensor("w", (16, 16), "float32", ((), ("y",)), "parameters"),)
         found.append(
-            Stage((first, first + 1), submesh, view, "words", *times, 0.5, 64.0, 1e-3, 10, 20, 30, 60, tensors)
+            Stage(
+                (first, first + 1),
+                submesh,
+                view,
+                "words",
+                *times,
+                0.5,
+                64.0,
+                1e-3,
+                10,
+                20,
+                30,
+                60,
+                ((first, first + 1),),
+                tensors,
+            )
         )
     whole = mw.Mesh((cluster.num_devices,), cluster)
     return replace(plain, mesh=whole, pipeline=Pipeline("1f1b", 4, 1, "none"), stages=tuple(found))

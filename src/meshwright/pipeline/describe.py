@@ -124,6 +124,7 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         activation_bytes=int(held),
         transient_bytes=int(transient),
         peak_bytes=int(state + transient + held * stage.in_flight / pipeline.interleave),
+        chunks=stage.chunks,
         tensors=_tensors(search, traced, stage),
     )
 

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from meshwright.errors import DoesNotFit, ShardingError
-from meshwright.graph import Traced, trace
+from meshwright.graph import Traced
 from meshwright.graph.collector import heap_frozen
 from meshwright.hardware import Cluster
 from meshwright.pipeline.catalogue import Catalogue
@@ -25,14 +24,11 @@ from meshwright.planner.roles import find_roles
 Progress = Callable[[str], None]
 
 
-def plan_stages(
-    function: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, method: Method, say: Progress
-) -> Plan:
+def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan:
     """The best plan with stages that a method allows; without, where one program over all devices is quicker.
 
     Args:
-        function: As in `mw.plan`.
-        args: Its arguments.
+        traced: The function, traced.
         cluster: The machines.
         method: `Auto` with ``pipeline=True``, or `ThreeD`.
         say: Told what is being done.
@@ -41,8 +37,6 @@ def plan_stages(
         DoesNotFit: No pipeline fits the memory.
         ShardingError: The method asks for what the model, the batch or the cluster does not allow.
     """
-    say("tracing")
-    traced = trace(function, *args)
     with heap_frozen():
         search, started = _search(traced, cluster, method, say), time.perf_counter()
         if isinstance(method, ThreeD):

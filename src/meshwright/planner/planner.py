@@ -63,20 +63,25 @@ def plan(
     if not isinstance(method, Method):
         raise ShardingError(f"method is {method!r}; give mw.Auto(), mw.DataParallel(), mw.Zero(…) or another method")
     say = on_progress or (lambda _: None)
-    if method.staged:
-        from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
-
-        return plan_stages(function, args, _machines(cluster, mesh), method, say)
-    meshes = _meshes(cluster, mesh, method)
+    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     say("tracing")
-    return Task(trace(function, *args), method).plan(meshes, say)
+    return _plan(trace(function, *args), where, method, say)
 
 
 def plan_traced(
     traced: Traced, cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method
 ) -> Plan:
     """As `plan`, for a function that is traced already."""
-    return Task(traced, method).plan(_meshes(cluster, mesh, method), lambda _: None)
+    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
+    return _plan(traced, where, method, lambda _: None)
+
+
+def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress) -> Plan:
+    if isinstance(where, Cluster):
+        from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
+
+        return plan_stages(traced, where, method, say)
+    return Task(traced, method).plan(where, say)
 
 
 def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:
