@@ -111,7 +111,6 @@ class Catalogue:
         if pricing is None:
             return None
         method, lean = _WAYS[way]
-        self.say(f"pricing {self.layers.num_layers} layers, {rows} rows on {inner} devices")
         self.num_solves += 1
         return pricing.price(self._mesh(group, inner), method, lean)
 
@@ -121,6 +120,7 @@ class Catalogue:
 
     def _pricing(self, rows: int) -> Pricing | None:
         if rows not in self._pricings:
+            self.say(f"pricing {self.layers.num_layers} layers with {rows} rows")
             resized = self.rows.at(rows)
             self._pricings[rows] = None if resized is None else Pricing(resized, self.layers)
         return self._pricings[rows]

@@ -18,7 +18,7 @@ from meshwright.planner.stage import Stage, StageTime, Submesh
 from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 
-_WORDS = {TENSOR: "weights over y", LEAN: "least memory over y"}
+_WORDS = {TENSOR: "weights", LEAN: "any, least memory"}
 
 
 def describe(search: Search, traced: Traced, method: Method, seconds: float) -> Plan:
@@ -131,11 +131,9 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
 
 def _words(option: Option) -> str:
     """What splits a stage."""
-    words = [f"data over x={option.data}"] if option.data > 1 else []
-    if option.inner > 1:
-        words.append(f"{_WORDS.get(option.way, 'tensors over y')}={option.inner}")
-    if option.spreads:
-        words.append("optimizer over x")
+    words = ["x: batch"] if option.data > 1 else []
+    words += ["x: optimizer"] if option.spreads else []
+    words += [f"y: {_WORDS.get(option.way, 'any')}"] if option.inner > 1 else []
     return ", ".join(words) or "one device"
 
 
