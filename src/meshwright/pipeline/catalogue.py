@@ -9,7 +9,6 @@ priced on a grid; between two of its points all is taken to be linear, for every
 from collections.abc import Callable
 from functools import cached_property
 
-from meshwright.errors import ShardingError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.torus import divisors
 from meshwright.pipeline.layers import Layers
@@ -43,14 +42,14 @@ class Catalogue:
 
     @cached_property
     def microbatches(self) -> list[int]:
-        """Rows that a microbatch may have: those that divide the batch and leave all sizes whole."""
-        sizes = divisors(self.rows.batch)
-        return [n for n in sizes if n == self.rows.batch or self.rows.at(n) is not None]
+        """Rows that a microbatch may have: those that divide the batch."""
+        return divisors(self.rows.batch) if self.rows.resizes else [self.rows.batch]
 
     @cached_property
     def grid(self) -> list[int]:
-        """The rows that are priced."""
-        small, large = self.microbatches[:_SMALL_ROWS], self.microbatches[_SMALL_ROWS:]
+        """The rows that are priced: some of those that leave all sizes whole."""
+        sizes = [n for n in self.microbatches if self.rows.at(n) is not None]
+        small, large = sizes[:_SMALL_ROWS], sizes[_SMALL_ROWS:]
         if len(large) > _LARGE_ROWS:
             large = [large[round((i + 1) * (len(large) - 1) / _LARGE_ROWS)] for i in range(_LARGE_ROWS)]
         return [*small, *large]
@@ -135,9 +134,4 @@ def submesh(machines: Cluster, num_devices: int) -> Cluster:
     per_host = machines.devices_per_host
     if num_devices <= per_host:
         return machines.part(1, num_devices)
-    if num_devices % per_host:
-        raise ShardingError(
-            f"a stage of {num_devices} devices is neither part of a host nor whole hosts of {per_host} devices; choose "
-            "another number of stages"
-        )
     return machines.part(num_devices // per_host, per_host)

@@ -63,10 +63,10 @@ def _search(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> 
     layers = find_layers(flow, wishes)
     say("tracing with another batch")
     rows = Rows(traced)
-    if isinstance(method, ThreeD) and rows.batch > 1 and rows.at(1) is None and method.microbatch < rows.batch:
+    if isinstance(method, ThreeD) and not rows.resizes and method.microbatch * method.data < rows.batch:
         raise ShardingError(
-            f"{method.name}: the function does something else for a smaller batch than {rows.batch} rows, so it cannot "
-            "be cut into microbatches"
+            f"{method.name}: the function cannot be traced alike with another batch than its {rows.batch} rows, so it "
+            f"cannot be cut into microbatches; use microbatch={rows.batch // method.data}"
         )
     catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say)
     return Search(catalogue, flow, say)

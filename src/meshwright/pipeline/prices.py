@@ -208,19 +208,19 @@ class Pricing:
 
     @cached_property
     def _ends(self) -> Bools:
-        """Backward work that no contraction of the backward pass waits for: it makes weights' gradients.
+        """Backward work that no contraction or summing scatter of the backward pass waits for: weights' gradients.
 
         Their sums over devices wait until all microbatches are added up.
         """
         columns, backward = self.graph.columns, self.graph.columns.phase == PHASES.index(BACKWARD)
-        contracts = (self.flow.flops > 0).tolist()
+        leads = [nest.leads for nest in self.grouping.nests]
         carried = {t.carry: t.made for t in self.graph.ties}
         first, count, start = columns.first_made.tolist(), columns.num_made.tolist(), columns.start.tolist()
         awaited, ends = np.zeros(columns.num_values, bool), np.zeros(len(first), bool)
         for i in np.flatnonzero(backward)[::-1].tolist():
             feeds = awaited[first[i] : first[i] + count[i]].any()
             ends[i] = not feeds
-            if feeds or contracts[i]:
+            if feeds or leads[i]:
                 reads = columns.reads[start[i] : start[i + 1]]
                 awaited[reads] = True
                 awaited[[carried[v] for v in reads.tolist() if v in carried]] = True

@@ -34,6 +34,11 @@ class Rows:
             self._double = None
         self._pairs = None if self._double is None else _Pairs(self.whole, self._double)
 
+    @property
+    def resizes(self) -> bool:
+        """Whether the batch may have other rows than it has."""
+        return self._pairs is not None
+
     def at(self, rows: int) -> Resized | None:
         """The graph with so many rows and its loop nests by signature; None where sizes would not be whole."""
         if rows == self.batch:

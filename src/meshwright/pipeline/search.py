@@ -297,6 +297,12 @@ def _check(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[int, int
             f"{shape} is {devices * recipe.pipeline} devices, but cluster {cluster.name!r} has {cluster.num_devices}; "
             "choose numbers whose product that is"
         )
+    per_host = cluster.devices_per_host
+    if per_host % devices and devices % per_host:
+        raise ShardingError(
+            f"{shape}: a stage of {devices} devices is neither an equal part of a host nor whole hosts of {per_host}; "
+            "choose another number of stages"
+        )
     chunks, num_layers = recipe.pipeline * recipe.interleave, catalogue.layers.num_layers
     if chunks > num_layers:
         raise ShardingError(
