@@ -24,6 +24,8 @@ from meshwright.cli_options import (
     MeshOption,
     MethodName,
     ModelArgument,
+    PipelineOption,
+    RecipeOption,
     ScanOption,
     SeqOption,
 )
@@ -97,6 +99,8 @@ def plan(
     method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
         MethodName.AUTO
     ),
+    pipeline: PipelineOption = False,
+    recipe: RecipeOption = None,
     memory_fraction: MemoryOption = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
@@ -116,6 +120,8 @@ def plan(
         checkpoint=checkpoint,
         method=method.value,
         memory_fraction=memory_fraction,
+        pipeline=pipeline,
+        recipe=recipe,
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         found = cli_plan.find_plan(request, Stages())

@@ -33,3 +33,8 @@ ScanOption = Annotated[bool, typer.Option("--scan", help="Scan over a zoo model'
 MemoryOption = Annotated[
     float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
 ]
+PipelineOption = Annotated[bool, typer.Option("--pipeline", help="Look for pipelines, too: stages on submeshes.")]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(help="A pipeline laid down, such as 'data=4,tensor=8,pipeline=2,microbatch=1,checkpoint=full'."),
+]

@@ -19,6 +19,8 @@ from meshwright.cli_options import (
     MemoryOption,
     MeshOption,
     MethodName,
+    PipelineOption,
+    RecipeOption,
     ScanOption,
     SeqOption,
 )
@@ -53,9 +55,8 @@ def simulate_command(
     method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
         MethodName.AUTO
     ),
-    pipeline: Annotated[bool, typer.Option("--pipeline", help="Cut the model into stages, by dynamic programming.")] = (
-        False
-    ),
+    pipeline: PipelineOption = False,
+    recipe: RecipeOption = None,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
     inter: Annotated[str | None, typer.Option(help="Bandwidth between hosts, one way a device: 25GB/s.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of a device: 40GB.")] = None,
@@ -86,8 +87,10 @@ def simulate_command(
             sizes={"batch": batch, "seq": seq, "layers": layers},
             scan=scan,
             checkpoint=checkpoint,
-            method="pipeline" if pipeline else method.value,
+            method=method.value,
             memory_fraction=memory_fraction,
+            pipeline=pipeline,
+            recipe=recipe,
         )
         with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
             found = cli_plan.find_plan(request, Stages())

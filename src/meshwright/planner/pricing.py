@@ -62,6 +62,8 @@ class GroupTable:
         assignments: For each member, which loop each axis splits.
         events: The collectives, one by one; noted only where the table has a single strategy.
         loads: Each member's work on one device; noted likewise.
+        items: ``(member, purpose, seconds)`` of what `compute` (purpose ``compute``) and `communication` are made of;
+            noted only where the pricer itemises.
     """
 
     candidates: Candidates | None
@@ -74,6 +76,7 @@ class GroupTable:
     assignments: list[Assignment] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    items: list[tuple[int, str, Array]] = field(default_factory=list)
 
     def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
         """Keeps only some of the strategies."""
@@ -85,13 +88,15 @@ class GroupTable:
         self.compute, self.communication = self.compute[keep], self.communication[keep]
         self.transient = [(i, b[keep]) for i, b in self.transient]
         self.assignments = [a[keep] for a in self.assignments]
+        self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
 
 
 class Pricer:
     """Prices groups on one mesh."""
 
-    def __init__(self, grouping: Grouping, stored: NDArray[np.bool_], mesh: Mesh):
+    def __init__(self, grouping: Grouping, stored: NDArray[np.bool_], mesh: Mesh, itemise: bool = False):
         self.grouping = grouping
+        self.itemise = itemise
         self.graph: Graph = grouping.graph
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
@@ -176,7 +181,9 @@ class _Walk:
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
-        self.table.compute += op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        self.table.compute += seconds
+        self._item(member, "compute", seconds)
         if self.size == 1:
             kernel = nest.flops > 0 or not nest.fusible
             dtype = op.signature.operands[0].dtype if op.signature.operands else ""
@@ -266,6 +273,7 @@ class _Walk:
             cost = np.where(earlier == need, 0.0, cost)
         self.paid.setdefault((value, phase, trips), []).append(need)
         self.table.communication += trips * cost
+        self._item(member, "reshard", trips * cost)
         if self.size == 1 and cost[0] > 0:
             for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
                 if hop.kind != SLICE:
@@ -308,5 +316,10 @@ class _Walk:
     ) -> None:
         seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes), 0.0)
         self.table.communication += seconds
+        self._item(member, purpose, seconds)
         if self.size == 1 and num_bytes[0] > 0:
             self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose, trips))
+
+    def _item(self, member: int, purpose: str, seconds: Array) -> None:
+        if self.pricer.itemise:
+            self.table.items.append((member, purpose, seconds))

@@ -65,10 +65,10 @@ class Readback:
 
     def code(self, value: int) -> int:
         """The sharding in which a value is made; 0 for values that belong to no group."""
-        return int(self._made[value])
+        return int(self.made[value])
 
     @cached_property
-    def _made(self) -> Codes:
+    def made(self) -> Codes:
         """The sharding in which each value is made; 0 for values that belong to no group."""
         values, home = self.grouping.values, self.grouping.placed.home
         made = np.zeros(len(home), np.int64)
@@ -112,7 +112,7 @@ class Readback:
 
     def _of_shared(self) -> Iterator[Resharded]:
         slots, shared = self.grouping.slots, self.folded.shared
-        source = self._made[[reading.value for reading in shared]]
+        source = self.made[[reading.value for reading in shared]]
         for i in np.flatnonzero(source != self._copied).tolist():
             reads = [slots.start[group] + rank for group, rank in shared[i].readers]
             at, codes = slots.op[reads].tolist(), (int(source[i]), int(self._copied[i]))
@@ -121,7 +121,7 @@ class Readback:
 
     def _of_slots(self) -> Iterator[Resharded]:
         columns, slots, values = self.graph.columns, self.grouping.slots, self.grouping.values
-        through, source = self.folded.through, self._made[slots.value]
+        through, source = self.folded.through, self.made[slots.value]
         source[through >= 0] = self._copied[through[through >= 0]]
         target, paid = (self._chosen(part, slots.group, slots.rank) for part in ("needs", "duplicate"))
         moved = np.flatnonzero((source != target) & (paid == 0))

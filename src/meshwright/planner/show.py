@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.planner.plan import Collective, Plan
+from meshwright.planner.show_stages import pipeline_text, stages_view
 from meshwright.planner.storage import spec_text
 from meshwright.planner.tensor import Tensor
 from meshwright.units import format_bytes, format_seconds
@@ -26,10 +27,15 @@ def plan_text(plan: Plan) -> str:
 
 def plan_view(plan: Plan) -> RenderableType:
     """The plan for a rich console."""
-    parts: list[RenderableType] = [_headline(plan), _tensors("arguments", plan.arguments)]
+    parts: list[RenderableType] = [_headline(plan)]
+    if plan.stages:
+        parts.append(stages_view(plan))
+    parts.append(_tensors("arguments, on their stages" if plan.stages else "arguments", plan.arguments))
     results = [t for t in plan.results if t.role != "state"]
     if results:
         parts.append(_tensors("results", results))
+    if plan.stages:
+        return Group(*parts)
     parts.append(_collectives(plan))
     if len(plan.considered) > 1:
         parts.append(_considered(plan))
@@ -61,7 +67,9 @@ def _headline(plan: Plan) -> Table:
     table.add_column(overflow="fold")
     mesh = " × ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     where = "abstract" if plan.mesh.cluster is None else str(plan.mesh.cluster)
-    table.add_row("plan", f"{plan.method} on mesh {mesh} ({where})")
+    table.add_row("plan", f"{plan.method} on mesh {mesh} ({where})" if not plan.stages else f"{plan.method} on {where}")
+    if plan.pipeline is not None:
+        table.add_row("pipeline", pipeline_text(plan))
     cost = plan.cost
     table.add_row(
         "step",

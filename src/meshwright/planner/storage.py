@@ -162,6 +162,7 @@ def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
     times = {key: StageTime(**value) for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
     changed = {
         "layers": tuple(data["layers"]),
+        "chunks": tuple(tuple(chunk) for chunk in data["chunks"]),
         "submesh": submesh,
         "mesh": submesh.machines(whole.cluster).mesh(data["mesh"]),
         "tensors": tuple(_tensor_from_json(t) for t in data["tensors"]),

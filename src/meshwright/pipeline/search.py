@@ -1,0 +1,321 @@
+"""Searches pipelines: numbers of microbatches, schedules, recomputation, equal stages and unequal ones.
+
+First every recipe of equal stages is priced, which is quick and gives a time to beat; then, for each size of
+microbatch, recomputation and schedule, the dynamic programme looks for stages that beat it. All are priced by the same
+sums over the same prices, so what is found is no worse than any recipe.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import gcd
+
+import numpy as np
+
+from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.graph.phases import BACKWARD, PHASES
+from meshwright.hardware.torus import divisors
+from meshwright.pipeline.catalogue import Catalogue
+from meshwright.pipeline.flow import Array, Flow
+from meshwright.pipeline.kernel import price_ranges
+from meshwright.pipeline.options import CHECKPOINTS, Option, Options, find_options
+from meshwright.pipeline.recipe import Priced, Split, ThreeD, equal_stages, price_recipe
+from meshwright.pipeline.schedules import SCHEDULES, in_flight
+from meshwright.pipeline.stages import Ranges, solve_stages
+from meshwright.pipeline.transfer import transfer_s
+from meshwright.planner.stage import Pipeline
+from meshwright.units import format_bytes
+
+_FINE_DEVICES = 128  # up to here a stage may have part of a host
+_MOST_UNITS = 64  # of more hosts, stages take several at a time
+_MOST_ORDERS = 6  # in which groups of hosts are put one after another
+
+
+@dataclass(frozen=True)
+class FoundStage:
+    """A stage as it was found: its chunks of layers, its group of hosts, how it is split, what it holds."""
+
+    chunks: tuple[tuple[int, int], ...]
+    group: int
+    option: Option
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A pipeline, and the time of a step."""
+
+    total_s: float
+    pipeline: Pipeline
+    stages: tuple[FoundStage, ...]
+
+
+class Search:
+    """The best pipeline so far.
+
+    Attributes:
+        best: It, or None.
+        tried: How many pipelines and dynamic programmes were priced.
+        nearest_bytes: The least bytes over the limit that a recipe needs, where none fits; with its shape in words.
+    """
+
+    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None]):
+        self.catalogue, self.flow, self.say = catalogue, flow, say
+        layers, forward = catalogue.layers, flow.forward
+        work = layers.gather(layers.places.unit[forward], flow.flops[forward])
+        self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000)
+        self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
+        self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
+        self.best: Found | None = None
+        self.tried = 0
+        self.nearest_bytes, self.nearest = np.inf, ""
+        self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
+
+    @property
+    def best_s(self) -> float:
+        return np.inf if self.best is None else self.best.total_s
+
+    def options(
+        self, group: int, devices: int, rows: int, checkpoint: str, tensor: int | None = None
+    ) -> Options | None:
+        key = (group, devices, rows, checkpoint, tensor)
+        if key not in self._options:
+            self._options[key] = find_options(self.catalogue, *key)
+        return self._options[key]
+
+    def transfer(self, rows: int, num_devices: int) -> Array:
+        """Seconds, there and back, over each cut, when a stage of so many devices sends."""
+        crossing = self.catalogue.layers.crossing_bytes * rows / self.catalogue.rows.batch / num_devices
+        times = [2 * transfer_s(self.catalogue.cluster, size) if size else 0.0 for size in crossing]
+        return np.array(times)
+
+    # Recipes of equal stages.
+
+    def all_recipes(self) -> None:
+        """Prices every pipeline of equal stages."""
+        cluster = self.catalogue.cluster
+        if cluster.mixed:
+            return
+        self.say("pricing pipelines of equal stages")
+        for num_stages, devices in equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers):
+            for tensor in self.catalogue.inner_sizes(0, devices):
+                for rows in self.catalogue.microbatches:
+                    for checkpoint in self.checkpoints:
+                        self._recipes(num_stages, devices, tensor, rows, checkpoint)
+
+    def _recipes(self, num_stages: int, devices: int, tensor: int, rows: int, checkpoint: str) -> None:
+        """All schedules of one shape, those that cannot win left out."""
+        options = self.options(0, devices, rows, checkpoint, tensor)
+        if options is None:
+            return
+        num_microbatches, transfer = self.catalogue.rows.batch // rows, self.transfer(rows, devices)
+        whole = options.sums[:, 0, -1].min() * num_microbatches  # of all stages together
+        if whole / num_stages >= self.best_s:
+            return
+        for schedule, interleave in self._schedules(num_stages, num_microbatches):
+            chunks = self.split.chunks(num_stages, interleave)
+            priced = price_recipe(options, chunks, schedule, num_microbatches, transfer)
+            pipeline = Pipeline(schedule, num_microbatches, interleave, checkpoint)
+            self._offer(priced, options, chunks, pipeline)
+
+    def one_recipe(self, recipe: ThreeD) -> None:
+        """Prices one recipe.
+
+        Raises:
+            ShardingError: The model or the cluster does not allow it.
+        """
+        devices, rows = _check(recipe, self.catalogue, self.trains)
+        options = self.options(0, devices, rows, recipe.checkpoint, recipe.tensor)
+        if options is None:
+            raise ShardingError(
+                f"{recipe.name}: microbatches of {recipe.microbatch} rows cannot be had on {recipe.tensor} devices: "
+                "the model's sizes do not divide; choose another microbatch or tensor"
+            )
+        num_microbatches = self.catalogue.rows.batch // rows
+        chunks = self.split.chunks(recipe.pipeline, recipe.interleave)
+        transfer = self.transfer(rows, devices)
+        priced = price_recipe(options, chunks, recipe.schedule, num_microbatches, transfer)
+        pipeline = Pipeline(recipe.schedule, num_microbatches, recipe.interleave, recipe.checkpoint)
+        self._offer(priced, options, chunks, pipeline)
+
+    def _offer(self, priced: Priced, options: Options, chunks: tuple, pipeline: Pipeline) -> None:
+        self.tried += 1
+        num_stages = len(priced.option)
+        short = float(priced.peak_bytes.max())
+        if self.best is None and np.isinf(priced.total_s) and short < self.nearest_bytes:
+            self.nearest_bytes = short
+            self.nearest = f"{num_stages} stages, {pipeline.schedule}, checkpoint {pipeline.checkpoint}"
+        if priced.total_s >= self.best_s:
+            return
+        held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, pipeline.interleave)
+        ranges = zip(*(side.tolist() for side in chunks), strict=True)
+        stages = tuple(
+            FoundStage(tuple(zip(first, last, strict=True)), options.group, options.options[option], number)
+            for (first, last), option, number in zip(ranges, priced.option.tolist(), held, strict=True)
+        )
+        self.best = Found(priced.total_s, pipeline, stages)
+
+    def _schedules(self, num_stages: int, num_microbatches: int) -> Iterator[tuple[str, int]]:
+        """Schedules and chunks that can be best; GPipe never is: 1F1B takes as long and holds less."""
+        yield ("1f1b" if self.trains else "inference"), 1
+        if num_stages == 1:
+            return
+        if self.trains and num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
+            yield "zb-h1", 1
+        if num_microbatches % num_stages == 0:
+            for interleave in range(2, self.split.num_layers // num_stages + 1):
+                yield ("interleaved" if self.trains else "inference"), interleave
+
+    # Stages of any size, by dynamic programming.
+
+    def all_programmes(self) -> None:
+        """Looks for unequal stages that beat the best so far."""
+        batch = self.catalogue.rows.batch
+        for rows in self.catalogue.microbatches:
+            self.say(f"cutting stages for {batch // rows} microbatches of {rows} rows")
+            for checkpoint in self.checkpoints:
+                for schedule in ("zb-h1", "1f1b") if self.trains else ("inference",):
+                    for order in _orders(len(self.catalogue.cluster.groups)):
+                        self._programme(rows, checkpoint, schedule, order)
+
+    def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
+        num_microbatches = self.catalogue.rows.batch // rows
+        line = Line(self.catalogue, order)
+        kinds = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
+        found = [(g, n, options) for g, n, options in kinds if options is not None]
+        num_layers = self.split.num_layers
+        most = min(num_microbatches, num_layers, line.num_units)
+        if not found:
+            return
+        shape = (most, len(found), num_layers, num_layers + 1)
+        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
+        hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
+        for z, (_, devices, o) in enumerate(found):
+            tables = fill[:, z], busy[:, z], which[:, z]
+            transfer = self.transfer(rows, devices)
+            sizes = (o.ties, o.tie_bytes, o.tie_s, transfer, o.limit, num_microbatches, hides)
+            price_ranges(o.sums, o.transient, o.ways, *sizes, *tables)
+        size = np.array([n // line.unit for _, n, _ in found])
+        allowed = np.array([line.allowed(g, n) for g, n, _ in found])
+        self.tried += 1
+
+        def held(count: int) -> list[int] | None:
+            full = num_microbatches >= SCHEDULES[schedule].full_from * count
+            return [min(n, most) for n in in_flight(schedule, count, num_microbatches)] if full else None
+
+        solution = solve_stages(Ranges(fill, busy, size, allowed), held, self.best_s)
+        if solution is None or solution.total_s >= self.best_s:
+            return
+        stages = []
+        for part in solution.parts:
+            group, _, options = found[part.kind]
+            option = options.options[which[part.in_flight - 1, part.kind, part.first, part.last]]
+            stages.append(FoundStage(((part.first, part.last),), group, option, part.in_flight))
+        self.best = Found(solution.total_s, Pipeline(schedule, num_microbatches, 1, checkpoint), tuple(stages))
+
+    def does_not_fit(self) -> DoesNotFit:
+        """The error for a model that fits nowhere: how near the nearest pipeline came."""
+        limit, needed = min(self.catalogue.limits), self.nearest_bytes
+        near = "" if np.isinf(needed) else f"; the nearest, {self.nearest}, needs {format_bytes(needed)}"
+        return DoesNotFit(
+            f"no pipeline fits {format_bytes(limit)} per device{near}. Use more devices, a smaller batch or devices "
+            "with more memory.",
+            needed_bytes=int(needed) if np.isfinite(needed) else int(limit) + 1,
+            limit_bytes=int(limit),
+        )
+
+
+class Line:
+    """The groups of hosts one after another; stages are laid along it.
+
+    Within a group any order will do: sizes divide each other or are whole hosts, so the largest can be placed first.
+
+    Attributes:
+        unit: Devices that are counted as one.
+        num_units: Units of the whole line.
+        kinds: Kinds of submesh: group and devices.
+    """
+
+    def __init__(self, catalogue: Catalogue, order: Sequence[int]):
+        groups = catalogue.cluster.groups
+        hosts, devices = catalogue.cluster.num_hosts, catalogue.cluster.num_devices
+        fine = devices <= _FINE_DEVICES
+        step = 1 if hosts <= _MOST_UNITS else _step([g.num_hosts for g in groups], hosts)
+        self.unit = 1 if fine else gcd(*(step * g.devices_per_host for g in groups))
+        self.num_units = devices // self.unit
+        self.kinds: list[tuple[int, int]] = []
+        self._edges: dict[int, tuple[int, int]] = {}
+        start = 0
+        for number in order:
+            group, per_host = groups[number], groups[number].devices_per_host
+            self._edges[number] = (start, start + group.num_hosts * per_host)
+            start = self._edges[number][1]
+            parts = [n for n in _chain(per_host) if n < per_host] if fine else []
+            self.kinds += [(number, n) for n in parts]
+            self.kinds += [(number, n * per_host) for n in range(step, group.num_hosts + 1, step)]
+
+    def allowed(self, group: int, devices: int) -> np.ndarray:
+        """For each number of units left, whether a stage of so many devices of a group can come next."""
+        start = (self.num_units - np.arange(self.num_units + 1)) * self.unit
+        first, last = self._edges[group]
+        return (start >= first) & (start + devices <= last)
+
+
+def _step(hosts: list[int], total: int) -> int:
+    """The fewest hosts that are taken at a time so that there are not too many units."""
+    return next(d for d in divisors(gcd(*hosts)) if total // d <= _MOST_UNITS or d == gcd(*hosts))
+
+
+def _chain(number: int) -> list[int]:
+    """Divisors of a number that divide each other, descending.
+
+    >>> _chain(12)
+    [12, 6, 3, 1]
+    """
+    found = [number]
+    while found[-1] > 1:
+        found.append(max(d for d in divisors(found[-1]) if d < found[-1]))
+    return found
+
+
+def _orders(num_groups: int) -> list[tuple[int, ...]]:
+    return list(permutations(range(num_groups)))[:_MOST_ORDERS]
+
+
+def _check(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[int, int]:
+    """Devices of a stage and rows of a microbatch, if the recipe suits the cluster, the model and the batch."""
+    cluster, batch = catalogue.cluster, catalogue.rows.batch
+    devices = recipe.data * recipe.tensor
+    shape = f"data={recipe.data} × tensor={recipe.tensor} × pipeline={recipe.pipeline}"
+    if cluster.mixed:
+        raise ShardingError(f"{recipe.name} needs equal hosts, and {cluster.name!r} has several kinds: use mw.Auto")
+    if trains == (recipe.schedule == "inference"):
+        word = "takes a gradient" if trains else "takes no gradient"
+        raise ShardingError(f"the function {word}, which schedule {recipe.schedule!r} is not for; choose another one")
+    if devices * recipe.pipeline != cluster.num_devices:
+        raise ShardingError(
+            f"{shape} is {devices * recipe.pipeline} devices, but cluster {cluster.name!r} has {cluster.num_devices}; "
+            "choose numbers whose product that is"
+        )
+    per_host = cluster.devices_per_host
+    if per_host % devices and devices % per_host:
+        raise ShardingError(
+            f"{shape}: a stage of {devices} devices is neither an equal part of a host nor whole hosts of {per_host}; "
+            "choose another number of stages"
+        )
+    chunks, num_layers = recipe.pipeline * recipe.interleave, catalogue.layers.num_layers
+    if chunks > num_layers:
+        raise ShardingError(
+            f"pipeline={recipe.pipeline} × interleave={recipe.interleave} is {chunks} chunks, but the model has "
+            f"{num_layers} layers; use at most {num_layers}"
+        )
+    rows = recipe.data * recipe.microbatch
+    if batch % rows:
+        raise ShardingError(
+            f"a batch of {batch} rows does not divide into microbatches of {rows} (data={recipe.data} × microbatch="
+            f"{recipe.microbatch}); use a batch that is a multiple of {rows}, or another microbatch"
+        )
+    if recipe.tensor not in catalogue.inner_sizes(0, devices):
+        legal = ", ".join(map(str, catalogue.inner_sizes(0, cluster.num_devices)))
+        raise ShardingError(f"tensor={recipe.tensor} does not suit cluster {cluster.name!r}: choose one of {legal}")
+    return devices, rows
