@@ -6,11 +6,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.simulator.simulation import IDLE, DeviceTimeline, Simulation
-from meshwright.simulator.work import COLLECTIVE, COMPUTE, TRANSFER
+from meshwright.simulator.simulation import Simulation
+from meshwright.simulator.timeline import KINDS, DeviceTimeline
 from meshwright.units import format_bytes, format_seconds
 
-_KINDS = (COMPUTE, COLLECTIVE, TRANSFER, IDLE)
 _MOST_ROWS = 12  # of a table of stages
 
 
@@ -44,14 +43,14 @@ def _table(simulation: Simulation) -> Table:
     table = Table(
         title="what devices do, as part of the step; collectives may run beside compute", title_justify="left"
     )
-    for name in ("devices", "", *_KINDS, "memory"):
+    for name in ("devices", "", *KINDS, "memory"):
         table.add_column(name, justify="left" if name == "devices" else "right")
     shown = _some(len(simulation.stages))
     for number, stage in enumerate(shown):
         if number and stage != shown[number - 1] + 1:
             table.add_row("…")
         line = simulation.timeline[stage]
-        parts = [f"{line.seconds(kind) / simulation.step_s:.1%}" if simulation.step_s else "0%" for kind in _KINDS]
+        parts = [f"{line.seconds(kind) / simulation.step_s:.1%}" if simulation.step_s else "0%" for kind in KINDS]
         peak = max(size for _, size in simulation.memory[stage])
         table.add_row(line.name, f"× {line.num_devices}", *parts, format_bytes(peak))
     return table
@@ -85,5 +84,5 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
 
 
 def _line_json(line: DeviceTimeline) -> dict[str, Any]:
-    seconds = {f"{kind}_s": line.seconds(kind) for kind in _KINDS}
+    seconds = {f"{kind}_s": line.seconds(kind) for kind in KINDS}
     return {"name": line.name, "num_devices": line.num_devices, **seconds}

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.pipeline.schedules import Step
 from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.simulator.lanes import Run
-from meshwright.simulator.work import COMPUTE, TRANSFER, Work
+from meshwright.simulator.work import Work
 
-IDLE = "idle"
+if TYPE_CHECKING:
+    from meshwright.simulator.timeline import DeviceTimeline
 
 
 class Pass(NamedTuple):
@@ -31,21 +32,6 @@ class Pass(NamedTuple):
     ready_s: float
 
 
-class Interval(NamedTuple):
-    """What a device does at some time.
-
-    Attributes:
-        kind: ``"compute"``, ``"collective"``, ``"transfer"`` or ``"idle"``.
-        name: What it is.
-        start_s, end_s: When.
-    """
-
-    kind: str
-    name: str
-    start_s: float
-    end_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class StageRun:
     """One stage, that is one class of devices, through a step.
@@ -61,25 +47,6 @@ class StageRun:
     done_s: float
     update_s: float
     update: Run
-
-
-@dataclass(frozen=True)
-class DeviceTimeline:
-    """What each device of a class does over a step.
-
-    Attributes:
-        name: The class, e.g. ``"stage 3"``.
-        num_devices: How many devices are alike.
-        intervals: In order of their starts; ``idle`` is where nothing is computed.
-    """
-
-    name: str
-    num_devices: int
-    intervals: tuple[Interval, ...]
-
-    def seconds(self, kind: str) -> float:
-        """Time spent on one kind."""
-        return sum(i.end_s - i.start_s for i in self.intervals if i.kind == kind)
 
 
 @dataclass(frozen=True)
@@ -130,17 +97,16 @@ class Simulation:
         return max(0.0, whole - busy - tail) / (len(self.stages) * self.step_s) if self.step_s > 0 else 0.0
 
     @cached_property
-    def timeline(self) -> tuple[DeviceTimeline, ...]:
+    def timeline(self) -> "tuple[DeviceTimeline, ...]":
         """For each class of devices, what they do when."""
-        return tuple(
-            DeviceTimeline(self._class_name(i), self.work.devices[i], tuple(self._intervals(i)))
-            for i in range(len(self.stages))
-        )
+        from meshwright.simulator.timeline import DeviceTimeline
+
+        return tuple(DeviceTimeline(self, stage) for stage in range(len(self.stages)))
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """For each class of devices, memory over time: from that second on, so many bytes."""
-        return tuple(tuple(self._memory(i)) for i in range(len(self.stages)))
+        return tuple(tuple(memory_over_time(self.work, run, stage)) for stage, run in enumerate(self.stages))
 
     def save_trace(self, path: str | Path) -> None:
         """Writes the timeline as a trace that Perfetto (ui.perfetto.dev) and Chrome open."""
@@ -159,64 +125,24 @@ class Simulation:
 
         return simulation_text(self)
 
-    def _class_name(self, stage: int) -> str:
-        return f"stage {stage}" if len(self.stages) > 1 else "every device"
-
-    def _intervals(self, stage: int) -> Iterator[Interval]:
-        found = [Interval(s.task.kind, name, s.start_s, s.end_s) for name, s in self._spans(stage)]
-        found += self._sent(stage)
-        now = 0.0
-        for busy in sorted((i for i in found if i.kind == COMPUTE), key=lambda i: i.start_s):
-            if busy.start_s > now + 1e-9:
-                found.append(Interval(IDLE, "", now, busy.start_s))
-            now = max(now, busy.end_s)
-        if self.step_s > now + 1e-9:
-            found.append(Interval(IDLE, "", now, self.step_s))
-        yield from sorted(found, key=lambda i: (i.start_s, i.end_s))
-
-    def _spans(self, stage: int) -> Iterator[tuple[str, Any]]:
-        """Every task of a stage with its name and its time in the step."""
-        run = self.stages[stage]
-        several = self.work.num_microbatches > 1 or len(self.work.chunks) > 1
-        for p in run.passes:
-            about = f" · microbatch {p.step.microbatch}" if several else ""
-            about += f", chunk {p.step.chunk}" if self.work.interleave > 1 else ""
-            for span in p.run.spans:
-                name = f"{p.step.work} {span.task.name}{about}"
-                yield name, span._replace(start_s=p.start_s + span.start_s, end_s=p.start_s + span.end_s)
-        for span in run.update.spans:
-            start = run.update_s
-            yield f"update {span.task.name}", span._replace(start_s=start + span.start_s, end_s=start + span.end_s)
-
-    def _sent(self, stage: int) -> Iterator[Interval]:
-        """Transfers to other stages, by when they arrive."""
-        num = len(self.stages)
-        if num == 1:
-            return
-        for p in self.stages[stage].passes:
-            virtual = p.step.chunk * num + stage
-            target = virtual + {FORWARD: 1, BACKWARD: -1, WEIGHTS: 0}[p.step.work]
-            if target != virtual and 0 <= target < len(self.work.chunks):
-                end = p.end_s + self.work.send_s(virtual, target)
-                yield Interval(TRANSFER, f"send {p.step.work} · microbatch {p.step.microbatch}", p.end_s, end)
-
-    def _memory(self, stage: int) -> Iterator[tuple[float, float]]:
-        num, work = len(self.stages), self.work
-        apart = any(p.step.work == WEIGHTS for p in self.stages[stage].passes)
-        changes: list[tuple[float, float]] = []
-        for p in self.stages[stage].passes:
-            chunk = work.chunks[p.step.chunk * num + stage]
-            changes += [(p.start_s, chunk.working_bytes), (p.end_s, -chunk.working_bytes)]
-            if p.step.work == FORWARD and self.work.schedule != "inference":
-                changes.append((p.start_s, chunk.activation_bytes))
-            if p.step.work == (WEIGHTS if apart else BACKWARD):
-                changes.append((p.end_s, -chunk.activation_bytes))
-        size = work.state_bytes[stage]
-        yield 0.0, size
-        for when, change in sorted(changes, key=lambda c: (c[0], c[1])):  # what ends leaves before what begins comes
-            size += change
-            yield when, size
-
 
 def _exchanged_s(run: StageRun) -> float:
     return max((p.start_s + p.run.end_s for p in run.passes), default=0.0)
+
+
+def memory_over_time(work: Work, run: StageRun, stage: int) -> Iterator[tuple[float, float]]:
+    """Memory of a stage's devices: its state, what microbatches in flight keep, and the work at hand."""
+    apart = any(p.step.work == WEIGHTS for p in run.passes)
+    changes: list[tuple[float, float]] = []
+    for p in run.passes:
+        chunk = work.chunks[p.step.chunk * work.num_stages + stage]
+        changes += [(p.start_s, chunk.working_bytes), (p.end_s, -chunk.working_bytes)]
+        if p.step.work == FORWARD and work.schedule != "inference":
+            changes.append((p.start_s, chunk.activation_bytes))
+        if p.step.work == (WEIGHTS if apart else BACKWARD):
+            changes.append((p.end_s, -chunk.activation_bytes))
+    size = work.state_bytes[stage]
+    yield 0.0, size
+    for when, change in sorted(changes):  # what ends leaves before what begins comes
+        size += change
+        yield when, size

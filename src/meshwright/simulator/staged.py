@@ -26,6 +26,8 @@ def staged_work(plan: Plan, cluster: Cluster) -> Work:
     interleave = plan.pipeline.interleave
     prices = [_prices(stage, cluster) for stage in plan.stages]
     chunks = [_chunk(stage, price, interleave) for stage, price in zip(plan.stages, prices, strict=True)]
+    if interleave > 1:  # the last stage sends on, too: to the next chunk of the first
+        chunks[-1] = replace(chunks[-1], send_s=max(chunk.send_s for chunk in chunks))
     first = plan.stages[0]
     return Work(
         name=f"{plan.method} on {plan.mesh.cluster!r}",

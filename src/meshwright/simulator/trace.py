@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.simulator.simulation import Simulation
+from meshwright.simulator.timeline import KINDS
 
 _US = 1e6  # the format counts microseconds
-_THREADS = {"compute": 1, "collective": 2, "transfer": 3, "idle": 4}
+_THREADS = {kind: number for number, kind in enumerate(KINDS, 1)}
+_MOST_TASKS = 300_000  # of a trace; beyond, whole passes are shown, as browsers open no larger files
 
 
 def save_trace(simulation: Simulation, path: Path) -> None:
@@ -20,11 +22,12 @@ def save_trace(simulation: Simulation, path: Path) -> None:
 
 
 def _events(simulation: Simulation) -> Iterator[dict[str, Any]]:
+    num_tasks = sum(len(p.run.spans) for run in simulation.stages for p in run.passes)
     for number, line in enumerate(simulation.timeline):
         yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"{line.name} × {line.num_devices}"}}
         for kind, thread in _THREADS.items():
             yield {"ph": "M", "name": "thread_name", "pid": number, "tid": thread, "args": {"name": kind}}
-        for item in line.intervals:
+        for item in line.intervals if num_tasks <= _MOST_TASKS else line.passes:
             yield {
                 "ph": "X",
                 "name": item.name or item.kind,
