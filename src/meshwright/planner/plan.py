@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
+from meshwright.planner.details import Collective as Collective
+from meshwright.planner.details import Details as Details
+from meshwright.planner.details import KnownDetails as KnownDetails
+from meshwright.planner.details import Load as Load
+from meshwright.planner.details import OpPlan as OpPlan
 from meshwright.planner.paths import match_paths, nearest
 from meshwright.planner.stage import Pipeline, Stage
 from meshwright.planner.tensor import Spec, Tensor
@@ -42,37 +47,6 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
-    """One communication of the plan.
-
-    Attributes:
-        kind: all_reduce, all_gather, reduce_scatter, all_to_all or permute.
-        axes: Names of the mesh axes it runs over.
-        bytes: Bytes by the convention of `Mesh.collective_s`, of one trip.
-        seconds: Time of all trips together.
-        phase: forward, backward or update.
-        operation: The operation that makes or needs the value.
-        source: The user's source line of that operation.
-        purpose: gradient, activation, halo or reshard.
-        trips: How often it runs in one step.
-        serial: That operation's place in the traced program; -1 where there is none.
-        argument: Whether it moves an argument, which is there from the start.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes: float
-    seconds: float
-    phase: str
-    operation: str
-    source: str
-    purpose: str
-    trips: float = 1.0
-    serial: int = -1
-    argument: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class SolutionSummary:
     """How sure the plan is to be the best.
 
@@ -90,56 +64,6 @@ class SolutionSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What one operation makes one device do in one trip; what it costs follows from the chip.
-
-    Attributes:
-        flops: FLOPs of products; 0 for everything else.
-        num_bytes: Bytes read from and written to memory.
-        dtype: Type of the operands.
-        kernel: Whether it is a kernel of its own; if not, it is fused with others.
-        trips: How often it runs in one step.
-        recomputed: Whether it repeats forward work because of `jax.checkpoint`.
-    """
-
-    flops: float
-    num_bytes: float
-    dtype: str
-    kernel: bool
-    trips: float
-    recomputed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpPlan:
-    """How one operation is split.
-
-    Attributes:
-        serial: The operation's place in the traced program.
-        label: Its scopes and primitive.
-        phase: forward, backward or update.
-        operands: Sharding in which each operand is needed; None for scalars.
-        partial: Sharding of each result before partial sums are settled; None for scalars.
-        results: Sharding of each result.
-        via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
-        sums: Axes over which its first result is partial.
-        waits: Axes over which its result is left partial, because a loop adds it up first.
-        load: The work it is on one device; None where that is nothing.
-    """
-
-    serial: int
-    label: str
-    phase: str
-    operands: tuple[Spec | None, ...]
-    partial: tuple[Spec | None, ...]
-    results: tuple[Spec | None, ...]
-    via: tuple[Spec | None, ...]
-    sums: tuple[str, ...] = ()
-    waits: tuple[str, ...] = ()
-    load: Load | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Considered:
     """One mesh view that was solved on the way: its cost and memory, or why it was left."""
 
@@ -147,24 +71,6 @@ class Considered:
     cost: float | None
     peak_bytes: int | None
     remark: str
-
-
-class Details(Protocol):
-    """The long lists of a plan; a fresh plan makes them when they are first asked for."""
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]: ...
-
-    @property
-    def ops(self) -> tuple[OpPlan, ...]: ...
-
-
-@dataclass(frozen=True)
-class KnownDetails:
-    """Details that are there already, as in a plan that was loaded."""
-
-    collectives: tuple[Collective, ...]
-    ops: tuple[OpPlan, ...]
 
 
 @dataclass(frozen=True)
