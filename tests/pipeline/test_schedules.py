@@ -89,20 +89,20 @@ def test_fill_is_what_each_further_stage_adds(pipeline, forward, backward, share
 
 
 @settings(max_examples=60)
-@given(pipelines(["1f1b", "gpipe", "zb-h1"]), st.integers(0, 2**32 - 1))
+@given(pipelines(TRAINING), st.integers(0, 2**32 - 1))
 def test_unequal_stages_take_no_longer_than_the_formula_says(pipeline, seed):
-    name, stages, microbatches, _ = pipeline
+    name, stages, microbatches, chunks = pipeline
     rng = np.random.default_rng(seed)
     scale = rng.uniform(0.5, 1.5, stages)
     forward, inputs, weights = (scale * rng.uniform(0.3, 2) for _ in range(3))
     whole = name != "zb-h1"
     times = {"forward": forward, "backward": inputs + weights * whole, "weights": weights}
-    done = run(table(*pipeline), lambda work, stage: times[work][stage])
+    done = run(table(*pipeline), lambda work, stage: times[work][stage] / chunks)
     own, schedule = forward + inputs + weights, SCHEDULES[name]
     fill = own
     if microbatches >= schedule.full_from * stages:
         hidden = np.minimum(np.minimum(weights, forward), inputs)
-        fill = np.array([schedule.fill(t, 0.0, w, 1) for t, w in zip(own, hidden, strict=True)])
+        fill = np.array([schedule.fill(t, 0.0, w, chunks) for t, w in zip(own, hidden, strict=True)])
     formula = fill.sum() + ((microbatches - 1) * own + own - fill).max()
     assert max(done.values()) <= formula * (1 + 1e-9)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 import meshwright
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster, Mesh
@@ -90,9 +92,10 @@ def place(found: Found, cluster: Cluster) -> list[Submesh]:
 def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: Submesh) -> Stage:
     stage, pipeline, layers = found.stages[number], found.pipeline, search.catalogue.layers
     option, cluster = stage.option, search.catalogue.cluster
-    items = sum(option.prices.items[:, a:b].sum(axis=1) for a, b in stage.chunks)
+    by_layer = np.concatenate([option.prices.items[:, a:b] for a, b in stage.chunks], axis=1)
+    items = by_layer.sum(axis=1)
     transient = max(option.transient[a:b].max() for a, b in stage.chunks)
-    again, again_sent = (float(x) for x in option.again(items))
+    again, again_sent = (float(part.sum()) for part in option.again(by_layer))
     state, shared_s = float(option.state_bytes(items)), 0.0
     for owner, other, value in search.catalogue.tied:
         owns, copies = (any(a <= layer < b for a, b in stage.chunks) for layer in (owner, other))
@@ -101,8 +104,8 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
             state += 2 * option.prices.local_bytes[value] * copies
     steps = [option.mesh.collective_s(kind, (0,), float(items[Item.PARAMETER_BYTES])) for kind in option.collectives]
     rows = search.catalogue.rows.batch / pipeline.num_microbatches
-    crossing = sum(layers.crossing_bytes[b] for _, b in stage.chunks)
-    send = float(crossing * rows / search.catalogue.rows.batch / option.mesh.num_devices)
+    share = rows / search.catalogue.rows.batch / option.mesh.num_devices
+    sends = [float(layers.crossing_bytes[b] * share) for _, b in stage.chunks]
     held = float(option.held(items))
     times = {
         "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT])),
@@ -118,8 +121,8 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         method=_words(option),
         **times,
         weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
-        send_bytes=send,
-        transfer_s=transfer_s(cluster, send) if send else 0.0,
+        send_bytes=sum(sends),
+        transfer_s=sum(transfer_s(cluster, size) for size in sends if size),
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),

@@ -41,7 +41,7 @@ class Option:
         return self.mesh.sizes[1]
 
     def again(self, items: Array) -> tuple[Array, Array]:
-        """Compute and communication that is repeated in the backward pass; what the user repeats is there already."""
+        """Compute and communication that each layer repeats in the backward pass, but for what the user repeats."""
         if self.checkpoint == "none":
             return np.zeros(items.shape[1:]), np.zeros(items.shape[1:])
         full = self.checkpoint == "full"
@@ -51,7 +51,7 @@ class Option:
     def held(self, items: Array) -> Array:
         """Bytes that are held for each microbatch in flight."""
         item = {"none": Item.HELD_BYTES, "selective": Item.KEPT_BYTES, "full": Item.INPUT_BYTES}[self.checkpoint]
-        return np.minimum(items[item], items[Item.HELD_BYTES])
+        return items[item]
 
     @cached_property
     def transient(self) -> Array:

@@ -38,7 +38,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         ShardingError: The method asks for what the model, the batch or the cluster does not allow.
     """
     with heap_frozen():
-        search, started = _search(traced, cluster, method, say), time.perf_counter()
+        search, started = start_search(traced, cluster, method, say), time.perf_counter()
         if isinstance(method, ThreeD):
             search.one_recipe(method)
             plain = None
@@ -54,7 +54,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         return describe(search, traced, method, time.perf_counter() - started)
 
 
-def _search(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Search:
+def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Search:
     """Everything that the search needs, nothing searched yet."""
     graph = traced.graph
     flow = Flow(graph, Grouping(graph).nests, find_roles(graph))

@@ -171,6 +171,8 @@ class Pricing:
         for layer, values in self._inputs.items():
             items[Item.INPUT_BYTES, layer] = local[values].sum()
         items[Item.KEPT_BYTES] += items[Item.INPUT_BYTES]
+        for item in (Item.KEPT_BYTES, Item.INPUT_BYTES):  # the user's own checkpoints may leave less to keep
+            items[item] = np.minimum(items[item], items[Item.HELD_BYTES])
         brief = live.stored & (live.stop > live.start) & (columns.producer >= 0)
         brief &= live.stop <= self._update_at
         brief[held] = brief[copies] = False

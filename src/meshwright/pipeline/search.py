@@ -28,6 +28,7 @@ from meshwright.units import format_bytes
 
 _FINE_DEVICES = 128  # up to here a stage may have part of a host
 _MOST_UNITS = 64  # of more hosts, stages take several at a time
+_MOST_MEMORY, _MEMORY_ROUNDS = 1024.0, 9  # how much more than there is, and how closely, is asked for
 _MOST_ORDERS = 6  # in which groups of hosts are put one after another
 
 
@@ -69,6 +70,7 @@ class Search:
         self.best: Found | None = None
         self.tried = 0
         self.nearest_bytes, self.nearest = np.inf, ""
+        self._memory = 1.0  # of what there is
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
 
     @property
@@ -144,7 +146,7 @@ class Search:
         short = float(priced.peak_bytes.max())
         if self.best is None and np.isinf(priced.total_s) and short < self.nearest_bytes:
             self.nearest_bytes = short
-            self.nearest = f"{num_stages} stages, {pipeline.schedule}, checkpoint {pipeline.checkpoint}"
+            self.nearest = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
         if priced.total_s >= self.best_s:
             return
         held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, pipeline.interleave)
@@ -193,7 +195,7 @@ class Search:
         for z, (_, devices, o) in enumerate(found):
             tables = fill[:, z], busy[:, z], which[:, z]
             transfer = self.transfer(rows, devices)
-            sizes = (o.ties, o.tie_bytes, o.tie_s, transfer, o.limit, num_microbatches, hides)
+            sizes = (o.ties, o.tie_bytes, o.tie_s, transfer, self._memory * o.limit, num_microbatches, hides)
             price_ranges(o.sums, o.transient, o.ways, *sizes, *tables)
         size = np.array([n // line.unit for _, n, _ in found])
         allowed = np.array([line.allowed(g, n) for g, n, _ in found])
@@ -215,6 +217,8 @@ class Search:
 
     def does_not_fit(self) -> DoesNotFit:
         """The error for a model that fits nowhere: how near the nearest pipeline came."""
+        if np.isinf(self.nearest_bytes):
+            self._raise_memory()
         limit, needed = min(self.catalogue.limits), self.nearest_bytes
         near = "" if np.isinf(needed) else f"; the nearest, {self.nearest}, needs {format_bytes(needed)}"
         return DoesNotFit(
@@ -223,6 +227,21 @@ class Search:
             needed_bytes=int(needed) if np.isfinite(needed) else int(limit) + 1,
             limit_bytes=int(limit),
         )
+
+    def _raise_memory(self) -> None:
+        """Finds how much more memory would let unequal stages fit, where no equal ones can be had."""
+        rows, low, high = self.catalogue.microbatches[0], 1.0, _MOST_MEMORY
+        for _ in range(_MEMORY_ROUNDS):
+            self._memory = (low * high) ** 0.5
+            for order in _orders(len(self.catalogue.cluster.groups)):
+                self._programme(rows, self.checkpoints[-1], "1f1b" if self.trains else "inference", order)
+            if self.best is None:
+                low = self._memory
+                continue
+            high, stages = self._memory, len(self.best.stages)
+            self.nearest_bytes = high * min(self.catalogue.limits)
+            self.nearest = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
+            self.best = None
 
 
 class Line:

@@ -29,32 +29,34 @@ def _many(number: int, word: str, ending: str = "s") -> str:
 
 
 def stages_view(plan: "Plan") -> Table:
-    """A row for each stage."""
+    """A row for each stage; what all have in common stands above."""
+    ways = {stage.method for stage in plan.stages}
+    chips = {stage.submesh.chip for stage in plan.stages}
     title = "stages: times of one microbatch, and once a step; bytes of one device"
+    if len(ways) == 1:
+        title += f"; {next(iter(ways))}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("stage", "layers", "devices", "mesh", "split"):
+    for name in ("stage", "layers", "devices", "mesh", *(("split",) if len(ways) > 1 else ())):
         table.add_column(name, overflow="fold")
     for name in ("forward", "backward", "again", "once", "state", "held", "peak"):
         table.add_column(name, justify="right", no_wrap=True)
-    chips = {stage.submesh.chip for stage in plan.stages}
     for number, stage in enumerate(plan.stages):
-        table.add_row(str(number), *_row(stage, len(chips) > 1))
+        place = _devices(stage) + (f" {stage.submesh.chip}" if len(chips) > 1 else "")
+        split = (stage.method,) if len(ways) > 1 else ()
+        view = "×".join(map(str, stage.mesh.sizes))
+        table.add_row(str(number), _layers(stage), place, view, *split, *_figures(stage))
     return table
 
 
-def _row(stage: Stage, mixed: bool) -> tuple[str, ...]:
+def _layers(stage: Stage) -> str:
     chunks = stage.chunks or (stage.layers,)
-    layers = " ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in chunks)
+    return " ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in chunks)
+
+
+def _figures(stage: Stage) -> tuple[str, ...]:
     times = (stage.forward.total_s, stage.backward.total_s, stage.recompute.total_s, stage.once_s)
     sizes = (stage.state_bytes, stage.activation_bytes, stage.peak_bytes)
-    return (
-        layers,
-        _devices(stage) + (f" {stage.submesh.chip}" if mixed else ""),
-        "×".join(map(str, stage.mesh.sizes)),
-        stage.method,
-        *(format_seconds(t) if t else "" for t in times),
-        *map(format_bytes, sizes),
-    )
+    return (*(format_seconds(t) if t else "" for t in times), *map(format_bytes, sizes))
 
 
 def _devices(stage: Stage) -> str:
