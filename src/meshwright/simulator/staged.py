@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshwright.hardware import Cluster
+from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.planner.plan import Plan
 from meshwright.planner.stage import Stage, StageTime
@@ -10,41 +10,72 @@ from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.spmd import SimulationError, num_tokens
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
 
+_LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates
+
 
 def staged_work(plan: Plan, cluster: Cluster) -> Work:
     """The work of one step of a pipelined plan.
 
-    Stages know the seconds of their passes, not the operations in them, so they can be simulated on the machines that
-    they were planned for only.
+    Stages know the seconds of their passes, not the operations in them. On other machines, hosts of the same sizes,
+    compute is scaled by the chips' rates and communication by what a large all-reduce takes.
     """
     assert plan.pipeline is not None and plan.mesh.cluster is not None
-    if cluster != plan.mesh.cluster:
-        raise SimulationError(
-            f"the plan's {len(plan.stages)} stages were planned for {plan.mesh.cluster.name!r} and cannot be moved to "
-            f"{cluster.name!r}: plan again with cluster={cluster.name!r}"
-        )
+    own = plan.mesh.cluster
+    stages = plan.stages if cluster == own else tuple(_moved(stage, own, cluster) for stage in plan.stages)
     interleave = plan.pipeline.interleave
-    prices = [_prices(stage, cluster) for stage in plan.stages]
-    chunks = [_chunk(stage, price, interleave) for stage, price in zip(plan.stages, prices, strict=True)]
+    prices = [_prices(stage, cluster) for stage in stages]
+    chunks = [_chunk(stage, price, interleave) for stage, price in zip(stages, prices, strict=True)]
     if interleave > 1:  # the last stage sends on, too: to the next chunk of the first
         chunks[-1] = replace(chunks[-1], send_s=max(chunk.send_s for chunk in chunks))
-    first = plan.stages[0]
+    first = stages[0]
     return Work(
-        name=f"{plan.method} on {plan.mesh.cluster!r}",
+        name=f"{plan.method} on {cluster!r}",
         chunks=tuple(chunks * interleave),
-        num_stages=len(plan.stages),
+        num_stages=len(stages),
         num_microbatches=plan.pipeline.num_microbatches,
         schedule=plan.pipeline.schedule,
-        update=tuple(_tasks("update", stage.update, price) for stage, price in zip(plan.stages, prices, strict=True)),
-        state_bytes=tuple(float(stage.state_bytes) for stage in plan.stages),
-        devices=tuple(stage.submesh.num_devices for stage in plan.stages),
-        limit_bytes=float(min(stage.submesh.machines(cluster).memory_bytes for stage in plan.stages)),
+        update=tuple(_tasks("update", stage.update, price) for stage, price in zip(stages, prices, strict=True)),
+        state_bytes=tuple(float(stage.state_bytes) for stage in stages),
+        devices=tuple(stage.submesh.num_devices for stage in stages),
+        limit_bytes=float(min(stage.submesh.machines(cluster).memory_bytes for stage in stages)),
         peak_flops=first.submesh.machines(cluster).chip.peak_flops("bfloat16"),
         model_flops=plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
         contention=prices[0].constants.contention,
         fixed_s=prices[0].constants.fixed_s,
     )
+
+
+def _moved(stage: Stage, own: Cluster, other: Cluster) -> Stage:
+    """A stage with the times it would have on other machines."""
+    sizes = [(group.num_hosts, group.devices_per_host) for group in own.groups]
+    if sizes != [(group.num_hosts, group.devices_per_host) for group in other.groups]:
+        raise SimulationError(
+            f"the plan's stages are for {own!r} and cannot be moved to {other!r}, whose hosts are not as many or as "
+            "large: plan again for it"
+        )
+    before, after = stage.submesh.machines(own), stage.submesh.machines(other)
+    compute = after.chip.matmul_s(_LARGE_FLOPS) / before.chip.matmul_s(_LARGE_FLOPS)
+    sent = _large_sum_s(after.mesh(stage.mesh.sizes)) / (_large_sum_s(stage.mesh) or 1.0)
+    wires = before.inter.bandwidth / after.inter.bandwidth
+
+    def scaled(time: StageTime) -> StageTime:
+        return StageTime(time.compute_s * compute, time.communication_s * sent)
+
+    return replace(
+        stage,
+        mesh=after.mesh(stage.mesh.sizes),
+        forward=scaled(stage.forward),
+        backward=scaled(stage.backward),
+        recompute=scaled(stage.recompute),
+        gradients=scaled(stage.gradients),
+        update=scaled(stage.update),
+        transfer_s=stage.transfer_s * wires,
+    )
+
+
+def _large_sum_s(mesh: Mesh) -> float:
+    return float(mesh.collective_s("all_reduce", tuple(range(len(mesh.sizes))), _LARGE_BYTES))
 
 
 def _prices(stage: Stage, cluster: Cluster) -> Kernels:

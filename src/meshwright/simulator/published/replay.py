@@ -85,7 +85,7 @@ def read_rows(path: Path) -> list[Row]:
         RowsError: There is no such file, or no row in it.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             table = list(csv.DictReader(file))
     except FileNotFoundError:
         raise RowsError(f"there is no file {path}; give a CSV file in the format of published.csv") from None
