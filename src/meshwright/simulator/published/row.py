@@ -112,6 +112,8 @@ def _recipe(row: Row) -> Recipe:
     tpu = cluster.chip.vendor == "Google"
     shard = data * context
     zero = zero_of(zero_text) if shard > 1 else 0
+    if pipeline > 1:
+        zero = min(zero, 2)  # fetching parameters for every microbatch would cost too much: they are kept for the step
     said = (precision, recompute, row.text("model"), row.text("notes"))
     stack, selective = stack_of(row.text("source"), zero, *said, tpu)
     if "hsdp" in zero_text.lower():
@@ -159,6 +161,8 @@ def _batch(row: Row, data: int, sharing: int, pipeline: int) -> tuple[float, int
     local = whole / data
     microbatch = min(given or (1.0 if pipeline > 1 else local), local)
     num = max(1, round(local / microbatch))
+    if num == 1 and pipeline > 1:
+        num = pipeline if local % pipeline == 0 else 1  # a table's batch of one replica, not of one microbatch
     return local / num, num
 
 
