@@ -22,6 +22,7 @@ _GELU = (4, 4, 6, 6)
 _GATE = (6, 10, 10, 16)
 _SOFTMAX = (4, 12, 6, 16)
 _LAYOUT = (4, 4, 4, 4)  # heads before tokens
+_MERGE = (30, 30, 10, 10)  # results of one more block of keys, in single precision and never fused
 _LOSS = (8, 14, 6, 18)  # per logit
 _METRIC = 14  # per logit: loss and perplexity, computed once more for the log
 _CAST = 2  # the rest is fused with what made the value
@@ -116,7 +117,8 @@ class Layer:
             backward = self.kernels.attention_s(
                 r.stack.attention, BACKWARD_FLOPS * flops, s.seq, s.head_dim, backward=True
             )
-            yield Kernel("attention", forward, backward)
+            merged = self._stream("attention", _MERGE, (r.context - 1) * r.tokens * s.query_width / r.tensor)
+            yield Kernel("attention", forward + merged.forward_s, backward + merged.backward_s)
             return
         width = (s.query_width + 2 * s.kv_width) / r.tensor
         layout = self._stream("attention", _LAYOUT, r.tokens * width)

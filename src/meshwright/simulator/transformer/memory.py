@@ -67,7 +67,8 @@ def working_bytes(recipe: Recipe, has_head: bool) -> float:
 
 def logits_bytes(recipe: Recipe) -> float:
     """Logits and what the loss makes of them."""
-    return _LOGIT_BYTES[recipe.stack.loss] * recipe.tokens * recipe.shape.vocab / recipe.tensor
+    apart = recipe.stack.loss == "separate" and recipe.tensor > 1  # the split loss keeps exponentials and differences
+    return (_LOGIT_BYTES[recipe.stack.loss] + 6.0 * apart) * recipe.tokens * recipe.shape.vocab / recipe.tensor
 
 
 def stage_params(recipe: Recipe, stage: int) -> float:

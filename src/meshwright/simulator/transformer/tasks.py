@@ -162,18 +162,19 @@ class StageTasks:
         out.compute(kernel.name, seconds)
         out.wait(sent)
 
-    def _repeat(self, out: _List, attention: Iterable[Kernel], feed_forward: Iterable[Kernel]) -> None:
-        """What recomputation runs again: kernels, and the exchanges of the blocks it repeats whole."""
-        rule, last = self.recipe.recompute, self.recipe.stack.repeats_last
-        blocks = ((attention, "out"), (feed_forward, "down"))
-        for number, (block, product) in enumerate(blocks):
-            ends = product in rule.repeats and (last or number == 0)
-            if product in rule.repeats:
+    def _repeat(self, out: _List, attention: tuple[Kernel, ...], feed_forward: tuple[Kernel, ...]) -> None:
+        """What recomputation runs again: kernels, and the exchanges that they need."""
+        rule = self.recipe.recompute
+        for block, product in ((attention, "out"), (feed_forward, "down")):
+            repeated = [kernel for kernel in block if kernel.name in rule.repeats]
+            if product == "down" and not self.recipe.stack.repeats_last:
+                repeated = [kernel for kernel in repeated if kernel.name not in ("down", "residual")]
+            names = {kernel.name for kernel in repeated}
+            if not names.isdisjoint(_FIRST):
                 self._gather(out)
-            for kernel in block:
-                if kernel.name in rule.repeats and (ends or kernel.name not in (product, "residual")):
-                    out.compute(f"{kernel.name} again", kernel.forward_s)
-            if ends:
+            for kernel in repeated:
+                out.compute(f"{kernel.name} again", kernel.forward_s)
+            if product in names and "down" not in rule.keeps:  # a rule that keeps the last product keeps sums
                 self._settle(out)
 
     def _gather(self, out: _List) -> None:
