@@ -150,9 +150,13 @@ class Pricing:
         last = self._ends
         sent += np.where(last, 0.0, gradients)
         gradients[~last] = 0.0
+        known: dict[tuple[int, int, int], float] = {}
         for item in back.resharded():
             if item.op >= 0:
-                sent[item.op] += item.trips * sum(hop.seconds for hop in back.hops(item))
+                key = (int(self.graph.kind[item.value]), item.source, item.target)
+                if key not in known:
+                    known[key] = sum(hop.seconds for hop in back.hops(item))
+                sent[item.op] += item.trips * known[key]
         return compute, sent, gradients
 
     def _bytes(self, back: Readback, items: Array) -> None:
