@@ -59,7 +59,7 @@ def test_memory_decides_what_is_computed_again_and_how_many_stages_there_are():
     assert tight.best.total_s > free.best.total_s
     assert max(_peak(tight.best, i) for i in range(len(tight.best.stages))) <= 0.5 * peak
     with pytest.raises(DoesNotFit, match=r"no pipeline fits .* the nearest, pipeline=\d"):
-        search = searched(step, args, "1x4 h100", memory_fraction=0.01 * peak / limit)
+        search = searched(step, args, "1x4 h100", memory_fraction=1e-4 * peak / limit)
         assert search.best is None
         raise search.does_not_fit()
 

@@ -24,8 +24,9 @@ _WAYS: dict[str, tuple[Method, bool]] = {
     TENSOR: (TensorParallel(), False),  # weights split, as in Megatron-LM
 }
 _SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
-_LARGE_ROWS = 3  # this many of the others
-_MORE_HOSTS = (2, 4, 8)  # hosts over which weights may be split
+_LARGE_ROWS = 2  # this many of the others
+_MORE_HOSTS = (2, 4, 8)  # hosts over which weights may be split, up to
+_MOST_INNER = 16  # devices, or two hosts if that is more
 
 
 class Catalogue:
@@ -57,8 +58,9 @@ class Catalogue:
     def inner_sizes(self, group: int, num_devices: int) -> list[int]:
         """Sizes that the inner axis may have on a submesh: part of a host, or a few whole ones."""
         per_host = self.cluster.groups[group].devices_per_host
+        most = max(_MOST_INNER, 2 * per_host)
         sizes = [*divisors(per_host), *(per_host * n for n in _MORE_HOSTS)]
-        return [k for k in sizes if num_devices % k == 0]
+        return [k for k in sizes if k <= most and num_devices % k == 0]
 
     def ways(self, group: int, num_devices: int) -> list[tuple[int, str]]:
         """What may be done on a submesh: sizes of the inner axis, each with what it does.

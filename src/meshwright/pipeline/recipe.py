@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.errors import ShardingError
+from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.flow import Array, Ints
 from meshwright.pipeline.kernel import ACTIVATIONS, MICROBATCH, ONCE, PARAMETERS, STATE, WEIGHTS
 from meshwright.pipeline.options import CHECKPOINTS, Options
@@ -163,3 +164,46 @@ def equal_stages(num_devices: int, devices_per_host: int, num_layers: int) -> It
         each, left = divmod(num_devices, num_stages)
         if not left and (devices_per_host % each == 0 or each % devices_per_host == 0):
             yield num_stages, each
+
+
+def check_recipe(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[int, int]:
+    """Devices of a stage and rows of a microbatch, if the recipe suits the cluster, the model and the batch.
+
+    Raises:
+        ShardingError: It does not.
+    """
+    cluster, batch = catalogue.cluster, catalogue.rows.batch
+    devices = recipe.data * recipe.tensor
+    shape = f"data={recipe.data} × tensor={recipe.tensor} × pipeline={recipe.pipeline}"
+    if cluster.mixed:
+        raise ShardingError(f"{recipe.name} needs equal hosts, and {cluster.name!r} has several kinds: use mw.Auto")
+    if trains == (recipe.schedule == "inference"):
+        word = "takes a gradient" if trains else "takes no gradient"
+        raise ShardingError(f"the function {word}, which schedule {recipe.schedule!r} is not for; choose another one")
+    if devices * recipe.pipeline != cluster.num_devices:
+        raise ShardingError(
+            f"{shape} is {devices * recipe.pipeline} devices, but cluster {cluster.name!r} has {cluster.num_devices}; "
+            "choose numbers whose product that is"
+        )
+    per_host = cluster.devices_per_host
+    if per_host % devices and devices % per_host:
+        raise ShardingError(
+            f"{shape}: a stage of {devices} devices is neither an equal part of a host nor whole hosts of {per_host}; "
+            "choose another number of stages"
+        )
+    chunks, num_layers = recipe.pipeline * recipe.interleave, catalogue.layers.num_layers
+    if chunks > num_layers:
+        raise ShardingError(
+            f"pipeline={recipe.pipeline} × interleave={recipe.interleave} is {chunks} chunks, but the model has "
+            f"{num_layers} layers; use at most {num_layers}"
+        )
+    rows = recipe.data * recipe.microbatch
+    if batch % rows:
+        raise ShardingError(
+            f"a batch of {batch} rows does not divide into microbatches of {rows} (data={recipe.data} × microbatch="
+            f"{recipe.microbatch}); use a batch that is a multiple of {rows}, or another microbatch"
+        )
+    if recipe.tensor not in catalogue.inner_sizes(0, devices):
+        legal = ", ".join(map(str, catalogue.inner_sizes(0, cluster.num_devices)))
+        raise ShardingError(f"tensor={recipe.tensor} does not suit cluster {cluster.name!r}: choose one of {legal}")
+    return devices, rows

@@ -7,29 +7,24 @@ sums over the same prices, so what is found is no worse than any recipe.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from math import gcd
 
 import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
-from meshwright.hardware.torus import divisors
 from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.flow import Array, Flow
 from meshwright.pipeline.kernel import price_ranges
+from meshwright.pipeline.line import Line, orders
 from meshwright.pipeline.options import CHECKPOINTS, Option, Options, find_options
-from meshwright.pipeline.recipe import Priced, Split, ThreeD, equal_stages, price_recipe
+from meshwright.pipeline.recipe import Priced, Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.stages import Ranges, solve_stages
 from meshwright.pipeline.transfer import transfer_s
 from meshwright.planner.stage import Pipeline
 from meshwright.units import format_bytes
 
-_FINE_DEVICES = 128  # up to here a stage may have part of a host
-_MOST_UNITS = 64  # of more hosts, stages take several at a time
 _MOST_MEMORY, _MEMORY_ROUNDS = 1024.0, 9  # how much more than there is, and how closely, is asked for
-_MOST_ORDERS = 6  # in which groups of hosts are put one after another
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ class Search:
         Raises:
             ShardingError: The model or the cluster does not allow it.
         """
-        devices, rows = _check(recipe, self.catalogue, self.trains)
+        devices, rows = check_recipe(recipe, self.catalogue, self.trains)
         options = self.options(0, devices, rows, recipe.checkpoint, recipe.tensor)
         if options is None:
             raise ShardingError(
@@ -177,12 +172,12 @@ class Search:
             self.say(f"cutting stages for {batch // rows} microbatches of {rows} rows")
             for checkpoint in self.checkpoints:
                 for schedule in ("zb-h1", "1f1b") if self.trains else ("inference",):
-                    for order in _orders(len(self.catalogue.cluster.groups)):
+                    for order in orders(len(self.catalogue.cluster.groups)):
                         self._programme(rows, checkpoint, schedule, order)
 
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
-        num_microbatches = self.catalogue.rows.batch // rows
-        line = Line(self.catalogue, order)
+        num_microbatches, cluster = self.catalogue.rows.batch // rows, self.catalogue.cluster
+        line = Line(cluster, order)
         kinds = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
         found = [(g, n, options) for g, n, options in kinds if options is not None]
         num_layers = self.split.num_layers
@@ -233,7 +228,7 @@ class Search:
         rows, low, high = self.catalogue.microbatches[0], 1.0, _MOST_MEMORY
         for _ in range(_MEMORY_ROUNDS):
             self._memory = (low * high) ** 0.5
-            for order in _orders(len(self.catalogue.cluster.groups)):
+            for order in orders(len(self.catalogue.cluster.groups)):
                 self._programme(rows, self.checkpoints[-1], "1f1b" if self.trains else "inference", order)
             if self.best is None:
                 low = self._memory
@@ -242,99 +237,3 @@ class Search:
             self.nearest_bytes = high * min(self.catalogue.limits)
             self.nearest = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
             self.best = None
-
-
-class Line:
-    """The groups of hosts one after another; stages are laid along it.
-
-    Within a group any order will do: sizes divide each other or are whole hosts, so the largest can be placed first.
-
-    Attributes:
-        unit: Devices that are counted as one.
-        num_units: Units of the whole line.
-        kinds: Kinds of submesh: group and devices.
-    """
-
-    def __init__(self, catalogue: Catalogue, order: Sequence[int]):
-        groups = catalogue.cluster.groups
-        hosts, devices = catalogue.cluster.num_hosts, catalogue.cluster.num_devices
-        fine = devices <= _FINE_DEVICES
-        step = 1 if hosts <= _MOST_UNITS else _step([g.num_hosts for g in groups], hosts)
-        self.unit = 1 if fine else gcd(*(step * g.devices_per_host for g in groups))
-        self.num_units = devices // self.unit
-        self.kinds: list[tuple[int, int]] = []
-        self._edges: dict[int, tuple[int, int]] = {}
-        start = 0
-        for number in order:
-            group, per_host = groups[number], groups[number].devices_per_host
-            self._edges[number] = (start, start + group.num_hosts * per_host)
-            start = self._edges[number][1]
-            parts = [n for n in _chain(per_host) if n < per_host] if fine else []
-            self.kinds += [(number, n) for n in parts]
-            self.kinds += [(number, n * per_host) for n in range(step, group.num_hosts + 1, step)]
-
-    def allowed(self, group: int, devices: int) -> np.ndarray:
-        """For each number of units left, whether a stage of so many devices of a group can come next."""
-        start = (self.num_units - np.arange(self.num_units + 1)) * self.unit
-        first, last = self._edges[group]
-        return (start >= first) & (start + devices <= last)
-
-
-def _step(hosts: list[int], total: int) -> int:
-    """The fewest hosts that are taken at a time so that there are not too many units."""
-    return next(d for d in divisors(gcd(*hosts)) if total // d <= _MOST_UNITS or d == gcd(*hosts))
-
-
-def _chain(number: int) -> list[int]:
-    """Divisors of a number that divide each other, descending.
-
-    >>> _chain(12)
-    [12, 6, 3, 1]
-    """
-    found = [number]
-    while found[-1] > 1:
-        found.append(max(d for d in divisors(found[-1]) if d < found[-1]))
-    return found
-
-
-def _orders(num_groups: int) -> list[tuple[int, ...]]:
-    return list(permutations(range(num_groups)))[:_MOST_ORDERS]
-
-
-def _check(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[int, int]:
-    """Devices of a stage and rows of a microbatch, if the recipe suits the cluster, the model and the batch."""
-    cluster, batch = catalogue.cluster, catalogue.rows.batch
-    devices = recipe.data * recipe.tensor
-    shape = f"data={recipe.data} × tensor={recipe.tensor} × pipeline={recipe.pipeline}"
-    if cluster.mixed:
-        raise ShardingError(f"{recipe.name} needs equal hosts, and {cluster.name!r} has several kinds: use mw.Auto")
-    if trains == (recipe.schedule == "inference"):
-        word = "takes a gradient" if trains else "takes no gradient"
-        raise ShardingError(f"the function {word}, which schedule {recipe.schedule!r} is not for; choose another one")
-    if devices * recipe.pipeline != cluster.num_devices:
-        raise ShardingError(
-            f"{shape} is {devices * recipe.pipeline} devices, but cluster {cluster.name!r} has {cluster.num_devices}; "
-            "choose numbers whose product that is"
-        )
-    per_host = cluster.devices_per_host
-    if per_host % devices and devices % per_host:
-        raise ShardingError(
-            f"{shape}: a stage of {devices} devices is neither an equal part of a host nor whole hosts of {per_host}; "
-            "choose another number of stages"
-        )
-    chunks, num_layers = recipe.pipeline * recipe.interleave, catalogue.layers.num_layers
-    if chunks > num_layers:
-        raise ShardingError(
-            f"pipeline={recipe.pipeline} × interleave={recipe.interleave} is {chunks} chunks, but the model has "
-            f"{num_layers} layers; use at most {num_layers}"
-        )
-    rows = recipe.data * recipe.microbatch
-    if batch % rows:
-        raise ShardingError(
-            f"a batch of {batch} rows does not divide into microbatches of {rows} (data={recipe.data} × microbatch="
-            f"{recipe.microbatch}); use a batch that is a multiple of {rows}, or another microbatch"
-        )
-    if recipe.tensor not in catalogue.inner_sizes(0, devices):
-        legal = ", ".join(map(str, catalogue.inner_sizes(0, cluster.num_devices)))
-        raise ShardingError(f"tensor={recipe.tensor} does not suit cluster {cluster.name!r}: choose one of {legal}")
-    return devices, rows
