@@ -54,7 +54,6 @@ def spmd_work(plan: Plan, mesh: Mesh) -> Work:
         model_flops=model_flops(plan),
         tokens=num_tokens(plan),
         contention=prices.constants.contention,
-        fixed_s=prices.constants.fixed_s if trains and cluster.known == CATALOGUE else 0.0,
     )
 
 

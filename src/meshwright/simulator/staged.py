@@ -42,7 +42,6 @@ def staged_work(plan: Plan, cluster: Cluster) -> Work:
         model_flops=plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
         contention=prices[0].constants.contention,
-        fixed_s=prices[0].constants.fixed_s,
     )
 
 
