@@ -7,10 +7,10 @@ import pytest
 from meshwright.hardware import cluster, find_chip
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.kernels import kernels
-from meshwright.simulator.published.words import ALTERNATE, ATTENTION, FULL, MINIMAL, NONE
 from meshwright.simulator.transformer import memory
 from meshwright.simulator.transformer.layer import Layer
 from meshwright.simulator.transformer.recipe import Recipe, Stack
+from meshwright.simulator.transformer.recompute import ALTERNATE, ATTENTION, FULL, MINIMAL, NONE
 from meshwright.simulator.transformer.shape import Shape
 from meshwright.simulator.transformer.work import recipe_work
 

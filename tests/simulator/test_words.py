@@ -4,18 +4,8 @@ import pytest
 
 from meshwright.errors import ClusterError
 from meshwright.simulator.published.machines import machines
-from meshwright.simulator.published.words import (
-    ALTERNATE,
-    ATTENTION,
-    DOTS,
-    FULL,
-    MINIMAL,
-    NONE,
-    dtype_of,
-    recompute_of,
-    stack_of,
-    zero_of,
-)
+from meshwright.simulator.published.words import dtype_of, recompute_of, stack_of, zero_of
+from meshwright.simulator.transformer.recompute import ALTERNATE, ATTENTION, DOTS, FULL, MINIMAL, NONE
 
 
 @pytest.mark.parametrize(
@@ -52,7 +42,17 @@ def test_lists_of_what_is_kept():
 
 @pytest.mark.parametrize(
     ("text", "stage"),
-    [("3 (FSDP2)", 3), ("2 (FSDP SHARD_GRAD_OP)", 2), ("0", 0), ("", 0), ("HSDP", 3), ("distributed optimizer", 1)],
+    [
+        ("3 (FSDP2)", 3),
+        ("FSDP2", 3),
+        ("ZeRO-1", 1),
+        ("shard-largest-dim (GSPMD-like)", 3),
+        ("2 (FSDP SHARD_GRAD_OP)", 2),
+        ("0", 0),
+        ("", 0),
+        ("HSDP", 3),
+        ("distributed optimizer", 1),
+    ],
 )
 def test_zero(text, stage):
     assert zero_of(text) == stage

@@ -8,40 +8,17 @@ from importlib.resources import files
 from typing import Any
 
 from meshwright.simulator.kernels import MATERIALISED
-from meshwright.simulator.transformer.recipe import Recompute, Stack
-
-_TENSORS = ("input", "norm", "middle", "query", "key", "value", "attention", "up", "activation", "gate", "masks")
-_KERNELS = (
-    "norm",
-    "query",
-    "key",
-    "value",
-    "rotary",
-    "attention",
-    "out",
-    "residual",
-    "gate",
-    "up",
-    "activation",
-    "down",
+from meshwright.simulator.transformer.recipe import Stack
+from meshwright.simulator.transformer.recompute import (
+    ALTERNATE,
+    ATTENTION,
+    DOTS,
+    FULL,
+    KERNELS,
+    MINIMAL,
+    NONE,
+    Recompute,
 )
-_ELEMENTWISE = frozenset({"norm", "rotary", "residual", "activation"})
-_PRODUCTS = frozenset({"input", "query", "key", "value", "out", "gate", "up", "down"})
-
-NONE = Recompute("none", frozenset(), frozenset({*_TENSORS, "scores"}))
-FULL = Recompute("full", frozenset(_KERNELS), frozenset({"input"}))
-#: Megatron's: scores, softmax and what follows.
-ATTENTION = Recompute("attention", frozenset({"attention"}), frozenset(_TENSORS))
-#: torchtitan's: every second product, and what is cheap.
-ALTERNATE = Recompute(
-    "alternate products",
-    _ELEMENTWISE | {"key", "out", "up"},
-    frozenset({"input", "query", "value", "attention", "gate", "down"}),
-)
-#: Results of all products are kept, attention's as well.
-MINIMAL = Recompute("elementwise", _ELEMENTWISE, _PRODUCTS | {"attention"})
-#: Results of products with weights are kept; those with batch dims, which are attention's, are not.
-DOTS = Recompute("attention and elementwise", _ELEMENTWISE | {"attention"}, _PRODUCTS)
 
 _SELECTIVE = {"attention": ATTENTION, "alternate": ALTERNATE, "some": replace(FULL, name="some layers", share=0.5)}
 
@@ -107,7 +84,7 @@ def _named(words: str) -> Recompute:
     """A list of values that are kept, as MaxText writes them; what is not in it is computed again."""
     listed = re.findall(r"[a-z_0-9]+", words.split("offload", 1)[-1])
     kept = {_NAMED[word] for word in listed if word in _NAMED} | {"input"}
-    repeats = frozenset(name for name in _KERNELS if name not in kept)
+    repeats = frozenset(name for name in KERNELS if name not in kept)
     return Recompute(
         "offload" if "offload" in words else "custom", repeats, frozenset(kept), offloads="offload" in words
     )
@@ -116,12 +93,12 @@ def _named(words: str) -> Recompute:
 def zero_of(text: str) -> int:
     """ZeRO's stage: a number, or the word of a library.
 
-    >>> zero_of("3 (FSDP2)"), zero_of("FSDP"), zero_of(""), zero_of("distributed optimizer")
-    (3, 3, 0, 1)
+    >>> zero_of("2 (prefer_reduce_scatter)"), zero_of("FSDP2"), zero_of(""), zero_of("distributed optimizer")
+    (2, 3, 0, 1)
     """
-    words = text.lower()
-    if (number := re.search(r"[0-3](?!\d)", words)) is not None:
-        return int(number[0])
+    words = text.lower().strip()
+    if (number := re.search(r"(?:^|zero[ -]?|stage[ -]?)([0-3])\b", words)) is not None:
+        return int(number[1])
     if re.search(r"fsdp|hsdp|full_shard|shard-largest|zero-?three", words):
         return 3
     if "shard_grad_op" in words:

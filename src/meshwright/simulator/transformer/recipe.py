@@ -3,26 +3,8 @@
 from dataclasses import dataclass
 
 from meshwright.hardware import Cluster
+from meshwright.simulator.transformer.recompute import Recompute
 from meshwright.simulator.transformer.shape import Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Recompute:
-    """What the backward pass computes again, and what is kept instead.
-
-    Attributes:
-        name: A word for people.
-        repeats: Names of the forward kernels that run again.
-        keeps: Names of the tensors that are kept in memory.
-        share: Part of the layers that do so.
-        offloads: Whether what is kept goes to the host's memory.
-    """
-
-    name: str
-    repeats: frozenset[str]
-    keeps: frozenset[str]
-    share: float = 1.0
-    offloads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
