@@ -26,6 +26,7 @@ NAMES = [
     "ProblemError",
     "RuleError",
     "ShardingError",
+    "SimulationError",
     "Solution",
     "TensorParallel",
     "ThreeD",

@@ -17,6 +17,7 @@ _PUBLIC = {
     "ProblemError": "errors",
     "RuleError": "errors",
     "ShardingError": "errors",
+    "SimulationError": "errors",
     "TraceError": "errors",
     "Cluster": "hardware",
     "Mesh": "hardware",

@@ -29,6 +29,10 @@ class RuleError(MeshwrightError, ValueError):
     """A rule that does not describe the operation it was given for."""
 
 
+class SimulationError(MeshwrightError, ValueError):
+    """A plan that cannot be simulated as asked."""
+
+
 class DoesNotFit(MeshwrightError):
     """No plan fits the memory of the devices.
 

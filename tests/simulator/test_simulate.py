@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.simulator.spmd import SimulationError, num_tokens
+from meshwright.simulator.spmd import num_tokens
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +93,17 @@ def test_rows_count_where_there_are_no_tokens():
 def test_an_abstract_mesh_has_no_seconds():
     mesh = mw.Mesh.abstract((4,), alpha=1, beta=1)
     plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=mesh)
-    with pytest.raises(SimulationError, match=r"abstract mesh .* not seconds"):
+    with pytest.raises(mw.SimulationError, match=r"abstract mesh .* not seconds"):
         plan.simulate()
 
 
 def test_a_cluster_of_another_size_is_refused(plan):
-    with pytest.raises(SimulationError, match="for 8 devices, and cluster '4x8 h100' has 32"):
+    with pytest.raises(mw.SimulationError, match="for 8 devices, and cluster '4x8 h100' has 32"):
         mw.simulate(plan, cluster="4x8 h100")
 
 
 def test_something_else_than_a_plan_is_refused():
-    with pytest.raises(SimulationError, match=r"give what mw\.plan returns"):
+    with pytest.raises(mw.SimulationError, match=r"give what mw\.plan returns"):
         mw.simulate("plan.json")
 
 
@@ -113,5 +113,5 @@ def test_a_plan_of_an_earlier_version_says_so(plan, tmp_path):
     data = json.loads(path.read_text())
     data["ops"] = [row[:9] for row in data["ops"]]
     path.write_text(json.dumps(data))
-    with pytest.raises(SimulationError, match="make it again"):
+    with pytest.raises(mw.SimulationError, match="make it again"):
         mw.Plan.load(path).simulate()

@@ -4,7 +4,6 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.simulator.spmd import SimulationError
 
 
 @pytest.fixture(scope="module")
@@ -54,5 +53,5 @@ def test_a_loaded_plan_is_simulated_alike(plan, tmp_path):
 
 def test_stages_move_to_machines_of_the_same_sizes(plan):
     assert mw.simulate(plan, cluster="2x4 h100").step_s < plan.simulate().step_s
-    with pytest.raises(SimulationError, match="not as many or as large"):
+    with pytest.raises(mw.SimulationError, match="not as many or as large"):
         mw.simulate(plan, cluster="1x8 h100")

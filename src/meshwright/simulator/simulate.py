@@ -1,11 +1,12 @@
 """`mw.simulate`: a plan becomes work, and the event engine runs it."""
 
+from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster
 from meshwright.planner.plan import Plan
 from meshwright.profiler import cluster as find_cluster
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.simulation import Simulation
-from meshwright.simulator.spmd import SimulationError, spmd_work
+from meshwright.simulator.spmd import spmd_work
 from meshwright.simulator.staged import staged_work
 
 

@@ -7,7 +7,7 @@ reads them, one ahead. Everything else stands in the way of the operation that n
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
@@ -16,10 +16,6 @@ from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
 
 _PHASES = ("forward", "backward", "update")
-
-
-class SimulationError(MeshwrightError, ValueError):
-    """A plan that cannot be simulated as asked."""
 
 
 def spmd_work(plan: Plan, mesh: Mesh) -> Work:

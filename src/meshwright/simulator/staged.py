@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.planner.plan import Plan
 from meshwright.planner.stage import Stage, StageTime
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
-from meshwright.simulator.spmd import SimulationError, num_tokens
+from meshwright.simulator.spmd import num_tokens
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates
