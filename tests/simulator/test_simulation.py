@@ -5,7 +5,8 @@ import json
 import pytest
 
 from meshwright.simulator.engine import simulate_work
-from tests.simulator.works import pipeline
+from meshwright.simulator.work import COLLECTIVE, Chunk, Task
+from tests.simulator.works import compute, pipeline
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,16 @@ def test_many_stages_are_printed_in_part():
     assert "stage 31" in text
     assert "…" in text
     assert "stage 15" not in text
+
+
+def test_what_overlaps_lies_in_rows_of_its_own(tmp_path):
+    sends = tuple(Task(f"send {lane}", COLLECTIVE, lane, 1.0, "across") for lane in ("fetch", "reduce"))
+    chunk = Chunk(forward=(*compute(1.0), *sends), backward=compute(2.0), closing=compute(2.0))
+    found = simulate_work(pipeline(1, 2, "1f1b", chunks=(chunk,)))
+    found.save_trace(tmp_path / "trace.json")
+    rows = {}
+    for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            assert event["ts"] >= rows.get(event["tid"], 0.0) - 1e-6
+            rows[event["tid"]] = event["ts"] + event["dur"]
+    assert len(rows) == 4  # compute, two of collectives, idle
