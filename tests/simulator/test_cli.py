@@ -74,7 +74,7 @@ def test_explore_ranks_clusters(tmp_path):
     assert "clusters by tokens_per_dollar" in text
     assert picture.read_text().startswith("<?xml")
     cheap = run("explore", *SMALL, "--clusters", "1x8 h100,1x8 a100-80gb", "--price", "h100=0.01", "--json", "-").stdout
-    assert json.loads(cheap)["options"][0]["cluster"] == "1x8 h100"
+    assert json.loads(cheap)["offers"][0]["cluster"] == "1x8 h100"
 
 
 @pytest.mark.parametrize(

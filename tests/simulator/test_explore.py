@@ -25,30 +25,30 @@ def found():
 
 
 def test_the_best_comes_first_and_the_unpriced_last(found):
-    values = [option.tokens_per_dollar for option in found.options]
+    values = [offer.tokens_per_dollar for offer in found.offers]
     assert values[-1] is None
     assert values[:-1] == sorted(values[:-1], reverse=True)
-    assert found.best is found.options[0]
+    assert found.best is found.offers[0]
 
 
 @pytest.mark.parametrize(("objective", "more"), [("tokens_per_s", True), ("step_s", False), ("mfu", True)])
 def test_any_figure_may_rank(found, objective, more):
-    ranked = Exploration(found.options, objective).ranked()
-    values = [getattr(option, objective) for option in ranked.options]
+    ranked = Exploration(found.offers, objective).ranked()
+    values = [getattr(offer, objective) for offer in ranked.offers]
     assert values == sorted(values, reverse=more)
 
 
 def test_nobody_beats_the_front_in_both(found):
-    priced = [o for o in found.options if o.tokens_per_dollar is not None]
-    for option in found.pareto:
+    priced = [o for o in found.offers if o.tokens_per_dollar is not None]
+    for offer in found.pareto:
         assert not any(
-            o.tokens_per_s > option.tokens_per_s and o.tokens_per_dollar > option.tokens_per_dollar for o in priced
+            o.tokens_per_s > offer.tokens_per_s and o.tokens_per_dollar > offer.tokens_per_dollar for o in priced
         )
 
 
 def test_tokens_for_a_dollar(found):
-    option = found.best
-    assert option.tokens_per_dollar == pytest.approx(option.tokens_per_s * 3600 / option.dollars_per_hour)
+    offer = found.best
+    assert offer.tokens_per_dollar == pytest.approx(offer.tokens_per_s * 3600 / offer.dollars_per_hour)
 
 
 def test_it_is_printed_drawn_and_kept(found, tmp_path):
@@ -59,7 +59,7 @@ def test_it_is_printed_drawn_and_kept(found, tmp_path):
     found.save_picture(tmp_path / "front.svg")
     circles = ElementTree.parse(tmp_path / "front.svg").getroot().findall("{http://www.w3.org/2000/svg}circle")
     assert len(circles) == 3
-    assert len(json.loads(json.dumps(found.to_json()))["options"]) == 4
+    assert len(json.loads(json.dumps(found.to_json()))["offers"]) == 4
 
 
 def test_own_prices_count(found):
@@ -72,7 +72,7 @@ def test_a_cluster_that_is_too_small_does_not_hide_the_others():
     big = (jnp.ones((8, 8)), mw_struct((200_000, 200_000)))
     found = mw.explore(lambda x, w: x.sum() + w.sum(), big, clusters=["1x1 rtx-3090", "8x8 h100"], objective="step_s")
     assert found.best.cluster.name == "8x8 h100"
-    assert "fits" in found.options[-1].problem
+    assert "fits" in found.offers[-1].problem
     assert "no plan" in str(found)
 
 

@@ -14,7 +14,7 @@ _HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Option:
+class Offer:
     """One cluster.
 
     Attributes:
@@ -73,37 +73,37 @@ class Exploration:
     """Clusters and how they rank; print it.
 
     Attributes:
-        options: The clusters, best first; those without a plan or a price come last.
+        offers: The clusters, best first; those without a plan or a price come last.
         objective: What they are ranked by.
     """
 
-    options: tuple[Option, ...]
+    offers: tuple[Offer, ...]
     objective: str
 
     @property
-    def best(self) -> Option | None:
+    def best(self) -> Offer | None:
         """The first that has a plan and the objective's figure."""
-        return next((o for o in self.options if getattr(o, self.objective) is not None), None)
+        return next((o for o in self.offers if getattr(o, self.objective) is not None), None)
 
     @property
-    def pareto(self) -> tuple[Option, ...]:
+    def pareto(self) -> tuple[Offer, ...]:
         """Clusters that no other one beats in both speed and tokens for a dollar, fastest first."""
-        priced = [o for o in self.options if o.tokens_per_dollar is not None]
-        kept: list[Option] = []
-        for option in sorted(priced, key=lambda o: (-_known(o.tokens_per_s), -_known(o.tokens_per_dollar))):
-            if not kept or _known(option.tokens_per_dollar) > _known(kept[-1].tokens_per_dollar):
-                kept.append(option)
+        priced = [o for o in self.offers if o.tokens_per_dollar is not None]
+        kept: list[Offer] = []
+        for offer in sorted(priced, key=lambda o: (-_known(o.tokens_per_s), -_known(o.tokens_per_dollar))):
+            if not kept or _known(offer.tokens_per_dollar) > _known(kept[-1].tokens_per_dollar):
+                kept.append(offer)
         return tuple(kept)
 
     def ranked(self) -> "Exploration":
         """The same, best first."""
         sign = -1.0 if OBJECTIVES[self.objective] else 1.0
 
-        def key(option: Option) -> tuple[bool, bool, float]:
-            value = getattr(option, self.objective)
-            return option.plan is None, value is None, sign * value if value is not None else 0.0
+        def key(offer: Offer) -> tuple[bool, bool, float]:
+            value = getattr(offer, self.objective)
+            return offer.plan is None, value is None, sign * value if value is not None else 0.0
 
-        return replace(self, options=tuple(sorted(self.options, key=key)))
+        return replace(self, offers=tuple(sorted(self.offers, key=key)))
 
     def save_picture(self, path: str | Path) -> None:
         """Draws speed against tokens for a dollar as an SVG file; the Pareto front is marked."""
@@ -113,9 +113,9 @@ class Exploration:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        front = {id(option) for option in self.pareto}
-        rows = [option.to_json() | {"pareto": id(option) in front} for option in self.options]
-        return {"objective": self.objective, "options": rows}
+        front = {id(offer) for offer in self.pareto}
+        rows = [offer.to_json() | {"pareto": id(offer) in front} for offer in self.offers]
+        return {"objective": self.objective, "offers": rows}
 
     def __str__(self) -> str:
         from meshwright.simulator.show_exploration import exploration_text

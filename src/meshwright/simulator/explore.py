@@ -8,7 +8,7 @@ from meshwright.hardware import Cluster
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.planner import plan
 from meshwright.profiler import cluster as find_cluster
-from meshwright.simulator.exploration import OBJECTIVES, Exploration, Option
+from meshwright.simulator.exploration import OBJECTIVES, Exploration, Offer
 from meshwright.simulator.prices import cluster_price
 
 
@@ -40,7 +40,7 @@ def explore(
         >>> import jax.numpy as jnp, meshwright as mw
         >>> args = (jnp.ones((64, 32)), jnp.ones((32, 32)))
         >>> found = mw.explore(lambda x, w: x @ w, args, clusters=["1x4 h100", "1x4 a100"], objective="step_s")
-        >>> len(found.options)
+        >>> len(found.offers)
         2
     """
     if objective not in OBJECTIVES:
@@ -50,22 +50,22 @@ def explore(
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise ClusterError(f"args is {args!r}; give the function's arguments as a tuple, such as (state, batch)")
     machines = [c if isinstance(c, Cluster) else find_cluster(c) for c in clusters]
-    options = []
+    offers = []
     for machine in machines:
         if on_progress is not None:
             on_progress(f"planning for {machine.name}")
-        options.append(_option(function, args, machine, method or Auto(), prices or {}))
-    return Exploration(tuple(options), objective).ranked()
+        offers.append(_offer(function, args, machine, method or Auto(), prices or {}))
+    return Exploration(tuple(offers), objective).ranked()
 
 
-def _option(
+def _offer(
     function: Callable[..., Any], args: Sequence[Any], machine: Cluster, method: Method, prices: Mapping[str, float]
-) -> Option:
+) -> Offer:
     price = cluster_price(machine, prices)
     dollars, source = (price.dollars, price.source) if price else (None, "")
     try:
         found = plan(function, *args, cluster=machine, method=method)
     except (DoesNotFit, ShardingError) as error:
         # One cluster that is too small or that the shapes do not suit must not hide what the others can do.
-        return Option(machine, None, None, dollars, source, str(error))
-    return Option(machine, found, found.simulate(), dollars, source, "")
+        return Offer(machine, None, None, dollars, source, str(error))
+    return Offer(machine, found, found.simulate(), dollars, source, "")

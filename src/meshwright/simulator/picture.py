@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from meshwright.errors import ClusterError
-from meshwright.simulator.exploration import Exploration, Option
+from meshwright.simulator.exploration import Exploration, Offer
 
 _SIZE = (720, 420)
 _MARGIN = 60
@@ -18,7 +18,7 @@ def save_picture(exploration: Exploration, path: Path) -> None:
     Raises:
         ClusterError: No cluster has both a plan and a price.
     """
-    points = [o for o in exploration.options if o.tokens_per_s and o.tokens_per_dollar]
+    points = [o for o in exploration.offers if o.tokens_per_s and o.tokens_per_dollar]
     if not points:
         raise ClusterError(
             "there is nothing to draw: no cluster has both a plan and a price; give prices={chip: dollars}"
@@ -31,25 +31,25 @@ def save_picture(exploration: Exploration, path: Path) -> None:
         attrib={"font-family": "sans-serif", "font-size": "12"},
     )
     _axes(root)
-    front = [place(option) for option in exploration.pareto]
+    front = [place(offer) for offer in exploration.pareto]
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in front)
     ElementTree.SubElement(root, "polyline", points=joined, fill="none", stroke=_STARRED)
-    starred = {id(option) for option in exploration.pareto}
-    for option in points:
-        x, y = place(option)
-        colour = _STARRED if id(option) in starred else _PLAIN
+    starred = {id(offer) for offer in exploration.pareto}
+    for offer in points:
+        x, y = place(offer)
+        colour = _STARRED if id(offer) in starred else _PLAIN
         ElementTree.SubElement(root, "circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="5", fill=colour)
-        _text(root, x + 8, y - 6, f"{option.cluster.name}: {option.tokens_per_s:,.0f} tokens/s", colour)
+        _text(root, x + 8, y - 6, f"{offer.cluster.name}: {offer.tokens_per_s:,.0f} tokens/s", colour)
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def _scale(points: list[Option]) -> "_Scale":
-    return _Scale([_logs(option) for option in points])
+def _scale(points: list[Offer]) -> "_Scale":
+    return _Scale([_logs(offer) for offer in points])
 
 
-def _logs(option: Option) -> tuple[float, float]:
-    assert option.tokens_per_s and option.tokens_per_dollar
-    return math.log(option.tokens_per_s), math.log(option.tokens_per_dollar)
+def _logs(offer: Offer) -> tuple[float, float]:
+    assert offer.tokens_per_s and offer.tokens_per_dollar
+    return math.log(offer.tokens_per_s), math.log(offer.tokens_per_dollar)
 
 
 class _Scale:
@@ -59,8 +59,8 @@ class _Scale:
         self.low = [min(value[i] for value in values) for i in (0, 1)]
         self.span = [(max(value[i] for value in values) - self.low[i]) or 1.0 for i in (0, 1)]
 
-    def __call__(self, option: Option) -> tuple[float, float]:
-        x, y = ((value - low) / span for value, low, span in zip(_logs(option), self.low, self.span, strict=True))
+    def __call__(self, offer: Offer) -> tuple[float, float]:
+        x, y = ((value - low) / span for value, low, span in zip(_logs(offer), self.low, self.span, strict=True))
         width, height = _SIZE[0] - 4 * _MARGIN, _SIZE[1] - 2 * _MARGIN
         return _MARGIN + x * width, _SIZE[1] - _MARGIN - y * height
 

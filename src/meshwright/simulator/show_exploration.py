@@ -6,7 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.simulator.exploration import Exploration, Option
+from meshwright.simulator.exploration import Exploration, Offer
 from meshwright.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 60, 14
@@ -24,12 +24,12 @@ def exploration_text(exploration: Exploration) -> str:
 def exploration_view(exploration: Exploration) -> RenderableType:
     """Table, picture, and where prices come from."""
     parts: list[RenderableType] = [_table(exploration)]
-    if any(option.tokens_per_dollar is not None for option in exploration.options):
+    if any(offer.tokens_per_dollar is not None for offer in exploration.offers):
         parts += [Text(), Text(picture(exploration))]
-    sources = dict.fromkeys(o.price_source for o in exploration.options if o.price_source)
+    sources = dict.fromkeys(o.price_source for o in exploration.offers if o.price_source)
     if sources:
         parts += [Text(), Text("prices: " + "; ".join(sources))]
-    problems = [f"{option.cluster.name}: {option.problem}" for option in exploration.options if option.problem]
+    problems = [f"{offer.cluster.name}: {offer.problem}" for offer in exploration.offers if offer.problem]
     if problems:
         parts += [Text(), Text("\n".join(problems))]
     return Group(*parts)
@@ -41,23 +41,23 @@ def _table(exploration: Exploration) -> Table:
     )
     for name in ("", "cluster", "mesh", "step", "tokens/s", "of peak", "memory", "$/h", "tokens/$", "★"):
         table.add_column(name, justify="left" if name in ("", "cluster", "mesh", "★") else "right")
-    front = {id(option) for option in exploration.pareto}
-    for number, option in enumerate(exploration.options):
-        table.add_row(_mark(number), *_cells(option), "★" if id(option) in front else "")
+    front = {id(offer) for offer in exploration.pareto}
+    for number, offer in enumerate(exploration.offers):
+        table.add_row(_mark(number), *_cells(offer), "★" if id(offer) in front else "")
     return table
 
 
-def _cells(option: Option) -> list[str]:
-    dollars = "unknown" if option.dollars_per_hour is None else f"{option.dollars_per_hour:,.2f}"
-    if option.plan is None or option.simulation is None:
-        return [option.cluster.name, "no plan", "", "", "", "", dollars, ""]
-    found = option.simulation
-    shape = "×".join(str(size) for size in option.plan.mesh.sizes)
-    if option.plan.stages:
-        shape = f"{len(option.plan.stages)} stages"
-    per_dollar = "" if option.tokens_per_dollar is None else f"{option.tokens_per_dollar:,.0f}"
+def _cells(offer: Offer) -> list[str]:
+    dollars = "unknown" if offer.dollars_per_hour is None else f"{offer.dollars_per_hour:,.2f}"
+    if offer.plan is None or offer.simulation is None:
+        return [offer.cluster.name, "no plan", "", "", "", "", dollars, ""]
+    found = offer.simulation
+    shape = "×".join(str(size) for size in offer.plan.mesh.sizes)
+    if offer.plan.stages:
+        shape = f"{len(offer.plan.stages)} stages"
+    per_dollar = "" if offer.tokens_per_dollar is None else f"{offer.tokens_per_dollar:,.0f}"
     rates = [f"{found.tokens_per_s:,.0f}", f"{found.mfu:.1%}", format_bytes(found.peak_bytes)]
-    return [option.cluster.name, shape, format_seconds(found.step_s), *rates, dollars, per_dollar]
+    return [offer.cluster.name, shape, format_seconds(found.step_s), *rates, dollars, per_dollar]
 
 
 def _mark(number: int) -> str:
@@ -66,10 +66,10 @@ def _mark(number: int) -> str:
 
 def picture(exploration: Exploration) -> str:
     """Speed to the right, tokens for a dollar upwards, both logarithmic."""
-    front = {id(option) for option in exploration.pareto}
+    front = {id(offer) for offer in exploration.pareto}
     points = [
         (math.log10(o.tokens_per_s), math.log10(o.tokens_per_dollar), number, id(o) in front)
-        for number, o in enumerate(exploration.options)
+        for number, o in enumerate(exploration.offers)
         if o.tokens_per_s and o.tokens_per_dollar
     ]
     left, right = min(p[0] for p in points), max(p[0] for p in points)
