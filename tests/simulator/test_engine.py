@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.pipeline.schedules import in_flight
 from meshwright.simulator.engine import simulate_work
-from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task
+from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task
 from tests.simulator.works import compute, pipeline
 
 
@@ -76,13 +76,21 @@ def test_sending_takes_its_time():
 
 
 def test_gradients_are_exchanged_beside_the_last_backward_pass():
-    sync = Task("gradients", COLLECTIVE, "reduce", 1.5, "across")
+    sync = Task("gradients", COLLECTIVE, GRADIENTS, 1.5, "across")
     closing = (*compute(2.0), sync)
     chunk = Chunk(forward=compute(1.0), backward=compute(2.0), closing=closing)
     work = pipeline(1, 3, "1f1b", chunks=(chunk,))
     assert simulate_work(work).step_s == pytest.approx(9.0)
     late = Chunk(forward=compute(1.0), backward=compute(2.0), closing=(*compute(2.0), sync._replace(seconds=5.0)))
     assert simulate_work(pipeline(1, 3, "1f1b", chunks=(late,))).step_s == pytest.approx(7.0 + 5.0)
+
+
+def test_other_collectives_stand_in_the_way_to_the_end():
+    closing = (*compute(2.0), Task("sum", COLLECTIVE, "tensor", 0.5, "inside", (0,)))
+    chunk = Chunk(forward=compute(1.0), backward=compute(2.0), closing=closing)
+    assert simulate_work(pipeline(1, 1, "1f1b", chunks=(chunk,))).step_s == pytest.approx(3.5)
+    first = simulate_work(pipeline(2, 1, "1f1b", chunks=(chunk, chunk))).stages[0].passes[-1]
+    assert first.start_s == pytest.approx(1.0 + 1.0 + 2.5)
 
 
 def test_the_slowest_stage_sets_the_pace():

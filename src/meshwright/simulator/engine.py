@@ -96,8 +96,8 @@ class _Engine:
         if closing:
             # What an earlier chunk still sends goes first.
             behind = max(0.0, stage.exchanged_s - start)
-            stage.exchanged_s = start + done.end_s + (behind if done.end_s > done.compute_s else 0.0)
-            stage.free_s = start + done.compute_s
+            stage.exchanged_s = start + done.end_s + (behind if done.end_s > done.own_s else 0.0)
+            stage.free_s = start + done.own_s
         else:
             stage.free_s = start + done.end_s
         self.passes[index].append(Pass(step, start, stage.free_s, done, ready))

@@ -8,7 +8,7 @@ Each lane works off its tasks in order; a task begins when its lane is free and 
 
 from typing import NamedTuple
 
-from meshwright.simulator.work import COMPUTE, Task, Tasks
+from meshwright.simulator.work import GRADIENTS, Task, Tasks
 
 
 class Span(NamedTuple):
@@ -24,12 +24,12 @@ class Run(NamedTuple):
 
     Attributes:
         spans: Each task with its time, in the order of their ends.
-        compute_s: When the last task of the compute lanes was done.
+        own_s: When everything was done but the exchange of gradients.
         end_s: When everything was done.
     """
 
     spans: tuple[Span, ...]
-    compute_s: float
+    own_s: float
     end_s: float
 
 
@@ -42,7 +42,7 @@ def run(tasks: Tasks, contention: float) -> Run:
     done = bytearray(len(tasks))
     active: dict[int, list[float]] = {}  # place: [seconds of work left, start]
     spans: list[Span] = []
-    now = compute_s = 0.0
+    now = own_s = 0.0
     while True:
         for lane, queue in queues.items():
             head = heads[lane]
@@ -63,10 +63,10 @@ def run(tasks: Tasks, contention: float) -> Run:
                 done[place] = 1
                 heads[tasks[place].lane] += 1
                 spans.append(Span(tasks[place], entry[1], now))
-                if tasks[place].kind == COMPUTE:
-                    compute_s = now
+                if tasks[place].lane != GRADIENTS:
+                    own_s = now
     assert len(spans) == len(tasks), "tasks that wait for each other"
-    return Run(tuple(spans), compute_s, now)
+    return Run(tuple(spans), own_s, now)
 
 
 def _rates(tasks: Tasks, active: dict[int, list[float]], contention: float) -> list[float]:

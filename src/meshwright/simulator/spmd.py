@@ -13,7 +13,7 @@ from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
 from meshwright.planner.plan import Collective, OpPlan, Plan
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
-from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
+from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _PHASES = ("forward", "backward", "update")
 
@@ -115,7 +115,7 @@ class _Phase:
     def _after(self, items: Iterable[Collective]) -> None:
         for item in items:
             if item.purpose == "gradient":
-                self._add(item, "reduce", self.last)
+                self._add(item, GRADIENTS, self.last)
             else:
                 self._in_the_way(item)
 

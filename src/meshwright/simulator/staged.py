@@ -9,7 +9,7 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.stage import Stage, StageTime
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.spmd import num_tokens
-from meshwright.simulator.work import COLLECTIVE, COMPUTE, Chunk, Task, Tasks, Work
+from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates
 
@@ -119,7 +119,7 @@ def _with_gradients(tasks: Tasks, gradients: StageTime) -> Tasks:
     compute, *others = tasks
     halves = [compute._replace(seconds=compute.seconds / 2), compute._replace(seconds=compute.seconds / 2)]
     moved = [task._replace(needs=tuple(n + 1 for n in task.needs)) for task in others]
-    sync = Task("gradients", COLLECTIVE, "reduce", gradients.communication_s, "mesh", (0,))
+    sync = Task("gradients", COLLECTIVE, GRADIENTS, gradients.communication_s, "mesh", (0,))
     return (*halves, *moved, sync)
 
 

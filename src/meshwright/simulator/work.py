@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 COMPUTE, COLLECTIVE, TRANSFER = "compute", "collective", "transfer"
 
+#: The lane on which gradients are exchanged: nothing but the update waits for it.
+GRADIENTS = "gradients"
+
 
 class Task(NamedTuple):
     """Something that one device does, all devices of its class alike.

@@ -7,7 +7,7 @@ from meshwright.simulator.kernels import Kernels
 from meshwright.simulator.transformer.exchange import Exchange
 from meshwright.simulator.transformer.layer import Kernel, Layer
 from meshwright.simulator.transformer.recipe import Recipe
-from meshwright.simulator.work import COMPUTE, Task, Tasks
+from meshwright.simulator.work import COMPUTE, GRADIENTS, Task, Tasks
 
 _LANE = "compute"
 
@@ -245,15 +245,15 @@ class StageTasks:
         sent = r.stack.reduce_bytes * whole
         found = []
         if r.zero == 3:
-            found.append(self._in_messages(f"reduce {name}", "reduce", "reduce_scatter", sent))
+            found.append(self._in_messages(f"reduce {name}", GRADIENTS, "reduce_scatter", sent))
         elif sync and r.zero > 0:
-            found.append(self.exchange.task(f"reduce {name}", "reduce", "reduce_scatter", shard, stride, sent))
-            found.append(self.exchange.task(f"spread {name}", "reduce", "all_gather", shard, stride, 2.0 * whole))
+            found.append(self.exchange.task(f"reduce {name}", GRADIENTS, "reduce_scatter", shard, stride, sent))
+            found.append(self.exchange.task(f"spread {name}", GRADIENTS, "all_gather", shard, stride, 2.0 * whole))
         elif sync:
             num = r.data * r.context
-            found.append(self.exchange.task(f"reduce {name}", "reduce", "all_reduce", num, stride, sent))
+            found.append(self.exchange.task(f"reduce {name}", GRADIENTS, "all_reduce", num, stride, sent))
         copies = r.data * r.context // shard
         if sync and r.zero > 0 and copies > 1:
             part = sent / shard
-            found.append(self.exchange.task(f"reduce {name}", "reduce", "all_reduce", copies, stride * shard, part))
+            found.append(self.exchange.task(f"reduce {name}", GRADIENTS, "all_reduce", copies, stride * shard, part))
         return [task for task in found if task.seconds > 0]
