@@ -184,9 +184,8 @@ def test_scan_and_forced_checkpointing_are_passed_on():
 
 def test_pipelines_are_planned_and_shown(tmp_path):
     recipe = "data=2,tensor=1,pipeline=2,microbatch=2,schedule=zb-h1,checkpoint=full"
-    result = run(
-        "plan", "mlp", "--cluster", "2x2 h100", "--batch", 32, "--recipe", recipe, "--save", tmp_path / "p.json"
-    )
+    path = tmp_path / "plan.json"
+    result = run("plan", "mlp", "--cluster", "2x2 h100", "--batch", 32, "--recipe", recipe, "--save", path)
     assert "2 stages, zb-h1, 8 microbatches" in result.stdout
     assert "ThreeD(2×1×2)" in run("show", path).stdout
     found = run("plan", "mlp", "--cluster", "2x1 h100", "--batch", 8, "--pipeline", "--json", "-")
