@@ -59,8 +59,8 @@ def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress
     graph = traced.graph
     flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
     say("finding layers")
-    wishes = Wishes(getattr(method, "layers", None), tuple(getattr(method, "boundaries", ())))
-    layers = find_layers(flow, wishes)
+    assert isinstance(method, Auto | ThreeD)
+    layers = find_layers(flow, Wishes(method.layers, tuple(method.boundaries)))
     say("tracing with another batch")
     rows = Rows(traced)
     if isinstance(method, ThreeD) and not rows.resizes and method.microbatch * method.data < rows.batch:

@@ -52,7 +52,7 @@ class Search:
     Attributes:
         best: It, or None.
         tried: How many pipelines and dynamic programmes were priced.
-        nearest_bytes: The least bytes over the limit that a recipe needs, where none fits; with its shape in words.
+        nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
     def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None]):
@@ -75,6 +75,7 @@ class Search:
     def options(
         self, group: int, devices: int, rows: int, checkpoint: str, tensor: int | None = None
     ) -> Options | None:
+        """The ways to split a stage, as of `find_options`."""
         key = (group, devices, rows, checkpoint, tensor)
         if key not in self._options:
             self._options[key] = find_options(self.catalogue, *key)
