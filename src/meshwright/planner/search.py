@@ -28,7 +28,8 @@ from meshwright.units import format_bytes
 # are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
 # fits need not be that close.
 _ALLOWANCES = ((1.0, 1e-2), (3.0, 2e-2), (20.0, 5e-2), (20.0, 5e-2))
-_ON_THE_WAY = 1e-2
+_ON_THE_WAY = 1e-2  # the gap at which they stop,
+_FAR_OFF = 10.0  # and how many times as far they may be when their seconds are over
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
@@ -262,7 +263,7 @@ def _solve(problem: ChoiceProblem, gap: float = 0.0, choice: NDArray[np.int64] |
     for seconds, close in _ALLOWANCES:
         solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap)
         proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        if proven or (solution.gap <= close and (held or seconds >= _LONG)):
+        if proven or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break
         choice = solution.choice
     return solution
