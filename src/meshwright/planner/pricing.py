@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 MAX_STRATEGIES = 160
 
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
+_TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than they give
+_PUTTING = ("dynamic_update_slice", "loop_stack")  # write no more than they are given; the rest stays where it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +167,24 @@ class _Walk:
             loops = follow(nest, axes, nest.operands[followed], axes.unpack(have))
             scatter = np.full_like(loops, -1)
         self.table.assignments.append(loops)
-        moved = np.zeros(self.size)
-        for position, value in enumerate(op.inputs):
-            moved += self._operand(member, index, position, value, loops)
-        for position, value in enumerate(op.outputs):
-            moved += self._result(member, index, position, value, loops, scatter)
+        read = [self._operand(member, index, position, value, loops) for position, value in enumerate(op.inputs)]
+        written = [self._result(member, index, at, value, loops, scatter) for at, value in enumerate(op.outputs)]
+        if op.primitive in _TAKING:
+            read[0] = np.minimum(read[0], self._made_bytes(index, loops))
+        elif op.primitive in _PUTTING:
+            *_, given = read[: 2 if op.primitive == "dynamic_update_slice" else 1]
+            read, written = [given], [np.minimum(written[0], given)]
+        moved = sum(read + written, np.zeros(self.size))
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
         self.table.compute += op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+
+    def _made_bytes(self, index: int, loops: Assignment) -> Array:
+        """Bytes of an operation's first result on one device, before partial sums are settled."""
+        nest, value = self.grouping.nests[index], self.graph.ops[index].outputs[0]
+        made = self.pricer.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
+        return self.graph.types[value].num_bytes / self.pricer.axes.num_parts(made)
 
     def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
         """Meets the need for one operand; returns the bytes of it that are read."""
