@@ -263,14 +263,14 @@ class _Walk:
         have = self.table.codes[self.place[value]]
         if np.array_equal(have, need):
             return
-        kind = self.graph.types[value]
-        cost = self.pricer.resharding.pairwise(kind.shape, kind.itemsize, have, need)
+        shape, itemsize = self.graph.types[value].shape, int(self.graph.sent_itemsize[value])
+        cost = self.pricer.resharding.pairwise(shape, itemsize, have, need)
         for earlier in self.paid.get((value, phase, trips), ()):
             cost = np.where(earlier == need, 0.0, cost)
         self.paid.setdefault((value, phase, trips), []).append(need)
         self.table.communication += trips * cost
         if self.size == 1 and cost[0] > 0:
-            for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
+            for hop in self.pricer.resharding.path(shape, itemsize, int(have[0]), int(need[0])):
                 if hop.kind != SLICE:
                     event = Event(hop.kind, hop.axes, hop.num_bytes, trips * hop.seconds, member, "reshard", trips)
                     self.table.events.append(event)
