@@ -1,5 +1,7 @@
 """The planner's front door: known optima, determinism, and every bad input's message."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +89,25 @@ def test_costs_are_seconds_on_a_cluster():
     assert plan.mesh.num_devices == 4
     assert plan.memory.peak_bytes <= plan.memory.limit_bytes
     assert sum(plan.memory.argument_bytes.values()) <= plan.memory.peak_bytes
+
+
+@pytest.mark.parametrize(("narrow", "sent"), [("bfloat16", 2), ("int32", 4), ("float32", 4)])
+def test_what_was_widened_without_loss_is_sent_as_it_was_before(narrow, sent):
+    x = jax.ShapeDtypeStruct((64, 32), narrow)
+    method = mw.Auto(fix={"x": P("x"), "out": P(None, "x")})
+    plan = mw.plan(lambda x: x.astype(jnp.float32), x, mesh=mesh((4,)), method=method)
+    assert [(c.kind, c.bytes) for c in plan.collectives] == [("all_to_all", 64 * 32 * sent)]
+
+
+def test_a_loop_over_layers_pays_for_a_layer_a_trip_not_for_the_stack():
+    x = jax.ShapeDtypeStruct((8, 1024), jnp.float32)
+
+    def seconds(layers):
+        stack = jax.ShapeDtypeStruct((layers, 1024, 1024), jnp.float32)
+        loop = partial(jax.lax.scan, lambda c, w: (jnp.tanh(c @ w), c))
+        return mw.plan(loop, x, stack, cluster="1x1 h200").cost.compute
+
+    assert seconds(64) == pytest.approx(4 * seconds(16), rel=0.05)
 
 
 def test_two_plans_of_the_same_are_equal():

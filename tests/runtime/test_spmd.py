@@ -250,3 +250,17 @@ def test_other_shapes_and_structures_than_planned_are_refused():
             program({"a": other})
     with pytest.raises(mw.ShardingError, match="arguments of 1 leaves and was given 2"):
         program({"a": np.ones((8, 4), np.float32), "b": 1.0})
+
+
+def test_a_widened_value_that_is_sent_narrow_is_the_same():
+    x = jax.random.normal(jax.random.key(0), (64, 32), jnp.bfloat16)
+
+    def function(x):
+        return x.astype(jnp.float32) * 1, jnp.sum(x.astype(jnp.float32), axis=0)
+
+    method = mw.Auto(fix={"x": P("x"), "out/0": P(None, "x")})
+    plan = mw.plan(function, x, mesh=abstract((8,)), method=method)
+    one, many = function(x), spmd(plan, function)(x)
+    assert many[0].dtype == jnp.float32
+    np.testing.assert_array_equal(one[0], many[0])
+    np.testing.assert_allclose(one[1], many[1], rtol=1e-5)

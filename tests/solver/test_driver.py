@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.errors import ProblemError
 from meshwright.solver import ChoiceProblem, Status, price, solve
+from meshwright.solver.warm import example
 from tests.solver.problems import brute_force, random_problem
 
 
@@ -26,11 +27,23 @@ def test_small_problems_end_optimal_or_infeasible_as_brute_force_says(seed):
     assert solution.lower_bound <= solution.cost
 
 
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])
+def test_a_solve_up_to_a_gap_stops_there_with_a_true_bound(seed):
+    problem = example(True, num_nodes=14, num_states=5, seed=seed)
+    proven, near = solve(problem, seconds=20), solve(problem, seconds=20, gap=0.2)
+    assert proven.status == Status.OPTIMAL
+    assert near.gap <= 0.2
+    assert price(problem, near.choice).legal
+    assert near.lower_bound <= proven.cost <= near.cost
+
+
 def test_bad_arguments_are_named():
     problem = ChoiceProblem(costs=[[1.0]])
     with pytest.raises(ProblemError, match="seconds is 0"):
         solve(problem, seconds=0)
     with pytest.raises(ProblemError, match="workers is 0"):
         solve(problem, workers=0)
+    with pytest.raises(ProblemError, match="gap is 2"):
+        solve(problem, gap=2)
     with pytest.raises(ProblemError, match="problem is list"):
         solve([1])

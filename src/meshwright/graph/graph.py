@@ -1,5 +1,6 @@
 """The Graph: a traced function as one flat list of operations on values, with where each of them comes from."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -219,6 +220,16 @@ class Graph:
         return np.array([prod(kind.shape) for kind in self.kinds], np.int64)[self.kind]
 
     @cached_property
+    def sent_itemsize(self) -> Ints:
+        """Bytes of one element of each value while it is resharded: what was widened is sent as it was before."""
+        columns = self.columns
+        found = np.array([kind.itemsize for kind in self.kinds], np.int64)[self.kind]
+        for number, signature in enumerate(columns.signatures):
+            if widens(signature):
+                found[columns.first_made[columns.signature == number]] = signature.operands[0].itemsize
+        return found
+
+    @cached_property
     def producer(self) -> dict[int, int]:
         """Index of the operation that makes each value; inputs and constants have none."""
         made = np.flatnonzero(self.columns.producer >= 0)
@@ -230,3 +241,18 @@ class Graph:
         found = np.zeros(self.columns.num_values, bool)
         found[self.columns.reads[self.columns.phase[self.columns.reader] != PHASES.index(UPDATE)]] = True
         return found
+
+
+def widens(op: Signature) -> bool:
+    """Whether an operation converts to a type that takes more bytes and loses nothing, so that it can be undone.
+
+    >>> narrow, wide = TensorType((8,), "bfloat16", 2), TensorType((8,), "float32", 4)
+    >>> widens(Signature("convert_element_type", {}, (narrow,), (wide,)))
+    True
+    """
+    if op.primitive != "convert_element_type":
+        return False
+    (narrow,), (wide,) = op.operands, op.results
+    families = [re.match("b?(u?int|float)", kind.dtype) for kind in (narrow, wide)]
+    source, target = (found and found[1] for found in families)
+    return narrow.itemsize < wide.itemsize and source is not None and source == target

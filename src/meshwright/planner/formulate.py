@@ -159,7 +159,9 @@ class Formulation:
                 which = self.folded.group_class[grouping.home[value]]
                 made = self.tables[which].codes[grouping.place[value]]
                 kind = graph.types[value]
-                extra = self.pricer.resharding.cost(kind.shape, kind.itemsize, made, np.array([code]))[:, 0]
+                extra = self.pricer.resharding.cost(
+                    kind.shape, int(graph.sent_itemsize[value]), made, np.array([code])
+                )[:, 0]
                 costs[which] = costs[which] + extra / len(self.folded.members[which])
         return costs + [np.zeros(len(codes)) for codes in self.shared_codes]
 
@@ -189,7 +191,8 @@ class Formulation:
             trips = max(self.grouping.groups[g].slots[s].trips for g, s in reading.readers)
             stay = stay and reading.phase != "update"
         kind = self.grouping.graph.types[value]
-        matrix = trips * self.pricer.resharding.cost(kind.shape, kind.itemsize, made, needed)
+        itemsize = int(self.grouping.graph.sent_itemsize[value])
+        matrix = trips * self.pricer.resharding.cost(kind.shape, itemsize, made, needed)
         if stay:
             parts = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
             matrix = np.where(parts, np.inf, matrix)

@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 MAX_STRATEGIES = 160
 
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
+_TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than they give
+_PUTTING = ("dynamic_update_slice", "loop_stack")  # write no more than they are given; the rest stays where it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +175,14 @@ class _Walk:
             loops = follow(nest, axes, nest.operands[followed], axes.unpack(have))
             scatter = np.full_like(loops, -1)
         self.table.assignments.append(loops)
-        moved = np.zeros(self.size)
-        for position, value in enumerate(op.inputs):
-            moved += self._operand(member, index, position, value, loops)
-        for position, value in enumerate(op.outputs):
-            moved += self._result(member, index, position, value, loops, scatter)
+        read = [self._operand(member, index, position, value, loops) for position, value in enumerate(op.inputs)]
+        written = [self._result(member, index, at, value, loops, scatter) for at, value in enumerate(op.outputs)]
+        if op.primitive in _TAKING:
+            read[0] = np.minimum(read[0], self._made_bytes(index, loops))
+        elif op.primitive in _PUTTING:
+            *_, given = read[: 2 if op.primitive == "dynamic_update_slice" else 1]
+            read, written = [given], [np.minimum(written[0], given)]
+        moved = sum(read + written, np.zeros(self.size))
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
@@ -189,6 +194,12 @@ class _Walk:
             dtype = op.signature.operands[0].dtype if op.signature.operands else ""
             flops = float(nest.flops / parts[0])
             self.table.loads.append(Load(flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed))
+
+    def _made_bytes(self, index: int, loops: Assignment) -> Array:
+        """Bytes of an operation's first result on one device, before partial sums are settled."""
+        nest, value = self.grouping.nests[index], self.graph.ops[index].outputs[0]
+        made = self.pricer.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
+        return self.graph.types[value].num_bytes / self.pricer.axes.num_parts(made)
 
     def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
         """Meets the need for one operand; returns the bytes of it that are read."""
@@ -267,15 +278,15 @@ class _Walk:
         have = self.table.codes[self.place[value]]
         if np.array_equal(have, need):
             return
-        kind = self.graph.types[value]
-        cost = self.pricer.resharding.pairwise(kind.shape, kind.itemsize, have, need)
+        shape, itemsize = self.graph.types[value].shape, int(self.graph.sent_itemsize[value])
+        cost = self.pricer.resharding.pairwise(shape, itemsize, have, need)
         for earlier in self.paid.get((value, phase, trips), ()):
             cost = np.where(earlier == need, 0.0, cost)
         self.paid.setdefault((value, phase, trips), []).append(need)
         self.table.communication += trips * cost
         self._item(member, "reshard", trips * cost)
         if self.size == 1 and cost[0] > 0:
-            for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
+            for hop in self.pricer.resharding.path(shape, itemsize, int(have[0]), int(need[0])):
                 if hop.kind != SLICE:
                     event = Event(hop.kind, hop.axes, hop.num_bytes, trips * hop.seconds, member, "reshard", trips)
                     self.table.events.append(event)

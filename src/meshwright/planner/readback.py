@@ -149,8 +149,8 @@ class Readback:
 
     def hops(self, item: Resharded) -> list[Hop]:
         """The collectives of one resharding."""
-        kind = self.graph.types[item.value]
-        path = self.formulation.pricer.resharding.path(kind.shape, kind.itemsize, item.source, item.target)
+        shape, itemsize = self.graph.types[item.value].shape, int(self.graph.sent_itemsize[item.value])
+        path = self.formulation.pricer.resharding.path(shape, itemsize, item.source, item.target)
         return [hop for hop in path if hop.kind != SLICE]
 
     def profile(self) -> Profile:
@@ -159,10 +159,9 @@ class Readback:
 
     def copies(self) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes."""
-        types, parts = self.graph.types, self.axes.num_parts
+        sent_bytes, parts = self.graph.sizes * self.graph.sent_itemsize, self.axes.num_parts
         return [
-            (item.start, item.stop, types[item.value].num_bytes / float(parts(item.target)))
-            for item in self.resharded()
+            (item.start, item.stop, float(sent_bytes[item.value] / parts(item.target))) for item in self.resharded()
         ]
 
     @cached_property

@@ -25,8 +25,11 @@ from meshwright.units import format_bytes
 
 # Problems under a tight memory limit may take long to close the last percent, far below what the costs themselves
 # are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
-# are over (a slow machine, kernels that had to be compiled first) is given the next.
+# are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
+# fits need not be that close.
 _ALLOWANCES = ((1.0, 1e-2), (3.0, 2e-2), (20.0, 5e-2), (20.0, 5e-2))
+_ON_THE_WAY = 1e-2  # the gap at which they stop,
+_FAR_OFF = 10.0  # and how many times as far they may be when their seconds are over
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
@@ -67,11 +70,11 @@ class View:
         assert self.solution is not None
         return float(self.solution.cost)
 
-    def step(self) -> bool:
-        """Solves once and notes where memory is short; False where nothing can fit."""
+    def step(self, gap: float = 0.0) -> bool:
+        """Solves once, up to a gap, and notes where memory is short; False where nothing can fit."""
         started = time.perf_counter()
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
-        solution = _solve(problem)
+        solution = _solve(problem, gap, self.solution.choice if self.fits and self.solution else None)
         if solution.choice is not None:
             self.solution = solution
             self._hold_memory(solution.choice)
@@ -216,8 +219,10 @@ def fit(view: View) -> bool:
     for _ in range(_MAX_ROUNDS):
         if view.fits:
             return True
-        if not view.step():
+        if not view.step(_ON_THE_WAY):
             return view.squeeze()
+        if view.fits:  # now as well as can be; that may not fit again
+            view.step()
     return view.fits or view.squeeze()
 
 
@@ -253,12 +258,12 @@ def _least_memory(formulation: Formulation) -> tuple[NDArray[np.int64], int]:
     return min(found, key=lambda it: it[1])
 
 
-def _solve(problem: ChoiceProblem) -> Solution:
-    held, choice = len(problem.row_node) > 0, None
+def _solve(problem: ChoiceProblem, gap: float = 0.0, choice: NDArray[np.int64] | None = None) -> Solution:
+    held = len(problem.row_node) > 0
     for seconds, close in _ALLOWANCES:
-        solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False)
+        solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap)
         proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        if proven or (solution.gap <= close and (held or seconds >= _LONG)):
+        if proven or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break
         choice = solution.choice
     return solution

@@ -18,6 +18,8 @@ from jax.sharding import NamedSharding
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.accumulation import CONTRIBUTING
+from meshwright.graph.flatten import signature_of
+from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan, partition_spec
 from meshwright.planner.tensor import Spec
 from meshwright.strategy.reshard import Resharding
@@ -55,6 +57,7 @@ class Evaluator:
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # one that is not
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
+        self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with what it was before
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec]) -> list[Any]:
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
@@ -100,7 +103,10 @@ class Evaluator:
             # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one.
             return [self._settled(self._contribution(eqn, op, op.sums, ins))], serial + 1
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        return self._give(jax_compat.bind(eqn, operands), op), serial + 1
+        given = self._give(jax_compat.bind(eqn, operands), op)
+        if name == "convert_element_type" and widens(signature_of(eqn)):
+            self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
+        return given, serial + 1
 
     def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         params = eqn.params
@@ -282,19 +288,20 @@ class Evaluator:
         target = op.operands[position]
         if spec is None or target is None or spec == target:
             return self._to((value, spec, phase), target)
-        _, copies = self._copies.setdefault((id(value), op.phase), (value, {}))
+        wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), op.phase), (value, {}))
         if not copies:
+            before = self._narrow(value)
             # Merged with another phase's, a copy would live from one phase to the other, and one that is the same for
             # all trips of a loop from the first to the last.
             if id(value) in self._outer:
-                value, _ = lax.optimization_barrier((value, self._varying))
+                before, _ = lax.optimization_barrier((before, self._varying))
             elif phase != op.phase:
-                value = lax.optimization_barrier(value)
-            copies[spec] = value
+                before = lax.optimization_barrier(before)
+            copies[spec] = before
         for have, wanted in pairwise((spec, op.via[position] or spec, target)):
             if wanted not in copies:
                 copies[wanted] = self._to((copies[have], have, phase), wanted)
-        return copies[target]
+        return copies[target].astype(wide) if copies[target].dtype != wide else copies[target]
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -313,10 +320,16 @@ class Evaluator:
         if spec is None:
             return self._constrain(value, target)
         source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
+        wide, value = value.dtype, self._narrow(value)
         for hop in self.resharding.path(value.shape, jax_compat.itemsize(value.dtype), source, goal):
             dims = self.axes.dims(hop.code, len(value.shape))
             value = self._constrain(value, tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims))
-        return value
+        return value.astype(wide) if value.dtype != wide else value
+
+    def _narrow(self, value: Any) -> Any:
+        """A value as it was before it was widened, if it was: so it is sent."""
+        _, dtype = self._widened.get(id(value), (None, None))
+        return value if dtype is None else value.astype(dtype)
 
     def _give(self, values: Sequence[Any], op: OpPlan | None) -> list[Entry]:
         """Results in the shardings that the plan gives them: first as summed, then as scattered."""

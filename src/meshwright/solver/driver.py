@@ -18,6 +18,7 @@ def solve(
     initial: Sequence[int] | np.ndarray | None = None,
     steps: int | None = None,
     keep_interrupted: bool = True,
+    gap: float = 0.0,
 ) -> Solution:
     """Finds the cheapest choice that fits the memory limit.
 
@@ -33,6 +34,7 @@ def solve(
         initial: A choice to start from; ignored where it is not legal.
         steps: Most rounds of random search per worker; None for no such limit.
         keep_interrupted: Whether Ctrl-C ends the search with the best so far, rather than being raised.
+        gap: The gap at which to stop; 0 to go on until the choice is proven optimal.
 
     >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
     >>> solution = solve(problem)
@@ -45,6 +47,8 @@ def solve(
         raise ProblemError(f"seconds is {seconds!r}: give a positive time limit")
     if workers < 1:
         raise ProblemError(f"workers is {workers!r}: give 1 or more")
+    if not 0 <= gap < 1:
+        raise ProblemError(f"gap is {gap!r}: give a part of the cost from 0 up to 1, such as 0.01")
     from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
 
-    return Run(problem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted).solve()
+    return Run(problem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap).solve()

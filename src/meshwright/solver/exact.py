@@ -53,6 +53,8 @@ class Closer:
         effort: Most labels of one frontier search; where they do not suffice, the states of one node are split.
         width: Most labels that a frontier search keeps after each node.
         splits: Whether to split at all.
+        gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
+        slack: The same as a difference, once the bound is known.
     """
 
     tolerance: float
@@ -60,6 +62,9 @@ class Closer:
     effort: float = _EFFORT
     width: int = _WIDTH
     splits: bool = True
+    gap: float = 0.0
+    offset: float = 0.0
+    slack: float = 0.0
 
     def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
         """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff)."""
@@ -70,7 +75,8 @@ class Closer:
         dual.converge(_SWEEPS, 1e-6, self.deadline)
         if len(model.cap):
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
-        found = self._below(dual, self._probed(dual, cutoff), cutoff)
+        closer = replace(self, slack=max(self.tolerance, self.gap * abs(dual.bound + self.offset)))
+        found = closer._below(dual, closer._probed(dual, cutoff), cutoff)
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)
@@ -81,7 +87,9 @@ class Closer:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
         best = self._first(dual, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
-        while self.splits and best.bound + reach < min(best.cost, cutoff) and time.perf_counter() < self.deadline:
+        while self.splits and time.perf_counter() < self.deadline:
+            if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
+                break
             goal = best.bound + reach
             best = better(best, replace(self, splits=False).attempt(dual, goal))
             if best.bound < goal:
@@ -93,7 +101,7 @@ class Closer:
         """Looks for cheaper choices: goals just above what is proven, and further each time."""
         ceiling = min(best.cost, cutoff)
         step = max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
-        while best.bound < ceiling - self.tolerance and time.perf_counter() < self.deadline:
+        while best.bound < ceiling - self.slack and time.perf_counter() < self.deadline:
             alive = dual.floor <= ceiling
             if alive.mean() < _SHRUNK:  # for good
                 best = better(best, self._attempt_part(dual, alive, ceiling, best.bound))

@@ -24,12 +24,15 @@ _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their star
 class Run:
     """The books of one solve: the clock, the best choice of the full problem, the bound, the history."""
 
-    def __init__(self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted):
+    def __init__(
+        self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap
+    ):
         self.start = time.perf_counter()
         self.deadline = self.start + seconds
         self.problem = problem
         self.seed, self.workers, self.steps = seed, workers, steps
         self.keep_interrupted = keep_interrupted
+        self.gap = gap
         self.on_progress: Callable[[Progress], None] | None = on_progress
         self.choice: np.ndarray | None = None
         self.cost = np.inf
@@ -61,12 +64,13 @@ class Run:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
         now = time.perf_counter()
         part = 0.03 if self.giant else 0.7
-        closer = Closer(self.tolerance, min(self.deadline, now + max(1.0, part * (self.deadline - now))))
+        until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
+        closer = Closer(self.tolerance, until, gap=self.gap, offset=simple.offset)
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
         self.raise_bound(found.bound + simple.offset)
-        return self.bound >= self.cost - self.tolerance
+        return self._enough(self.cost, self.bound)
 
     def _search(self, simple: Simplified) -> None:
         """The anytime search, in this process and in the crew's."""
@@ -90,7 +94,12 @@ class Run:
                 self.offer(simple.expand(found[1]))
             return found
 
-        search = Search(simple.model, self.tolerance, self.deadline, self.seed, self.steps, tell, self._told, poll)
+        def enough(cost: float, bound: float) -> bool:
+            return self._enough(cost + simple.offset, bound + simple.offset)
+
+        search = Search(
+            simple.model, self.tolerance, self.deadline, self.seed, self.steps, tell, self._told, poll, enough
+        )
         self._offset = simple.offset
         search.cost = self.cost - simple.offset
         try:
@@ -102,6 +111,9 @@ class Run:
         finally:
             if crew is not None:
                 crew.close()
+
+    def _enough(self, cost: float, bound: float) -> bool:
+        return bound >= cost - max(self.tolerance, self.gap * abs(cost)) if np.isfinite(cost) else False
 
     def _told(self, bound: float) -> None:
         self.raise_bound(bound + self._offset)

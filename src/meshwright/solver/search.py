@@ -39,6 +39,7 @@ class Search:
         tell: Called with (cost, choice) on every improvement of the best.
         tell_bound: Called with every better lower bound.
         poll: Returns (cost, choice) of the best that other processes found, or None.
+        enough: Tells from a cost and a bound whether to stop.
     """
 
     model: Model
@@ -49,6 +50,7 @@ class Search:
     tell: Callable[[float, np.ndarray], None] = lambda cost, choice: None
     tell_bound: Callable[[float], None] = lambda bound: None
     poll: Callable[[], tuple[float, np.ndarray] | None] = lambda: None
+    enough: Callable[[float, float], bool] = lambda cost, bound: False
     cost: float = np.inf
     choice: np.ndarray | None = None
     bound: float = -np.inf
@@ -87,7 +89,8 @@ class Search:
         """Whether the time or the steps are up or nothing is left to gain."""
         out_of_steps = self.steps is not None and self.windows >= self.steps
         proven = self.bound >= self.cost - self.tolerance
-        return out_of_steps or proven or time.perf_counter() > self.deadline
+        enough = proven or self.enough(self.cost, self.bound)
+        return out_of_steps or enough or time.perf_counter() > self.deadline
 
     def _first_bound(self, level: Level) -> None:
         """Few sweeps with zero prices, then price steps while they pay: enough to guide the first start."""
