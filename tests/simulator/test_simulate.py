@@ -115,3 +115,11 @@ def test_a_plan_of_an_earlier_version_says_so(plan, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(mw.SimulationError, match="make it again"):
         mw.Plan.load(path).simulate()
+
+
+def test_memory_is_that_of_every_operation(plan):
+    series = plan.simulate().memory[0]
+    sizes = [size for _, size in series]
+    assert [when for when, _ in series] == sorted(when for when, _ in series)
+    assert max(sizes) == pytest.approx(plan.memory.peak_bytes, rel=1e-6)
+    assert len(set(sizes)) > 50

@@ -72,6 +72,7 @@ class OpPlan:
         via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
         sums: Axes over which its first result is partial.
         waits: Axes over which its result is left partial, because a loop adds it up first.
+        live_bytes: Memory of one device that is taken while it runs.
         load: The work it is on one device; None where that is nothing.
     """
 
@@ -84,6 +85,7 @@ class OpPlan:
     via: tuple[Spec | None, ...]
     sums: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
+    live_bytes: int = 0
     load: Load | None = None
 
 

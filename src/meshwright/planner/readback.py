@@ -233,7 +233,7 @@ class Readback:
         """How every operation that belongs to a group is split, in program order."""
         cache: dict[tuple[int, int, int], tuple[Specs, Specs, Specs, tuple[str, ...]]] = {}
         found: list[tuple[int, OpPlan]] = []
-        shared = self._shared_copies()
+        shared, live = self._shared_copies(), self.profile().bytes_at
         for group_id, group in enumerate(self.grouping.groups):
             which = self.folded.group_class[group_id]
             for member, index in enumerate(group.ops):
@@ -245,7 +245,8 @@ class Readback:
                 operands, partial, results, sums = cache[key]
                 load = self._explain(group_id).loads[member]
                 some = load if load.flops or load.num_bytes else None
-                plan = OpPlan(op.serial, op.label, op.phase, operands, partial, results, via, sums, (), some)
+                about = (int(live[index]), some)
+                plan = OpPlan(op.serial, op.label, op.phase, operands, partial, results, via, sums, (), *about)
                 found.append((index, plan))
         plans = dict(sorted(found, key=lambda pair: pair[0]))
         for index, accumulated in self.grouping.accumulated.items():

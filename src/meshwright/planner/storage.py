@@ -103,6 +103,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
                 list(op.sums),
                 list(op.waits),
+                op.live_bytes,
                 *([list(astuple(op.load))] if op.load else []),
             ]
             for op in plan.ops
@@ -134,7 +135,8 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
                     *row[:3],
                     *(_parse_specs(text) for text in row[3:7]),
                     *map(tuple, row[7:9]),
-                    *(Load(*load) for load in row[9:]),
+                    *row[9:10],
+                    *(Load(*load) for load in row[10:]),
                 )
                 for row in data["ops"]
             ),

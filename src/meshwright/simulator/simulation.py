@@ -131,7 +131,15 @@ def _exchanged_s(run: StageRun) -> float:
 
 
 def memory_over_time(work: Work, run: StageRun, stage: int) -> Iterator[tuple[float, float]]:
-    """Memory of a stage's devices: its state, what microbatches in flight keep, and the work at hand."""
+    """Memory of a stage's devices: its state, what microbatches in flight keep, and the work at hand.
+
+    Where tasks tell the memory they run in, that is it.
+    """
+    told = [(p.start_s + s.start_s, s.task.live_bytes) for p in run.passes for s in p.run.spans if s.task.live_bytes]
+    told += [(run.update_s + s.start_s, s.task.live_bytes) for s in run.update.spans if s.task.live_bytes]
+    if told:
+        yield from [(0.0, work.state_bytes[stage]), *sorted(told)]
+        return
     apart = any(p.step.work == WEIGHTS for p in run.passes)
     changes: list[tuple[float, float]] = []
     for p in run.passes:

@@ -85,6 +85,7 @@ class _Phase:
         self.tasks_: list[Task] = []
         self.waits: list[int] = []  # what the next operation waits for
         self.last: tuple[int, ...] = ()  # the last operation
+        self.live = 0.0  # the most memory since then
         self.readers: list[tuple[int, ...]] = [(), ()]  # the operation before each fetch
 
     def tasks(self, phase: str, plan: Plan) -> Tasks:
@@ -120,10 +121,12 @@ class _Phase:
                 self._in_the_way(item)
 
     def _compute(self, op: OpPlan) -> None:
+        self.live = max(self.live, float(op.live_bytes))
         if op.load is None:
             return
         seconds = op.load.trips * self.prices.load_s(op.load)
-        self.tasks_.append(Task(op.label, COMPUTE, "compute", seconds, "", tuple(self.waits)))
+        self.tasks_.append(Task(op.label, COMPUTE, "compute", seconds, "", tuple(self.waits), 0.0, self.live))
+        self.live = 0.0
         self.waits, self.last = [], (len(self.tasks_) - 1,)
 
     def _in_the_way(self, item: Collective) -> None:

@@ -23,6 +23,7 @@ class Task(NamedTuple):
         link: The wires it uses; tasks on the same wires share them. Empty for compute.
         needs: Places, in the list it stands in, of the tasks that must be done before it may begin.
         num_bytes: What it sends; 0 for compute.
+        live_bytes: Memory that is taken while it runs, where that is known task by task; else 0.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Task(NamedTuple):
     link: str = ""
     needs: tuple[int, ...] = ()
     num_bytes: float = 0.0
+    live_bytes: float = 0.0
 
 
 Tasks = tuple[Task, ...]
