@@ -139,10 +139,9 @@ class Search:
     def _offer(self, priced: Priced, options: Options, chunks: tuple, pipeline: Pipeline) -> None:
         self.tried += 1
         num_stages = len(priced.option)
-        short = float(priced.peak_bytes.max())
-        if self.best is None and np.isinf(priced.total_s) and short < self.nearest_bytes:
-            self.nearest_bytes = short
-            self.nearest = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
+        if np.isinf(priced.total_s):
+            words = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
+            self.note_misfit(float(priced.peak_bytes.max()), words)
         if priced.total_s >= self.best_s:
             return
         held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, pipeline.interleave)
@@ -152,6 +151,11 @@ class Search:
             for (first, last), option, number in zip(ranges, priced.option.tolist(), held, strict=True)
         )
         self.best = Found(priced.total_s, pipeline, stages)
+
+    def note_misfit(self, needed_bytes: float, words: str) -> None:
+        """Remembers what came nearest to fitting."""
+        if needed_bytes < self.nearest_bytes:
+            self.nearest_bytes, self.nearest = needed_bytes, words
 
     def _schedules(self, num_stages: int, num_microbatches: int) -> Iterator[tuple[str, int]]:
         """Schedules and chunks that can be best; GPipe never is: 1F1B takes as long and holds less."""
@@ -235,6 +239,6 @@ class Search:
                 low = self._memory
                 continue
             high, stages = self._memory, len(self.best.stages)
-            self.nearest_bytes = high * min(self.catalogue.limits)
-            self.nearest = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
+            words = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
+            self.note_misfit(high * min(self.catalogue.limits), words)
             self.best = None

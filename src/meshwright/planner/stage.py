@@ -113,9 +113,20 @@ class Stage:
     tensors: tuple[Tensor, ...] = ()
 
     @property
+    def cost(self) -> StageTime:
+        """One microbatch, forward and backward."""
+        parts = (self.forward, self.backward, self.recompute)
+        return StageTime(sum(p.compute_s for p in parts), sum(p.communication_s for p in parts))
+
+    @property
+    def memory(self) -> int:
+        """Bytes of one device at the most: `peak_bytes`."""
+        return self.peak_bytes
+
+    @property
     def microbatch_s(self) -> float:
         """Seconds of one microbatch, forward and backward."""
-        return self.forward.total_s + self.backward.total_s + self.recompute.total_s
+        return self.cost.total_s
 
     @property
     def once_s(self) -> float:
