@@ -85,7 +85,7 @@ MODELS = [
     ("gpt-tiny", (2, 4), {}),
     ("llama-tiny", (2, 4), {}),
     ("llama-tiny", (2, 4), {"scan": True}),
-    ("llama-tiny", (2, 4), {"checkpoint": True}),
+    ("llama-tiny", (2, 4), {"checkpoint": True, "batch": 16}),
     ("llama-tiny", (2, 4), {"scan": True, "checkpoint": True}),
     ("moe-tiny", (2, 4), {}),
     ("bert-tiny", (8,), {}),
@@ -121,7 +121,7 @@ def assert_memory(plan, program):
     """
     measured = program.memory_analysis()
     whole = measured.argument_size_in_bytes + measured.temp_size_in_bytes
-    assert 0.8 < plan.memory.peak_bytes / whole < 1.2
+    assert 0.85 < plan.memory.peak_bytes / whole < 1.15
     arguments = sum(plan.memory.argument_bytes.values())
     assert arguments == pytest.approx(measured.argument_size_in_bytes, rel=0.01, abs=64)
 

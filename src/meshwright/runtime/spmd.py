@@ -26,6 +26,9 @@ from meshwright.planner.tensor import Tensor
 from meshwright.runtime.evaluate import Evaluator
 from meshwright.runtime.processes import put
 
+# Plans promise memory, and XLA's CPU backend by default orders operations for concurrency, at up to 1.6 times as much.
+_COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+
 
 def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> DeviceMesh:
     """The plan's mesh made of real devices.
@@ -185,6 +188,7 @@ class Program:
             in_shardings=arguments.fill(shardings),
             out_shardings=results.fill(self._shardings(made)),
             donate_argnums=_donated(self.plan, arguments.tree),
+            compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
         )
         return _Variant(jitted, call.arguments, shardings, call.results)
 
