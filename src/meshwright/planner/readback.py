@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
-from meshwright.planner.memory import Profile
 from meshwright.planner.plan import Collective, OpPlan, Spec
+from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import GroupTable
 from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
