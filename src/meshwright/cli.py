@@ -194,7 +194,7 @@ def show_command(path: Annotated[Path, typer.Argument(metavar="PLAN.json", help=
 
 
 def _show_plan(found: Any) -> None:
-    from meshwright.planner.show import plan_view
+    from meshwright.explain.story import plan_view
 
     show(plan_view(found))
 

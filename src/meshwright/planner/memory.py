@@ -20,7 +20,11 @@ Span = tuple[int, int, int, float]  # column, start, stop, share of the column's
 
 
 class MemoryModel(Usage):
-    """Everything that takes memory, as columns: one per value position of a class, with the intervals of its copies."""
+    """Everything that takes memory, as columns: one per value position of a class, with the intervals of its copies.
+
+    Attributes:
+        examples: For the first columns, which hold values, one of these; what comes after them is there in passing.
+    """
 
     def __init__(self, grouping: Grouping, folded: Folded, live: Liveness, tables: list[GroupTable], axes: Axes):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
@@ -47,6 +51,7 @@ class MemoryModel(Usage):
         for i in first.tolist():
             codes = self.tables[which[i]].codes[place[values[i]]]
             self.add(int(which[i]), self._local(values[i], codes))
+        self.examples = values[first].tolist()
         return values, columns
 
     def _transients(self) -> Iterator[Span]:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
-from meshwright.planner.plan import Collective, OpPlan, Spec
+from meshwright.planner.plan import Collective, OpPlan, Plan, Spec
 from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import GroupTable
 from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
@@ -64,10 +64,10 @@ class Readback:
 
     def code(self, value: int) -> int:
         """The sharding in which a value is made; 0 for values that belong to no group."""
-        return int(self._made[value])
+        return int(self.made[value])
 
     @cached_property
-    def _made(self) -> Codes:
+    def made(self) -> Codes:
         """The sharding in which each value is made; 0 for values that belong to no group."""
         values, home = self.grouping.values, self.grouping.placed.home
         made = np.zeros(len(home), np.int64)
@@ -111,7 +111,7 @@ class Readback:
 
     def _of_shared(self) -> Iterator[Resharded]:
         slots, shared = self.grouping.slots, self.folded.shared
-        source = self._made[[reading.value for reading in shared]]
+        source = self.made[[reading.value for reading in shared]]
         for i in np.flatnonzero(source != self._copied).tolist():
             reads = [slots.start[group] + rank for group, rank in shared[i].readers]
             at, codes = slots.op[reads].tolist(), (int(source[i]), int(self._copied[i]))
@@ -120,7 +120,7 @@ class Readback:
 
     def _of_slots(self) -> Iterator[Resharded]:
         columns, slots, values = self.graph.columns, self.grouping.slots, self.grouping.values
-        through, source = self.folded.through, self._made[slots.value]
+        through, source = self.folded.through, self.made[slots.value]
         source[through >= 0] = self._copied[through[through >= 0]]
         target, paid = (self._chosen(part, slots.group, slots.rank) for part in ("needs", "duplicate"))
         moved = np.flatnonzero((source != target) & (paid == 0))
@@ -196,6 +196,18 @@ class Readback:
                 )
                 found.append((read.start, item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
+
+    def make_record(self, limit: float | None) -> Any:
+        """See `Details`."""
+        from meshwright.explain.making import make_record  # what explains plans is made of them
+
+        return make_record(self, limit)
+
+    def make_judgement(self, plan: Plan) -> Any:
+        """See `Details`."""
+        from meshwright.explain.judgement import facts_of, judge_plan
+
+        return judge_plan(plan, facts_of(plan, plan.record.program))
 
     def communication(self) -> float:
         """Seconds of communication of one step: the sum over `collectives`, counted by classes."""

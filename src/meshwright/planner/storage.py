@@ -1,7 +1,8 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from meshwright.planner.plan import (
     Collective,
     Considered,
     Cost,
-    KnownDetails,
     Memory,
     OpPlan,
     Plan,
@@ -21,7 +21,38 @@ from meshwright.planner.plan import (
 )
 
 FORMAT = "meshwright-plan"
-VERSION = 1
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class SavedDetails:
+    """The long lists of a plan that was loaded, as its file has them; each is read when it is first asked for."""
+
+    data: dict[str, Any]
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """See `Details`."""
+        return tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
+
+    @cached_property
+    def ops(self) -> tuple[OpPlan, ...]:
+        """See `Details`."""
+        rows = self.data["ops"]
+        return tuple(OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:])) for row in rows)
+
+    def make_record(self, limit: float | None) -> Any:
+        """See `Details`."""
+        from meshwright.explain.packing import unpack
+        from meshwright.explain.record import Record
+
+        return Record.from_data(unpack(self.data["record"]))
+
+    def make_judgement(self, plan: Plan) -> Any:
+        """See `Details`."""
+        from meshwright.explain.judgement import Judgement
+
+        return Judgement.from_json(self.data["judgement"], (*plan.arguments, *plan.results))
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -93,7 +124,18 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "provenance": dict(plan.provenance),
         "arguments": [_tensor_to_json(t) for t in plan.arguments],
         "results": [_tensor_to_json(t) for t in plan.results],
-        "collectives": [asdict(c) for c in plan.collectives],
+        "judgement": plan.judgement.to_json(),
+        **(plan.details.data if isinstance(plan.details, SavedDetails) else _details_to_json(plan)),
+        "in_structure": plan.in_structure,
+        "out_structure": plan.out_structure,
+    }
+
+
+def _details_to_json(plan: Plan) -> dict[str, Any]:
+    from meshwright.explain.packing import pack
+
+    return {
+        "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
         "ops": [
             [
                 op.serial,
@@ -105,8 +147,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             ]
             for op in plan.ops
         ],
-        "in_structure": plan.in_structure,
-        "out_structure": plan.out_structure,
+        "record": pack(plan.record.to_data()),
     }
 
 
@@ -121,13 +162,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         solution=SolutionSummary(**data["solution"]),
         arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
         results=tuple(_tensor_from_json(t) for t in data["results"]),
-        details=KnownDetails(
-            tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in data["collectives"]),
-            tuple(
-                OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
-                for row in data["ops"]
-            ),
-        ),
+        details=SavedDetails({name: data[name] for name in ("judgement", "collectives", "ops", "record")}),
         unsplittable=tuple(data["unsplittable"]),
         considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),
         provenance=data["provenance"],

@@ -1,0 +1,97 @@
+"""Tables of tensors: shape, sharding in symbols and in words, bytes per device, kind; repeated layers as one row."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from meshwright.explain.dims import symbols
+from meshwright.explain.screen import Printed, plain_table
+from meshwright.explain.words import bytes_on_device, sharding_words
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.planner.plan import Plan, Tensor
+
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tensors that are alike.
+
+    Attributes:
+        path: The path, with ``*`` where several differ in a number.
+        paths: All of their paths.
+        shape, dtype, spec, role: As in `Tensor`.
+        symbols: The sharding in symbols, such as ``D F_y``.
+        words: The same in words.
+        kind: The part it plays.
+        bytes_on_device: Of one of them.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    spec: tuple[tuple[str, ...], ...]
+    role: str
+    symbols: str
+    words: str
+    kind: str
+    bytes_on_device: int
+
+
+@dataclass(frozen=True)
+class TensorTable(Printed):
+    """Rows of tensors, to be printed."""
+
+    rows: tuple[Row, ...]
+    title: str = ""
+
+    def __rich__(self) -> RenderableType:
+        return tensor_view(self.rows, self.title)
+
+
+def show(plan: "Plan", path: str) -> TensorTable:
+    """See `Plan.show`."""
+    return TensorTable(tuple(rows_of(plan, plan.find(path))))
+
+
+def rows_of(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
+    """Tensors whose paths differ only in numbers and that are alike in all else, as one row each."""
+    judgement, mesh = plan.judgement, plan.mesh.shape
+    alike: dict[tuple, list[Tensor]] = {}
+    for t in tensors:
+        if t.role != "static":
+            key = (_NUMBER.sub("*", t.path), t.shape, t.dtype, t.spec, t.role, judgement.kinds[t.path])
+            alike.setdefault((*key, judgement.letters[t.path]), []).append(t)
+    return [
+        Row(
+            pattern if len(found) > 1 else found[0].path,
+            tuple(t.path for t in found),
+            shape,
+            dtype,
+            spec,
+            role,
+            symbols(shape, letters, spec),
+            sharding_words(shape, letters, spec, mesh),
+            kind,
+            bytes_on_device(shape, dtype, spec, mesh),
+        )
+        for (pattern, shape, dtype, spec, role, kind, letters), found in alike.items()
+    ]
+
+
+def tensor_view(rows: Sequence[Row], title: str) -> Table:
+    """Rows for a console."""
+    table = plain_table(title, ("path", "shape", "dtype", "sharding", "in words", "kind"), ("on a device",))
+    for row in rows:
+        times = f"  ({len(row.paths)}×)" if len(row.paths) > 1 else ""
+        size = format_bytes(row.bytes_on_device)
+        shape = "×".join(map(str, row.shape)) or "scalar"
+        table.add_row(row.path + times, shape, row.dtype, row.symbols, row.words, row.kind, size)
+    return table

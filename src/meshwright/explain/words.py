@@ -1,0 +1,52 @@
+"""Shardings and sizes in words; `dims.symbols` has them in symbols. Everything that shows a tensor uses these."""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+
+DIM_NAMES = {
+    "B": "batch",
+    "S": "sequence",
+    "D": "hidden",
+    "F": "feed-forward",
+    "N": "heads",
+    "H": "head dim",
+    "V": "vocabulary",
+    "E": "experts",
+    "R": "image rows",
+    "C": "image columns",
+}
+_BITS = re.compile(r"\d+")
+_OF_DTYPE = {"bool": 8, "complex64": 64, "complex128": 128}
+
+
+def sharding_words(
+    shape: Sequence[int], letters: Sequence[str], spec: Sequence[Sequence[str]], mesh: Mapping[str, int]
+) -> str:
+    """A sharding in words.
+
+    >>> sharding_words((8, 4), ("B", "D"), (("x",), ()), {"x": 2})
+    'batch split over x (2 parts)'
+    """
+    parts = [
+        f"{DIM_NAMES.get(letter) or f'dim {d} ({size})'} split over {' and '.join(axes)} "
+        f"({prod(mesh[a] for a in axes)} parts)"
+        for d, (size, letter, axes) in enumerate(zip(shape, letters, spec, strict=True))
+        if axes
+    ]
+    return ", ".join(parts) or ("a scalar" if not shape else "whole on every device")
+
+
+def bytes_on_device(
+    shape: Sequence[int], dtype: str, spec: Sequence[Sequence[str]], mesh: Mapping[str, int]
+) -> int:
+    """Bytes of one device's part of a tensor."""
+    parts = prod(mesh[axis] for axes in spec for axis in axes)
+    return prod(shape) * _bits(dtype) // 8 // parts
+
+
+def _bits(dtype: str) -> int:
+    if dtype in _OF_DTYPE:
+        return _OF_DTYPE[dtype]
+    found = _BITS.search(dtype)
+    return int(found[0]) if found else 64  # typed random keys
