@@ -232,7 +232,11 @@ class _Problem:
         return self.folded.shared[self.folded.shared_members[source - self.free.num_groups][0]].value
 
     def _made(self, source: int, place: int) -> Ints:
-        return self.free.tables[source].codes[place] if place >= 0 else self.free.shared_codes[source - self.free.num_groups]
+        return (
+            self.free.tables[source].codes[place]
+            if place >= 0
+            else self.free.shared_codes[source - self.free.num_groups]
+        )
 
     def _lifetimes(self) -> tuple[Ints, Ints]:
         """When the copy of each untied edge is live: first those of shared readings, then those of slots."""

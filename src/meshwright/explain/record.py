@@ -5,7 +5,7 @@ explained, priced again and drawn where there is neither the function nor JAX.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -249,6 +249,12 @@ class Problem(Kept):
         """As `Formulation.problem`, with whatever the method does not allow as impossible."""
         costs = [np.where(n.allowed, cost, np.inf) for n, cost in zip(self.nodes, self.costs, strict=True)]
         return choice_problem(self.copies, costs, self.matrices, self.memory, times, limit, dear)
+
+    def forced(self, node: int, allowed: NDArray[np.bool_]) -> "Problem":
+        """The same problem with other strategies allowed at one node, whatever the method says of it."""
+        nodes = list(self.nodes)
+        nodes[node] = replace(nodes[node], allowed=allowed)
+        return replace(self, nodes=nodes)
 
     def copies_made(self, choice: Ints) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes under a choice."""

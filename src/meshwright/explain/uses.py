@@ -71,7 +71,11 @@ class Facts:
         for path, value in self.values.items():
             by_role.setdefault(roles.get(path, "data"), []).append(value)
         self.parameters, self.optimizer, self.data = (by_role[r] for r in ("parameters", "optimizer", "data"))
-        self.classes = DimClasses(program)
+
+    @cached_property
+    def classes(self) -> DimClasses:
+        """Which dims are the same."""
+        return DimClasses(self.program)
 
     @cached_property
     def _origin(self) -> list[int]:
@@ -168,25 +172,36 @@ class Facts:
                 dim = next((d for d, dim in enumerate(nest.operands[operand]) if loop in dim), -1)
                 yield Use(op, parameter, axis, part, dim_class, dim, flops)
 
+    def dim_parts(self, parameter: int) -> list[str]:
+        """For each dim of a parameter what an axis that splits it in place does in the first product with it."""
+        rank = len(self.program.shape(parameter))
+        for op, operand, value in self.weight_ops:
+            if value == parameter:
+                nest = self.program.nests[self.program.nest[op]]
+                loops = major_loops(nest, nest.operands[operand])
+                parts = [self._place(nest, operand, loop) for loop in loops]
+                return ["layer"] * (rank - len(parts)) + parts[:rank]  # a scan reads one layer at a time
+        return [""] * rank
+
+    def _place(self, nest: Nest, operand: int, loop: int) -> str:
+        in_others = any(loop in dim for i, dims in enumerate(nest.operands) if i != operand for dim in dims)
+        in_result = any(loop in dim for dim in nest.results[0])
+        if in_result:
+            return "expert" if in_others else "column"
+        return "row" if in_others else "vocabulary"
+
     def _part(self, op: int, nest: Nest, operand: int, loop: int) -> tuple[str, int]:
         if loop < 0:
             return "idle", -1
-        reads = self.program.reads_of(op)
-        others = [i for i in range(len(reads)) if i != operand]
-        in_weight = any(loop in dim for dim in nest.operands[operand])
-        in_others = any(loop in dim for i in others for dim in nest.operands[i])
-        in_result = any(loop in dim for dim in nest.results[0])
         dim_class = self._class_of(op, nest, loop)
-        if in_weight and (dim_class in self.vocabulary or operand == 0 and not in_result and not in_others):
-            return "vocabulary", dim_class
-        if in_weight:
-            return ("expert" if in_others else "column") if in_result else "row", dim_class
+        if any(loop in dim for dim in nest.operands[operand]):
+            return "vocabulary" if dim_class in self.vocabulary else self._place(nest, operand, loop), dim_class
         if dim_class in self.batch:
             return "batch", dim_class
         if dim_class in self.sequence:
             return "spatial" if self.is_image else "sequence", dim_class
         # What else experts' activations run over are slots that tokens of the batch were sorted into.
-        with_experts = self._experts.intersection(self.classes.of(reads[operand]))
+        with_experts = self._experts.intersection(self.classes.of(self.program.reads_of(op)[operand]))
         return "batch" if with_experts else "other", dim_class
 
     def _class_of(self, op: int, nest: Nest, loop: int) -> int:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _ALL = 0.9  # from this share of the work on, a statement holds for all of it
 _WORTH = 0.02  # below this share, a part is not worth a word
-_MOST = 0.5  # of the bytes must be sharded for the state to be called so
+_MOST = 0.5  # of the bytes must be sharded for the state to be called so; from _SOME on they are worth a word
+_SOME = 0.05
 _PAIRED = 0.9  # of the work must be in pairs of columns and rows to be Megatron's
 
 
@@ -192,6 +193,10 @@ class _Judge:
                 words = "optimizer state sharded over {over} (ZeRO-1)"
                 if self._scattered(self.facts.names[a]):
                     words = "gradients and optimizer state sharded over {over} (ZeRO-2)"
+            elif share["parameters"] >= _SOME:
+                words = f"{100 * share['parameters']:.0f}% of the parameters sharded over {{over}}, gathered before use"
+            elif share["optimizer"] >= _SOME:
+                words = f"{100 * share['optimizer']:.0f}% of the optimizer state sharded over {{over}}"
             else:
                 continue
             groups.setdefault(words, []).append(a)

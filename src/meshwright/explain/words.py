@@ -17,6 +17,8 @@ DIM_NAMES = {
     "C": "image columns",
 }
 _BITS = re.compile(r"\d+")
+_WRAPPED = re.compile(r"(?:jvp|transpose|vmap|jit|pjit)\((.*)\)")
+_UNSAID = ("", "rematted_computation", "checkpoint")
 _OF_DTYPE = {"bool": 8, "complex64": 64, "complex128": 128}
 
 
@@ -37,9 +39,7 @@ def sharding_words(
     return ", ".join(parts) or ("a scalar" if not shape else "whole on every device")
 
 
-def bytes_on_device(
-    shape: Sequence[int], dtype: str, spec: Sequence[Sequence[str]], mesh: Mapping[str, int]
-) -> int:
+def bytes_on_device(shape: Sequence[int], dtype: str, spec: Sequence[Sequence[str]], mesh: Mapping[str, int]) -> int:
     """Bytes of one device's part of a tensor."""
     parts = prod(mesh[axis] for axes in spec for axis in axes)
     return prod(shape) * _bits(dtype) // 8 // parts
@@ -50,3 +50,17 @@ def _bits(dtype: str) -> int:
         return _OF_DTYPE[dtype]
     found = _BITS.search(dtype)
     return int(found[0]) if found else 64  # typed random keys
+
+
+def label_words(label: str) -> str:
+    """An operation's label without what JAX's transformations added to it.
+
+    >>> label_words("transpose(jvp(jvp()))/rematted_computation/mlp/dot_general")
+    'mlp/dot_general'
+    """
+    parts = []
+    for part in label.split("/"):
+        while found := _WRAPPED.fullmatch(part):
+            part = found[1]
+        parts += [part] if part not in _UNSAID else []
+    return "/".join(parts)

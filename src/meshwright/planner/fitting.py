@@ -58,6 +58,7 @@ class View:
         peak_bytes: What that choice needs.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
+        initial: A choice to start from; None for none.
     """
 
     formulation: Any  # a `Priced`
@@ -69,6 +70,7 @@ class View:
     peak_bytes: int = 0
     seconds: float = 0.0
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES
+    initial: NDArray[np.int64] | None = None
 
     @property
     def fits(self) -> bool:
@@ -83,7 +85,7 @@ class View:
         """Solves once and notes where memory is short; False where nothing can fit."""
         started = time.perf_counter()
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
-        solution = _solve(problem, self.allowances)
+        solution = _solve(problem, self.allowances, self.initial)
         if solution.choice is not None:
             self.solution = solution
             self._hold_memory(solution.choice)
@@ -107,6 +109,11 @@ class View:
         """A lower bound with memory held at the moments known so far."""
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
         return max(self.floor, lower_bound(problem, iterations=_BOUND_SWEEPS, target=target))
+
+    def hold(self) -> None:
+        """Notes where memory is short under the present solution, as `step` does under a limit."""
+        assert self.solution is not None and self.solution.choice is not None
+        self._hold_memory(self.solution.choice)
 
     def _hold_memory(self, choice: NDArray[np.int64]) -> None:
         copies = self.formulation.copies_made(choice)
@@ -150,8 +157,12 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     return min(found, key=lambda it: it[1])
 
 
-def _solve(problem: ChoiceProblem, allowances: tuple[tuple[float, float], ...] = ALLOWANCES) -> Solution:
-    held, choice = len(problem.row_node) > 0, None
+def _solve(
+    problem: ChoiceProblem,
+    allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
+    choice: NDArray[np.int64] | None = None,
+) -> Solution:
+    held = len(problem.row_node) > 0
     for seconds, close in allowances:
         solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False)
         proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)

@@ -160,7 +160,6 @@ class Details(Protocol):
         """The plan's `Judgement`."""
 
 
-
 @dataclass(frozen=True)
 class Plan:
     """What to do and what it will cost.
@@ -270,18 +269,19 @@ class Plan:
 
         return show(self, path)
 
-    def explain(self, path: str) -> Any:
+    def explain(self, path: str, seconds: float = 0.6) -> Any:
         """Why an argument or result is split as it is, and what else would cost. Print it.
 
         Args:
             path: Of one tensor.
+            seconds: Time to solve again where memory is short; what it does not suffice for is bounded.
 
         Returns:
             An `Explanation`: the runner-ups, each with the cost of the best plan that has it, and what forced the choice.
         """
         from meshwright.explain.why import explain
 
-        return explain(self, path)
+        return explain(self, path, seconds)
 
     def diff(self, other: "Plan") -> Any:
         """What differs from another plan: verdict, costs, memory, shardings, communication. Print it."""
