@@ -117,3 +117,31 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(ClusterError, match="cannot read"):
         cluster(tmp_path)
+
+
+def test_several_groups_of_hosts_make_a_mixed_cluster(tmp_path):
+    path = tmp_path / "two.toml"
+    path.write_text(
+        '[[group]]\nhosts = 2\nchip = "h100"\n[[group]]\nhosts = 3\ndevices_per_host = 4\nchip = "a100-40gb"\n'
+        '[group.inter]\nbandwidth = "10GB/s"\n'
+    )
+    found = cluster(path)
+    assert [(g.num_hosts, g.devices_per_host, g.chip.name) for g in found.groups] == [
+        (2, 8, "h100-sxm-80gb"),
+        (3, 4, "a100-sxm-40gb"),
+    ]
+    assert found.num_devices == 28
+    assert found.memory_bytes == min(g.memory_bytes for g in found.groups)
+    with pytest.raises(ClusterError, match=r"several kinds.*pipeline=True"):
+        found.mesh((28,))
+    assert type(found).from_json(found.to_json()) == found
+
+
+def test_a_group_is_checked_like_a_file(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[[group]]\nhosts = 2\nchip = "h100"\n[group.inter]\nbandwidth = 0\n')
+    with pytest.raises(ClusterError, match=r"bad.toml \[\[group\]\] 1 \[inter\]: bandwidth is 0 but must be above 0"):
+        cluster(path)
+    path.write_text("group = 3\n")
+    with pytest.raises(ClusterError, match=r"one \[\[group\]\] for each kind of host"):
+        cluster(path)

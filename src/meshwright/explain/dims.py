@@ -1,9 +1,9 @@
 """Names of dims: which dims of which tensors are the same thing, and a letter for each.
 
 Two dims are the same where an operation runs over both with one loop: the batch keeps its name from the data through
-every layer to the loss, a feed-forward's width is the same in both of its weights. Letters are the field's own: B batch,
-S sequence, D the hidden dim, F feed-forward, N heads, H head dim, V vocabulary, E experts, R and C rows and columns of
-an image. Dims that no argument has go by their size.
+every layer to the loss, a feed-forward's width is the same in both of its weights. Letters are the field's own: B
+batch, S sequence, D the hidden dim, F feed-forward, N heads, H head dim, V vocabulary, E experts, R and C rows and
+columns of an image. Dims that no argument has go by their size.
 """
 
 import re

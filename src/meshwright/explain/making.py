@@ -38,7 +38,6 @@ def _program(back: Readback) -> Program:
     named = [(f"{op.scope}/{op.primitive}" if op.scope else op.primitive) for op in graph.ops]
     lines = _sources(graph.ops)
     assignments: dict[tuple[int, ...], int] = {}
-    state = {output: argument for output, argument in graph.state.items()}
     run, lap = _laps(back)
     group = grouping.placed.group
     return Program(
@@ -48,7 +47,7 @@ def _program(back: Readback) -> Program:
         inputs=graph.input_paths,
         outputs=graph.output_paths,
         made=np.array(graph.outputs, np.int64),
-        taken=np.array([state.get(i, -1) for i in range(len(graph.outputs))], np.int64),
+        taken=np.array([graph.state.get(i, -1) for i in range(len(graph.outputs))], np.int64),
         nests=[_nest(grouping.nests[examples[n]]) for n in numbers.tolist()],
         nest=nests,
         label=np.array([labels.setdefault(name, len(labels)) for name in named], np.int64),
@@ -232,11 +231,9 @@ class _Problem:
         return self.folded.shared[self.folded.shared_members[source - self.free.num_groups][0]].value
 
     def _made(self, source: int, place: int) -> Ints:
-        return (
-            self.free.tables[source].codes[place]
-            if place >= 0
-            else self.free.shared_codes[source - self.free.num_groups]
-        )
+        if place >= 0:
+            return self.free.tables[source].codes[place]
+        return self.free.shared_codes[source - self.free.num_groups]
 
     def _lifetimes(self) -> tuple[Ints, Ints]:
         """When the copy of each untied edge is live: first those of shared readings, then those of slots."""

@@ -1,4 +1,4 @@
-"""Prices what else was possible: forces a sharding, solves the problem again, and says what the difference is made of."""
+"""Prices what else was possible: forces a sharding, solves the problem again, says what the difference is made of."""
 
 import time
 from dataclasses import dataclass
@@ -146,9 +146,9 @@ class Pricing:
         resharding = Resharding(mesh, self.problem.axes)
         for edge in self.problem.edges:
             for choice, sign in ((other, 1.0), (mine, -1.0)):
-                seconds = edge.num * float(edge.matrix[choice[edge.source], choice[edge.reader]])
-                if seconds:
-                    add(self._hops(resharding, edge, choice, names), label_words(edge.value), sign * seconds)
+                cost = edge.num * float(edge.matrix[choice[edge.source], choice[edge.reader]])
+                if cost:
+                    add(self._hops(resharding, edge, choice, names), label_words(edge.value), sign * cost)
         rows = [Change(what, where, seconds) for (what, where), seconds in found.items() if abs(seconds) > 1e-12]
         return sorted(rows, key=lambda change: -abs(change.seconds))
 

@@ -250,7 +250,7 @@ class Facts:
     def _experts(self) -> set[int]:
         """Classes that a weight, the activations it meets and what they make all have."""
         found = set()
-        for op, operand, _ in self.weight_ops:
+        for op, *_ in self.weight_ops:
             nest = self.program.nests[self.program.nest[op]]
             loops = [{loop for dim in dims for loop in dim} for dims in (*nest.operands, nest.results[0])]
             shared = set.intersection(*loops) if nest.flops else set()

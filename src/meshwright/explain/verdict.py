@@ -3,7 +3,7 @@
 It rests on the facts of `uses.py`, weighed by the work of the products; `docs/seeing.md` states the rules in words.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -72,7 +72,7 @@ class _Judge:
         self.facts, self.tensors, self.collectives = facts, tensors, list(collectives)
         self.kinds = Kinds(facts)
         self.used = [a for a, size in enumerate(facts.axes.sizes) if size > 1]
-        self.work: dict[int, Counter[str]] = {a: Counter() for a in self.used}
+        self.work: dict[int, dict[str, float]] = {a: defaultdict(float) for a in self.used}
         self.looked_up: set[int] = set()  # axes over which a table is looked up in parts
         for use in facts.uses:
             self.work[use.axis][use.part] += use.flops
@@ -154,7 +154,7 @@ class _Judge:
     def _between(self) -> Iterable[Part]:
         """Axes that split the sequence between products that do not: Megatron's sequence parallelism."""
         program, facts = self.facts.program, self.facts
-        total, split = 0.0, Counter[int]()
+        total, split = 0.0, defaultdict[int, float](float)
         forward = program.phases.index("forward")
         for op in range(program.num_ops):
             nest = program.nests[program.nest[op]]
@@ -205,20 +205,21 @@ class _Judge:
             part = self._say("zero", axes, 1.0, words)
             yield Part(part.name, part.axes, part.degree, shares[words], part.text)
 
-    def _gathered(self, role: str) -> Counter[str]:
+    def _gathered(self, role: str) -> dict[str, float]:
         """For each axis the share of the bytes of a role that it splits and that products read whole along it."""
-        total, found = 0.0, Counter[str]()
+        total, found = 0.0, defaultdict[str, float](float)
         for tensor in self.tensors:
             if tensor.role == role:
                 size = float(prod(tensor.shape))
                 total += size
                 parts = self.kinds.parts(self.facts.values[tensor.path], tensor.spec)
-                found.update({axis: size for axis, part in parts.items() if part == ZERO})
-        return Counter({axis: size / total for axis, size in found.items()}) if total else found
+                for axis in (axis for axis, part in parts.items() if part == ZERO):
+                    found[axis] += size
+        return defaultdict(float, {axis: size / total for axis, size in found.items()})
 
     def _scattered(self, axis: str) -> bool:
         """Whether gradients are brought together over an axis by reduce-scatter rather than by all-reduce."""
-        sent: Counter[str] = Counter()
+        sent: dict[str, float] = defaultdict(float)
         for item in self.collectives:
             if item.purpose == "gradient" and axis in item.axes:
                 sent[item.kind] += item.bytes * item.trips
@@ -239,7 +240,7 @@ class _Judge:
         if not products:
             split = any(axes for tensor in self.tensors for axes in tensor.spec)
             return Part("none", (), 1, 1.0, "split as its arguments are" if split else "nothing is split")
-        largest = max(products, key=lambda op: program.nests[program.nest[op]].flops * program.trips[op])
+        largest = max(products, key=lambda op: program.nests[int(program.nest[op])].flops * program.trips[op])
         assigned = program.assignments[program.assignment[largest]]
         axes = [a for a, loop in enumerate(assigned) if loop >= 0]
         return Part("other", self._names(axes), self._degree(axes), 1.0, self.facts.notation(largest))

@@ -135,6 +135,11 @@ def _signed(plan: "Plan", seconds: float) -> str:
 def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
     """See `Plan.explain`."""
     found = plan.find(path)
+    if plan.record is None:
+        raise ShardingError(
+            "this plan keeps no record of its search (it has stages, or an earlier Meshwright wrote it), so nothing "
+            "else can be priced; make a plan of one program with this version"
+        )
     if len(found) > 1:
         names = ", ".join(t.path for t in found[:3])
         raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")

@@ -15,31 +15,47 @@ from meshwright.hardware.catalogue_format import (
     read_chip,
 )
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.clusters import Cluster
+from meshwright.hardware.clusters import Cluster, mixed
 from meshwright.hardware.link import Host, Link
 from meshwright.hardware.lookup import find_chip, find_link
 from meshwright.hardware.tables import check_keys, quantity, read_toml, required, subtable, text, whole
 
-_KEYS = ("name", "hosts", "devices_per_host", "chip", "torus", "intra", "inter", "chip_overrides")
+_GROUP_KEYS = ("hosts", "devices_per_host", "chip", "torus", "intra", "inter", "chip_overrides")
+_KEYS = ("name", *_GROUP_KEYS)
 _LINK_KEYS = ("link", "latency_s", "efficiency", *LINK_FIGURES, *LINK_SETTINGS)
 
 
 def read_cluster(path: Path) -> Cluster:
     """Makes a cluster from a file like ``examples/cluster.toml``."""
     data, where = read_toml(path), path.name
-    check_keys(data, _KEYS, where)
-    chip = _override_chip(_chip(data, path), subtable(data, "chip_overrides", where), f"{where} [chip_overrides]")
+    name = text(data.get("name", path.stem), f"{where}: name")
+    if "group" not in data:
+        check_keys(data, _KEYS, where)
+        return _group(data, path, where, name)
+    check_keys(data, ("name", "group"), where)
+    groups = data["group"]
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise ClusterError(f"{where}: write one [[group]] for each kind of host, each with its hosts and chip.")
+    for number, group in enumerate(groups):
+        check_keys(group, _GROUP_KEYS, f"{where} [[group]] {number + 1}")
+    named = [(group, f"{where} [[group]] {number + 1}") for number, group in enumerate(groups)]
+    return mixed(name, [_group(group, path, label, label) for group, label in named])
+
+
+def _group(data: dict[str, Any], path: Path, where: str, name: str) -> Cluster:
+    """Equal hosts of equal chips."""
+    overrides = subtable(data, "chip_overrides", where)
+    chip = _override_chip(_chip(data, path, where), overrides, f"{where} [chip_overrides]")
     per_host = whole(data.get("devices_per_host", chip.devices_per_host), f"{where}: devices_per_host")
     intra = _override_link(chip.intra, subtable(data, "intra", where), f"{where} [intra]")
     inter = _override_link(chip.inter, subtable(data, "inter", where), f"{where} [inter]")
     hosts = whole(required(data, "hosts", where), f"{where}: hosts")
     torus = _torus(data.get("torus", []), intra, hosts * per_host, where)
-    name = text(data.get("name", path.stem), f"{where}: name")
     return Cluster(name, hosts, Host(per_host, intra, inter), chip, torus)
 
 
-def _chip(data: dict[str, Any], path: Path) -> Chip:
-    name = text(required(data, "chip", path.name), f"{path.name}: chip")
+def _chip(data: dict[str, Any], path: Path, where: str) -> Chip:
+    name = text(required(data, "chip", where), f"{where}: chip")
     if not name.endswith(".toml"):
         return find_chip(name)
     own = path.parent / name

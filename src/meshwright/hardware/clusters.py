@@ -1,7 +1,7 @@
-"""A cluster: hosts full of equal chips, and all the logical meshes it can be seen as."""
+"""A cluster: hosts full of chips, of one kind or several, and all the logical meshes it can be seen as."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,16 @@ CATALOGUE = "modelled: catalogue figures"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal hosts of equal chips.
+    """Equal hosts of equal chips, or several groups of them.
 
     Attributes:
         name: How it was described.
         num_hosts: Number of hosts.
-        host: Devices and links of each of them.
-        chip: What each device is.
+        host: Devices and links of each of them; of the first group where hosts are of several kinds.
+        chip: What each device is; likewise.
         torus_sizes: Sizes of the TPU torus; empty for the most cubic one.
         known: How its figures are known, for the provenance of plans.
+        mixed: The groups of equal hosts, in the order of their hosts; empty where all are equal.
     """
 
     name: str
@@ -35,22 +36,38 @@ class Cluster:
     chip: Chip
     torus_sizes: tuple[int, ...] = ()
     known: str = CATALOGUE
+    mixed: tuple["Cluster", ...] = ()
 
     def __repr__(self) -> str:
-        return f"Cluster({self.name!r}: {self.num_hosts}x{self.devices_per_host} {self.chip.name})"
+        if self.mixed:
+            return f"Cluster({self.name!r}: {' + '.join(map(_kind, self.mixed))})"
+        return f"Cluster({self.name!r}: {_kind(self)})"
 
     @property
     def devices_per_host(self) -> int:
         return self.host.num_devices
 
     @property
+    def groups(self) -> tuple["Cluster", ...]:
+        """The groups of equal hosts: itself where all hosts are equal."""
+        return self.mixed or (self,)
+
+    @property
     def num_devices(self) -> int:
-        return self.num_hosts * self.host.num_devices
+        return sum(group.num_hosts * group.host.num_devices for group in self.groups)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of one device that programs can use."""
-        return self.chip.memory_bytes
+        """Bytes of one device that programs can use; of the smallest where they differ."""
+        return min(group.chip.memory_bytes for group in self.groups)
+
+    def part(self, num_hosts: int, devices_per_host: int) -> "Cluster":
+        """Some hosts of a cluster whose hosts are equal, or some devices of one, as a cluster of their own."""
+        if (num_hosts, devices_per_host) == (self.num_hosts, self.devices_per_host):
+            return self
+        host = replace(self.host, num_devices=devices_per_host)
+        name = f"{num_hosts}x{devices_per_host} {self.chip.name}"
+        return replace(self, name=name, num_hosts=num_hosts, host=host, torus_sizes=())
 
     @property
     def intra(self) -> Link:
@@ -68,6 +85,11 @@ class Cluster:
         {'x': 50, 'y': 4}
         """
         sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in shape)
+        if self.mixed:
+            raise ClusterError(
+                f"cluster {self.name!r} has hosts of several kinds, which one mesh cannot hold: plan it in stages, "
+                "each on hosts of one kind, with method=mw.Auto(pipeline=True), or give one group as the cluster."
+            )
         mesh = Mesh(sizes, self)
         if mesh.num_devices != self.num_devices:
             raise ClusterError(
@@ -99,15 +121,31 @@ class Cluster:
             "intra": to_plain(self.intra),
             "inter": to_plain(self.inter),
         }
+        if self.mixed:
+            data = {"name": self.name, "groups": [group.to_json() for group in self.mixed]}
         return data if self.known == CATALOGUE else {**data, "known": self.known}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Cluster":
         """Makes a cluster from what `to_json` gave."""
+        if "groups" in data:
+            return mixed(data["name"], [cls.from_json(group) for group in data["groups"]])
         links = (link_from_json(data["intra"]), link_from_json(data["inter"]))
         host = Host(data["devices_per_host"], *links)
         chip, known = chip_from_json(data["chip"]), data.get("known", CATALOGUE)
         return cls(data["name"], data["hosts"], host, chip, tuple(data["torus"]), known)
+
+
+def mixed(name: str, groups: Sequence[Cluster]) -> Cluster:
+    """Several groups of equal hosts as one cluster."""
+    flat = tuple(part for group in groups for part in group.groups)
+    if len(flat) == 1:
+        return replace(flat[0], name=name)
+    return replace(flat[0], name=name, num_hosts=sum(g.num_hosts for g in flat), torus_sizes=(), mixed=flat)
+
+
+def _kind(cluster: Cluster) -> str:
+    return f"{cluster.num_hosts}x{cluster.devices_per_host} {cluster.chip.name}"
 
 
 def _views(number: int, length: int) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshwright.errors import ClusterError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.cluster_file import read_cluster
-from meshwright.hardware.clusters import Cluster
+from meshwright.hardware.clusters import Cluster, mixed
 from meshwright.hardware.link import Host
 from meshwright.hardware.lookup import find_chip, find_device_kind
 
@@ -20,7 +20,8 @@ def cluster(description: "str | PathLike[str] | Cluster") -> Cluster:
 
     Args:
         description: ``"HOSTSxDEVICES CHIP"`` (``"50x4 a100-40gb"``), ``"DEVICES CHIP"`` for one host (``"8 h100"``),
-            the path of a TOML file (see ``examples/cluster.toml``), or ``"local"`` for the devices JAX sees here.
+            several of these joined by ``+`` for hosts of several kinds (``"4x8 h100 + 2x8 a100"``), the path of a TOML
+            file (see ``examples/cluster.toml``), or ``"local"`` for the devices JAX sees here.
 
     >>> cluster("50x4 a100-40gb").num_devices
     200
@@ -34,6 +35,8 @@ def cluster(description: "str | PathLike[str] | Cluster") -> Cluster:
         return local_cluster()
     if isinstance(description, PathLike) or spec.lower().endswith(".toml"):
         return read_cluster(Path(spec))
+    if "+" in spec:
+        return mixed(spec, [cluster(part) for part in spec.split("+")])
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise ClusterError(f"cannot read cluster {spec!r}: {_LEGAL}.")

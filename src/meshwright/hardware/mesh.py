@@ -173,7 +173,8 @@ class Mesh:
 
         if "abstract" in data:
             return cls.abstract(data["shape"], **data["abstract"])
-        return Cluster.from_json(data["cluster"]).mesh(data["shape"])
+        cluster = Cluster.from_json(data["cluster"])
+        return cls(tuple(data["shape"]), cluster) if cluster.mixed else cluster.mesh(data["shape"])
 
 
 def _per_axis(name: str, values: Sequence[float] | float, num_axes: int) -> tuple[float, ...]:

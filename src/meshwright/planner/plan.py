@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
 from meshwright.planner.paths import match_paths, nearest
-
-Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+from meshwright.planner.stage import Pipeline, Stage
+from meshwright.planner.tensor import Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +87,6 @@ class SolutionSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """An argument's or result's leaf.
-
-    Attributes:
-        path: Parameter name and pytree keys; results start with ``out``.
-        shape: Its shape.
-        dtype: Its dtype's name.
-        spec: Its sharding.
-        role: parameters, optimizer or data; state or result; static for what is not an array.
-        donated: Whether an argument's memory may be taken over by a result.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-    spec: Spec
-    role: str
-    donated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class OpPlan:
     """How one operation is split.
 
@@ -154,10 +133,27 @@ class Details(Protocol):
     def ops(self) -> tuple[OpPlan, ...]: ...
 
     def make_record(self, limit: float | None) -> Any:
-        """The plan's `Record`, given the bytes allowed on each device."""
+        """The plan's `Record`, given the bytes allowed on each device; None where nothing is known of the search."""
 
     def make_judgement(self, plan: "Plan") -> Any:
         """The plan's `Judgement`."""
+
+
+@dataclass(frozen=True)
+class KnownDetails:
+    """Details that are there already, with nothing known of the search."""
+
+    collectives: tuple[Collective, ...]
+    ops: tuple[OpPlan, ...]
+
+    def make_record(self, limit: float | None) -> None:
+        """See `Details`."""
+
+    def make_judgement(self, plan: "Plan") -> Any:
+        """See `Details`."""
+        from meshwright.explain.at_rest import judge_at_rest
+
+        return judge_at_rest(plan)
 
 
 @dataclass(frozen=True)
@@ -186,6 +182,8 @@ class Plan:
     provenance: Mapping[str, Any]
     in_structure: Any = field(repr=False)  # JSON-like skeletons of the pytrees; see `structure.py`
     out_structure: Any = field(repr=False)
+    pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
+    stages: tuple[Stage, ...] = ()
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
     origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
@@ -208,7 +206,7 @@ class Plan:
 
     @cached_property
     def record(self) -> Any:
-        """What is kept of the program and of the search: an `explain.record.Record`."""
+        """What is kept of the program and of the search: an `explain.record.Record`; None where nothing is known."""
         return self.details.make_record(self.memory.limit_bytes)
 
     @cached_property
@@ -277,7 +275,7 @@ class Plan:
             seconds: Time to solve again where memory is short; what it does not suffice for is bounded.
 
         Returns:
-            An `Explanation`: the runner-ups, each with the cost of the best plan that has it, and what forced the choice.
+            An `Explanation`: the runner-ups, each at the cost of the best plan that has it, and what forced the choice.
         """
         from meshwright.explain.why import explain
 

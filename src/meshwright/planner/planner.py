@@ -18,11 +18,12 @@ from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Auto, Method
-from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary, Tensor
+from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.structure import skeleton
+from meshwright.planner.tensor import Tensor
 from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
 from meshwright.strategy.sharding import Axes

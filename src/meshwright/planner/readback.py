@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
-from meshwright.planner.plan import Collective, OpPlan, Plan, Spec
+from meshwright.planner.plan import Collective, OpPlan, Plan
 from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import GroupTable
+from meshwright.planner.tensor import Spec
 from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes

@@ -1,27 +1,22 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
-from meshwright.planner.plan import (
-    Collective,
-    Considered,
-    Cost,
-    Memory,
-    OpPlan,
-    Plan,
-    SolutionSummary,
-    Spec,
-    Tensor,
-)
+from meshwright.planner.plan import Collective, Considered, Cost, Memory, OpPlan, Plan, SolutionSummary
+from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
+from meshwright.planner.tensor import Spec, Tensor
 
 FORMAT = "meshwright-plan"
 VERSION = 2
+READABLE = (1, VERSION)  # the first version has neither record nor judgement
 
 
 @dataclass(frozen=True)
@@ -33,26 +28,47 @@ class SavedDetails:
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """See `Details`."""
-        return tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
+        with _damage("collectives"):
+            return tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
 
     @cached_property
     def ops(self) -> tuple[OpPlan, ...]:
         """See `Details`."""
-        rows = self.data["ops"]
-        return tuple(OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:])) for row in rows)
+        with _damage("ops"):
+            return tuple(
+                OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
+                for row in self.data["ops"]
+            )
 
     def make_record(self, limit: float | None) -> Any:
         """See `Details`."""
         from meshwright.explain.packing import unpack
         from meshwright.explain.record import Record
 
-        return Record.from_data(unpack(self.data["record"]))
+        packed = self.data.get("record")
+        with _damage("record"):
+            return None if packed is None else Record.from_data(unpack(packed))
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
+        from meshwright.explain.at_rest import judge_at_rest
         from meshwright.explain.judgement import Judgement
 
-        return Judgement.from_json(self.data["judgement"], (*plan.arguments, *plan.results))
+        if "judgement" not in self.data:
+            return judge_at_rest(plan)
+        with _damage("judgement"):
+            return Judgement.from_json(self.data["judgement"], (*plan.arguments, *plan.results))
+
+
+@contextmanager
+def _damage(part: str) -> Iterator[None]:
+    """Says which part of a plan's file cannot be read."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise PlanFileError(
+            f"the plan is damaged in its {part!r}: {type(error).__name__}: {error}; save the plan again"
+        ) from error
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -79,9 +95,9 @@ def load_plan(path: Path) -> Plan:
         raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
-    if data.get("version") != VERSION:
+    if data.get("version") not in READABLE:
         raise PlanFileError(
-            f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads version {VERSION}; "
+            f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads versions 1 to {VERSION}; "
             "make the plan again, or read it with the Meshwright that wrote it "
             f"({data.get('provenance', {}).get('meshwright', 'unknown')})"
         )
@@ -109,7 +125,7 @@ def parse_spec(text: str) -> Spec:
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain JSON data."""
-    return {
+    data = {
         "format": FORMAT,
         "version": VERSION,
         "method": plan.method,
@@ -129,6 +145,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "in_structure": plan.in_structure,
         "out_structure": plan.out_structure,
     }
+    if plan.pipeline is not None:
+        data |= {"pipeline": asdict(plan.pipeline), "stages": [stage_to_json(stage) for stage in plan.stages]}
+    return data
 
 
 def _details_to_json(plan: Plan) -> dict[str, Any]:
@@ -147,14 +166,20 @@ def _details_to_json(plan: Plan) -> dict[str, Any]:
             ]
             for op in plan.ops
         ],
-        "record": pack(plan.record.to_data()),
+        "record": None if plan.record is None else pack(plan.record.to_data()),
     }
+
+
+def _details_from_json(data: dict[str, Any]) -> SavedDetails:
+    names = ("collectives", "ops") if data["version"] == 1 else ("judgement", "collectives", "ops", "record")
+    return SavedDetails({name: data[name] for name in names})
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
     """The plan of plain JSON data."""
+    mesh = Mesh.from_json(data["mesh"])
     return Plan(
-        mesh=Mesh.from_json(data["mesh"]),
+        mesh=mesh,
         method=data["method"],
         cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
         flops=data["flops"],
@@ -162,13 +187,35 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         solution=SolutionSummary(**data["solution"]),
         arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
         results=tuple(_tensor_from_json(t) for t in data["results"]),
-        details=SavedDetails({name: data[name] for name in ("judgement", "collectives", "ops", "record")}),
+        details=_details_from_json(data),
         unsplittable=tuple(data["unsplittable"]),
         considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),
         provenance=data["provenance"],
         in_structure=data["in_structure"],
         out_structure=data["out_structure"],
+        pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
+        stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
     )
+
+
+def stage_to_json(stage: Stage) -> dict[str, Any]:
+    """A stage as plain JSON data; its machines are part of the plan's."""
+    changed = {"mesh": list(stage.mesh.sizes), "tensors": [_tensor_to_json(t) for t in stage.tensors]}
+    return asdict(replace(stage, mesh=None, tensors=())) | changed  # type: ignore[arg-type]
+
+
+def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
+    """The stage of plain JSON data, given the plan's mesh."""
+    submesh = Submesh(**data["submesh"])
+    assert whole.cluster is not None
+    times = {key: StageTime(**value) for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
+    changed = {
+        "layers": tuple(data["layers"]),
+        "submesh": submesh,
+        "mesh": submesh.machines(whole.cluster).mesh(data["mesh"]),
+        "tensors": tuple(_tensor_from_json(t) for t in data["tensors"]),
+    }
+    return Stage(**(data | times | changed))
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.accumulation import CONTRIBUTING
-from meshwright.planner.plan import OpPlan, Plan, Spec, partition_spec
+from meshwright.planner.plan import OpPlan, Plan, partition_spec
+from meshwright.planner.tensor import Spec
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 

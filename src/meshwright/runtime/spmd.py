@@ -21,7 +21,8 @@ from jax.tree_util import tree_flatten, tree_leaves
 from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError
 from meshwright.graph.call import Leaves, call_abstractly
-from meshwright.planner.plan import Plan, Tensor, partition_spec
+from meshwright.planner.plan import Plan, partition_spec
+from meshwright.planner.tensor import Tensor
 from meshwright.runtime.evaluate import Evaluator
 from meshwright.runtime.processes import put
 

@@ -12,8 +12,9 @@ from meshwright.errors import ShardingError
 from meshwright.graph import Traced
 from meshwright.graph.call import call_abstractly
 from meshwright.planner.methods import Auto
-from meshwright.planner.plan import Plan, Tensor, partition_spec
+from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.planner import plan_traced
+from meshwright.planner.tensor import Tensor
 from meshwright.runtime.parallelize import Parallelized, Settings
 from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
 

@@ -1,0 +1,141 @@
+"""The judgement of tensors that nothing is known of but how they lie: Alpa's dumps, stages, plans of the first version.
+
+Without the program, an axis that splits the data's first dim is taken to be one of data parallelism, and every other
+axis that splits parameters to be one of tensor parallelism: by columns where it splits the last dim of a matrix, else
+by rows.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from meshwright.explain.judgement import Judgement
+from meshwright.explain.verdict import Part, Verdict
+from meshwright.planner.tensor import Tensor
+
+if TYPE_CHECKING:
+    from meshwright.planner.plan import Plan
+    from meshwright.planner.stage import Stage
+
+_SOME, _MOST = 0.05, 0.5  # of the bytes must be split for a word, and for it to hold without a number
+
+
+def judge_at_rest(plan: "Plan") -> Judgement:
+    """The judgement of a plan without a record."""
+    tensors = [t for t in (*plan.arguments, *plan.results) if t.role != "static"]
+    if plan.pipeline is not None:
+        return Judgement(pipeline_verdict(plan), *_kinds(tensors, ("x",)))
+    return judge_tensors(tensors, plan.mesh.shape)
+
+
+def judge_tensors(tensors: Sequence[Tensor], mesh: Mapping[str, int]) -> Judgement:
+    """The judgement of some arguments and results on a mesh."""
+    axes = data_axes(tensors)
+    return Judgement(verdict_at_rest(tensors, mesh, axes), *_kinds(tensors, axes))
+
+
+def data_axes(tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    """Axes that split the first dim of some data."""
+    found = [axis for t in tensors if t.role == "data" and t.spec for axis in t.spec[0]]
+    return tuple(dict.fromkeys(found))
+
+
+def pipeline_verdict(plan: "Plan") -> Verdict:
+    """The verdict of a plan in stages: its pipeline, then what all stages or each of them are."""
+    assert plan.pipeline is not None
+    each = [str(stage_verdict(stage)) for stage in plan.stages]
+    text = (
+        f"pipeline of {len(plan.stages)} stages ({plan.pipeline.schedule}, "
+        f"{plan.pipeline.num_microbatches} microbatches)"
+    )
+    if len(set(each)) == 1:
+        inner = list(stage_verdict(plan.stages[0]).parts)
+    else:
+        inner = [Part("stage", (), 1, 1.0, f"stage {i}: {words}") for i, words in enumerate(each)]
+    return Verdict((Part("pipeline", (), len(plan.stages), 1.0, text), *inner))
+
+
+def stage_verdict(stage: "Stage") -> Verdict:
+    """The verdict of one stage, on whose mesh axis x splits the batch."""
+    return verdict_at_rest(stage.tensors, stage.mesh.shape, ("x",))
+
+
+def verdict_at_rest(tensors: Sequence[Tensor], mesh: Mapping[str, int], data: Sequence[str]) -> Verdict:
+    """The verdict of tensors, given the axes that split the batch."""
+    used = [axis for axis, size in mesh.items() if size > 1]
+    if not used:
+        return Verdict((Part("none", (), 1, 1.0, "one device: nothing is split"),))
+    held = {role: _held(tensors, role) for role in ("parameters", "optimizer")}
+    parts: list[Part] = []
+    batch = [axis for axis in used if axis in data]
+    if batch:
+        size = prod(mesh[a] for a in batch)
+        parts.append(Part("data", tuple(batch), size, 1.0, f"data parallel ×{size} over {' and '.join(batch)}"))
+    for axis in used:
+        share = held["parameters"][axis]
+        if axis not in data and share >= _SOME:
+            rest = "" if share >= _MOST else f" of {100 * share:.0f}% of the parameters"
+            text = f"tensor parallel (model parallel) ×{mesh[axis]} over {axis}{_how(tensors, axis)}{rest}"
+            parts.append(Part("tensor", (axis,), mesh[axis], share, text))
+    parts += [part for axis in batch if (part := _zero(axis, mesh[axis], held)) is not None]
+    said = {axis for part in parts for axis in part.axes}
+    parts += [Part("idle", (a,), mesh[a], 1.0, f"{a} splits nothing at rest") for a in used if a not in said]
+    return Verdict(tuple(parts))
+
+
+def _zero(axis: str, size: int, held: Mapping[str, Counter[str]]) -> Part | None:
+    parameters, state = held["parameters"][axis], held["optimizer"][axis]
+    if parameters >= _MOST:
+        words = f"parameters and optimizer state sharded over {axis} (ZeRO-3, FSDP)"
+        return Part("zero", (axis,), size, parameters, words)
+    if parameters >= _SOME:
+        return Part("zero", (axis,), size, parameters, f"{100 * parameters:.0f}% of the parameters sharded over {axis}")
+    if state >= _MOST:
+        return Part("zero", (axis,), size, state, f"optimizer state sharded over {axis} (ZeRO-1 or 2)")
+    return None
+
+
+def _held(tensors: Sequence[Tensor], role: str) -> Counter[str]:
+    """For each axis the share of a role's elements that it splits."""
+    total, found = 0, Counter[str]()
+    for tensor in tensors:
+        if tensor.role == role and tensor.shape:
+            size = prod(tensor.shape)
+            total += size
+            found.update({axis: size for axes in tensor.spec for axis in axes})
+    return Counter({axis: size / total for axis, size in found.items()}) if total else found  # type: ignore[misc]
+
+
+def _how(tensors: Sequence[Tensor], axis: str) -> str:
+    """Whether matrices are split by columns, by rows or by both in turn."""
+    found = {
+        "columns" if axis in t.spec[-1] else "rows"
+        for t in tensors
+        if t.role == "parameters" and len(t.shape) > 1 and any(axis in axes for axes in t.spec)
+    }
+    return f" by {' and '.join(sorted(found))}" if found else ""
+
+
+def _kinds(tensors: Sequence[Tensor], data: Sequence[str]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    kinds = {t.path: _kind(t, data) for t in tensors}
+    return kinds, {t.path: ("",) * len(t.shape) for t in tensors}
+
+
+def _kind(tensor: Tensor, data: Sequence[str]) -> str:
+    split = [(d, axis) for d, axes in enumerate(tensor.spec) for axis in axes]
+    if tensor.role not in ("parameters", "optimizer", "state"):
+        return (
+            ", ".join(f"{'data (split over' if d == 0 else 'split (over'} {axis})" for d, axis in split) or "replicated"
+        )
+    if not split:
+        return "data (replicated)" if data else "replicated"
+    return " + ".join(dict.fromkeys(_part(tensor, dim, axis, data) for dim, axis in split))
+
+
+def _part(tensor: Tensor, dim: int, axis: str, data: Sequence[str]) -> str:
+    if axis in data:
+        return "zero (sharded over data)"
+    if len(tensor.shape) == 2:
+        return "tensor (column)" if dim == 1 else "tensor (row)"
+    return "tensor" if len(tensor.shape) == 1 else f"tensor (dim {dim})"

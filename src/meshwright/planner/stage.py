@@ -1,0 +1,122 @@
+"""The stages of a pipelined plan: plain data, like the plan they are part of."""
+
+from dataclasses import dataclass
+
+from meshwright.errors import ClusterError
+from meshwright.hardware import Cluster, Mesh
+from meshwright.planner.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How the stages work together.
+
+    Attributes:
+        schedule: A name of `pipeline.schedules`.
+        num_microbatches: Into how many microbatches the batch is cut.
+        interleave: Chunks of the model on each stage.
+        checkpoint: What is computed again in the backward pass: ``none``, ``selective`` or ``full``.
+    """
+
+    schedule: str
+    num_microbatches: int
+    interleave: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submesh:
+    """The devices of one stage: some of one host, or all of several.
+
+    Attributes:
+        first_host: Number of its first host in the cluster.
+        num_hosts: How many hosts it has.
+        first_device: Number of its first device in that host.
+        devices_per_host: How many devices of each host it has.
+        chip: Name of the chips.
+    """
+
+    first_host: int
+    num_hosts: int
+    first_device: int
+    devices_per_host: int
+    chip: str
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_hosts * self.devices_per_host
+
+    def machines(self, cluster: Cluster) -> Cluster:
+        """The submesh's own machines, as a cluster."""
+        first = 0
+        for group in cluster.groups:
+            if self.first_host < first + group.num_hosts:
+                return group.part(self.num_hosts, self.devices_per_host)
+            first += group.num_hosts
+        raise ClusterError(f"host {self.first_host} of a stage is not in cluster {cluster.name!r} of {first} hosts")
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one part of a stage's work."""
+
+    compute_s: float
+    communication_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.communication_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A range of layers on a submesh; times and bytes are those of all its chunks together, on one device.
+
+    Attributes:
+        layers: First layer, and one past the last; of interleaved stages those of the first chunk, the others following
+            at equal distances.
+        submesh: Its devices.
+        mesh: The logical view of them; axis x splits the batch of every microbatch.
+        method: What splits it.
+        forward, backward: Of one microbatch; ``backward`` without what is computed again.
+        recompute: What is computed again for one microbatch.
+        gradients: Bringing the gradients together, once a step; may run beside the backward pass.
+        update: The optimizer, once a step.
+        weights_fraction: The part of ``backward``'s compute that makes the weights' gradients.
+        send_bytes: Activations that a device sends to the next stage, and their gradients that come back; one
+            microbatch, one way. 0 for the last stage.
+        transfer_s: Seconds of that, one way.
+        state_bytes: Parameters, gradients, optimizer.
+        activation_bytes: Held for each microbatch in flight.
+        transient_bytes: While one microbatch is worked on.
+        peak_bytes: The most under the plan's schedule.
+        tensors: Its parameters and optimizer state, split over `mesh`.
+    """
+
+    layers: tuple[int, int]
+    submesh: Submesh
+    mesh: Mesh
+    method: str
+    forward: StageTime
+    backward: StageTime
+    recompute: StageTime
+    gradients: StageTime
+    update: StageTime
+    weights_fraction: float
+    send_bytes: float
+    transfer_s: float
+    state_bytes: int
+    activation_bytes: int
+    transient_bytes: int
+    peak_bytes: int
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def microbatch_s(self) -> float:
+        """Seconds of one microbatch, forward and backward."""
+        return self.forward.total_s + self.backward.total_s + self.recompute.total_s
+
+    @property
+    def once_s(self) -> float:
+        """Seconds that are spent once a step."""
+        return self.gradients.total_s + self.update.total_s

@@ -1,0 +1,26 @@
+"""A leaf of the arguments or results, and how it is split."""
+
+from dataclasses import dataclass
+
+Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An argument's or result's leaf.
+
+    Attributes:
+        path: Parameter name and pytree keys; results start with ``out``.
+        shape: Its shape.
+        dtype: Its dtype's name.
+        spec: Its sharding.
+        role: parameters, optimizer or data; state or result; static for what is not an array.
+        donated: Whether an argument's memory may be taken over by a result.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    role: str
+    donated: bool = False
