@@ -1,4 +1,4 @@
-"""The `meshwright` command: plans, methods compared, saved plans, choice problems, catalogues of models and chips.
+"""The `meshwright` command: plans made, compared and seen, choice problems, catalogues of models and chips.
 
 Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
 """
@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import meshwright
-from meshwright import cli_compare, cli_plan
+from meshwright import cli_compare, cli_plan, cli_see
 from meshwright.cli_measure import measure_command
 from meshwright.cli_screen import Stages, fail, note, show, write_json
 from meshwright.cli_solve import solve_command
@@ -142,7 +142,7 @@ def plan(
 
         write_json(json_path, plan_to_json(found))
     if str(json_path) != "-":
-        _show_plan(found)
+        show(cli_see.plan_view(found))
 
 
 @app.command()
@@ -187,18 +187,6 @@ def compare(
         show(found)
 
 
-@app.command("show")
-def show_command(path: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")]) -> None:
-    """Print a saved plan."""
-    _show_plan(meshwright.Plan.load(path))
-
-
-def _show_plan(found: Any) -> None:
-    from meshwright.explain.story import plan_view
-
-    show(plan_view(found))
-
-
 @app.command()
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
     """List the models of the zoo."""
@@ -222,6 +210,11 @@ def chips(
         show(chip_table() if name is None else figure_table(name))
 
 
+app.command("show")(cli_see.show_command)
+app.command("explain")(cli_see.explain_command)
+app.command("diff")(cli_see.diff_command)
+app.command("report")(cli_see.report_command)
+app.command("dump")(cli_see.dump_command)
 app.command("measure")(measure_command)
 app.command("solve")(solve_command)
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwright.explain.judgement import Judgement
-from meshwright.explain.verdict import Part, Verdict
+from meshwright.explain.judgement import Judgement, Part, Verdict
 from meshwright.planner.tensor import Tensor
 
 if TYPE_CHECKING:

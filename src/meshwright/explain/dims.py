@@ -100,29 +100,28 @@ def name_dims(
                 names.setdefault(c, ("BRC" if len(found) > 3 else "BST")[min(dim, 2)])
     for c in experts:
         names.setdefault(c, "E")
-    alike = _alike(weights, parameters)
+    places = _places(weights, parameters)
     counts = Counter(c for found in weights.values() if len(found) > 1 for c in found if c not in names)
     if counts:
-        hidden = max(counts, key=lambda c: (counts[c], -c))
-        names |= dict.fromkeys((c for c in alike[hidden] if c not in names), "D")
+        hidden = places[max(counts, key=lambda c: (counts[c], -c))]
+        # A chain of equal layers has a hidden dim between any two of them, and one at each end.
+        names |= {c: "D" for c, where in places.items() if where <= hidden and c not in names}
     names |= _around_hidden(weights, names)
     free = [letter for letter in _MORE if letter not in names.values()]
     for c in counts:
         if c not in names and free:
-            names |= dict.fromkeys((other for other in alike[c] if other not in names), free.pop(0))
+            letter = free.pop(0)
+            names |= {other: letter for other, where in places.items() if where == places[c] and other not in names}
     return names
 
 
-def _alike(weights: Mapping[int, Sequence[int]], paths: Mapping[int, str]) -> dict[int, list[int]]:
-    """For each class those that stand at the same places of other layers' weights: different things with one name."""
+def _places(weights: Mapping[int, Sequence[int]], paths: Mapping[int, str]) -> dict[int, set[tuple[str, int]]]:
+    """Where classes stand in the weights; equal for what stands at the same places of other layers' weights."""
     places: dict[int, set[tuple[str, int]]] = {}
     for value, found in weights.items():
         for dim, c in enumerate(found):
             places.setdefault(c, set()).add((_NUMBER.sub("*", paths[value]), dim))
-    by_place: dict[frozenset[tuple[str, int]], list[int]] = {}
-    for c, where in places.items():
-        by_place.setdefault(frozenset(where), []).append(c)
-    return {c: members for members in by_place.values() for c in members}
+    return places
 
 
 def _around_hidden(weights: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> dict[int, str]:
@@ -134,14 +133,3 @@ def _around_hidden(weights: Mapping[int, Sequence[int]], names: Mapping[int, str
             letters = {1: "F", 2: "NH"}.get(len(rest), "")
             found |= {c: letter for c, letter in zip(rest, letters, strict=False) if c not in names}
     return found
-
-
-def symbols(shape: Sequence[int], letters: Sequence[str], spec: Sequence[Sequence[str]]) -> str:
-    """A sharding in the field's notation.
-
-    >>> symbols((8, 4), ("B", ""), (("x", "y"), ()))
-    'B_xy 4'
-    """
-    named = (letter or str(size) for letter, size in zip(letters, shape, strict=True))
-    dims = (name + ("_" + "".join(axes) if axes else "") for name, axes in zip(named, spec, strict=True))
-    return " ".join(dims) or "scalar"

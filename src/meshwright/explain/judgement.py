@@ -4,13 +4,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.kinds import Kinds
-from meshwright.explain.record import Program
-from meshwright.explain.uses import Facts
-from meshwright.explain.verdict import Part, Verdict, judge
-
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan, Tensor
+    from meshwright.planner.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a verdict.
+
+    Attributes:
+        name: data, tensor, sequence, spatial, expert, vocabulary, zero, idle, other or none.
+        axes: The axes that it is about.
+        degree: Into how many parts they split.
+        share: The share of the work (for zero: of the bytes) that it holds for.
+        text: In words.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    degree: int
+    share: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What kind of parallelism a plan, or a stage of it, is; print it."""
+
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(part.text for part in self.parts)
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The axes that play a part."""
+        return tuple(axis for part in self.parts if part.name == name for axis in part.axes)
 
 
 @dataclass(frozen=True)
@@ -43,28 +71,6 @@ class Judgement:
         for path, number in zip(_paths(tensors), data["of"], strict=True):
             kinds[path], letters[path] = known[number]
         return cls(verdict, kinds, letters)
-
-
-def facts_of(plan: "Plan", program: Program) -> Facts:
-    """What the axes of a plan's mesh do in its program."""
-    return Facts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
-
-
-def judge_plan(plan: "Plan", facts: Facts) -> Judgement:
-    """The judgement of a plan."""
-    kinds, letters = {}, {}
-    of = Kinds(facts)
-    results = {path: int(value) for path, value in zip(facts.program.outputs, facts.program.made, strict=True)}
-    named = {t.path: of.kind(t) for t in plan.arguments if t.role != "static"}
-    taken = dict(zip(facts.program.outputs, facts.program.taken.tolist(), strict=True))
-    for tensor in (*plan.arguments, *plan.results):
-        if tensor.role == "static":
-            continue
-        argument = taken.get(tensor.path, -1)
-        kinds[tensor.path] = named[facts.program.inputs[argument]] if argument >= 0 else of.kind(tensor)
-        value = facts.values[tensor.path] if tensor.path in facts.values else results[tensor.path]
-        letters[tensor.path] = tuple(facts.letters_of(value))
-    return Judgement(judge(facts, plan.arguments, plan.collectives), kinds, letters)
 
 
 def _paths(tensors: Sequence["Tensor"]) -> Iterator[str]:

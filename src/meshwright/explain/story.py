@@ -79,15 +79,14 @@ def memory_text(plan: "Plan") -> str:
 
 def _tensors(plan: "Plan") -> list[RenderableType]:
     """Parameters and data, the largest first; optimizer state in a line, since it mostly lies as its parameters."""
-    rows = rows_of(plan, plan.arguments)
+    rows = rows_of(plan.judgement, plan.mesh.shape, plan.arguments)
     shown = [row for row in rows if row.role != "optimizer"]
     largest = sorted(shown, key=lambda row: -row.bytes_on_device * len(row.paths))[:_MOST_TENSORS]
     kept = [row for row in shown if row in largest]
     table = plain_table("arguments", ("path", "shape", "sharding", "kind"), ("on a device",))
     for row in kept:
-        times = f"  ({len(row.paths)}×)" if len(row.paths) > 1 else ""
         shape = "×".join(map(str, row.shape)) or "scalar"
-        table.add_row(row.path + times, shape, row.symbols, row.kind, format_bytes(row.bytes_on_device))
+        table.add_row(row.name, shape, row.symbols, row.kind, format_bytes(row.bytes_on_device))
     notes = [] if len(kept) == len(shown) else [f"{len(shown) - len(kept)} more rows: plan.show() has all of them."]
     return [table, *(Text(note) for note in [*notes, *_optimizer(rows)])]
 

@@ -1,21 +1,23 @@
 """Tables of tensors: shape, sharding in symbols and in words, bytes per device, kind; repeated layers as one row."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from meshwright.explain.dims import symbols
 from meshwright.explain.screen import Printed, plain_table
-from meshwright.explain.words import bytes_on_device, sharding_words
+from meshwright.explain.words import bytes_on_device, sharding_words, symbols
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan, Tensor
+    from meshwright.explain.judgement import Judgement
+    from meshwright.planner.plan import Plan
+    from meshwright.planner.tensor import Tensor
 
+_WIDEST = 52  # a path that is longer is folded
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")
 
 
@@ -44,6 +46,11 @@ class Row:
     kind: str
     bytes_on_device: int
 
+    @property
+    def name(self) -> str:
+        """The path, and how many there are of it."""
+        return self.path + (f"  ({len(self.paths)}×)" if len(self.paths) > 1 else "")
+
 
 @dataclass(frozen=True)
 class TensorTable(Printed):
@@ -58,12 +65,11 @@ class TensorTable(Printed):
 
 def show(plan: "Plan", path: str) -> TensorTable:
     """See `Plan.show`."""
-    return TensorTable(tuple(rows_of(plan, plan.find(path))))
+    return TensorTable(tuple(rows_of(plan.judgement, plan.mesh.shape, plan.find(path))))
 
 
-def rows_of(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
+def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["Tensor"]) -> list[Row]:
     """Tensors whose paths differ only in numbers and that are alike in all else, as one row each."""
-    judgement, mesh = plan.judgement, plan.mesh.shape
     alike: dict[tuple, list[Tensor]] = {}
     for t in tensors:
         if t.role != "static":
@@ -89,9 +95,9 @@ def rows_of(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
 def tensor_view(rows: Sequence[Row], title: str) -> Table:
     """Rows for a console."""
     table = plain_table(title, ("path", "shape", "dtype", "sharding", "in words", "kind"), ("on a device",))
+    table.columns[0].min_width = min(_WIDEST, max((len(row.name) for row in rows), default=0))
     for row in rows:
-        times = f"  ({len(row.paths)}×)" if len(row.paths) > 1 else ""
         size = format_bytes(row.bytes_on_device)
         shape = "×".join(map(str, row.shape)) or "scalar"
-        table.add_row(row.path + times, shape, row.dtype, row.symbols, row.words, row.kind, size)
+        table.add_row(row.name, shape, row.dtype, row.symbols, row.words, row.kind, size)
     return table

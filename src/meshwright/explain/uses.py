@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from meshwright.explain.dims import DimClasses, major_loops, name_dims, symbols
+from meshwright.explain.dims import DimClasses, major_loops, name_dims
 from meshwright.explain.record import VIRTUAL, Nest, Program
+from meshwright.explain.words import symbols
 from meshwright.strategy.sharding import Axes
 
 if TYPE_CHECKING:

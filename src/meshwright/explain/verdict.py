@@ -5,10 +5,10 @@ It rests on the facts of `uses.py`, weighed by the work of the products; `docs/s
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from meshwright.explain.judgement import Part, Verdict
 from meshwright.explain.kinds import ZERO, Kinds
 from meshwright.explain.record import VIRTUAL
 from meshwright.explain.uses import Facts, Use
@@ -21,39 +21,6 @@ _WORTH = 0.02  # below this share, a part is not worth a word
 _MOST = 0.5  # of the bytes must be sharded for the state to be called so; from _SOME on they are worth a word
 _SOME = 0.05
 _PAIRED = 0.9  # of the work must be in pairs of columns and rows to be Megatron's
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a verdict.
-
-    Attributes:
-        name: data, tensor, sequence, spatial, expert, vocabulary, zero, idle, other or none.
-        axes: The axes that it is about.
-        degree: Into how many parts they split.
-        share: The share of the work (for zero: of the bytes) that it holds for.
-        text: In words.
-    """
-
-    name: str
-    axes: tuple[str, ...]
-    degree: int
-    share: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What kind of parallelism a plan, or a stage of it, is; print it."""
-
-    parts: tuple[Part, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(part.text for part in self.parts)
-
-    def axes(self, name: str) -> tuple[str, ...]:
-        """The axes that play a part."""
-        return tuple(axis for part in self.parts if part.name == name for axis in part.axes)
 
 
 def judge(facts: Facts, tensors: Sequence["Tensor"], collectives: Iterable["Collective"]) -> Verdict:
@@ -74,6 +41,7 @@ class _Judge:
         self.used = [a for a, size in enumerate(facts.axes.sizes) if size > 1]
         self.work: dict[int, dict[str, float]] = {a: defaultdict(float) for a in self.used}
         self.looked_up: set[int] = set()  # axes over which a table is looked up in parts
+        self.at_rest = [axis for t in tensors if t.role == "data" and t.spec for axis in t.spec[0]]
         for use in facts.uses:
             self.work[use.axis][use.part] += use.flops
             if use.part == "vocabulary":
@@ -187,7 +155,7 @@ class _Judge:
             share = {role: state[role][self.facts.names[a]] for role in state}
             if share["parameters"] >= _MOST:
                 words = "parameters, gradients and optimizer state sharded over {over} (ZeRO-3, FSDP)"
-                if share["optimizer"] < _MOST:
+                if share["optimizer"] < _MOST or self.facts.names[a] not in (*self.kinds.data_axes, *self.at_rest):
                     words = "parameters sharded over {over} and gathered before use"
             elif share["optimizer"] >= _MOST:
                 words = "optimizer state sharded over {over} (ZeRO-1)"
@@ -229,7 +197,10 @@ class _Judge:
         for a in self.used:
             share = self._share(a, "idle")
             if share >= _ALL:
-                yield self._say("idle", [a], share, "{over} idle: its devices repeat the same work")
+                words = "{over} idle: its devices repeat the same work"
+                if self.facts.names[a] in self.at_rest:
+                    words = "data parallel over {over} at rest only: its devices gather the batch and repeat the work"
+                yield self._say("idle", [a], share, words)
             elif share >= 0.1:
                 yield self._say("idle", [a], share, "{over} idle")
 

@@ -9,13 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.errors import ShardingError
-from meshwright.explain.dims import symbols
-from meshwright.explain.judgement import facts_of
+from meshwright.explain.judging import facts_of
 from meshwright.explain.pricing import Change, Priced, Pricing
 from meshwright.explain.record import Record
 from meshwright.explain.screen import Printed, plain_table
 from meshwright.explain.uses import Facts
-from meshwright.explain.words import sharding_words
+from meshwright.explain.words import sharding_words, symbols
 from meshwright.planner.show import cost_text
 from meshwright.units import format_bytes
 

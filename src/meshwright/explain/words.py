@@ -1,4 +1,4 @@
-"""Shardings and sizes in words; `dims.symbols` has them in symbols. Everything that shows a tensor uses these."""
+"""Shardings in symbols and in words, sizes, labels: everything that shows a tensor uses these."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,17 @@ _BITS = re.compile(r"\d+")
 _WRAPPED = re.compile(r"(?:jvp|transpose|vmap|jit|pjit)\((.*)\)")
 _UNSAID = ("", "rematted_computation", "checkpoint")
 _OF_DTYPE = {"bool": 8, "complex64": 64, "complex128": 128}
+
+
+def symbols(shape: Sequence[int], letters: Sequence[str], spec: Sequence[Sequence[str]]) -> str:
+    """A sharding in the field's notation.
+
+    >>> symbols((8, 4), ("B", ""), (("x", "y"), ()))
+    'B_xy 4'
+    """
+    named = (letter or str(size) for letter, size in zip(letters, shape, strict=True))
+    dims = (name + ("_" + "".join(axes) if axes else "") for name, axes in zip(named, spec, strict=True))
+    return " ".join(dims) or "scalar"
 
 
 def sharding_words(

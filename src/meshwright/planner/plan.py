@@ -212,7 +212,11 @@ class Plan:
     @cached_property
     def judgement(self) -> Any:
         """What the plan amounts to: an `explain.judgement.Judgement`."""
-        return self.details.make_judgement(self)
+        if self.pipeline is None:
+            return self.details.make_judgement(self)
+        from meshwright.explain.at_rest import judge_at_rest
+
+        return judge_at_rest(self)
 
     @property
     def verdict(self) -> Any:

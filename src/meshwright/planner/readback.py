@@ -206,7 +206,7 @@ class Readback:
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
-        from meshwright.explain.judgement import facts_of, judge_plan
+        from meshwright.explain.judging import facts_of, judge_plan
 
         return judge_plan(plan, facts_of(plan, plan.record.program))
 

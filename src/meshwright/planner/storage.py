@@ -35,10 +35,7 @@ class SavedDetails:
     def ops(self) -> tuple[OpPlan, ...]:
         """See `Details`."""
         with _damage("ops"):
-            return tuple(
-                OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
-                for row in self.data["ops"]
-            )
+            return tuple(map(_parse_op, self.data["ops"]))
 
     def make_record(self, limit: float | None) -> Any:
         """See `Details`."""
@@ -51,10 +48,11 @@ class SavedDetails:
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
-        from meshwright.explain.at_rest import judge_at_rest
         from meshwright.explain.judgement import Judgement
 
         if "judgement" not in self.data:
+            from meshwright.explain.at_rest import judge_at_rest
+
             return judge_at_rest(plan)
         with _damage("judgement"):
             return Judgement.from_json(self.data["judgement"], (*plan.arguments, *plan.results))
@@ -155,17 +153,7 @@ def _details_to_json(plan: Plan) -> dict[str, Any]:
 
     return {
         "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
-        "ops": [
-            [
-                op.serial,
-                op.label,
-                op.phase,
-                *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
-                list(op.sums),
-                list(op.waits),
-            ]
-            for op in plan.ops
-        ],
+        "ops": list(map(_op_text, plan.ops)),
         "record": None if plan.record is None else pack(plan.record.to_data()),
     }
 
@@ -224,6 +212,20 @@ def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
 
 def _tensor_from_json(data: dict[str, Any]) -> Tensor:
     return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))
+
+
+def _op_text(op: OpPlan) -> str:
+    """An operation on one line, with tabs between its fields."""
+    specs = (_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))
+    return "\t".join((str(op.serial), op.label, op.phase, *specs, "+".join(op.sums), "+".join(op.waits)))
+
+
+def _parse_op(row: Any) -> OpPlan:
+    """Reads what `_op_text` wrote, and the lists of the first version."""
+    if isinstance(row, str):
+        serial, *texts, sums, waits = row.split("\t")
+        row = [int(serial), *texts, *([axis for axis in axes.split("+") if axis] for axes in (sums, waits))]
+    return OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
 
 
 def _specs_text(specs: tuple[Spec | None, ...]) -> str:
