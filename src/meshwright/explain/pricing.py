@@ -60,13 +60,12 @@ class Pricing:
 
     Args:
         record: The record.
-        seconds: Time for re-solving under the memory limit, all together; what is left when it is over is bounded.
         floor: No plan that the method allows costs less.
     """
 
-    def __init__(self, record: Record, seconds: float, floor: float):
+    def __init__(self, record: Record, floor: float):
         self.problem, self.program = record.problem, record.program
-        self._left, self._floor = seconds, floor
+        self._floor = floor
 
     def free(self) -> Priced:
         """The best plan if memory were no matter."""
@@ -75,11 +74,11 @@ class Pricing:
         assert view.solution is not None
         return Priced(-1, view.cost, view.cost, view.peak_bytes, view.solution.choice)
 
-    def forced(self, node: int, codes: list[int]) -> list[Priced]:
+    def forced(self, node: int, codes: list[int], seconds: float) -> list[Priced]:
         """The best plan for each sharding of a node, cheapest first.
 
         All are solved without memory, which is quick and bounds them; those whose answer does not fit are solved
-        under the limit, the most promising first, while there is time.
+        under the limit, the most promising first, each for its share of the seconds.
         """
         views = {code: self._view(node, code) for code in codes}
         possible = {code: view for code, view in views.items() if view.step()}
@@ -87,7 +86,9 @@ class Pricing:
         for order, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
             view.limit = self.problem.limit
             floor = max(view.cost, self._floor if self._is_allowed(node, code) else 0.0)
-            found.append(self._under_limit(code, view, floor, self._left / (len(possible) - order)))
+            started = time.perf_counter()
+            found.append(self._under_limit(code, view, floor, seconds / (len(possible) - order)))
+            seconds -= time.perf_counter() - started
         return sorted(found, key=lambda p: (p.at_least, p.cost, p.code))
 
     @cached_property
@@ -117,8 +118,7 @@ class Pricing:
             started = time.perf_counter()
             view.allowances = ((seconds, _CLOSE),)
             possible = view.step()
-            spent = time.perf_counter() - started
-            seconds, self._left = seconds - spent, self._left - spent
+            seconds -= time.perf_counter() - started
             if not possible:
                 infeasible = view.least_bytes > (view.limit or 0.0)
                 return Priced(code, float("inf"), float("inf") if infeasible else floor, peak, None)

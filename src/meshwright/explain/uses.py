@@ -98,6 +98,10 @@ class Facts:
                 found[value] = _ACTIVATION if mixed else min(tags)
         return found
 
+    def parameter_of(self, value: int) -> int:
+        """The parameter that a value is made from alone, by casts and the like; -1 for none."""
+        return max(self._origin[value], -1)
+
     @cached_property
     def weight_ops(self) -> list[tuple[int, int, int]]:
         """Products of a parameter with activations, and look-ups: ``(operation, operand, parameter)``."""

@@ -142,7 +142,7 @@ def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
     if len(found) > 1:
         names = ", ".join(t.path for t in found[:3])
         raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")
-    return Explainer(plan, seconds).explain(found[0])
+    return Explainer(plan).explain(found[0], seconds)
 
 
 class Explainer:
@@ -150,20 +150,20 @@ class Explainer:
 
     Args:
         plan: The plan.
-        seconds: Time for re-solving under the memory limit, all together.
+        facts: What the plan's axes do, where that is known already.
     """
 
-    def __init__(self, plan: "Plan", seconds: float):
+    def __init__(self, plan: "Plan", facts: Facts | None = None):
         self.plan = plan
         self.record: Record = plan.record
-        self.facts: Facts = facts_of(plan, self.record.program)
+        self.facts = facts or facts_of(plan, self.record.program)
         floor = plan.cost.total if plan.solution.status == "optimal" else plan.solution.lower_bound
-        self.pricing = Pricing(self.record, seconds, floor)
+        self.pricing = Pricing(self.record, floor)
         self._free: Priced | None = None
         self._nodes = {p: i for i, node in enumerate(self.record.problem.nodes) for p in node.paths}
 
-    def explain(self, tensor: "Tensor") -> Explanation:
-        """One tensor's explanation."""
+    def explain(self, tensor: "Tensor", seconds: float) -> Explanation:
+        """One tensor's explanation, given the time for re-solving under the memory limit."""
         value, node = self._subject(tensor)
         if node < 0 or not tensor.shape:
             why = "a scalar cannot be split" if not tensor.shape else "every reader makes it as it needs it"
@@ -172,7 +172,7 @@ class Explainer:
         subject = problem.nodes[node]
         chosen = int(subject.codes[problem.choice[node]])
         codes = sorted({int(code) for code in subject.codes} - {chosen})
-        priced = self.pricing.forced(node, codes)
+        priced = self.pricing.forced(node, codes, seconds)
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
         found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
