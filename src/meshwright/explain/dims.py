@@ -2,8 +2,8 @@
 
 Two dims are the same where an operation runs over both with one loop: the batch keeps its name from the data through
 every layer to the loss, a feed-forward's width is the same in both of its weights. Letters are the field's own: B
-batch, S sequence, D the hidden dim, F feed-forward, N heads, H head dim, V vocabulary, E experts, R and C rows and
-columns of an image. Dims that no argument has go by their size.
+batch, S sequence, D the hidden dim, F feed-forward, N heads, H head dim, V vocabulary, E experts, L layers that
+are stacked up, R and C rows and columns of an image. Dims that no argument has go by their size.
 """
 
 import re
@@ -17,7 +17,7 @@ from meshwright.explain.record import Dims, Nest, Program
 
 Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")
-_MORE = "FGKMPQRTUWXYZACIJLO"  # letters for dims of weights that have no name of their own
+_MORE = "FGKMPQRTUWXYZACIJO"  # letters for dims of weights that have no name of their own
 
 
 class DimClasses:
@@ -91,6 +91,7 @@ def name_dims(
     data: Iterable[int],
     looked_up: Iterable[int],
     experts: Iterable[int],
+    stacked: Iterable[int],
 ) -> dict[int, str]:
     """Letters of classes.
 
@@ -100,8 +101,9 @@ def name_dims(
         data: Values of the data.
         looked_up: Classes that are looked up by index, and so hold a vocabulary.
         experts: Classes that both weights and activations run over, one part of the one with one of the other.
+        stacked: Classes of dims that count layers.
     """
-    names: dict[int, str] = dict.fromkeys(looked_up, "V")
+    names: dict[int, str] = dict.fromkeys(looked_up, "V") | dict.fromkeys(stacked, "L")
     weights = {value: classes.of(value) for value in parameters}
     in_weights = {c for found in weights.values() for c in found}
     for value in data:
@@ -139,7 +141,7 @@ def _around_hidden(weights: Mapping[int, Sequence[int]], names: Mapping[int, str
     """What stands beside the hidden dim: two dims are heads and head dim, one is the feed-forward's."""
     found: dict[int, str] = {}
     for classes in weights.values():
-        rest = [c for c in classes if names.get(c) not in ("D", "E")]
+        rest = [c for c in classes if names.get(c) not in ("D", "E", "L")]
         if len(rest) < len(classes) and any(names.get(c) == "D" for c in classes):
             letters = {1: "F", 2: "NH"}.get(len(rest), "")
             found |= {c: letter for c, letter in zip(rest, letters, strict=False) if c not in names}

@@ -249,7 +249,7 @@ class Facts:
     def letters(self) -> dict[int, str]:
         """Letters of the dims' classes."""
         paths = {value: self.program.inputs[value] for value in self.parameters}
-        return name_dims(self.classes, paths, self.data, self.vocabulary, self._experts)
+        return name_dims(self.classes, paths, self.data, self.vocabulary, self._experts, self._stacked)
 
     @cached_property
     def _experts(self) -> set[int]:
@@ -261,6 +261,15 @@ class Facts:
             shared = set.intersection(*loops) if nest.flops else set()
             found |= {self._class_of(op, nest, loop) for loop in shared if nest.sizes[loop] > 1}
         return found & self._features
+
+    @cached_property
+    def _stacked(self) -> set[int]:
+        """Classes of dims of parameters that a scan takes one layer at a time from."""
+        program, found = self.program, set()
+        for op, operand, parameter in self.weight_ops:
+            rank = len(program.nests[program.nest[op]].operands[operand])
+            found |= set(self.classes.of(parameter)[: len(program.shape(parameter)) - rank])
+        return found
 
     def letters_of(self, value: int) -> list[str]:
         return [self.letters.get(c, "") for c in self.classes.of(value)]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from meshwright.planner.plan import Collective, Tensor
 
 _ALL = 0.9  # from this share of the work on, a statement holds for all of it
-_WORTH = 0.02  # below this share, a part is not worth a word
+_WORTH = 0.1  # below this share, a part is not worth a word
+_EXPERTS = 0.02  # but experts are, and so are parameters from _SOME of the bytes on
 _MOST = 0.5  # of the bytes must be sharded for the state to be called so; from _SOME on they are worth a word
-_SOME = 0.05
+_SOME = 0.2
 _PAIRED = 0.9  # of the work must be in pairs of columns and rows to be Megatron's
 
 
@@ -110,7 +111,7 @@ class _Judge:
                 yield self._say(name, [a], share, name + " parallel ×{n} over {over}")
 
     def _experts(self) -> Iterable[Part]:
-        axes = [a for a in self.used if self._share(a, "expert") >= _WORTH]
+        axes = [a for a in self.used if self._share(a, "expert") >= _EXPERTS]
         if axes:
             yield self._say("expert", axes, 1.0, "experts over {over}")
 

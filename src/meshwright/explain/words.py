@@ -13,6 +13,7 @@ DIM_NAMES = {
     "H": "head dim",
     "V": "vocabulary",
     "E": "experts",
+    "L": "layers",
     "R": "image rows",
     "C": "image columns",
 }

@@ -148,7 +148,7 @@ class Formulation:
             value = self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
             made = self.shared_codes[source - self.num_groups]
         free = None
-        stay = value in self.restrictions.stay
+        stay = self.grouping.groups[self.grouping.home[value]].argument in self.restrictions.stay  # casts stay as well
         if slot >= 0:
             group = self.grouping.groups[self.folded.members[reader][0]]
             needed, free, trips = (
