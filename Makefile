@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench browser clean
 
 setup: $(STAMP)
 
@@ -20,7 +20,11 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup check
-	$(BIN)/python -m pytest -n 2
+	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(BIN)/python -m pytest -n 2
+
+# The tests of the web page need a browser; they are skipped, and say so, where there is none.
+browser:
+	command -v chromium > /dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -53,7 +53,8 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     """Whole numbers in as few bytes as they need."""
     if array.dtype.kind != "i" or not array.size:
         return np.ascontiguousarray(array)
-    return np.ascontiguousarray(array.astype(np.result_type(*map(np.min_scalar_type, (array.min(), array.max())))))
+    narrow = np.result_type(*map(np.min_scalar_type, (array.min(), array.max())))
+    return np.ascontiguousarray(array.astype(narrow) if narrow.kind in "iu" else array)
 
 
 def _lower(data: Any, body: memoryview, place: list[int]) -> Any:

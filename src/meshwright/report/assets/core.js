@@ -77,6 +77,7 @@ MW.render = () => {
       MW.draw(entry.target);
       seen.unobserve(entry.target);
     }
+    MW.here();
   }, { rootMargin: "500px" });
   for (const section of MW.sections.filter((s) => s.wanted())) {
     const body = MW.el("div", { class: "body" });
@@ -88,6 +89,12 @@ MW.render = () => {
     nav.append(MW.el("a", { href: `#${section.id}` }, section.title));
     seen.observe(node);
   }
+};
+/* Marks the section that the reader is in. */
+MW.here = () => {
+  const links = [...document.querySelectorAll("nav a")];
+  const passed = links.filter((link) => document.getElementById(link.hash.slice(1)).getBoundingClientRect().top < 140);
+  links.forEach((link) => link.classList.toggle("here", link === (passed[passed.length - 1] || links[0])));
 };
 MW.draw = (node) => {
   if (!node || !node.todo) return;

@@ -1,7 +1,7 @@
 /* Two plans side by side, and what differs between them. */
 MW.section("difference", "Difference", "Both plans side by side, and every tensor that lies otherwise.", (body) => {
   const [one, other] = MW.data.plans, d = MW.data.difference;
-  body.append(MW.el("div", { class: "two" }, [one, other].map((plan, i) => MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, MW.data.names[i]), MW.el("h3", {}, MW.verdict(plan)), MW.el("p", { class: "note" }, `${plan.method} on mesh ${plan.mesh.text}`), MW.figures(plan)))));
+  body.append(MW.el("div", { class: "two" }, [one, other].map((plan, i) => MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, MW.data.names[i]), MW.el("h3", {}, MW.verdict(plan)), MW.el("p", { class: "note" }, `${plan.method} on mesh ${plan.mesh.text}`), MW.figures(plan, false)))));
   const change = other.cost.total - one.cost.total;
   body.append(MW.el("p", { class: "lead", id: "change" }, d.same ? "The plans lay down the same." : `${MW.data.names[1]} takes ${d.step[1]} a step, ${MW.signed(change, one)} (${MW.percent(change, one.cost.total)}) against ${d.step[0]} of ${MW.data.names[0]}.`));
   const side = (row, plan) => (row ? MW.el("span", { style: "display:flex;gap:8px;align-items:center" }, MW.picture(row.shape, row.spec, plan), MW.symbols(row.symbols), MW.el("span", { class: "tag" }, row.kind)) : "not there");

@@ -33,13 +33,7 @@
     event.preventDefault();
   });
 
-  const here = () => {
-    const links = [...document.querySelectorAll("nav a")];
-    const passed = links.filter((link) => document.getElementById(link.hash.slice(1)).getBoundingClientRect().top < 140);
-    links.forEach((link) => link.classList.toggle("here", link === (passed[passed.length - 1] || links[0])));
-  };
-  document.addEventListener("scroll", () => requestAnimationFrame(here), { passive: true });
-  here();
+  document.addEventListener("scroll", () => requestAnimationFrame(MW.here), { passive: true });
   addEventListener("beforeprint", () => document.querySelectorAll("section").forEach(MW.draw));
   root.dataset.ready = String(Math.round(performance.now()));
 }

@@ -18,18 +18,20 @@ MW.verdict = (plan) => {
   });
   return out;
 };
-MW.figures = (plan) => {
+MW.figures = (plan, named = true) => {
   const c = plan.cost, m = plan.memory;
   const time = [{ name: "compute", size: c.compute, colour: "var(--compute)", text: MW.cost(c.compute, plan) }, { name: "communication", size: c.communication, colour: "var(--send)", text: MW.cost(c.communication, plan) }];
   const held = Object.entries(m.arguments).filter(([, size]) => size).map(([name, size], i) => ({ name, size, colour: `var(--r${i})`, text: MW.bytes(size) }));
   const rest = { name: "in passing", size: Math.max(0, m.peak - held.reduce((s, h) => s + h.size, 0)), colour: "var(--r4)" };
   rest.text = MW.bytes(rest.size);
   const free = m.limit ? [{ name: "free", size: Math.max(0, m.limit - m.peak), colour: "transparent", text: MW.bytes(Math.max(0, m.limit - m.peak)) }] : [];
-  return MW.el("div", { class: "cards" },
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step"), MW.el("div", { class: "figure", id: "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])),
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, plan.links.map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), MW.el("p", { class: "note" }, plan.mesh.text)),
+  const out = MW.el("div", { class: "cards" },
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: named && "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])));
+  if (named) out.append(
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, plan.links.map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), plan.abstract ? null : MW.el("p", { class: "note" }, plan.mesh.text.replace(/^[^(]*/, ""))),
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "how sure"), MW.el("div", { class: "figure" }, plan.solution.status), MW.el("p", { class: "note" }, `at most ${(100 * plan.solution.gap).toFixed(2)}% above the lower bound ${MW.cost(plan.solution.bound, plan)}; ${plan.provenance.costs || ""}`)));
+  return out;
 };
 MW.section("overview", "Overview", null, (body) => {
   const plan = MW.plan();
