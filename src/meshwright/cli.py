@@ -3,6 +3,7 @@
 Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
 """
 
+import gc
 import sys
 from contextlib import redirect_stdout
 from enum import StrEnum
@@ -221,6 +222,7 @@ app.command("solve")(solve_command)
 
 def main() -> None:
     """The entry point of the `meshwright` command."""
+    gc.set_threshold(100_000)  # most that is loaded stays: looking for garbage takes a tenth of a short command
     try:
         app()
     except KeyboardInterrupt:  # before a command has begun

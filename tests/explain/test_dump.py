@@ -72,5 +72,5 @@ def test_a_loaded_plan_is_dumped_without_compiling(folder, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_said(plan, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write .*name a folder that can be made"):
+    with pytest.raises(OutputError, match=r"cannot write .*name a folder that can be made"):
         plan.dump(tmp_path / "file" / "folder")

@@ -1,4 +1,4 @@
-"""Verdicts: named methods and mixtures made by hand, over the zoo; the kinds of their tensors; other ways to say them."""
+"""Verdicts: named methods and mixtures made by hand, over the zoo; and the kinds of their tensors."""
 
 import jax.numpy as jnp
 import pytest

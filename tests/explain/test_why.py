@@ -66,7 +66,7 @@ def test_scalars_and_results_are_explained():
 
 
 def test_paths_that_match_nothing_or_too_much_are_refused():
-    with pytest.raises(mw.ShardingError, match="matches no argument.*state/params/layers/0/up"):
+    with pytest.raises(mw.ShardingError, match=r"matches no argument.*state/params/layers/0/up"):
         found().explain("state/params/layers/0/uo")
     with pytest.raises(mw.ShardingError, match="matches 2 tensors; explain one of them"):
         found().explain("state/params/layers/*/up")

@@ -15,9 +15,8 @@ from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
 from tests.planner.test_stage import staged
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run `make browser`")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import jax.numpy as jnp
 import pytest
@@ -27,9 +28,8 @@ def test_the_page_holds_the_plan_and_needs_no_network():
 
 
 def test_names_that_look_like_tags_do_no_harm():
-    plan = mw.plan(
-        lambda x: jnp.sin(x["</script><b>"]), {"</script><b>": jnp.ones(8)}, mesh=mw.Mesh.abstract((2,), 1, 1)
-    )
+    mesh = mw.Mesh.abstract((2,), 1, 1)
+    plan = mw.plan(lambda x: jnp.sin(x["</script><b>"]), {"</script><b>": jnp.ones(8)}, mesh=mesh)
     text = page(plan, seconds=0.0)
     assert text.count("</script>") == 2
     assert any("</script><b>" in row["path"] for row in data_of(text)["plans"][0]["tensors"])
@@ -50,4 +50,4 @@ def test_the_timeline_keeps_the_order_of_stages():
             sent = done["forward", bar["microbatch"]]["stop"] + plan.stages[0].transfer_s
             assert bar["start"] >= sent - 1e-12
     for row in (first, second):
-        assert len(row) == 8 and all(a["stop"] <= b["start"] + 1e-12 for a, b in zip(row, row[1:], strict=False))
+        assert len(row) == 8 and all(a["stop"] <= b["start"] + 1e-12 for a, b in pairwise(row))

@@ -271,7 +271,7 @@ class Plan:
 
         return show(self, path)
 
-    def explain(self, path: str, seconds: float = 0.6) -> Any:
+    def explain(self, path: str, seconds: float = 0.3) -> Any:
         """Why an argument or result is split as it is, and what else would cost. Print it.
 
         Args:
