@@ -15,7 +15,7 @@ from meshwright.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from meshwright.planner.plan import Collective, Plan
 
-_MOST_TENSORS, _MOST_SENT, _MOST_VIEWS = 14, 8, 6
+_MOST_TENSORS, _MOST_RESULTS, _MOST_SENT, _MOST_VIEWS = 14, 4, 8, 6
 
 
 def plan_text(plan: "Plan") -> str:
@@ -83,12 +83,19 @@ def _tensors(plan: "Plan") -> list[RenderableType]:
     shown = [row for row in rows if row.role != "optimizer"]
     largest = sorted(shown, key=lambda row: -row.bytes_on_device * len(row.paths))[:_MOST_TENSORS]
     kept = [row for row in shown if row in largest]
-    table = plain_table("arguments", ("path", "shape", "sharding", "kind"), ("on a device",))
-    for row in kept:
+    results = [t for t in plan.results if t.role == "result" and t.shape]
+    made = rows_of(plan.judgement, plan.mesh.shape, results)[:_MOST_RESULTS]
+    notes = [] if len(kept) == len(shown) else [f"{len(shown) - len(kept)} more rows: plan.show() has all of them."]
+    tables = [_table("arguments", kept), *([_table("results", made)] if made else [])]
+    return [*tables, *(Text(note) for note in [*notes, *_optimizer(rows)])]
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    table = plain_table(title, ("path", "shape", "sharding", "kind"), ("on a device",))
+    for row in rows:
         shape = "×".join(map(str, row.shape)) or "scalar"
         table.add_row(row.name, shape, row.symbols, row.kind, format_bytes(row.bytes_on_device))
-    notes = [] if len(kept) == len(shown) else [f"{len(shown) - len(kept)} more rows: plan.show() has all of them."]
-    return [table, *(Text(note) for note in [*notes, *_optimizer(rows)])]
+    return table
 
 
 def _optimizer(rows: Sequence[Row]) -> list[str]:
