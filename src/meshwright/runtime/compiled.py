@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -53,9 +53,9 @@ class CompiledCollective:
     axes: tuple[str, ...]
     bytes: int
     trips: int = 1
-    name: str = ""
-    operation: str = ""
-    source: str = ""
+    name: str = field(default="", compare=False)
+    operation: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
 
 
 def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollective]:
