@@ -31,6 +31,8 @@ _PUBLIC = {
     "Plan": "planner.plan",
     "TensorParallel": "planner.methods",
     "Zero": "planner.methods",
+    "ThreeD": "pipeline.recipe",
+    "boundary": "pipeline.boundary",
     "plan": "planner.planner",
     "parallelize": "runtime.parallelize",
     "compare": "runtime.compare",

@@ -113,6 +113,11 @@ def plan(
     method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
         MethodName.AUTO
     ),
+    pipeline: Annotated[bool, typer.Option("--pipeline", help="Look for pipelines, too: stages on submeshes.")] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A pipeline laid down, such as 'data=4,tensor=8,pipeline=2,microbatch=1,checkpoint=full'."),
+    ] = None,
     memory_fraction: MemoryOption = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
@@ -132,6 +137,8 @@ def plan(
         checkpoint=checkpoint,
         method=method.value,
         memory_fraction=memory_fraction,
+        pipeline=pipeline,
+        recipe=recipe,
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         found = cli_plan.find_plan(request, Stages())

@@ -39,6 +39,8 @@ class Request:
         checkpoint: Whether a zoo model's layers are checkpointed; None where memory decides.
         method: A name of `--method`.
         memory_fraction: Part of the memory that the plan may use; None for the method's own.
+        pipeline: Whether to look for pipelines, too.
+        recipe: A recipe of `--recipe`; None for none.
     """
 
     model: str
@@ -50,11 +52,13 @@ class Request:
     checkpoint: bool | None
     method: str
     memory_fraction: float | None
+    pipeline: bool = False
+    recipe: str | None = None
 
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
     """Plans what was asked for; says every stage."""
-    method = method_of(request.method, request.memory_fraction)
+    method = staged_method(request) or method_of(request.method, request.memory_fraction)
     machine = machine_of(request)
     with stages:
         if ":" in request.model:
@@ -81,7 +85,7 @@ def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: St
     try:
         return _plan(*_zoo(request, bool(request.checkpoint), stages), machine, request, method, stages)
     except DoesNotFit as error:
-        if request.checkpoint is not None:
+        if request.checkpoint is not None or method.staged:  # pipelines choose what to compute again by themselves
             raise
         stages.remark(
             f"does not fit as it is ({format_bytes(error.needed_bytes)} needed, {format_bytes(error.limit_bytes)} "
@@ -203,6 +207,35 @@ def method_of(name: str, memory_fraction: float | None) -> "Method":
         return meshwright.Zero(stage=int(name.removeprefix("zero")), **options)
     methods = {"auto": meshwright.Auto, "data": meshwright.DataParallel, "tensor": meshwright.TensorParallel}
     return methods[name](**options)
+
+
+def staged_method(request: Request) -> "Method | None":
+    """The method of `--pipeline` or `--recipe`; None where neither is given."""
+    options: dict[str, Any] = {} if request.memory_fraction is None else {"memory_fraction": request.memory_fraction}
+    if not request.pipeline and request.recipe is None:
+        return None
+    for option, given in (("--mesh", request.mesh is not None), ("--method", request.method != "auto")):
+        if given:
+            raise CommandError(f"{option} is for plans without stages; leave it out, or --pipeline and --recipe")
+    if request.recipe is None:
+        return meshwright.Auto(pipeline=True, **options)
+    if request.pipeline:
+        raise CommandError("--recipe lays the whole pipeline down; leave out --pipeline")
+    return meshwright.ThreeD(**_parse_recipe(request.recipe), **options)
+
+
+def _parse_recipe(text: str) -> dict[str, Any]:
+    """Reads ``data=12,tensor=8,pipeline=32,schedule=1f1b``."""
+    numbers, words = ("data", "tensor", "pipeline", "microbatch", "interleave"), ("schedule", "checkpoint")
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in (*numbers, *words):
+            raise CommandError(f"--recipe: cannot read {part.strip()!r}; write some of {', '.join((*numbers, *words))}")
+        if name in numbers and not value.isdecimal():
+            raise CommandError(f"--recipe: {name} is {value!r}; give a whole number")
+        found[name] = int(value) if name in numbers else value
+    return found
 
 
 def parse_mesh(text: str | None) -> tuple[int, ...] | None:

@@ -29,7 +29,8 @@ def _view(path: Path, glob: str | None) -> Any:
         from meshwright.explain.alpa import is_dump, read_dump
 
         if not is_dump(path):
-            raise PlanFileError(f"{path} holds neither plan.json nor Alpa's *_placement_specs.txt; {_TAKES}")
+            holds = "that holds neither plan.json nor Alpa's *_placement_specs.txt"
+            raise PlanFileError(f"{path} cannot be read: Is a directory {holds}; {_TAKES}")
         return read_dump(path)
     plan = meshwright.Plan.load(path / "plan.json" if path.is_dir() else path)
     return plan_view(plan) if glob is None else plan.show(glob)

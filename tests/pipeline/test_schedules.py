@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,7 +77,7 @@ def test_the_table_holds_what_in_flight_says(pipeline):
 @given(pipelines(), st.floats(0.5, 2), st.floats(0.5, 2), st.floats(0.2, 0.5))
 def test_fill_is_what_each_further_stage_adds(pipeline, forward, backward, share):
     name, stages, microbatches, chunks = pipeline
-    if name == "zb-h1" and (microbatches < 2 * stages or share * backward > min(forward, (1 - share) * backward)):
+    if microbatches < SCHEDULES[name].full_from * stages or share * backward > min(forward, (1 - share) * backward):
         return  # the closed form is that of a full pipeline whose weights' gradients fit the gaps
     backward = 0.0 if name == "inference" else backward
     split = {"backward": backward * (1 - share), "weights": backward * share} if name == "zb-h1" else {}
@@ -85,6 +86,25 @@ def test_fill_is_what_each_further_stage_adds(pipeline, forward, backward, share
     schedule = find_schedule(name, stages, microbatches, chunks)
     fill = schedule.fill(forward, backward, backward * share, chunks)
     assert max(done.values()) == pytest.approx(microbatches * (forward + backward) + (stages - 1) * fill)
+
+
+@settings(max_examples=60)
+@given(pipelines(TRAINING), st.integers(0, 2**32 - 1))
+def test_unequal_stages_take_no_longer_than_the_formula_says(pipeline, seed):
+    name, stages, microbatches, chunks = pipeline
+    rng = np.random.default_rng(seed)
+    scale = rng.uniform(0.5, 1.5, stages)
+    forward, inputs, weights = (scale * rng.uniform(0.3, 2) for _ in range(3))
+    whole = name != "zb-h1"
+    times = {"forward": forward, "backward": inputs + weights * whole, "weights": weights}
+    done = run(table(*pipeline), lambda work, stage: times[work][stage] / chunks)
+    own, schedule = forward + inputs + weights, SCHEDULES[name]
+    fill = own
+    if microbatches >= schedule.full_from * stages:
+        hidden = np.minimum(np.minimum(weights, forward), inputs)
+        fill = np.array([schedule.fill(t, 0.0, w, chunks) for t, w in zip(own, hidden, strict=True)])
+    formula = fill.sum() + ((microbatches - 1) * own + own - fill).max()
+    assert max(done.values()) <= formula * (1 + 1e-9)
 
 
 def test_1f1b_holds_less_than_gpipe_and_zero_bubble_waits_less():

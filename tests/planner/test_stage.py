@@ -23,9 +23,8 @@ def staged(cluster):
         view = submesh.machines(cluster).mesh((2, group.devices_per_host // 2))
         times = [StageTime(float(i), 0.5) for i in range(5)]
         tensors = (Tensor("w", (16, 16), "float32", ((), ("y",)), "parameters"),)
-        found.append(
-            Stage((first, first + 1), submesh, view, "words", *times, 0.5, 64.0, 1e-3, 10, 20, 30, 60, tensors)
-        )
+        layers, sizes = (first, first + 1), (64.0, 1e-3, 10, 20, 30, 60)
+        found.append(Stage(layers, submesh, view, "words", *times, 0.5, *sizes, (layers,), tensors))
     whole = mw.Mesh((cluster.num_devices,), cluster)
     return replace(plain, mesh=whole, pipeline=Pipeline("1f1b", 4, 1, "none"), stages=tuple(found))
 

@@ -6,7 +6,6 @@ import jax
 import pytest
 
 import meshwright as mw
-from meshwright.planner.storage import spec_text
 from tests.planner.examples import mesh, mlp_step
 
 
@@ -66,18 +65,12 @@ def test_a_plan_of_the_first_version_is_read(planned, tmp_path):
     planned[0].save(path)
     data = json.loads(path.read_text()) | {"version": 1}
     del data["record"], data["judgement"]
-    data["ops"] = [_as_lists(op) for op in planned[0].ops]
     path.write_text(json.dumps(data))
     again = mw.Plan.load(path)
     assert again.ops == planned[0].ops and again.sharding("*") == planned[0].sharding("*")
     assert "parallel" in str(again) or "splits nothing" in str(again)
     with pytest.raises(mw.ShardingError, match="keeps no record of its search"):
         again.explain("x")
-
-
-def _as_lists(op):
-    texts = [", ".join(spec_text(s) for s in specs) for specs in (op.operands, op.partial, op.results, op.via)]
-    return [op.serial, op.label, op.phase, *texts, list(op.sums), list(op.waits)]
 
 
 @pytest.mark.parametrize("part", ["ops", "collectives", "record", "judgement"])

@@ -10,6 +10,7 @@ from rich.text import Text
 from meshwright.explain.screen import plain_table, plain_text
 from meshwright.explain.tensors import Row, rows_of
 from meshwright.planner.show import cost_text, mesh_text
+from meshwright.planner.show_stages import pipeline_text, stages_view
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def plan_text(plan: "Plan") -> str:
 
 def plan_view(plan: "Plan") -> RenderableType:
     """The plan for a rich console."""
+    if plan.stages:
+        return Group(_headline(plan), stages_view(plan), *_tensors(plan))
     parts: list[RenderableType] = [_headline(plan), *_tensors(plan), *_collectives(plan)]
     if len(plan.considered) > 1:
         parts += _considered(plan)
@@ -49,8 +52,10 @@ def _headline(plan: "Plan") -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("plan", f"{plan.method} on mesh {mesh_text(plan)}")
+    table.add_row("plan", f"{plan.method} on {plan.mesh.cluster if plan.stages else f'mesh {mesh_text(plan)}'}")
     table.add_row("verdict", Text(str(plan.verdict), style="bold"))
+    if plan.pipeline is not None:
+        table.add_row("pipeline", pipeline_text(plan))
     table.add_row("step", step_text(plan))
     table.add_row("memory", memory_text(plan))
     solution = plan.solution

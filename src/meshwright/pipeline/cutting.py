@@ -53,7 +53,7 @@ def _work(flow: Flow, start: int, stop: int) -> Array:
 
 
 def _candidates(flow: Flow, start: int, stop: int, aligned: bool) -> list[int]:
-    """Of all places between two operations that compute, the one over which the fewest bytes go; the last if several."""
+    """Of the places between two operations that compute, the one over which the fewest bytes go; the last of equals."""
     working = np.flatnonzero(_work(flow, start, stop) > 0) + start
     found: dict[int, int] = {}  # by the number of the gap
     for gap, (before, after) in enumerate(pairwise(working.tolist())):
@@ -65,9 +65,7 @@ def _candidates(flow: Flow, start: int, stop: int, aligned: bool) -> list[int]:
     run = repeated(flow, start, stop) if aligned else None
     if run is not None:
         inside = range(run.start, run.stop - 1)
-        turns = [
-            [g for g in inside if g in found and (g - run.start) % run.period == turn] for turn in range(run.period)
-        ]
+        turns = [[g for g in inside[turn :: run.period] if g in found] for turn in range(run.period)]
         totals = [np.mean([flow.crossing_bytes[found[g]] for g in turn]) if turn else np.inf for turn in turns]
         kept = set(turns[len(totals) - 1 - int(np.argmin(totals[::-1]))])
         found = {g: place for g, place in found.items() if g not in inside or g in kept}

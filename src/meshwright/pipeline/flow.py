@@ -68,7 +68,8 @@ class Flow:
 
         A loop of forward work alone; a loop that holds backward work, too, is one over microbatches.
         """
-        columns, total, found = self.graph.columns, self.flops[self.forward].sum(), []
+        columns, total = self.graph.columns, self.flops[self.forward].sum()
+        found: list[tuple[int, int, int]] = []
         for start, stop in sorted(self.graph.loops, key=lambda loop: (loop[0], -loop[1])):
             inside = slice(start, stop)
             if found and start < found[-1][1]:

@@ -1,13 +1,14 @@
 """Gives every operation and argument a place: backward and update work follow the forward pass.
 
-A backward operation reads cotangents, which come from later layers, and residuals of the forward pass. It belongs to the
-latest unit that is no later than any of its cotangents' and at which every residual is at hand: where it was made or
-read. (The earliest unit of all operands would put a weight's gradient where its input was made, one layer too early.)
+A backward operation reads cotangents, which come from later layers, and residuals of the forward pass. It belongs to
+the latest unit that is no later than any of its cotangents' and at which every residual is at hand: where it was made
+or read. (The earliest unit of all operands would put a weight's gradient where its input was made, a layer too early.)
 Update work goes where its largest operand is. What depends on neither data nor parameters can be had anywhere.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def follow(flow: Flow, unit: Ints, num_units: int) -> Places:
     columns = flow.graph.columns
     unit = unit.copy()
     start, reads = columns.start.tolist(), columns.reads.tolist()
-    operands = [reads[a:b] for a, b in zip(start, start[1:], strict=False)]
+    operands = [reads[a:b] for a, b in pairwise(start)]
     phase = columns.phase
     by_phase = [np.flatnonzero(phase == PHASES.index(name)).tolist() for name in (FORWARD, BACKWARD, UPDATE)]
     _pull_weights(flow, unit, by_phase[0], operands)
@@ -43,7 +44,8 @@ def follow(flow: Flow, unit: Ints, num_units: int) -> Places:
 
 def _pull_weights(flow: Flow, unit: Ints, forward: Sequence[int], operands: list[list[int]]) -> None:
     """Work on parameters alone (a cast that stands before a loop) goes where its result is first read."""
-    columns, earliest = flow.graph.columns, {}
+    columns = flow.graph.columns
+    earliest: dict[int, int] = {}
     for i in reversed(forward):
         first = int(columns.first_made[i])
         made = range(first, first + int(columns.num_made[i]))
@@ -72,7 +74,8 @@ def _homes(flow: Flow, unit: Ints, forward: Sequence[int], operands: list[list[i
 def _backward(
     flow: Flow, unit: Ints, backward: Sequence[int], operands: list[list[int]], homes: Homes, num_units: int
 ) -> None:
-    columns, made_in = flow.graph.columns, {}
+    columns = flow.graph.columns
+    made_in: dict[int, int] = {}
     for i in backward:
         latest = min((made_in[v] for v in operands[i] if v in made_in), default=num_units - 1)
         residuals = [homes[v] for v in operands[i] if v in homes]
@@ -90,15 +93,13 @@ def _backward(
 def _update(flow: Flow, unit: Ints, update: Sequence[int], operands: list[list[int]], homes: Homes) -> None:
     columns, sizes = flow.graph.columns, flow.graph.sizes
     where = {v: min(homes[v]) for v in flow.roles.parameters if v in homes}
-    waiting = []
     for i in update:
-        known = [v for v in operands[i] if _unit_of(v, where, columns.producer, unit, waiting) >= 0 and sizes[v] > 1]
+        known = [v for v in operands[i] if _unit_of(v, where, columns.producer, unit) >= 0 and sizes[v] > 1]
         first = int(columns.first_made[i])
         if not known:
-            waiting.append(i)
             unit[i] = -1
             continue
-        unit[i] = _unit_of(max(known, key=lambda v: sizes[v]), where, columns.producer, unit, waiting)
+        unit[i] = _unit_of(max(known, key=lambda v: sizes[v]), where, columns.producer, unit)
         where |= dict.fromkeys(range(first, first + int(columns.num_made[i])), int(unit[i]))
     readers: dict[int, int] = {}
     for i in reversed(update):
@@ -110,7 +111,7 @@ def _update(flow: Flow, unit: Ints, update: Sequence[int], operands: list[list[i
             readers[v] = int(unit[i])
 
 
-def _unit_of(value: int, where: dict[int, int], producer: Ints, unit: Ints, waiting: list[int]) -> int:
+def _unit_of(value: int, where: dict[int, int], producer: Ints, unit: Ints) -> int:
     if value in where:
         return where[value]
     index = int(producer[value])
@@ -121,7 +122,8 @@ def _arguments(
     flow: Flow, unit: Ints, by_phase: list[list[int]], operands: list[list[int]]
 ) -> dict[int, tuple[int, ...]]:
     """Units that use each argument: those of the forward pass, or of the update where only that reads it."""
-    inputs, found = set(flow.graph.inputs), {}
+    inputs = set(flow.graph.inputs)
+    found: dict[int, tuple[int, ...]] = {}
     for ops in (by_phase[0], by_phase[2]):
         users: dict[int, set[int]] = {}
         for i in ops:

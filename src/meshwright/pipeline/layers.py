@@ -55,9 +55,10 @@ class Layers:
     places: Places
     crossing_bytes: Array = field(repr=False)
 
-    def spread(self, per_unit: Array) -> Array:
-        """What the units have, layer by layer; the layers of a unit have equal shares."""
+    def gather(self, unit: Ints, weights: Array) -> Array:
+        """Sums by layer of what belongs to units; the layers of a unit have equal shares."""
         found = np.zeros(self.num_layers)
+        per_unit = np.bincount(unit, weights, len(self.first)).tolist()
         for first, count, value in zip(self.first, self.count, per_unit, strict=True):
             found[first : first + count] += value / count
         return found
@@ -132,13 +133,9 @@ def _found(flow: Flow, layers: int | Sequence[float] | None) -> list[_Piece]:
     edges = [first, *(edge for start, stop, _ in flow.loops for edge in (start, stop)), last]
     trips = {start: trips for start, _, trips in flow.loops}
     target = max((flow.flops[a:b].sum() / n for a, b, n in flow.loops), default=0.0) or _repeated(flow)
-    return [
-        _Piece((start, stop), trips[start])
-        if start in trips
-        else _Piece((start, *_cut(flow, start, stop, target), stop))
-        for start, stop in pairwise(edges)
-        if start < stop
-    ]
+    spans = [span for span in pairwise(edges) if span[0] < span[1]]
+    cuts = [() if start in trips else _cut(flow, start, stop, target) for start, stop in spans]
+    return [_Piece((a, *inside, b), trips.get(a, 0)) for (a, b), inside in zip(spans, cuts, strict=True)]
 
 
 def _wanted(flow: Flow, first: int, last: int, weights: list[float]) -> list[int]:
@@ -146,8 +143,8 @@ def _wanted(flow: Flow, first: int, last: int, weights: list[float]) -> list[int
         raise ShardingError(f"layers is {weights}; give a whole number above 0, or the layers' shares, all above 0")
     if flow.loops:
         raise ShardingError(
-            f"layers={len(weights)} cannot be had: the model loops over {flow.loops[0][2]} layers, and a loop's trips are "
-            "its layers; leave layers out, or unroll the loop"
+            f"layers={len(weights)} cannot be had: the model loops over {flow.loops[0][2]} layers, and a loop's trips "
+            "are its layers; leave layers out, or unroll the loop"
         )
     most = int((flow.flops[flow.forward] > 0).sum())
     if len(weights) > max(most, 1):
@@ -202,13 +199,11 @@ def _marks(flow: Flow, globs: Sequence[str]) -> list[int]:
             raise ShardingError(f"boundaries: no name scope matches {list(globs)}; mark one with jax.named_scope")
         changes = (i for i, (a, b) in zip(flow.forward[1:], pairwise(keys), strict=True) if b and a != b)
         found += [int(i) for i in changes if flow.cuttable[i]]
-    edges = sorted(set(found) - {int(flow.forward[0])})
-    work = [0, *edges, len(columns.signature)]  # marks on several leaves of one tree are one boundary
-    return [
-        b
-        for (a, b), more in zip(pairwise(work), edges, strict=False)
-        if _forward_flops(flow, a, b) or (a == 0 and more)
-    ]
+    edges: list[int] = []
+    for place in sorted(found):  # marks on several leaves of one tree are one boundary
+        if _forward_flops(flow, edges[-1] if edges else 0, place):
+            edges.append(place)
+    return edges
 
 
 def _entered(scope: str, globs: Sequence[str]) -> str:

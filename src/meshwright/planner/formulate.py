@@ -51,13 +51,21 @@ class Restrictions:
 class Formulation:
     """One mesh's tables and costs, and how to read a choice back."""
 
-    def __init__(self, grouping: Grouping, folded: Folded, live: Liveness, mesh: Mesh, restrictions: Restrictions):
+    def __init__(
+        self,
+        grouping: Grouping,
+        folded: Folded,
+        live: Liveness,
+        mesh: Mesh,
+        restrictions: Restrictions,
+        itemise: bool = False,
+    ):
         self.grouping = grouping
         self.folded = folded
         self.live = live
         self.mesh = mesh
         self.restrictions = restrictions
-        self.pricer = Pricer(grouping, live.stored, mesh)
+        self.pricer = Pricer(grouping, live.stored, mesh, itemise)
         alike: dict[int, GroupTable] = {}
         for which, members in enumerate(folded.members):
             if folded.alike[which] not in alike:

@@ -113,10 +113,11 @@ class Grouping:
         slots: Those of them that are slots, as columns.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, known: Mapping[int, LoopNest] | None = None):
+        """Groups a graph; loop nests by signature's number may be ``known`` where rules could not tell them."""
         columns = graph.columns
         self.graph = graph
-        nests = {n: loop_nest(columns.signatures[n]) for n in np.unique(columns.signature).tolist()}
+        nests = known or {n: loop_nest(columns.signatures[n]) for n in np.unique(columns.signature).tolist()}
         self.nests: list[LoopNest] = [nests[n] for n in columns.signature.tolist()]
         facts = _facts(graph, nests)
         self.placed = _placed(graph, facts)

@@ -39,6 +39,11 @@ class Method:
     def name(self) -> str:
         return type(self).__name__
 
+    @property
+    def staged(self) -> bool:
+        """Whether the model may be cut into stages, each on devices of its own."""
+        return False
+
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         """The mesh views to try on a cluster."""
         return [cluster.mesh((cluster.num_devices,))]
@@ -60,11 +65,31 @@ class Auto(Method):
         fix: Shardings that are laid down: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
             Where several globs match a path, the last one holds.
         mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
+        pipeline: Whether to look for pipelines, too: see ``docs/pipelines.md``.
+        layers: How many layers to cut a pipelined model into, or their shares of the compute; None finds out.
+        boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
+            entered. `mw.boundary` marks other places.
         memory_fraction: As in every `Method`.
     """
 
     fix: Mapping[str, Any] = field(default_factory=dict)
     mesh_shapes: Sequence[Sequence[int]] | None = None
+    pipeline: bool = field(default=False, kw_only=True)
+    layers: int | Sequence[float] | None = field(default=None, kw_only=True)
+    boundaries: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.pipeline and (self.layers is not None or self.boundaries):
+            raise ShardingError("layers and boundaries are for pipelined models; add pipeline=True, or leave them out")
+        if self.pipeline and (self.fix or self.mesh_shapes is not None):
+            raise ShardingError(
+                "fix and mesh_shapes speak of one mesh, and a pipeline has several; leave pipeline=True out"
+            )
+
+    @property
+    def staged(self) -> bool:
+        return self.pipeline
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:

@@ -23,13 +23,12 @@ from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.structure import skeleton
-from meshwright.planner.tensor import Tensor
+from meshwright.planner.tensor import KEPT, Tensor
 from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
-_KEPT = Tensor("", (), "", (), "static")  # a leaf that is not an array: it has no sharding
 
 
 def plan(
@@ -63,23 +62,38 @@ def plan(
     method = method if method is not None else Auto()
     if not isinstance(method, Method):
         raise ShardingError(f"method is {method!r}; give mw.Auto(), mw.DataParallel(), mw.Zero(…) or another method")
-    meshes = _meshes(cluster, mesh, method)
     say = on_progress or (lambda _: None)
+    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     say("tracing")
-    return Task(trace(function, *args), method).plan(meshes, say)
+    return _plan(trace(function, *args), where, method, say)
 
 
 def plan_traced(
     traced: Traced, cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method
 ) -> Plan:
     """As `plan`, for a function that is traced already."""
-    return Task(traced, method).plan(_meshes(cluster, mesh, method), lambda _: None)
+    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
+    return _plan(traced, where, method, lambda _: None)
+
+
+def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress) -> Plan:
+    if isinstance(where, Cluster):
+        from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
+
+        return plan_stages(traced, where, method, say)
+    return Task(traced, method).plan(where, say)
+
+
+def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:
+    if mesh is not None:
+        raise ShardingError("a pipeline gives each stage a mesh of its own; give a cluster, and leave mesh out")
+    return cluster if isinstance(cluster, Cluster) else find_cluster("local" if cluster is None else cluster)
 
 
 def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method) -> list[Mesh]:
     if isinstance(mesh, Mesh):
         return [mesh]
-    machine = find_cluster("local" if cluster is None else cluster) if not isinstance(cluster, Cluster) else cluster
+    machine = _machines(cluster, None)
     return [machine.mesh(tuple(mesh))] if mesh is not None else method.meshes(machine)
 
 
@@ -173,7 +187,7 @@ class Task:
         named = dict.fromkeys(roles.parameters, "parameters") | dict.fromkeys(roles.optimizer, "optimizer")
         for place in self.traced.call.arguments.positions:
             if place is None:
-                yield _KEPT
+                yield KEPT
                 continue
             value = graph.inputs[place]
             kind = graph.types[value]
@@ -185,7 +199,7 @@ class Task:
         graph, fixed = self.graph, back.formulation.restrictions.results
         for output in self.traced.call.results.positions:
             if output is None:
-                yield _KEPT
+                yield KEPT
                 continue
             kind, argument = graph.types[graph.outputs[output]], graph.state.get(output)
             if argument is not None:

@@ -61,6 +61,8 @@ class GroupTable:
         transient: ``(member, bytes)`` of operands that are made for one operation only.
         assignments: For each member, which loop each axis splits.
         events: The collectives, one by one; noted only where the table has a single strategy.
+        items: ``(member, purpose, seconds)`` of what `compute` (purpose ``compute``) and `communication` are made of;
+            noted only where the pricer itemises.
     """
 
     candidates: Candidates | None
@@ -73,6 +75,7 @@ class GroupTable:
     transient: list[tuple[int, Array]] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    items: list[tuple[int, str, Array]] = field(default_factory=list)
 
     def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
         """Keeps only some of the strategies."""
@@ -85,13 +88,15 @@ class GroupTable:
         self.sent = {key: seconds[keep] for key, seconds in self.sent.items()}
         self.transient = [(i, b[keep]) for i, b in self.transient]
         self.assignments = [a[keep] for a in self.assignments]
+        self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
 
 
 class Pricer:
     """Prices groups on one mesh."""
 
-    def __init__(self, grouping: Grouping, stored: NDArray[np.bool_], mesh: Mesh):
+    def __init__(self, grouping: Grouping, stored: NDArray[np.bool_], mesh: Mesh, itemise: bool = False):
         self.grouping = grouping
+        self.itemise = itemise
         self.graph: Graph = grouping.graph
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
@@ -176,7 +181,9 @@ class _Walk:
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
-        self.table.compute += op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        self.table.compute += seconds
+        self._item(member, "compute", seconds)
 
     def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
         """Meets the need for one operand; returns the bytes of it that are read."""
@@ -261,6 +268,7 @@ class _Walk:
             cost = np.where(earlier == need, 0.0, cost)
         self.paid.setdefault((value, phase, trips), []).append(need)
         self._send("reshard", (), trips * cost)
+        self._item(member, "reshard", trips * cost)
         if self.size == 1 and cost[0] > 0:
             for hop in self.pricer.resharding.path(kind.shape, kind.itemsize, int(have[0]), int(need[0])):
                 if hop.kind != SLICE:
@@ -303,9 +311,14 @@ class _Walk:
     ) -> None:
         seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes), 0.0)
         self._send(kind, axes, seconds)
+        self._item(member, purpose, seconds)
         if self.size == 1 and num_bytes[0] > 0:
             self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose, trips))
 
     def _send(self, kind: str, axes: tuple[int, ...], seconds: Array) -> None:
         self.table.communication += seconds
         self.table.sent[kind, axes] = self.table.sent.get((kind, axes), 0.0) + seconds
+
+    def _item(self, member: int, purpose: str, seconds: Array) -> None:
+        if self.pricer.itemise:
+            self.table.items.append((member, purpose, seconds))

@@ -73,8 +73,7 @@ class Stage:
     """A range of layers on a submesh; times and bytes are those of all its chunks together, on one device.
 
     Attributes:
-        layers: First layer, and one past the last; of interleaved stages those of the first chunk, the others following
-            at equal distances.
+        layers: First layer, and one past the last; of an interleaved stage those of its first chunk.
         submesh: Its devices.
         mesh: The logical view of them; axis x splits the batch of every microbatch.
         method: What splits it.
@@ -90,6 +89,7 @@ class Stage:
         activation_bytes: Held for each microbatch in flight.
         transient_bytes: While one microbatch is worked on.
         peak_bytes: The most under the plan's schedule.
+        chunks: Layers of each chunk of an interleaved stage; else `layers` alone.
         tensors: Its parameters and optimizer state, split over `mesh`.
     """
 
@@ -109,6 +109,7 @@ class Stage:
     activation_bytes: int
     transient_bytes: int
     peak_bytes: int
+    chunks: tuple[tuple[int, int], ...] = ()
     tensors: tuple[Tensor, ...] = ()
 
     @property

@@ -153,7 +153,7 @@ def _details_to_json(plan: Plan) -> dict[str, Any]:
 
     return {
         "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
-        "ops": list(map(_op_text, plan.ops)),
+        "ops": list(map(_op_row, plan.ops)),
         "record": None if plan.record is None else pack(plan.record.to_data()),
     }
 
@@ -199,6 +199,7 @@ def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
     times = {key: StageTime(**value) for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
     changed = {
         "layers": tuple(data["layers"]),
+        "chunks": tuple(tuple(chunk) for chunk in data["chunks"]),
         "submesh": submesh,
         "mesh": submesh.machines(whole.cluster).mesh(data["mesh"]),
         "tensors": tuple(_tensor_from_json(t) for t in data["tensors"]),
@@ -214,17 +215,12 @@ def _tensor_from_json(data: dict[str, Any]) -> Tensor:
     return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))
 
 
-def _op_text(op: OpPlan) -> str:
-    """An operation on one line, with tabs between its fields."""
+def _op_row(op: OpPlan) -> list[Any]:
     specs = (_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))
-    return "\t".join((str(op.serial), op.label, op.phase, *specs, "+".join(op.sums), "+".join(op.waits)))
+    return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits)]
 
 
-def _parse_op(row: Any) -> OpPlan:
-    """Reads what `_op_text` wrote, and the lists of the first version."""
-    if isinstance(row, str):
-        serial, *texts, sums, waits = row.split("\t")
-        row = [int(serial), *texts, *([axis for axis in axes.split("+") if axis] for axes in (sums, waits))]
+def _parse_op(row: list[Any]) -> OpPlan:
     return OpPlan(*row[:3], *(_parse_specs(text) for text in row[3:7]), *map(tuple, row[7:]))
 
 

@@ -24,3 +24,6 @@ class Tensor:
     spec: Spec
     role: str
     donated: bool = False
+
+
+KEPT = Tensor("", (), "", (), "static")  # a leaf that is not an array: it has no sharding

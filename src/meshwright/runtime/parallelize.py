@@ -93,6 +93,11 @@ class Settings:
             raise ShardingError(f"microbatches is {self.microbatches!r}; give a whole number, 1 or more")
         if not isinstance(self.method, Method):
             raise ShardingError(f"method is {self.method!r}; give mw.Auto(), mw.DataParallel() or another method")
+        if self.method.staged:
+            raise ShardingError(
+                f"{self.method.name} plans a pipeline, which cannot be run yet: plan it with mw.plan, and run the "
+                "function by a method without stages, such as mw.Auto()"
+            )
 
 
 class Parallelized:

@@ -32,7 +32,13 @@ def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> DeviceMesh:
 
     Raises:
         ClusterError: There are not as many devices as the plan is for, or some process would have none of them.
+        ShardingError: The plan has stages.
     """
+    if plan.stages:
+        raise ShardingError(
+            f"the plan is a pipeline of {len(plan.stages)} stages, which cannot be run yet, only looked at and "
+            "simulated; plan without pipeline=True to run the function"
+        )
     found = list(jax.devices() if devices is None else devices)
     chosen = found[: plan.mesh.num_devices]
     if len(chosen) < plan.mesh.num_devices or (devices is None and _idle_processes(chosen)):

@@ -38,12 +38,15 @@ class Schedule:
         in_flight: The same to the most microbatches (times chunks) whose activations each stage holds at once.
         fill: ``(forward_s, backward_s, weights_s, interleave)`` of one microbatch on a stage, ``weights_s`` being part
             of ``backward_s``, to the seconds by which that stage delays all the others.
+        full_from: Microbatches for each stage from which `fill` holds; with fewer a stage delays the others by all its
+            time.
     """
 
     name: str
     rows: Callable[[int, int, int], Rows]
     in_flight: Callable[[int, int, int], tuple[int, ...]]
     fill: Callable[[float, float, float, int], float]
+    full_from: int = 0
 
 
 def in_turns(first: list[Step], second: list[Step], ahead: int) -> tuple[Step, ...]:

@@ -28,8 +28,11 @@ def _in_flight(num_stages: int, num_microbatches: int, interleave: int) -> tuple
 
 
 def _fill(forward_s: float, backward_s: float, weights_s: float, interleave: int) -> float:
-    """The others wait for the inputs' gradients alone, and have weights' gradients of their own to do meanwhile."""
+    """The others wait for the inputs' gradients alone, and have weights' gradients of their own to do meanwhile.
+
+    It holds where weights' gradients take no longer than the forward pass and than the inputs' gradients.
+    """
     return forward_s + backward_s - 2 * weights_s
 
 
-ZB_H1 = Schedule("zb-h1", _rows, _in_flight, _fill)
+ZB_H1 = Schedule("zb-h1", _rows, _in_flight, _fill, full_from=2)

@@ -1,0 +1,212 @@
+"""Writes a pipeline that was found down as a plan: devices, times and bytes of every stage."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+import meshwright
+from meshwright.graph import Traced
+from meshwright.hardware import Cluster, Mesh
+from meshwright.pipeline.catalogue import LEAN, TENSOR
+from meshwright.pipeline.layers import Layers
+from meshwright.pipeline.options import Option
+from meshwright.pipeline.prices import Item
+from meshwright.pipeline.search import Found, FoundStage, Search
+from meshwright.pipeline.transfer import exchange_s, transfer_s
+from meshwright.planner.methods import Method
+from meshwright.planner.plan import Cost, KnownDetails, Memory, Plan, SolutionSummary
+from meshwright.planner.roles import find_roles
+from meshwright.planner.stage import Stage, StageTime, Submesh
+from meshwright.planner.structure import skeleton
+from meshwright.planner.tensor import KEPT, Spec, Tensor
+
+_WORDS = {TENSOR: "weights", LEAN: "any, least memory"}
+
+
+def describe(search: Search, traced: Traced, method: Method, seconds: float) -> Plan:
+    """The plan of the best pipeline."""
+    found = search.best
+    assert found is not None
+    catalogue, cluster = search.catalogue, search.catalogue.cluster
+    submeshes = place(found, cluster)
+    stages = tuple(_stage(search, found, traced, number, submesh) for number, submesh in enumerate(submeshes))
+    busiest = max(stages, key=lambda s: s.microbatch_s * found.pipeline.num_microbatches + s.once_s)
+    parts = (busiest.forward, busiest.backward, busiest.recompute)
+    sent = found.pipeline.num_microbatches * sum(t.communication_s for t in parts)
+    sent += busiest.gradients.communication_s + busiest.update.communication_s
+    fullest = max(stages, key=lambda s: s.peak_bytes)
+    bound = _bound(search)
+    limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
+    state = {t.path: t for s in reversed(stages) for t in s.tensors}
+    arguments = tuple(_arguments(traced, state))
+    results, call = tuple(_results(traced, arguments)), traced.call
+    return Plan(
+        mesh=Mesh((cluster.num_devices,), cluster),
+        method=method.name,
+        cost=Cost(found.total_s - sent, sent),
+        flops=float(search.flow.flops.sum()) / cluster.num_devices,
+        memory=Memory(
+            fullest.peak_bytes,
+            limit,
+            {"state": fullest.state_bytes, "activations": fullest.peak_bytes - fullest.state_bytes},
+            f"stage {stages.index(fullest)}",
+        ),
+        solution=SolutionSummary("feasible", bound, (found.total_s - bound) / found.total_s, seconds),
+        arguments=arguments,
+        results=results,
+        details=KnownDetails((), ()),
+        unsplittable=(),
+        considered=(),
+        provenance={
+            "meshwright": meshwright.__version__,
+            "costs": f"{cluster.known}, roofline and α–β",
+            "stages": f"{catalogue.layers.num_layers} layers priced by {catalogue.num_solves} solves, "
+            f"{search.tried} pipelines compared",
+        },
+        in_structure=skeleton(call.arguments.tree, len(call.arguments.leaves)),
+        out_structure=skeleton(call.results.tree, len(call.results.leaves)),
+        pipeline=found.pipeline,
+        stages=stages,
+        origin=traced,
+        in_tree=call.arguments.tree,
+        out_tree=call.results.tree,
+        in_leaves=call.arguments.leaves,
+    )
+
+
+def place(found: Found, cluster: Cluster) -> list[Submesh]:
+    """Devices for every stage: in each group the largest first, so that parts of hosts fill whole ones."""
+    first_host, places = 0, {}
+    for number, group in enumerate(cluster.groups):
+        here = [i for i, stage in enumerate(found.stages) if stage.group == number]
+        at, per_host = 0, group.devices_per_host
+        for i in sorted(here, key=lambda i: -found.stages[i].option.mesh.num_devices):
+            devices = found.stages[i].option.mesh.num_devices
+            hosts, each = max(devices // per_host, 1), min(devices, per_host)
+            places[i] = Submesh(first_host + at // per_host, hosts, at % per_host, each, group.chip.name)
+            at += devices
+        first_host += group.num_hosts
+    return [places[i] for i in range(len(found.stages))]
+
+
+def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: Submesh) -> Stage:
+    stage, pipeline, layers = found.stages[number], found.pipeline, search.catalogue.layers
+    option, cluster = stage.option, search.catalogue.cluster
+    by_layer = np.concatenate([option.prices.items[:, a:b] for a, b in stage.chunks], axis=1)
+    items = by_layer.sum(axis=1)
+    transient = max(option.transient[a:b].max() for a, b in stage.chunks)
+    again, again_sent = (float(part.sum()) for part in option.again(by_layer))
+    state, shared_s = float(option.state_bytes(items)), 0.0
+    for owner, other, value in search.catalogue.tied:
+        owns, copies = (any(a <= layer < b for a, b in stage.chunks) for layer in (owner, other))
+        if owns != copies:
+            shared_s += exchange_s(cluster, option.prices.local_bytes[value])
+            state += 2 * option.prices.local_bytes[value] * copies
+    steps = [option.mesh.collective_s(kind, (0,), float(items[Item.PARAMETER_BYTES])) for kind in option.collectives]
+    rows = search.catalogue.rows.batch / pipeline.num_microbatches
+    share = rows / search.catalogue.rows.batch / option.mesh.num_devices
+    sends = [float(layers.crossing_bytes[b] * share) for _, b in stage.chunks]
+    held = float(option.held(items))
+    times = {
+        "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT])),
+        "backward": StageTime(float(items[Item.BACKWARD]), float(items[Item.BACKWARD_SENT])),
+        "recompute": StageTime(again, again_sent),
+        "gradients": StageTime(0.0, float(items[Item.GRADIENTS_SENT]) + sum(steps) + shared_s),
+        "update": StageTime(float(option.update_s(items)), float(items[Item.UPDATE_SENT])),
+    }
+    return Stage(
+        layers=stage.chunks[0],
+        submesh=submesh,
+        mesh=option.mesh,
+        method=_words(option),
+        **times,
+        weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
+        send_bytes=sum(sends),
+        transfer_s=sum(transfer_s(cluster, size) for size in sends if size),
+        state_bytes=int(state),
+        activation_bytes=int(held),
+        transient_bytes=int(transient),
+        peak_bytes=int(state + transient + held * stage.in_flight / pipeline.interleave),
+        chunks=stage.chunks,
+        tensors=_tensors(search, traced, stage),
+    )
+
+
+def _words(option: Option) -> str:
+    """What splits a stage."""
+    words = ["x: batch"] if option.data > 1 else []
+    words += ["x: optimizer"] if option.spreads else []
+    words += [f"y: {_WORDS.get(option.way, 'any')}"] if option.inner > 1 else []
+    return ", ".join(words) or "one device"
+
+
+def _tensors(search: Search, traced: Traced, stage: FoundStage) -> tuple[Tensor, ...]:
+    """State that a stage holds, with its sharding; stacked parameters in part."""
+    graph, layers, option = traced.graph, search.catalogue.layers, stage.option
+    roles, found = find_roles(graph), []
+    optimizer = set(roles.optimizer)
+    for path, value in zip(graph.input_paths, graph.inputs, strict=True):
+        spec = option.prices.specs.get(value)
+        mine = sum(_overlap(layers, unit, stage) for unit in layers.places.arguments[value])
+        if spec is None or not mine:
+            continue
+        kind, shape = graph.types[value], graph.types[value].shape
+        whole = max(int(layers.count[unit]) for unit in layers.places.arguments[value])
+        if whole > 1 and shape and shape[0] == whole:
+            shape = (mine, *shape[1:])
+        spec = tuple(tuple("y" for _ in axes) for axes in spec)
+        if value in optimizer and option.spreads:
+            spec = _spread(spec, shape, option)
+        role = "optimizer" if value in optimizer else "parameters"
+        found.append(Tensor(path, shape, kind.dtype, spec, role, value in graph.donated))
+    return tuple(found)
+
+
+def _overlap(layers: Layers, unit: int, stage: FoundStage) -> int:
+    """How many of a unit's layers a stage has."""
+    first, count = int(layers.first[unit]), int(layers.count[unit])
+    return sum(max(0, min(b, first + count) - max(a, first)) for a, b in stage.chunks)
+
+
+def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
+    """A sharding with the replicas' axis added to the first dim that it divides."""
+    for dim, (axes, size) in enumerate(zip(spec, shape, strict=True)):
+        if size % (option.data * (option.inner if axes else 1)) == 0:
+            return (*spec[:dim], ("x", *axes), *spec[dim + 1 :])
+    return spec
+
+
+def _arguments(traced: Traced, state: dict[str, Tensor]) -> Iterator[Tensor]:
+    """All arguments; what is no stage's state is data, which the stages that read it get."""
+    graph = traced.graph
+    for position in traced.call.arguments.positions:
+        if position is None:
+            yield KEPT
+            continue
+        path, kind = graph.input_paths[position], graph.types[graph.inputs[position]]
+        yield state.get(path, Tensor(path, kind.shape, kind.dtype, ((),) * len(kind.shape), "data"))
+
+
+def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    """All results; next values of arguments lie where these do."""
+    graph, by_path = traced.graph, {t.path: t for t in arguments}
+    for position in traced.call.results.positions:
+        if position is None:
+            yield KEPT
+            continue
+        path, kind = graph.output_paths[position], graph.types[graph.outputs[position]]
+        if position in graph.state:
+            argument = by_path[graph.input_paths[graph.state[position]]]
+            yield Tensor(path, argument.shape, kind.dtype, argument.spec, "state")
+        else:
+            yield Tensor(path, kind.shape, kind.dtype, ((),) * len(kind.shape), "result")
+
+
+def _bound(search: Search) -> float:
+    """No plan is quicker than the arithmetic of all chips together."""
+    flow = search.flow
+    working = flow.graph.columns.signature[flow.flops > 0]
+    dtypes = {flow.graph.columns.signatures[n].operands[0].dtype for n in set(working.tolist())}
+    chips = [(g.num_devices, g.chip) for g in search.catalogue.cluster.groups]
+    rate = sum(n * max((c.peak_flops(d) for d in dtypes), default=1.0) * c.best_fraction for n, c in chips)
+    return float(flow.flops.sum() / rate)

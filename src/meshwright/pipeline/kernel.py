@@ -1,0 +1,128 @@
+"""The hot loops of the inter-operator search: pricing every range of layers, and the dynamic programme over them."""
+
+import numpy as np
+from numba import njit
+
+# Rows of the sums that `price_ranges` takes for each option, from the first layer up to each.
+MICROBATCH, WEIGHTS, ONCE, PARAMETERS, STATE, ACTIVATIONS = range(6)
+
+
+@njit(cache=True)
+def _collective(ways, num_bytes):
+    """The least of several ways, each a fixed time and a time per byte."""
+    best = np.inf
+    for way in range(len(ways)):
+        best = min(best, ways[way, 0] + ways[way, 1] * num_bytes)
+    return best if num_bytes > 0 else 0.0
+
+
+@njit(cache=True)
+def price_ranges(
+    sums, transient, ways, ties, tie_bytes, tie_s, transfer, limit, num_microbatches, hides, fill, busy, which
+):
+    """For each number of microbatches in flight and each range of layers, the option whose own time is least and fits.
+
+    Args:
+        sums: For each option the rows named above, summed up to each layer.
+        transient: For each option and layer, bytes needed while it works.
+        ways: For each option the ways of up to two collectives that bring a range's gradients together.
+        ties: Pairs of layers that share a parameter, its owner first.
+        tie_bytes, tie_s: For each option and pair, bytes of a copy of it, and seconds to exchange it.
+        transfer: Seconds, there and back, over the cut before each layer and after the last.
+        limit: Bytes of a device.
+        num_microbatches: How many.
+        hides: How often a stage's weights' gradients fill a gap of the pipeline: twice in a zero-bubble schedule.
+        fill, busy, which: Filled in: what a stage adds to the time of all, its own time beyond that, and the option.
+    """
+    num_options, num_layers = transient.shape
+    most = fill.shape[0]
+    for first in range(num_layers):
+        for option in range(num_options):
+            peak = 0.0
+            for last in range(first + 1, num_layers + 1):
+                peak = max(peak, transient[option, last - 1])
+                part = sums[option, :, last] - sums[option, :, first]
+                state, once = part[STATE], part[ONCE]
+                for tie in range(len(ties)):
+                    owns, copies = first <= ties[tie, 0] < last, first <= ties[tie, 1] < last
+                    if owns != copies:
+                        once += tie_s[option, tie]
+                        if copies:
+                            state += 2 * tie_bytes[option, tie]
+                room = limit - state - peak
+                if room < part[ACTIVATIONS]:
+                    continue
+                for step in range(ways.shape[1]):
+                    once += _collective(ways[option, step], part[PARAMETERS])
+                hidden = hides * part[WEIGHTS]
+                own = part[MICROBATCH]
+                adds = own - hidden + transfer[last]
+                rest = (num_microbatches - 1) * max(own, transfer[last]) + hidden + once
+                held = most
+                if part[ACTIVATIONS] > 0:
+                    held = int(min(float(most), room / part[ACTIVATIONS]))
+                for number in range(held - 1, -1, -1):
+                    if adds + rest >= fill[number, first, last] + busy[number, first, last]:
+                        break  # what holds fewer is at least as quick already
+                    fill[number, first, last] = adds
+                    busy[number, first, last] = rest
+                    which[number, first, last] = option
+
+
+@njit(cache=True)
+def cheapest(fill, busy, size, allowed, limit):
+    """F(k, d): the least sum of `fill` over stages that hold the layers from ``k`` on, on the last ``d`` devices.
+
+    Args:
+        fill, busy: For each kind of submesh, each first layer and end; no stage may be busier than ``limit``.
+        size: Devices of each kind of submesh.
+        allowed: For each kind of submesh and number of devices left, whether it can come next.
+        limit: See there.
+
+    Returns:
+        The tables of sums, of the ends of the next stage, and of its kind.
+    """
+    num_kinds, num_layers, _ = fill.shape
+    num_devices = allowed.shape[1] - 1
+    best = np.full((num_layers + 1, num_devices + 1), np.inf)
+    end, kind = np.full(best.shape, -1), np.full(best.shape, -1)
+    best[num_layers, 0] = 0.0
+    for first in range(num_layers - 1, -1, -1):
+        for left in range(1, num_devices + 1):
+            for z in range(num_kinds):
+                if size[z] > left or not allowed[z, left]:
+                    continue
+                for last in range(first + 1, num_layers + 1):
+                    total = fill[z, first, last] + best[last, left - size[z]]
+                    if total < best[first, left] and busy[z, first, last] <= limit:
+                        best[first, left], end[first, left], kind[first, left] = total, last, z
+    return best, end, kind
+
+
+@njit(cache=True)
+def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
+    """F(s, k, d): the same with ``s`` stages, the ``s``-th from the end holding ``in_flight[s - 1]`` microbatches.
+
+    Args:
+        fill, busy: As in `cheapest`, with a dim in front for the number of microbatches in flight, one less.
+        size, allowed, limit: As there.
+        in_flight: See there; at most as many stages as it has entries.
+    """
+    _, num_kinds, num_layers, _ = fill.shape
+    num_devices, num_stages = allowed.shape[1] - 1, len(in_flight)
+    best = np.full((num_stages + 1, num_layers + 1, num_devices + 1), np.inf)
+    end, kind = np.full(best.shape, -1), np.full(best.shape, -1)
+    best[0, num_layers, 0] = 0.0
+    for stage in range(1, num_stages + 1):
+        held = in_flight[stage - 1] - 1
+        for first in range(num_layers - stage, -1, -1):
+            for left in range(stage, num_devices + 1):
+                for z in range(num_kinds):
+                    if size[z] > left or not allowed[z, left]:
+                        continue
+                    for last in range(first + 1, num_layers + 1):
+                        total = fill[held, z, first, last] + best[stage - 1, last, left - size[z]]
+                        if total < best[stage, first, left] and busy[held, z, first, last] <= limit:
+                            best[stage, first, left] = total
+                            end[stage, first, left], kind[stage, first, left] = last, z
+    return best, end, kind

@@ -1,0 +1,72 @@
+"""The devices of a cluster in a line, along which stages are laid."""
+
+from collections.abc import Sequence
+from itertools import permutations
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.hardware import Cluster
+from meshwright.hardware.torus import divisors
+
+_FINE_DEVICES = 128  # up to here a stage may have part of a host
+_MOST_UNITS = 64  # of more hosts, stages take several at a time
+_MOST_ORDERS = 6
+
+
+class Line:
+    """The groups of hosts one after another; stages are laid along it.
+
+    Within a group any order will do: sizes divide each other or are whole hosts, so the largest can be placed first.
+
+    Attributes:
+        unit: Devices that are counted as one.
+        num_units: Units of the whole line.
+        kinds: Kinds of submesh: group and devices.
+    """
+
+    def __init__(self, cluster: Cluster, order: Sequence[int]):
+        groups, hosts, devices = cluster.groups, cluster.num_hosts, cluster.num_devices
+        fine = devices <= _FINE_DEVICES
+        step = 1 if hosts <= _MOST_UNITS else _step([g.num_hosts for g in groups], hosts)
+        self.unit = 1 if fine else gcd(*(step * g.devices_per_host for g in groups))
+        self.num_units = devices // self.unit
+        self.kinds: list[tuple[int, int]] = []
+        self._edges: dict[int, tuple[int, int]] = {}
+        start = 0
+        for number in order:
+            group, per_host = groups[number], groups[number].devices_per_host
+            self._edges[number] = (start, start + group.num_hosts * per_host)
+            start = self._edges[number][1]
+            parts = [n for n in _chain(per_host) if n < per_host] if fine else []
+            self.kinds += [(number, n) for n in parts]
+            self.kinds += [(number, n * per_host) for n in range(step, group.num_hosts + 1, step)]
+
+    def allowed(self, group: int, devices: int) -> NDArray[np.bool_]:
+        """For each number of units left, whether a stage of so many devices of a group can come next."""
+        start = (self.num_units - np.arange(self.num_units + 1)) * self.unit
+        first, last = self._edges[group]
+        return (start >= first) & (start + devices <= last)
+
+
+def _step(hosts: list[int], total: int) -> int:
+    """The fewest hosts that are taken at a time so that there are not too many units."""
+    return next(d for d in divisors(gcd(*hosts)) if total // d <= _MOST_UNITS or d == gcd(*hosts))
+
+
+def _chain(number: int) -> list[int]:
+    """Divisors of a number that divide each other, descending.
+
+    >>> _chain(12)
+    [12, 6, 3, 1]
+    """
+    found = [number]
+    while found[-1] > 1:
+        found.append(max(d for d in divisors(found[-1]) if d < found[-1]))
+    return found
+
+
+def orders(num_groups: int) -> list[tuple[int, ...]]:
+    """Orders in which groups of hosts are put one after another."""
+    return list(permutations(range(num_groups)))[:_MOST_ORDERS]

@@ -1,0 +1,290 @@
+"""Prices every layer at once: one intra-op solve on one view, its costs and bytes told apart by layer.
+
+The number of solves therefore does not depend on how many layers there are, or ranges of layers: a range costs what its
+layers cost together.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from functools import cached_property
+
+import numpy as np
+
+from meshwright import jax_compat
+from meshwright.errors import ShardingError
+from meshwright.graph.liveness import liveness
+from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
+from meshwright.hardware import Mesh
+from meshwright.pipeline.flow import Array, Bools, Flow, Ints
+from meshwright.pipeline.layers import Layers
+from meshwright.pipeline.rows import Resized
+from meshwright.planner.folding import Folded, fold
+from meshwright.planner.formulate import Formulation
+from meshwright.planner.groups import Grouping
+from meshwright.planner.methods import Method
+from meshwright.planner.readback import Readback
+from meshwright.planner.roles import find_roles
+from meshwright.planner.tensor import Spec
+from meshwright.solver import solve
+from meshwright.strategy.sharding import Axes
+
+_DEAR = 100.0  # how much dearer than the step the least memory that would do is made, to find who needs little
+
+
+_SECONDS = 20.0  # for one solve: they are proven optimal in a few hundredths of one, once kernels are loaded
+
+
+class Item(IntEnum):
+    """What is known of a layer on one view: seconds of one microbatch or step, and bytes on one device."""
+
+    FORWARD = 0  # compute
+    FORWARD_SENT = auto()  # communication
+    BACKWARD = auto()  # compute; with what the user's own checkpoints repeat
+    BACKWARD_SENT = auto()
+    WEIGHTS = auto()  # the part of BACKWARD that makes weights' gradients
+    REPEATED = auto()  # the part of BACKWARD that repeats forward work
+    AGAIN = auto()  # the part of FORWARD that selective recomputation repeats
+    AGAIN_SENT = auto()
+    GRADIENTS_SENT = auto()  # bringing gradients together inside the view, once a step
+    UPDATE = auto()
+    UPDATE_SENT = auto()
+    PARAMETER_BYTES = auto()
+    OPTIMIZER_BYTES = auto()
+    COPY_BYTES = auto()  # of parameters in another type
+    HELD_BYTES = auto()  # for the backward pass of one microbatch
+    KEPT_BYTES = auto()  # the part of these that selective recomputation keeps
+    INPUT_BYTES = auto()  # what comes over the cut before the layer
+    TRANSIENT_BYTES = auto()  # at the most while it works on one microbatch
+
+
+@dataclass(frozen=True)
+class LayerPrices:
+    """All layers on one view under one choice.
+
+    Attributes:
+        items: `Item`s by rows, layers by columns.
+        batch_parts: Into how many parts the view splits the rows.
+        specs: Sharding of each argument that is state, by value id.
+        local_bytes: Bytes of each of them on one device.
+    """
+
+    items: Array
+    batch_parts: int
+    specs: dict[int, Spec]
+    local_bytes: dict[int, float]
+
+
+class Pricing:
+    """A graph at one number of rows, ready to be priced on any view."""
+
+    def __init__(self, resized: Resized, layers: Layers):
+        self.graph, nests = resized
+        self.layers = layers
+        self.grouping = Grouping(self.graph, nests)
+        self.roles = find_roles(self.graph)
+        self.live = liveness(self.graph, self.grouping.nests)
+        self.flow = Flow(self.graph, self.grouping.nests, self.roles)
+        self._folded: dict[str, Folded] = {}
+        self._last: tuple[tuple[Mesh, str], Formulation] | None = None
+
+    def price(self, mesh: Mesh, method: Method, dear: bool = False) -> LayerPrices | None:
+        """The layers' prices under the fastest choice, or the one that needs least memory; None if there is none."""
+        try:
+            formulation = self._formulate(mesh, method)
+        except ShardingError:
+            return None
+        prices = _dear(formulation) if dear else {}
+        problem = formulation.problem({}, None, prices)
+        choice = solve(problem, seconds=_SECONDS, workers=1, keep_interrupted=False).choice
+        return None if choice is None else self._read(Readback(formulation, choice))
+
+    def _formulate(self, mesh: Mesh, method: Method) -> Formulation:
+        """The problem of one view; the last one is kept, since it is asked for twice."""
+        key = (mesh, method.name)
+        if self._last is None or self._last[0] != key:
+            if method.name not in self._folded:
+                self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles))
+            restrictions = method.restrict(self.graph, self.roles, mesh, Axes(mesh.sizes))
+            folded = self._folded[method.name]
+            self._last = key, Formulation(self.grouping, folded, self.live, mesh, restrictions, itemise=True)
+        return self._last[1]
+
+    def _read(self, back: Readback) -> LayerPrices:
+        compute, sent, gradients = self._seconds(back)
+        masks = self._masks
+        items = np.zeros((len(Item), self.layers.num_layers))
+        for item, weights in (
+            (Item.FORWARD, compute * masks["forward"]),
+            (Item.FORWARD_SENT, sent * masks["forward"]),
+            (Item.BACKWARD, compute * masks["backward"]),
+            (Item.BACKWARD_SENT, sent * masks["backward"]),
+            (Item.WEIGHTS, compute * masks["weights"]),
+            (Item.REPEATED, compute * masks["repeated"]),
+            (Item.AGAIN, compute * masks["again"]),
+            (Item.AGAIN_SENT, sent * masks["again"]),
+            (Item.GRADIENTS_SENT, gradients),
+            (Item.UPDATE, compute * masks["update"]),
+            (Item.UPDATE_SENT, sent * masks["update"]),
+        ):
+            items[item] = self._by_layer(self.layers.places.unit, weights)
+        self._bytes(back, items)
+        state = (*self.roles.parameters, *self.roles.optimizer)
+        specs = {v: back.spec(back.code(v), len(self.graph.types[v].shape)) for v in state}
+        parts = back.axes.num_parts(back.made)
+        local = {v: float(self.flow.num_bytes[v] / parts[v]) for v in state}
+        over = [back.axes.dims(back.code(v), 1)[0] for v in self.roles.data if self.graph.types[v].shape]
+        split = max((math.prod(back.axes.sizes[a] for a in axes) for axes in over), default=1)
+        return LayerPrices(items, split, specs, local)
+
+    def _seconds(self, back: Readback) -> tuple[Array, Array, Array]:
+        """Compute, communication and reductions of gradients of each operation."""
+        ops, size = self.grouping.ops, len(self.graph.columns.signature)
+        compute, sent, gradients = np.zeros(size), np.zeros(size), np.zeros(size)
+        for which, members in enumerate(back.folded.members):
+            strategy = back.choice[which]
+            for member, purpose, seconds in back.formulation.tables[which].items:
+                if seconds[strategy]:
+                    target = compute if purpose == "compute" else sent if purpose == "reshard" else gradients
+                    target[ops.items[ops.start[members] + member]] += seconds[strategy]
+        last = self._ends
+        sent += np.where(last, 0.0, gradients)
+        gradients[~last] = 0.0
+        known: dict[tuple[int, int, int], float] = {}
+        for item in back.resharded():
+            if item.op >= 0:
+                key = (int(self.graph.kind[item.value]), item.source, item.target)
+                if key not in known:
+                    known[key] = sum(hop.seconds for hop in back.hops(item))
+                sent[item.op] += item.trips * known[key]
+        return compute, sent, gradients
+
+    def _bytes(self, back: Readback, items: Array) -> None:
+        made, live, columns = back.made, self.live, self.graph.columns
+        local = self.flow.num_bytes / back.axes.num_parts(made)
+        owner = {v: units[0] for v, units in self.layers.places.arguments.items()}
+        for item, state in (
+            (Item.PARAMETER_BYTES, self.roles.parameters),
+            (Item.OPTIMIZER_BYTES, self.roles.optimizer),
+        ):
+            items[item] = self._by_layer(np.array([owner[v] for v in state], np.int64), local[list(state)])
+        held, copies, kept = self._held
+        unit = self.layers.places.unit
+        for item, values in ((Item.HELD_BYTES, held), (Item.COPY_BYTES, copies), (Item.KEPT_BYTES, kept)):
+            items[item] = self._by_layer(unit[columns.producer[values]], local[values])
+        for layer, values in self._inputs.items():
+            items[Item.INPUT_BYTES, layer] = local[values].sum()
+        items[Item.KEPT_BYTES] += items[Item.INPUT_BYTES]
+        for item in (Item.KEPT_BYTES, Item.INPUT_BYTES):  # the user's own checkpoints may leave less to keep
+            items[item] = np.minimum(items[item], items[Item.HELD_BYTES])
+        brief = live.stored & (live.stop > live.start) & (columns.producer >= 0)
+        brief &= live.stop <= self._update_at
+        brief[held] = brief[copies] = False
+        change = np.zeros(len(unit) + 1)
+        np.add.at(change, live.start[brief], local[brief])
+        np.add.at(change, np.minimum(live.stop[brief], len(unit)), -local[brief])
+        for start, stop, size in back.copies():
+            change[start] += size
+            change[stop] -= size
+        peak = np.zeros(len(self.layers.first))
+        working = ~self._masks["update"].astype(bool)
+        np.maximum.at(peak, unit[working], np.cumsum(change)[:-1][working])
+        for first, count, size in zip(self.layers.first, self.layers.count, peak, strict=True):
+            place = items[Item.TRANSIENT_BYTES, first : first + count]
+            np.maximum(place, size, out=place)
+
+    def _by_layer(self, unit: Ints, weights: Array) -> Array:
+        return self.layers.gather(unit, weights)
+
+    @cached_property
+    def _masks(self) -> dict[str, Array]:
+        """For each operation, 1 where it is part of something."""
+        columns, flow = self.graph.columns, self.flow
+        phase = {name: columns.phase == PHASES.index(name) for name in (FORWARD, BACKWARD, UPDATE)}
+        scopes = np.array([jax_compat.is_recomputed(scope) for scope in columns.scopes], bool)
+        masks = {
+            "forward": phase[FORWARD],
+            "backward": phase[BACKWARD],
+            "update": phase[UPDATE],
+            "weights": self._ends & (flow.flops > 0),
+            "repeated": phase[BACKWARD] & scopes[columns.scope],
+            "again": phase[FORWARD] & ~self._on_weights,
+        }
+        return {name: mask.astype(float) for name, mask in masks.items()}
+
+    @cached_property
+    def _ends(self) -> Bools:
+        """Backward work that no contraction or summing scatter of the backward pass waits for: weights' gradients.
+
+        Their sums over devices wait until all microbatches are added up.
+        """
+        columns, backward = self.graph.columns, self.graph.columns.phase == PHASES.index(BACKWARD)
+        leads = [nest.leads for nest in self.grouping.nests]
+        carried = {t.carry: t.made for t in self.graph.ties}
+        first, count, start = columns.first_made.tolist(), columns.num_made.tolist(), columns.start.tolist()
+        awaited, ends = np.zeros(columns.num_values, bool), np.zeros(len(first), bool)
+        for i in np.flatnonzero(backward)[::-1].tolist():
+            feeds = awaited[first[i] : first[i] + count[i]].any()
+            ends[i] = not feeds
+            if feeds or leads[i]:
+                reads = columns.reads[start[i] : start[i + 1]]
+                awaited[reads] = True
+                awaited[[carried[v] for v in reads.tolist() if v in carried]] = True
+        return ends
+
+    @cached_property
+    def _on_weights(self) -> Bools:
+        """Contractions of activations with weights: what selective recomputation does not repeat."""
+        columns, flow = self.graph.columns, self.flow
+        weights = np.zeros(len(columns.signature), bool)
+        weights[columns.reader[~flow.from_data[columns.reads]]] = True
+        return weights & (flow.flops > 0)
+
+    @cached_property
+    def _update_at(self) -> int:
+        """Index of the first operation of the update."""
+        update = np.flatnonzero(self.graph.columns.phase == PHASES.index(UPDATE))
+        return int(update[0]) if len(update) else len(self.graph.columns.signature)
+
+    @cached_property
+    def _held(self) -> tuple[Ints, Ints, Ints]:
+        """Values of the forward pass that wait for the backward pass: activations, copies of weights, what is kept."""
+        columns, live = self.graph.columns, self.live
+        backward = np.flatnonzero(columns.phase == PHASES.index(BACKWARD))
+        none = np.zeros(0, np.int64)
+        if not len(backward):
+            return none, none, none
+        made = columns.producer
+        waits = live.stored & (made >= 0) & (live.start < backward[0]) & (live.stop > backward[0])
+        waits[made >= 0] &= columns.phase[made[made >= 0]] == PHASES.index(FORWARD)
+        waits &= self.grouping.placed.home >= 0
+        held = np.flatnonzero(waits & self.flow.from_data)
+        kept = held[self._on_weights[made[held]]]
+        return held, np.flatnonzero(waits & ~self.flow.from_data), kept
+
+    @cached_property
+    def _inputs(self) -> dict[int, Ints]:
+        """For each layer the values that come over the cut before it."""
+        columns, flow, unit = self.graph.columns, self.flow, self.layers.places.unit
+        forward = columns.phase[columns.reader] == PHASES.index(FORWARD)
+        made = columns.producer[columns.reads]
+        forward &= (made >= 0) & flow.from_data[columns.reads]
+        value, begin, end = columns.reads[forward], unit[made[forward]], unit[columns.reader[forward]]
+        first, count = self.layers.first, self.layers.count
+        found: dict[int, Ints] = {}
+        for number, (layer, many) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+            if many > 1:
+                carried = [t.carry for t in self.graph.ties if unit[columns.producer[t.carry]] == number]
+                here = np.array([v for v in carried if flow.from_data[v]], np.int64)
+                found |= dict.fromkeys(range(layer + 1, layer + many), here)
+            if layer:
+                crosses = (first[begin] < layer) & (first[end] >= layer)
+                found[layer] = np.unique(value[crosses])
+        return found
+
+
+def _dear(formulation: Formulation) -> dict[int, float]:
+    """A price of memory, at the moment at which the least is needed, beyond what time is worth."""
+    least = formulation.memory.least()
+    rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
+    return {least.peak_at: rate / max(least.peak_bytes, 1)}

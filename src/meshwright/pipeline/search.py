@@ -1,0 +1,239 @@
+"""Searches pipelines: numbers of microbatches, schedules, recomputation, equal stages and unequal ones.
+
+First every recipe of equal stages is priced, which is quick and gives a time to beat; then, for each size of
+microbatch, recomputation and schedule, the dynamic programme looks for stages that beat it. All are priced by the same
+sums over the same prices, so what is found is no worse than any recipe.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.graph.phases import BACKWARD, PHASES
+from meshwright.pipeline.catalogue import Catalogue
+from meshwright.pipeline.flow import Array, Flow
+from meshwright.pipeline.kernel import price_ranges
+from meshwright.pipeline.line import Line, orders
+from meshwright.pipeline.options import CHECKPOINTS, Option, Options, find_options
+from meshwright.pipeline.recipe import Priced, Split, ThreeD, check_recipe, equal_stages, price_recipe
+from meshwright.pipeline.schedules import SCHEDULES, in_flight
+from meshwright.pipeline.stages import Ranges, solve_stages
+from meshwright.pipeline.transfer import transfer_s
+from meshwright.planner.stage import Pipeline
+from meshwright.units import format_bytes
+
+_MOST_MEMORY, _MEMORY_ROUNDS = 1024.0, 9  # how much more than there is, and how closely, is asked for
+
+
+@dataclass(frozen=True)
+class FoundStage:
+    """A stage as it was found: its chunks of layers, its group of hosts, how it is split, what it holds."""
+
+    chunks: tuple[tuple[int, int], ...]
+    group: int
+    option: Option
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A pipeline, and the time of a step."""
+
+    total_s: float
+    pipeline: Pipeline
+    stages: tuple[FoundStage, ...]
+
+
+class Search:
+    """The best pipeline so far.
+
+    Attributes:
+        best: It, or None.
+        tried: How many pipelines and dynamic programmes were priced.
+        nearest_bytes: The least bytes over the limit that a recipe needs, where none fits; with its shape in words.
+    """
+
+    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None]):
+        self.catalogue, self.flow, self.say = catalogue, flow, say
+        layers, forward = catalogue.layers, flow.forward
+        work = layers.gather(layers.places.unit[forward], flow.flops[forward])
+        self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000)
+        self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
+        self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
+        self.best: Found | None = None
+        self.tried = 0
+        self.nearest_bytes, self.nearest = np.inf, ""
+        self._memory = 1.0  # of what there is
+        self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
+
+    @property
+    def best_s(self) -> float:
+        return np.inf if self.best is None else self.best.total_s
+
+    def options(
+        self, group: int, devices: int, rows: int, checkpoint: str, tensor: int | None = None
+    ) -> Options | None:
+        key = (group, devices, rows, checkpoint, tensor)
+        if key not in self._options:
+            self._options[key] = find_options(self.catalogue, *key)
+        return self._options[key]
+
+    def transfer(self, rows: int, num_devices: int) -> Array:
+        """Seconds, there and back, over each cut, when a stage of so many devices sends."""
+        crossing = self.catalogue.layers.crossing_bytes * rows / self.catalogue.rows.batch / num_devices
+        times = [2 * transfer_s(self.catalogue.cluster, size) if size else 0.0 for size in crossing]
+        return np.array(times)
+
+    # Recipes of equal stages.
+
+    def all_recipes(self) -> None:
+        """Prices every pipeline of equal stages."""
+        cluster = self.catalogue.cluster
+        if cluster.mixed:
+            return
+        self.say("pricing pipelines of equal stages")
+        for num_stages, devices in equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers):
+            for tensor in self.catalogue.inner_sizes(0, devices):
+                for rows in self.catalogue.microbatches:
+                    for checkpoint in self.checkpoints:
+                        self._recipes(num_stages, devices, tensor, rows, checkpoint)
+
+    def _recipes(self, num_stages: int, devices: int, tensor: int, rows: int, checkpoint: str) -> None:
+        """All schedules of one shape, those that cannot win left out."""
+        options = self.options(0, devices, rows, checkpoint, tensor)
+        if options is None:
+            return
+        num_microbatches, transfer = self.catalogue.rows.batch // rows, self.transfer(rows, devices)
+        whole = options.sums[:, 0, -1].min() * num_microbatches  # of all stages together
+        if whole / num_stages >= self.best_s:
+            return
+        for schedule, interleave in self._schedules(num_stages, num_microbatches):
+            chunks = self.split.chunks(num_stages, interleave)
+            priced = price_recipe(options, chunks, schedule, num_microbatches, transfer)
+            pipeline = Pipeline(schedule, num_microbatches, interleave, checkpoint)
+            self._offer(priced, options, chunks, pipeline)
+
+    def one_recipe(self, recipe: ThreeD) -> None:
+        """Prices one recipe.
+
+        Raises:
+            ShardingError: The model or the cluster does not allow it.
+        """
+        devices, rows = check_recipe(recipe, self.catalogue, self.trains)
+        options = self.options(0, devices, rows, recipe.checkpoint, recipe.tensor)
+        if options is None:
+            raise ShardingError(
+                f"{recipe.name}: microbatches of {recipe.microbatch} rows cannot be had on {recipe.tensor} devices: "
+                "the model's sizes do not divide; choose another microbatch or tensor"
+            )
+        num_microbatches = self.catalogue.rows.batch // rows
+        chunks = self.split.chunks(recipe.pipeline, recipe.interleave)
+        transfer = self.transfer(rows, devices)
+        priced = price_recipe(options, chunks, recipe.schedule, num_microbatches, transfer)
+        pipeline = Pipeline(recipe.schedule, num_microbatches, recipe.interleave, recipe.checkpoint)
+        self._offer(priced, options, chunks, pipeline)
+
+    def _offer(self, priced: Priced, options: Options, chunks: tuple, pipeline: Pipeline) -> None:
+        self.tried += 1
+        num_stages = len(priced.option)
+        short = float(priced.peak_bytes.max())
+        if self.best is None and np.isinf(priced.total_s) and short < self.nearest_bytes:
+            self.nearest_bytes = short
+            self.nearest = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
+        if priced.total_s >= self.best_s:
+            return
+        held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, pipeline.interleave)
+        ranges = zip(*(side.tolist() for side in chunks), strict=True)
+        stages = tuple(
+            FoundStage(tuple(zip(first, last, strict=True)), options.group, options.options[option], number)
+            for (first, last), option, number in zip(ranges, priced.option.tolist(), held, strict=True)
+        )
+        self.best = Found(priced.total_s, pipeline, stages)
+
+    def _schedules(self, num_stages: int, num_microbatches: int) -> Iterator[tuple[str, int]]:
+        """Schedules and chunks that can be best; GPipe never is: 1F1B takes as long and holds less."""
+        yield ("1f1b" if self.trains else "inference"), 1
+        if num_stages == 1:
+            return
+        if self.trains and num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
+            yield "zb-h1", 1
+        if num_microbatches % num_stages == 0:
+            for interleave in range(2, self.split.num_layers // num_stages + 1):
+                yield ("interleaved" if self.trains else "inference"), interleave
+
+    # Stages of any size, by dynamic programming.
+
+    def all_programmes(self) -> None:
+        """Looks for unequal stages that beat the best so far."""
+        batch = self.catalogue.rows.batch
+        for rows in self.catalogue.microbatches:
+            self.say(f"cutting stages for {batch // rows} microbatches of {rows} rows")
+            for checkpoint in self.checkpoints:
+                for schedule in ("zb-h1", "1f1b") if self.trains else ("inference",):
+                    for order in orders(len(self.catalogue.cluster.groups)):
+                        self._programme(rows, checkpoint, schedule, order)
+
+    def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
+        num_microbatches, cluster = self.catalogue.rows.batch // rows, self.catalogue.cluster
+        line = Line(cluster, order)
+        kinds = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
+        found = [(g, n, options) for g, n, options in kinds if options is not None]
+        num_layers = self.split.num_layers
+        most = min(num_microbatches, num_layers, line.num_units)
+        if not found:
+            return
+        shape = (most, len(found), num_layers, num_layers + 1)
+        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
+        hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
+        for z, (_, devices, o) in enumerate(found):
+            tables = fill[:, z], busy[:, z], which[:, z]
+            transfer = self.transfer(rows, devices)
+            sizes = (o.ties, o.tie_bytes, o.tie_s, transfer, self._memory * o.limit, num_microbatches, hides)
+            price_ranges(o.sums, o.transient, o.ways, *sizes, *tables)
+        size = np.array([n // line.unit for _, n, _ in found])
+        allowed = np.array([line.allowed(g, n) for g, n, _ in found])
+        self.tried += 1
+
+        def held(count: int) -> list[int] | None:
+            full = num_microbatches >= SCHEDULES[schedule].full_from * count
+            return [min(n, most) for n in in_flight(schedule, count, num_microbatches)] if full else None
+
+        solution = solve_stages(Ranges(fill, busy, size, allowed), held, self.best_s)
+        if solution is None or solution.total_s >= self.best_s:
+            return
+        stages = []
+        for part in solution.parts:
+            group, _, options = found[part.kind]
+            option = options.options[which[part.in_flight - 1, part.kind, part.first, part.last]]
+            stages.append(FoundStage(((part.first, part.last),), group, option, part.in_flight))
+        self.best = Found(solution.total_s, Pipeline(schedule, num_microbatches, 1, checkpoint), tuple(stages))
+
+    def does_not_fit(self) -> DoesNotFit:
+        """The error for a model that fits nowhere: how near the nearest pipeline came."""
+        if np.isinf(self.nearest_bytes):
+            self._raise_memory()
+        limit, needed = min(self.catalogue.limits), self.nearest_bytes
+        near = "" if np.isinf(needed) else f"; the nearest, {self.nearest}, needs {format_bytes(needed)}"
+        return DoesNotFit(
+            f"no pipeline fits {format_bytes(limit)} per device{near}. Use more devices, a smaller batch or devices "
+            "with more memory.",
+            needed_bytes=int(needed) if np.isfinite(needed) else int(limit) + 1,
+            limit_bytes=int(limit),
+        )
+
+    def _raise_memory(self) -> None:
+        """Finds how much more memory would let unequal stages fit, where no equal ones can be had."""
+        rows, low, high = self.catalogue.microbatches[0], 1.0, _MOST_MEMORY
+        for _ in range(_MEMORY_ROUNDS):
+            self._memory = (low * high) ** 0.5
+            for order in orders(len(self.catalogue.cluster.groups)):
+                self._programme(rows, self.checkpoints[-1], "1f1b" if self.trains else "inference", order)
+            if self.best is None:
+                low = self._memory
+                continue
+            high, stages = self._memory, len(self.best.stages)
+            self.nearest_bytes = high * min(self.catalogue.limits)
+            self.nearest = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
+            self.best = None

@@ -1,0 +1,128 @@
+"""Plans in stages through the public door: what they hold, and what is refused."""
+
+import jax.numpy as jnp
+import pytest
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.runtime.spmd import spmd
+from tests.pipeline.models import mlp
+
+
+@pytest.fixture(scope="module")
+def planned():
+    step, args = mlp(1024, layers=4, rows=16)
+    recipe = mw.ThreeD(data=2, tensor=2, pipeline=2, microbatch=2, checkpoint="selective")
+    return mw.plan(step, *args, cluster="2x4 h100", method=recipe), step, args
+
+
+def test_a_recipe_is_laid_out_as_it_says(planned):
+    plan, _, _ = planned
+    assert [s.layers for s in plan.stages] == [(0, 2), (2, 4)]
+    assert [s.mesh.sizes for s in plan.stages] == [(2, 2), (2, 2)]
+    assert [(s.submesh.first_host, s.submesh.num_devices) for s in plan.stages] == [(0, 4), (1, 4)]
+    assert plan.pipeline.num_microbatches == 4
+    assert plan.method == "ThreeD(2×2×2)"
+    paths = [{t.path for t in s.tensors} for s in plan.stages]
+    assert paths == [{"state/0/0", "state/0/1"}, {"state/0/2", "state/0/3"}]
+    assert all("y" in axes for s in plan.stages for t in s.tensors for axes in t.spec if axes)
+    assert plan.memory.peak_bytes == max(s.peak_bytes for s in plan.stages)
+    assert plan.stages[0].send_bytes > 0 and plan.stages[-1].send_bytes == 0
+
+
+def test_it_is_saved_printed_and_not_run(planned, tmp_path):
+    plan, step, _ = planned
+    plan.save(tmp_path / "plan.json")
+    again = mw.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.stages == plan.stages
+    text = str(again)
+    assert "2 stages, 1f1b, 4 microbatches" in text and "host 1/0-3" in text
+    with pytest.raises(mw.ShardingError, match="pipeline of 2 stages, which cannot be run yet"):
+        spmd(plan, step)
+    with pytest.raises(mw.ShardingError, match=r"plans a pipeline, which cannot be run yet: plan it with mw\.plan"):
+        mw.parallelize(step, method=mw.Auto(pipeline=True))
+
+
+def test_auto_takes_the_plan_without_stages_where_that_is_quicker():
+    step, args = mlp(256, layers=4, rows=16)
+    plan = mw.plan(step, *args, cluster="1x2 h100", method=mw.Auto(pipeline=True))
+    plain = mw.plan(step, *args, cluster="1x2 h100")
+    assert plan.step_s <= plain.step_s
+    assert plan.method == "Auto"
+
+
+def test_hosts_of_two_kinds_get_stages_of_their_own():
+    step, args = mlp(4096, layers=8, rows=64)
+    plan = mw.plan(step, *args, cluster="1x2 h100 + 1x2 v100-16gb", method=mw.Auto(pipeline=True))
+    work = {
+        chip: sum(s.layers[1] - s.layers[0] for s in plan.stages if chip in s.submesh.chip) for chip in ("h1", "v1")
+    }
+    assert sum(s.submesh.num_devices for s in plan.stages) == 4
+    assert sum(work.values()) == 8
+    assert work["h1"] > work["v1"] > 0  # the faster chip has more to do
+
+
+def test_hosts_of_two_kinds_that_are_too_small_say_by_how_much():
+    step, args = mlp(4096, layers=8, rows=16)
+    method = mw.Auto(pipeline=True, memory_fraction=0.002)
+    with pytest.raises(mw.DoesNotFit, match=r"the nearest, of \d stages with checkpoint=full, needs") as caught:
+        mw.plan(step, *args, cluster="1x2 h100 + 1x2 v100-16gb", method=method)
+    assert caught.value.needed_bytes > caught.value.limit_bytes
+
+
+def test_a_scan_is_cut_between_its_trips():
+    example = zoo.build("llama-tiny", batch=8, layers=4, scan=True)
+    recipe = mw.ThreeD(data=1, tensor=1, pipeline=2, microbatch=1)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster="1x2 h100", method=recipe)
+    stacked = {t.path: t.shape[0] for s in plan.stages for t in s.tensors if t.path.endswith("layers/up")}
+    assert set(stacked.values()) == {2}  # two of the four layers on each stage
+
+
+def test_a_forward_pass_is_pipelined_for_inference():
+    example = zoo.build("llama-tiny", batch=8, layers=4)
+    args = (example.loss, example.state["params"], example.batch)
+    recipe = mw.ThreeD(data=1, tensor=1, pipeline=2, microbatch=2, schedule="inference")
+    plan = mw.plan(*args, cluster="1x2 h100", method=recipe)
+    assert all(s.backward.total_s == 0 and s.update.total_s == 0 for s in plan.stages)
+    with pytest.raises(mw.ShardingError, match="takes no gradient"):
+        mw.plan(*args, cluster="1x2 h100", method=mw.ThreeD(data=1, tensor=1, pipeline=2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"pipeline": 8}, "8 chunks, but the model has 4 layers; use at most 4"),
+        ({"data": 2, "pipeline": 4, "microbatch": 3}, "does not divide into microbatches of 6"),
+        ({"data": 2}, "is 2 devices, but cluster '2x4 h100' has 8"),
+        ({"data": 4, "pipeline": 2, "microbatch": 2, "schedule": "inference"}, "takes a gradient"),
+        ({"data": 4, "pipeline": 2, "microbatch": 4, "interleave": 2, "schedule": "gpipe"}, "no interleaved form"),
+    ],
+)
+def test_recipes_that_do_not_suit_are_refused(recipe, words):
+    step, args = mlp(64, layers=4, rows=16)
+    with pytest.raises(mw.ShardingError, match=words):
+        mw.plan(step, *args, cluster="2x4 h100", method=mw.ThreeD(**recipe))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: mw.ThreeD(data=0), "ThreeD data is 0; give a whole number of at least 1"),
+        (lambda: mw.ThreeD(schedule="2f2b"), "unknown schedule '2f2b'"),
+        (lambda: mw.ThreeD(checkpoint="some"), "choose one of none, selective, full"),
+        (lambda: mw.Auto(layers=3), "add pipeline=True"),
+        (lambda: mw.Auto(fix={"x": ("x",)}, pipeline=True), "speak of one mesh"),
+    ],
+)
+def test_methods_are_checked_when_they_are_made(make, words):
+    with pytest.raises(mw.ShardingError, match=words):
+        make()
+
+
+def test_a_mesh_is_not_for_pipelines_and_a_mixed_cluster_not_for_meshes():
+    function, x = (lambda x, w: x @ w), jnp.ones((8, 8))
+    with pytest.raises(mw.ShardingError, match="give a cluster, and leave mesh out"):
+        mw.plan(function, x, x, cluster="2x4 h100", mesh=(2, 4), method=mw.Auto(pipeline=True))
+    with pytest.raises(mw.ClusterError, match=r"hosts of several kinds.*pipeline=True"):
+        mw.plan(function, x, x, cluster="2x4 h100 + 1x4 a100")

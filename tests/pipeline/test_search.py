@@ -1,0 +1,117 @@
+"""The search: no worse than any recipe or plain plan, and its price is what the stages say."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.graph import trace
+from meshwright.pipeline.planner import start_search
+from meshwright.pipeline.schedules import SCHEDULES, in_flight
+from meshwright.pipeline.search import Search
+from tests.pipeline.models import mlp
+
+
+def searched(step, args, machines, **options):
+    search = start_search(trace(step, *args), mw.cluster(machines), mw.Auto(pipeline=True, **options), lambda _: None)
+    search.all_recipes()
+    search.all_programmes()
+    return search
+
+
+def recipes(search):
+    """Every recipe that suits a cluster, on the same prices."""
+    cluster, catalogue = search.catalogue.cluster, search.catalogue
+    number = cluster.num_devices
+    shapes = [s for s in itertools.product(range(1, number + 1), repeat=3) if np.prod(s) == number]
+    for (data, tensor, pipeline), rows, schedule, chunks, checkpoint in itertools.product(
+        shapes, (1, 2, 4, 8), ("gpipe", "1f1b", "zb-h1"), (1, 2), ("none", "selective", "full")
+    ):
+        recipe = mw.ThreeD(data, tensor, pipeline, rows, schedule, chunks, checkpoint)
+        other = Search(catalogue, search.flow, lambda _: None)
+        try:
+            other.one_recipe(recipe)
+        except ShardingError:
+            continue
+        if other.best is not None:
+            yield recipe, other.best
+
+
+@pytest.mark.parametrize(
+    ("hidden", "machines", "fraction"),
+    [(1024, "2x2 v100-16gb", 0.9), (2048, "1x4 a100-40gb", 0.006), (2048, "2x2 h100", 0.003)],
+)
+def test_it_is_never_worse_than_a_recipe(hidden, machines, fraction):
+    search = searched(*mlp(hidden, layers=4, rows=16), machines, memory_fraction=fraction)
+    found = list(recipes(search))
+    assert len(found) > 20
+    assert search.best_s <= min(best.total_s for _, best in found) * (1 + 1e-9)
+
+
+def test_memory_decides_what_is_computed_again_and_how_many_stages_there_are():
+    step, args = mlp(256, layers=6, rows=2**17)
+    free = searched(step, args, "1x4 h100")
+    peak = max(_peak(free.best, i) for i in range(len(free.best.stages)))
+    limit = free.catalogue.limits[0] / 0.9
+    tight = searched(step, args, "1x4 h100", memory_fraction=0.5 * peak / limit)
+    assert tight.best.total_s > free.best.total_s
+    assert max(_peak(tight.best, i) for i in range(len(tight.best.stages))) <= 0.5 * peak
+    with pytest.raises(DoesNotFit, match=r"no pipeline fits .* the nearest, pipeline=\d"):
+        search = searched(step, args, "1x4 h100", memory_fraction=1e-4 * peak / limit)
+        assert search.best is None
+        raise search.does_not_fit()
+
+
+def _peak(found, number):
+    stage = found.stages[number]
+    ranges = [stage.option.prices.items[:, a:b].sum(axis=1) for a, b in stage.chunks]
+    items = sum(ranges)
+    transient = max(stage.option.transient[a:b].max() for a, b in stage.chunks)
+    return stage.option.state_bytes(items) + transient + stage.in_flight * stage.option.held(items)
+
+
+@pytest.mark.parametrize("machines", ["2x2 h100", "1x2 h100 + 1x2 a100-40gb"])
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_price_is_what_the_stages_say(machines, tight):
+    step, args = mlp(1024, layers=5, rows=32)
+    search = searched(step, args, machines, memory_fraction=0.002 if tight else 0.9)
+    plan = mw.plan(
+        step, *args, cluster=machines, method=mw.Auto(pipeline=True, memory_fraction=0.002 if tight else 0.9)
+    )
+    if not plan.stages:
+        return  # one program is quicker
+    assert plan.step_s == pytest.approx(search.best_s)
+    assert repriced(plan) == pytest.approx(plan.step_s)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("interleave", [1, 2])
+def test_a_recipe_is_priced_by_its_stages(schedule, interleave):
+    if interleave > 1 and schedule != "1f1b":
+        return
+    step, args = mlp(1024, layers=5, rows=32)
+    recipe = mw.ThreeD(data=2, pipeline=2, microbatch=2, schedule=schedule, interleave=interleave, checkpoint="full")
+    plan = mw.plan(step, *args, cluster="2x2 h100", method=recipe)
+    assert repriced(plan) == pytest.approx(plan.step_s)
+    held = in_flight(schedule, 2, 8, interleave)
+    for stage, number in zip(plan.stages, held, strict=True):
+        needed = stage.state_bytes + stage.transient_bytes + stage.activation_bytes * number / interleave
+        assert stage.peak_bytes == pytest.approx(needed, abs=4)
+
+
+def repriced(plan):
+    """The time of a step by the formula of `pipeline.stages`, from what the plan says of its stages."""
+    pipeline, fill, busy = plan.pipeline, [], []
+    name = "interleaved" if pipeline.interleave > 1 else pipeline.schedule
+    for stage in plan.stages:
+        own, sent = stage.microbatch_s, 2 * stage.transfer_s
+        backward = stage.backward.total_s + stage.recompute.total_s
+        weights = stage.weights_fraction * stage.backward.compute_s
+        weights = min(weights, stage.forward.total_s, backward - weights)
+        hides = pipeline.num_microbatches >= SCHEDULES[name].full_from * len(plan.stages)
+        part = SCHEDULES[name].fill(own, 0.0, weights, pipeline.interleave) if hides else own
+        fill.append(part + sent / pipeline.interleave)
+        busy.append((pipeline.num_microbatches - 1) * max(own, sent) + own - part + stage.once_s)
+    return sum(fill) + max(busy)
