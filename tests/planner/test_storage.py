@@ -78,7 +78,7 @@ def test_damage_in_what_is_read_late_is_said_then(planned, tmp_path, part):
     path = tmp_path / "plan.json"
     planned[0].save(path)
     data = json.loads(path.read_text())
-    data[part] = ["nonsense"] if part in ("ops", "collectives") else "nonsense"
+    data[part] = [["nonsense"]] if part in ("ops", "collectives") else "nonsense"
     path.write_text(json.dumps(data))
     again = mw.Plan.load(path)
     with pytest.raises(mw.PlanFileError, match=f"damaged in its '{part}'.*save the plan again"):

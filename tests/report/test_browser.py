@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
-from tests.planner.test_stage import staged
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -148,12 +148,17 @@ def test_dark_and_small_screens(visit, shots, size, scheme):
 
 
 def test_a_plan_in_stages(visit, shots):
-    plan = staged(mw.cluster("2x4 h100"))
+    example = zoo.build("gpt-tiny", layers=4)
+    method = mw.ThreeD(data=1, tensor=2, pipeline=4, microbatch=2)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster="2x4 h100", method=method)
     page = visit(plan)
-    assert "pipeline of 2 stages (1f1b, 4 microbatches)" in page.inner_text("#verdict")
-    page.evaluate("MW.draw(document.getElementById('stages'))")
-    assert page.locator("table.stages tbody tr").count() == 2
-    assert page.locator(".pipeline .step").count() == 2 * 2 * 4
+    assert page.inner_text("#verdict") == str(plan.verdict)
+    assert str(plan.verdict).startswith("pipeline of 4 stages (1f1b, 4 microbatches), ")
+    everything(page)
+    assert page.locator("table.stages tbody tr").count() == 4
+    assert page.locator(".pipeline .step").count() == 4 * 2 * 4
+    row = page.locator("table.stages tbody tr").first
+    assert format_bytes(plan.stages[0].peak_bytes) in row.inner_text()
     page.locator("#stages").screenshot(path=shots / "stages.png")
 
 

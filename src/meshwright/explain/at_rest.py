@@ -44,10 +44,10 @@ def pipeline_verdict(plan: "Plan") -> Verdict:
     """The verdict of a plan in stages: its pipeline, then what all stages or each of them are."""
     assert plan.pipeline is not None
     each = [str(stage_verdict(stage)) for stage in plan.stages]
-    text = (
-        f"pipeline of {len(plan.stages)} stages ({plan.pipeline.schedule}, "
-        f"{plan.pipeline.num_microbatches} microbatches)"
-    )
+    count = plan.pipeline.num_microbatches
+    text = f"pipeline of {len(plan.stages)} stages ({plan.pipeline.schedule}, {count} microbatches)"
+    if len(plan.stages) == 1:
+        text = f"one stage, {count} microbatches" if count > 1 else "one stage"
     if len(set(each)) == 1:
         inner = list(stage_verdict(plan.stages[0]).parts)
     else:

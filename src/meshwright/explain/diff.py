@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshwright.explain.screen import Printed, plain_table
 from meshwright.explain.story import sums_of
-from meshwright.explain.tensors import Row, rows_of
+from meshwright.explain.tensors import Row, plan_rows
 from meshwright.planner.show import cost_text, mesh_text
 from meshwright.units import format_bytes
 
@@ -126,7 +126,7 @@ def _moved(one: "Plan", other: "Plan") -> list[Moved]:
 
 def _by_path(plan: "Plan") -> dict[str, Row]:
     arguments: Sequence[Tensor] = [*plan.arguments, *(t for t in plan.results if t.role != "state")]
-    return {path: row for row in rows_of(plan.judgement, plan.mesh.shape, arguments) for path in row.paths}
+    return {path: row for row in plan_rows(plan, arguments) for path in row.paths}
 
 
 def _sent(one: "Plan", other: "Plan") -> list[SentDifference]:

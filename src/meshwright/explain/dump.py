@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.explain.judging import facts_of
 from meshwright.explain.program import program_lines
 from meshwright.explain.record import MEMORY_ROLES, VIRTUAL
-from meshwright.explain.tensors import TensorTable, rows_of
+from meshwright.explain.tensors import TensorTable, plan_rows
 from meshwright.explain.timeline import memory_over_time
 from meshwright.planner.show import cost_text
 
@@ -55,7 +55,7 @@ def _outputs(plan: "Plan", path: Path) -> bool:
 
 
 def _tensors(plan: "Plan", tensors: Sequence["Tensor"], path: Path) -> bool:
-    table = TensorTable(tuple(rows_of(plan.judgement, plan.mesh.shape, tensors)))
+    table = TensorTable(tuple(plan_rows(plan, tensors)))
     path.write_text(f"{table}\n", encoding="utf-8")
     return True
 

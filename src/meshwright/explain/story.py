@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.explain.screen import plain_table, plain_text
-from meshwright.explain.tensors import Row, rows_of
+from meshwright.explain.tensors import Row, plan_rows
 from meshwright.planner.show import cost_text, mesh_text
 from meshwright.planner.show_stages import pipeline_text, stages_view
 from meshwright.units import format_bytes, format_seconds
@@ -84,12 +84,12 @@ def memory_text(plan: "Plan") -> str:
 
 def _tensors(plan: "Plan") -> list[RenderableType]:
     """Parameters and data, the largest first; optimizer state in a line, since it mostly lies as its parameters."""
-    rows = rows_of(plan.judgement, plan.mesh.shape, plan.arguments)
+    rows = plan_rows(plan, plan.arguments)
     shown = [row for row in rows if row.role != "optimizer"]
     largest = sorted(shown, key=lambda row: -row.bytes_on_device * len(row.paths))[:_MOST_TENSORS]
     kept = [row for row in shown if row in largest]
     results = [t for t in plan.results if t.role == "result" and t.shape]
-    made = rows_of(plan.judgement, plan.mesh.shape, results)[:_MOST_RESULTS]
+    made = plan_rows(plan, results)[:_MOST_RESULTS]
     notes = [] if len(kept) == len(shown) else [f"{len(shown) - len(kept)} more rows: plan.show() has all of them."]
     tables = [_table("arguments", kept), *([_table("results", made)] if made else [])]
     return [*tables, *(Text(note) for note in [*notes, *_optimizer(rows)])]

@@ -33,6 +33,7 @@ class Row:
         words: The same in words.
         kind: The part it plays.
         bytes_on_device: Of one of them.
+        mesh: Names and sizes of the axes of the mesh that it lies on.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Row:
     words: str
     kind: str
     bytes_on_device: int
+    mesh: tuple[tuple[str, int], ...]
 
     @property
     def name(self) -> str:
@@ -65,7 +67,18 @@ class TensorTable(Printed):
 
 def show(plan: "Plan", path: str) -> TensorTable:
     """See `Plan.show`."""
-    return TensorTable(tuple(rows_of(plan.judgement, plan.mesh.shape, plan.find(path))))
+    return TensorTable(tuple(plan_rows(plan, plan.find(path))))
+
+
+def plan_rows(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
+    """Rows of a plan's tensors; where stages have different meshes, those of each stage by themselves."""
+    meshes = {path: stage.mesh.shape for stage in plan.stages for path in (t.path for t in stage.tensors)}
+    default = plan.stages[0].mesh.shape if plan.stages else plan.mesh.shape
+    groups: dict[tuple[tuple[str, int], ...], list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = meshes.get(tensor.path, default)
+        groups.setdefault(tuple(mesh.items()), []).append(tensor)
+    return [row for mesh, members in groups.items() for row in rows_of(plan.judgement, dict(mesh), members)]
 
 
 def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["Tensor"]) -> list[Row]:
@@ -87,6 +100,7 @@ def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["
             sharding_words(shape, letters, spec, mesh),
             kind,
             bytes_on_device(shape, dtype, spec, mesh),
+            tuple(mesh.items()),
         )
         for (pattern, shape, dtype, spec, role, kind, letters), found in alike.items()
     ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.record import MEMORY_ROLES
 from meshwright.explain.story import memory_text, step_text
-from meshwright.explain.tensors import Row, rows_of
+from meshwright.explain.tensors import Row, plan_rows
 from meshwright.explain.timeline import memory_over_time
 from meshwright.explain.why import Explainer, Explanation
 from meshwright.explain.words import label_words
@@ -28,7 +28,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
         seconds: Time to price alternatives; tensors that it does not suffice for come without.
     """
     results = [t for t in plan.results if t.role != "state"]
-    rows = rows_of(plan.judgement, plan.mesh.shape, [*plan.arguments, *results])
+    rows = plan_rows(plan, [*plan.arguments, *results])
     found: dict[str, Any] = {
         "method": plan.method,
         "mesh": {"names": plan.mesh.names, "sizes": plan.mesh.sizes, "text": mesh_text(plan)},
@@ -87,6 +87,7 @@ def _row(row: Row) -> dict[str, Any]:
         "words": row.words,
         "kind": row.kind,
         "bytes": row.bytes_on_device,
+        "mesh": dict(row.mesh),
     }
 
 

@@ -1,8 +1,7 @@
 /* The small picture of a tensor's split: its last two split dims as a sheet, cut by the axes, with copies behind it. */
-MW.picture = (shape, spec, plan = MW.plan()) => {
-  const sizes = Object.fromEntries(plan.mesh.names.map((name, i) => [name, plan.mesh.sizes[i]]));
-  const parts = spec.map((axes) => axes.reduce((n, axis) => n * sizes[axis], 1));
-  const copies = plan.mesh.sizes.reduce((n, size) => n * size, 1) / parts.reduce((n, p) => n * p, 1);
+MW.picture = ({ shape, spec, mesh }) => {
+  const parts = spec.map((axes) => axes.reduce((n, axis) => n * mesh[axis], 1));
+  const copies = Object.values(mesh).reduce((n, size) => n * size, 1) / parts.reduce((n, p) => n * p, 1);
   const out = MW.svg("svg", { viewBox: "0 0 60 40", width: 60, height: 40, role: "img", class: "picture" });
   out.append(MW.svg("title", {}, document.createTextNode(`${parts.join(" × ") || 1} parts, each on ${copies} device${copies > 1 ? "s" : ""}`)));
   if (!shape.length) {

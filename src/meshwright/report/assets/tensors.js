@@ -38,7 +38,7 @@ MW.section("tensors", "Tensors", "Every argument and result; layers that are spl
     const name = MW.el("span", { class: "name" }, row.path.split("/").pop(), row.count > 1 ? MW.el("span", { class: "count" }, `  ×${row.count}`) : null);
     name.style.paddingLeft = `${depth * 16}px`;
     const node = MW.el("button", { class: "leaf", type: "button", role: "treeitem", "aria-expanded": "false", "data-path": row.path, title: row.path },
-      name, MW.picture(row.shape, row.spec), MW.symbols(row.symbols), MW.el("span", {}, MW.el("span", { class: "tag" }, row.kind)), MW.el("span", { class: "num" }, MW.bytes(row.bytes)));
+      name, MW.picture(row), MW.symbols(row.symbols), MW.el("span", {}, MW.el("span", { class: "tag" }, row.kind)), MW.el("span", { class: "num" }, MW.bytes(row.bytes)));
     node.addEventListener("click", () => {
       const open = node.getAttribute("aria-expanded") === "true";
       node.setAttribute("aria-expanded", String(!open));
