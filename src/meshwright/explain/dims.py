@@ -114,12 +114,13 @@ def name_dims(
     for c in experts:
         names.setdefault(c, "E")
     places = _places(weights, parameters)
-    counts = Counter(c for found in weights.values() if len(found) > 1 for c in found if c not in names)
+    features = [_features(found, names) for found in weights.values() if len(found) > 1]
+    counts = Counter(c for found in features for c in found if c not in names)
     if counts:
         hidden = places[max(counts, key=lambda c: (counts[c], -c))]
         # A chain of equal layers has a hidden dim between any two of them, and one at each end.
         names |= {c: "D" for c, where in places.items() if where <= hidden and c not in names}
-    names |= _around_hidden(weights, names)
+    names |= _around_hidden(features, names)
     free = [letter for letter in _MORE if letter not in names.values()]
     for c in counts:
         if c not in names and free:
@@ -137,12 +138,18 @@ def _places(weights: Mapping[int, Sequence[int]], paths: Mapping[int, str]) -> d
     return places
 
 
-def _around_hidden(weights: Mapping[int, Sequence[int]], names: Mapping[int, str]) -> dict[int, str]:
+def _features(classes: Sequence[int], names: Mapping[int, str]) -> list[int]:
+    """A weight's dims but for experts and layers; of a convolution's, its channels, which come after its window."""
+    found = [c for c in classes if names.get(c) not in ("E", "L")]
+    return found if len(found) < 4 else found[-2:]
+
+
+def _around_hidden(features: Iterable[Sequence[int]], names: Mapping[int, str]) -> dict[int, str]:
     """What stands beside the hidden dim: two dims are heads and head dim, one is the feed-forward's."""
     found: dict[int, str] = {}
-    for classes in weights.values():
-        rest = [c for c in classes if names.get(c) not in ("D", "E", "L")]
-        if len(rest) < len(classes) and any(names.get(c) == "D" for c in classes):
+    for classes in features:
+        rest = [c for c in classes if names.get(c) != "D"]
+        if len(rest) < len(classes):
             letters = {1: "F", 2: "NH"}.get(len(rest), "")
             found |= {c: letter for c, letter in zip(rest, letters, strict=False) if c not in names}
     return found

@@ -1,8 +1,8 @@
 """The kind of each tensor: which part it plays in the parallelism, in a few words.
 
 An axis that splits a parameter plays the part that the products with it show (`uses.py`): ``tensor (column)``,
-``tensor (row)``, ``expert``, ``vocabulary``. Where every product reads the parameter whole along that axis, it is
-gathered before use: ``zero``. Optimizer state goes by its parameter; what splits the state alone is ``zero``, too. A
+``tensor (row)``, ``expert``, ``vocabulary``. Where most of the work is done with the parameter whole along that axis, it
+is gathered before use: ``zero``. Optimizer state goes by its parameter; what splits the state alone is ``zero``, too. A
 parameter that no axis splits is ``data (replicated)`` where some axis splits the batch, else ``replicated``.
 """
 
@@ -30,11 +30,13 @@ class Kinds:
         self.facts = facts
         self._by_axis: dict[tuple[int, int], Counter[str]] = {}  # of a parameter and an axis: the parts in its products
         self._by_class: dict[tuple[int, int], Counter[str]] = {}  # of a dim's class and an axis
+        self._work: Counter[tuple[int, int]] = Counter()
         batch: Counter[int] = Counter()
         for use in facts.uses:
             weight = int(use.flops) + 1
             if use.part == "batch":
                 batch[use.axis] += weight
+            self._work[use.parameter, use.axis] += weight
             if use.dim >= 0:
                 self._by_axis.setdefault((use.parameter, use.axis), Counter())[use.part] += weight
                 self._by_class.setdefault((use.dim_class, use.axis), Counter())[use.part] += weight
@@ -54,6 +56,8 @@ class Kinds:
 
     def _part(self, parameter: int, dim: int, axis: int) -> str:
         seen = self._by_axis.get((parameter, axis))
+        if seen is not None and 2 * seen.total() < self._work[parameter, axis]:
+            return ZERO  # some read it as it lies, but most of the work is done with it whole
         if seen is None and parameter not in self._used and self.facts.is_kept(parameter, dim, axis):
             # A bias or norm: it is split as the features it meets are split.
             seen = self._by_class.get((self.facts.classes.of(parameter)[dim], axis), Counter({"column": 1}))

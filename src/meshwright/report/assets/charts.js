@@ -51,7 +51,7 @@ MW.section("communication", "Communication", "Everything that is sent, with the 
     { key: "number", name: "number", num: true, show: (c) => c.number.toLocaleString("en") }, { key: "bytes", name: "bytes", num: true, show: (c) => MW.bytes(c.bytes) },
     { key: "seconds", name: "time", num: true, show: (c) => `${MW.cost(c.seconds)}` }, { key: "source", name: "source", show: (c) => MW.el("code", { title: c.source }, c.source.split("/").slice(-2).join("/")) },
   ], plan.collectives, { search: "kind, operation or source", sorted: "seconds", class: "collectives" }));
-});
+}, () => MW.plan().collectives.length > 0 || !MW.plan().stages.length);
 MW.section("operations", "Operations", "The program as it was traced, each operation with the shardings that were chosen.", (body) => {
   const ops = MW.plan().operations, n = ops.label.length, count = MW.el("span", { class: "label" }, `${n.toLocaleString("en")} operations`);
   const line = (i) => MW.el("div", { class: "line", role: "listitem" }, MW.el("span", { class: "label" }, String(i)), MW.el("span", { class: "label" }, ops.phases[ops.phase[i]]), MW.el("span", { title: ops.labels[ops.label[i]] }, ops.labels[ops.label[i]]), MW.symbols(ops.notations[ops.notation[i]]), MW.el("code", { class: "label", title: ops.sources[ops.source[i]] }, ops.sources[ops.source[i]].split("/").slice(-2).join("/")));
