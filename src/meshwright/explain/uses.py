@@ -265,11 +265,10 @@ class Facts:
     @cached_property
     def _stacked(self) -> set[int]:
         """Classes of dims of parameters that a scan takes one layer at a time from."""
-        program, found = self.program, set()
-        for op, operand, parameter in self.weight_ops:
-            rank = len(program.nests[program.nest[op]].operands[operand])
-            found |= set(self.classes.of(parameter)[: len(program.shape(parameter)) - rank])
-        return found
+        program = self.program
+        slices = {i for i, label in enumerate(program.labels) if label.rpartition("/")[2] == "loop_slice"}
+        taken = {program.reads_of(op)[0] for op, label in enumerate(program.label.tolist()) if label in slices}
+        return {self.classes.of(value)[0] for value in taken & set(self.parameters)}
 
     def letters_of(self, value: int) -> list[str]:
         return [self.letters.get(c, "") for c in self.classes.of(value)]
