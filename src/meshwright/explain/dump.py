@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.explain.judging import facts_of
+from meshwright.explain.notation import notation
 from meshwright.explain.program import program_lines
 from meshwright.explain.record import MEMORY_ROLES, VIRTUAL
 from meshwright.explain.tensors import TensorTable, plan_rows
@@ -117,7 +118,7 @@ def _operations(plan: "Plan", path: Path) -> bool:
     def rows() -> Iterable[Sequence[Any]]:
         for op in range(program.num_ops):
             node = int(program.node[op])
-            how = "" if program.assignment[op] == VIRTUAL else facts.notation(op)
+            how = "" if program.assignment[op] == VIRTUAL else notation(facts, op)
             label, source = program.labels[program.label[op]], program.sources[program.source[op]]
             cost = costs[node] if node >= 0 else 0.0
             yield op, program.phases[program.phase[op]], label, program.trips[op], how, node, cost, source

@@ -1,9 +1,9 @@
 """The kind of each tensor: which part it plays in the parallelism, in a few words.
 
 An axis that splits a parameter plays the part that the products with it show (`uses.py`): ``tensor (column)``,
-``tensor (row)``, ``expert``, ``vocabulary``. Where most of the work is done with the parameter whole along that axis, it
-is gathered before use: ``zero``. Optimizer state goes by its parameter; what splits the state alone is ``zero``, too. A
-parameter that no axis splits is ``data (replicated)`` where some axis splits the batch, else ``replicated``.
+``tensor (row)``, ``expert``, ``vocabulary``. Where most of the work is done with the parameter whole along that axis,
+it is gathered before use: ``zero``. Optimizer state goes by its parameter; what splits the state alone is ``zero``,
+too. A parameter that no axis splits is ``data (replicated)`` where some axis splits the batch, else ``replicated``.
 """
 
 from collections import Counter

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from meshwright.explain.notation import notation
 from meshwright.explain.record import VIRTUAL
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import label_words, symbols
@@ -16,7 +17,7 @@ def program_lines(facts: Facts) -> Iterator[str]:
         made = ", ".join(f"%{value}" for value in program.made_by(op))
         reads = ", ".join(f"%{value}" for value in program.reads_of(op))
         name, scope = program.primitive(op), label_words(program.labels[program.label[op]]).rpartition("/")[0]
-        how = "as its readers need it" if program.assignment[op] == VIRTUAL else facts.notation(op)
+        how = "as its readers need it" if program.assignment[op] == VIRTUAL else notation(facts, op)
         trips = f" ×{program.trips[op]:g}" if program.trips[op] != 1 else ""
         phase, source = program.phases[program.phase[op]], program.sources[program.source[op]]
         yield f"{made} = {name}({reads})  {how}  {phase}{trips}  {scope or '-'}  # {source}"

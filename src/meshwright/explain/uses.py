@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from meshwright.explain.dims import DimClasses, major_loops, name_dims
 from meshwright.explain.record import VIRTUAL, Nest, Program
-from meshwright.explain.words import symbols
 from meshwright.strategy.sharding import Axes
 
 if TYPE_CHECKING:
@@ -277,26 +276,6 @@ class Facts:
         """A sharding's code as axis names."""
         rank = len(self.program.shape(value))
         return tuple(tuple(self.names[a] for a in axes) for axes in self.axes.dims(code, rank))
-
-    def notation(self, op: int) -> str:
-        """An operation in symbols, such as ``B_x S D · D F_y → B_x S F_y``; each tensor as the operation splits it."""
-        program, nest = self.program, self.program.nests[self.program.nest[op]]
-        assigned = program.assignments[program.assignment[op]] if program.assignment[op] != VIRTUAL else ()
-        sides = ((program.reads_of(op), nest.operands), (program.made_by(op), nest.results))
-        texts = []
-        for values, tensors in sides:
-            texts.append([self._tensor(v, dims, assigned) for v, dims in zip(values, tensors, strict=True) if dims])
-        summed = self._summed(nest, assigned)
-        return f"{' · '.join(texts[0])} → {', '.join(texts[1]) or 'scalar'}{summed}"
-
-    def _tensor(self, value: int, dims: Sequence[Sequence[int]], assigned: Sequence[int]) -> str:
-        spec = [tuple(self.names[a] for a, loop in enumerate(assigned) if loop in dim) for dim in dims]
-        return symbols(self.program.shape(value), self.letters_of(value), spec)
-
-    def _summed(self, nest: Nest, assigned: Sequence[int]) -> str:
-        indexed = {loop for dim in nest.results[0] for loop in dim} if nest.results else set()
-        axes = [self.names[a] for a, loop in enumerate(assigned) if loop >= 0 and loop not in indexed]
-        return f" (summed over {', '.join(axes)})" if axes else ""
 
 
 def _looked_up(nest: Nest) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.explain.judgement import Part, Verdict
 from meshwright.explain.kinds import ZERO, Kinds
+from meshwright.explain.notation import notation
 from meshwright.explain.record import VIRTUAL
 from meshwright.explain.uses import Facts, Use
 
@@ -146,7 +147,7 @@ class _Judge:
         for a in self.used:
             if (share := self._share(a, "other")) >= _WORTH:
                 largest = max((u for u in self.facts.uses if u.axis == a and u.part == "other"), key=_flops)
-                yield self._say("other", [a], share, f"{self.facts.notation(largest.op)} over {{over}}")
+                yield self._say("other", [a], share, f"{notation(self.facts, largest.op)} over {{over}}")
 
     def _zero(self) -> Iterable[Part]:
         state = {role: self._gathered(role) for role in ("parameters", "optimizer")}
@@ -215,7 +216,7 @@ class _Judge:
         largest = max(products, key=lambda op: program.nests[int(program.nest[op])].flops * program.trips[op])
         assigned = program.assignments[program.assignment[largest]]
         axes = [a for a, loop in enumerate(assigned) if loop >= 0]
-        return Part("other", self._names(axes), self._degree(axes), 1.0, self.facts.notation(largest))
+        return Part("other", self._names(axes), self._degree(axes), 1.0, notation(self.facts, largest))
 
 
 def facts_have_work(facts: Facts) -> bool:

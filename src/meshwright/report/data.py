@@ -3,11 +3,12 @@
 import time
 from typing import TYPE_CHECKING, Any
 
+from meshwright.explain.explanation import Explanation
 from meshwright.explain.record import MEMORY_ROLES
 from meshwright.explain.story import memory_text, step_text
 from meshwright.explain.tensors import Row, plan_rows
 from meshwright.explain.timeline import memory_over_time
-from meshwright.explain.why import Explainer, Explanation
+from meshwright.explain.why import Explainer
 from meshwright.explain.words import label_words
 from meshwright.planner.show import cost_text, mesh_text
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.explain.notation import notation
 from meshwright.explain.record import VIRTUAL, Program
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import label_words
@@ -139,7 +140,7 @@ class _Layers:
         program = self.program
         key = (int(program.nest[op]), int(program.assignment[op]), int(program.node[op]), int(program.label[op]))
         if key not in self._notations:
-            self._notations[key] = self.facts.notation(op)
+            self._notations[key] = notation(self.facts, op)
         return self._notations[key]
 
     def operations(self) -> dict[str, Any]:
@@ -147,7 +148,7 @@ class _Layers:
         program = self.program
         texts: dict[str, int] = {}
         virtual = "as its readers need it"
-        notation = [
+        written = [
             texts.setdefault(virtual if program.assignment[op] == VIRTUAL else self._notation(op), len(texts))
             for op in range(program.num_ops)
         ]
@@ -159,7 +160,7 @@ class _Layers:
             "notations": list(texts),
             "sources": program.sources,
             "label": [label[number] for number in program.label.tolist()],
-            "notation": notation,
+            "notation": written,
             "source": program.source.tolist(),
             "phase": program.phase.tolist(),
             "lap": program.lap.tolist(),
