@@ -9,12 +9,13 @@ import meshwright as mw
 
 from .plans import found, plan_of, tensor_parallel
 
+SECONDS = 30  # so that no clock is in the way
 PATHS = ["state/params/layers/0/up", "state/params/embed", "state/mu/layers/1/o", "batch/tokens"]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_alternatives_cost_what_planning_with_them_costs(path):
-    explanation = found().explain(path)
+    explanation = found().explain(path, SECONDS)
     assert explanation.cost == found().cost.total and explanation.alternatives
     for alternative in explanation.alternatives[:2] + explanation.alternatives[-1:]:
         fix = {tied: P(*(axes or None for axes in spec)) for tied, spec in alternative.fix.items()}
@@ -29,13 +30,13 @@ def test_a_loaded_plan_explains_the_same(tmp_path):
     found().save(tmp_path / "plan.json")
     again = mw.Plan.load(tmp_path / "plan.json")
     path = "state/params/layers/0/up"
-    assert str(again.explain(path)) == str(found().explain(path))
+    assert str(again.explain(path, SECONDS)) == str(found().explain(path, SECONDS))
 
 
 def test_what_the_method_lays_down_is_said_with_what_it_costs():
     plan = plan_of("mlp", (4,), mw.DataParallel(), batch=256, hidden=32)
     path = next(t.path for t in plan.arguments if t.role == "parameters" and len(t.shape) == 2)
-    explanation = plan.explain(path)
+    explanation = plan.explain(path, SECONDS)
     assert explanation.forced_by == "method"
     assert "DataParallel lays it down" in explanation.reason
     assert explanation.alternatives and not any(a.allowed for a in explanation.alternatives)

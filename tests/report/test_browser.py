@@ -12,6 +12,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.report.page import page as build_page
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
 
@@ -57,7 +58,7 @@ def visit(browser, tmp_path):
 
     def open_page(plan, other=None, size="wide", scheme="light"):
         path = tmp_path / "report.html"
-        plan.report(path, other)
+        path.write_text(build_page(plan, other, seconds=30), encoding="utf-8")  # no clock in the way of alternatives
         width, height = SIZES[size]
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
@@ -90,7 +91,7 @@ def test_a_plan_of_one_program(visit, shots):
     assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
     assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")
     leaf.click()
-    explained = plan.explain("state/params/layers/0/up")
+    explained = plan.explain("state/params/layers/0/up", seconds=30)
     table = page.locator("table.alternatives").first
     assert table.locator("tbody tr").count() == len(explained.alternatives)
     shown = [cell.get_attribute("data-text") for cell in table.locator("tbody .symbols").all()]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BARELY = 1e-9  # relative difference of costs that are the same
 _MOST_CHANGES = 3
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ class Explanation(Printed):
         tied: Paths of the tensors that share its choice, itself among them.
         spec, symbols, words, kind: How it is split.
         cost: Time of one step of the plan.
-        alternatives: Every other sharding, cheapest first.
+        alternatives: Other shardings, cheapest first.
         forced_by: ``cost``, ``memory``, ``method`` or ``shape``: what keeps the cheapest from being another.
         reason: The same in a sentence, with what would have to go.
+        num_left: How many more shardings there are that there was no time to price.
     """
 
     plan: "Plan"
@@ -77,6 +79,7 @@ class Explanation(Printed):
     alternatives: tuple[Alternative, ...]
     forced_by: str
     reason: str
+    num_left: int = 0
 
     def __rich__(self) -> RenderableType:
         tied = f", tied to {len(self.tied) - 1} others like it" if len(self.tied) > 1 else ""
@@ -90,9 +93,12 @@ class Explanation(Printed):
             return Group(*lines)
         table = plain_table("instead", ("sharding", "in words"), ("step", "difference", "memory"))
         table.add_column("because", overflow="fold")
-        for a in self.alternatives:
+        for a in self.alternatives[:_MOST_SHOWN]:
             table.add_row(a.symbols, a.words, *self._figures(a), self._because(a))
-        return Group(*lines, table)
+        hidden = max(0, len(self.alternatives) - _MOST_SHOWN)
+        notes = [f"{hidden} more cost no less."] * bool(hidden)
+        notes += [f"{self.num_left} more were not priced: give more seconds."] * bool(self.num_left)
+        return Group(*lines, table, *map(Text, notes))
 
     def _figures(self, a: Alternative) -> tuple[str, str, str]:
         memory = format_bytes(a.peak_bytes) if a.peak_bytes else ""

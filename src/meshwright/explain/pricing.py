@@ -20,6 +20,8 @@ Ints = NDArray[np.int64]
 _CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to its bound as planning itself asks
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
 _ROUNDS = 6
+_ALWAYS = 8  # shardings are priced without memory, however long it takes
+_FREE = 0.5  # of the time, at most, goes to solving without memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +76,45 @@ class Pricing:
         assert view.solution is not None
         return Priced(-1, view.cost, view.cost, view.peak_bytes, view.solution.choice)
 
-    def forced(self, node: int, codes: list[int], seconds: float) -> list[Priced]:
-        """The best plan for each sharding of a node, cheapest first.
+    def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
+        """The best plan for each sharding of a node, cheapest first, and how many there was no time for.
 
-        All are solved without memory, which is quick and bounds them; those whose answer does not fit are solved
-        under the limit, the most promising first, each for its share of the seconds.
+        All are solved without memory, which is quick and bounds them, the most promising first; then those whose
+        answer does not fit are solved under the limit, each for its share of the seconds that are left. What it takes
+        to load the solver does not count.
         """
-        views = {code: self._view(node, code) for code in codes}
-        possible = {code: view for code, view in views.items() if view.step()}
-        found = [Priced(code, float("inf"), float("inf"), 0, None) for code in codes if code not in possible]
-        for order, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
+        found: list[Priced] = []
+        possible: dict[int, View] = {}
+        order, begun = self._promising(node, codes), time.perf_counter()
+        for number, code in enumerate(order):
+            if number >= _ALWAYS and time.perf_counter() > begun + _FREE * seconds:
+                break
+            view = self._view(node, code)
+            if view.step():
+                possible[code] = view
+            else:
+                found.append(Priced(code, float("inf"), float("inf"), 0, None))
+            if number == 0:
+                begun = time.perf_counter()
+        seconds -= time.perf_counter() - begun
+        for place, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
             view.limit = self.problem.limit
             floor = max(view.cost, self._floor if self._is_allowed(node, code) else 0.0)
             started = time.perf_counter()
-            found.append(self._under_limit(code, view, floor, seconds / (len(possible) - order)))
+            found.append(self._under_limit(code, view, floor, seconds / (len(possible) - place)))
             seconds -= time.perf_counter() - started
-        return sorted(found, key=lambda p: (p.at_least, p.cost, p.code))
+        return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
+
+    def _promising(self, node: int, codes: list[int]) -> list[int]:
+        """Shardings in the order of what they cost at least by themselves and next to their neighbours."""
+        least = self.problem.costs[node] * self.problem.copies[node]
+        for (source, _, reader, _), (num, matrix) in self.problem.matrices.items():
+            if source == node:
+                least = least + num * matrix.min(axis=1)
+            elif reader == node:
+                least = least + num * matrix.min(axis=0)
+        of_node = self.problem.nodes[node].codes
+        return sorted(codes, key=lambda code: (float(least[of_node == code].min()), code))
 
     @cached_property
     def _peak_at(self) -> int:

@@ -70,7 +70,8 @@ class _Judge:
 
     def _say(self, name: str, axes: Sequence[int], share: float, words: str) -> Part:
         """``words`` has places for the degree and for the axes."""
-        over = " and ".join(self._names(axes))
+        *most, last = self._names(axes)
+        over = f"{', '.join(most)} and {last}" if most else last
         rest = "" if share >= _ALL else f" in {100 * share:.0f}% of the work"
         return Part(
             name, self._names(axes), self._degree(axes), share, words.format(n=self._degree(axes), over=over) + rest

@@ -62,12 +62,12 @@ class Explainer:
         subject = problem.nodes[node]
         chosen = int(subject.codes[problem.choice[node]])
         codes = sorted({int(code) for code in subject.codes} - {chosen})
-        priced = self.pricing.forced(node, codes, seconds)
+        priced, left = self.pricing.forced(node, codes, seconds)
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
         found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
         forced_by, reason = self._reason(tensor, node, chosen, found)
-        return self._explanation(tensor, tied, found, forced_by, reason)
+        return self._explanation(tensor, tied, found, forced_by, reason, left)
 
     def _subject(self, tensor: "Tensor") -> tuple[int, int]:
         """The value that a tensor is, and the node that decides how it is split."""
@@ -177,7 +177,13 @@ class Explainer:
         )
 
     def _explanation(
-        self, tensor: "Tensor", tied: tuple[str, ...], found: tuple[Alternative, ...], forced_by: str, reason: str
+        self,
+        tensor: "Tensor",
+        tied: tuple[str, ...],
+        found: tuple[Alternative, ...],
+        forced_by: str,
+        reason: str,
+        num_left: int = 0,
     ) -> Explanation:
         judgement = self.plan.judgement
         letters = judgement.letters[tensor.path]
@@ -193,4 +199,5 @@ class Explainer:
             found,
             forced_by,
             reason,
+            num_left,
         )

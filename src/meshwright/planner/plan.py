@@ -271,12 +271,12 @@ class Plan:
 
         return show(self, path)
 
-    def explain(self, path: str, seconds: float = 0.3) -> Any:
+    def explain(self, path: str, seconds: float = 0.7) -> Any:
         """Why an argument or result is split as it is, and what else would cost. Print it.
 
         Args:
             path: Of one tensor.
-            seconds: Time to solve again where memory is short; what it does not suffice for is bounded.
+            seconds: Time to solve again; what it does not suffice for is bounded, or left and counted.
 
         Returns:
             An `Explanation`: the runner-ups, each at the cost of the best plan that has it, and what forced the choice.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _MOMENTS = 480  # of memory over time
 _CHANGES = 3
-_SOLVING = 0.5  # of the time for a tensor goes to solving under the memory limit
 _PATHS = 4  # shown of each row
 
 
@@ -132,8 +131,7 @@ def _add_alternatives(explainer: Explainer, rows: list[Row], shown: list[dict[st
         left = deadline - time.perf_counter()
         if left < 0:
             return
-        share = _SOLVING * left / (len(wanted) - done)
-        shown[i] |= _explanation(explainer.explain(tensors[rows[i].paths[0]], share))
+        shown[i] |= _explanation(explainer.explain(tensors[rows[i].paths[0]], left / (len(wanted) - done)))
 
 
 def _explanation(found: Explanation) -> dict[str, Any]:
@@ -150,7 +148,7 @@ def _explanation(found: Explanation) -> dict[str, Any]:
         }
         for a in found.alternatives
     ]
-    return {"reason": found.reason, "alternatives": alternatives, "tied": len(found.tied)}
+    return {"reason": found.reason, "alternatives": alternatives, "left": found.num_left}
 
 
 def difference_data(one: "Plan", other: "Plan") -> dict[str, Any]:

@@ -14,6 +14,7 @@ MW.alternatives = (row) => {
     MW.el("td", { class: "num" }, a.peak ? MW.bytes(a.peak) : ""),
     MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? "the fastest such plan does not fit" : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
   out.append(MW.el("div", { class: "scroll" }, MW.el("table", { class: "alternatives" }, MW.el("thead", {}, MW.el("tr", {}, ["instead", "in words", "step", "memory", "because"].map((t, i) => MW.el("th", { class: i === 2 || i === 3 ? "num" : "" }, t)))), MW.el("tbody", {}, rows))));
+  if (row.left) out.append(MW.el("p", { class: "note" }, `${row.left} more were not priced: `, MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]} --seconds 10`)));
   return out;
 };
 
