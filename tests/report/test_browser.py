@@ -58,7 +58,7 @@ def visit(browser, tmp_path):
 
     def open_page(plan, other=None, size="wide", scheme="light"):
         path = tmp_path / "report.html"
-        path.write_text(build_page(plan, other, seconds=30), encoding="utf-8")  # no clock in the way of alternatives
+        path.write_text(_text(plan, other), encoding="utf-8")
         width, height = SIZES[size]
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
@@ -74,6 +74,17 @@ def visit(browser, tmp_path):
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+PAGES = {}  # texts by plan, since several tests look at the same one
+
+
+def _text(plan, other):
+    key = (id(plan), id(other))
+    if key not in PAGES:
+        seconds = 30 if other is None else 0  # no clock in the way of alternatives, where they are looked at
+        PAGES[key] = plan, other, build_page(plan, other, seconds)
+    return PAGES[key][2]
 
 
 def everything(page):
