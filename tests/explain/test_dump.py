@@ -55,6 +55,9 @@ def test_compiled_collectives_are_traced_back(plan, folder):
     assert found.collectives and not found.unforeseen
     assert all("steps.py" in item.source and item.planned for item in found.collectives)
     assert "the plan foresaw all of them" in (folder / "after.txt").read_text()
+    noted = [line for line in (folder / "compiled.txt").read_text().splitlines() if "// " in line]
+    assert len(noted) == len(found.collectives)
+    assert all("steps.py" in line and "; planned for gradient of" in line for line in noted)
 
 
 def test_what_the_plan_did_not_foresee_is_marked(plan):

@@ -45,6 +45,12 @@ class TracedCollective:
         known = self.compiled.source if _RUNTIME not in self.compiled.source else ""
         return known or next((c.source for c in self.planned if c.source), "")
 
+    @property
+    def purpose(self) -> str:
+        """What it was planned for, in a few words."""
+        named = dict.fromkeys(f"{c.purpose} of {label_words(c.operation)}" for c in self.planned)
+        return ", ".join(list(named)[:2]) or "nothing"
+
 
 @dataclass(frozen=True)
 class After(Printed):
@@ -56,12 +62,21 @@ class After(Printed):
     def unforeseen(self) -> tuple[TracedCollective, ...]:
         return tuple(c for c in self.collectives if not c.foreseen)
 
+    def annotate(self, text: str) -> str:
+        """The compiled program with a note behind each collective: its source line, and what it was planned for."""
+        notes = {item.compiled.name: item for item in self.collectives}
+        lines = text.splitlines()
+        for i, line in enumerate(lines):
+            item = notes.get(line.partition("=")[0].strip(" %"))
+            if item is not None:
+                word = f"planned for {item.purpose}" if item.foreseen else "NOT FORESEEN"
+                lines[i] = f"{line}  // {item.source or 'no source line'}; {word}"
+        return "\n".join([*lines, ""])
+
     def __rich__(self) -> RenderableType:
         table = plain_table("compiled collectives", ("", "kind", "axes", "source", "planned for"), ("bytes",))
         for item in self.collectives:
-            compiled = item.compiled
-            named = [f"{c.purpose} of {label_words(c.operation)}" for c in item.planned]
-            planned = ", ".join(list(dict.fromkeys(named))[:2]) or "nothing"
+            compiled, planned = item.compiled, item.purpose
             size = format_bytes(compiled.bytes * compiled.trips)
             mark = "" if item.foreseen else "!"
             table.add_row(mark, compiled.kind, "+".join(compiled.axes), _short(item.source), planned, size)

@@ -198,11 +198,11 @@ def _compiled(plan: "Plan", folder: Path, function: Any, args: Sequence[Any]) ->
         found = plan.verify(function, *args)
     except MeshwrightError as error:
         return {"(no compiled.txt)": f"not compiled: {error}"}
-    (folder / "compiled.txt").write_text(found.text, encoding="utf-8")
     after = trace_back(plan, found.made, "cpu" not in found.backend)
+    (folder / "compiled.txt").write_text(after.annotate(found.text), encoding="utf-8")
     (folder / "after.txt").write_text(f"{found}\n\n{after}\n", encoding="utf-8")
     return {
-        "compiled.txt": "the compiled program, as XLA writes it",
+        "compiled.txt": "the compiled program, with source line and prediction behind each collective",
         "after.txt": "its collectives, memory and flops against the plan's; unforeseen collectives are marked",
     }
 
