@@ -106,7 +106,7 @@ def repriced(plan):
     pipeline, fill, busy = plan.pipeline, [], []
     name = "interleaved" if pipeline.interleave > 1 else pipeline.schedule
     for stage in plan.stages:
-        own, sent = stage.microbatch_s, 2 * stage.transfer_s
+        own, sent = stage.microbatch_s, 2 * stage.transfer_s * pipeline.interleave
         backward = stage.backward.total_s + stage.recompute.total_s
         weights = stage.weights_fraction * stage.backward.compute_s
         weights = min(weights, stage.forward.total_s, backward - weights)
