@@ -115,3 +115,9 @@ def repriced(plan):
         fill.append(part + sent / pipeline.interleave)
         busy.append((pipeline.num_microbatches - 1) * max(own, sent) + own - part + stage.once_s)
     return sum(fill) + max(busy)
+
+
+def test_depth_needs_no_more_solves():
+    shallow, deep = (searched(*mlp(128, layers=n, rows=8), "2x2 h100") for n in (4, 12))
+    assert deep.split.num_layers == 12
+    assert deep.catalogue.num_solves == shallow.catalogue.num_solves
