@@ -14,6 +14,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	$(BIN)/python -m meshwright.solver.warm
 	$(BIN)/meshwright plan mlp --cluster "2x4 h100" > /dev/null
+	$(BIN)/meshwright plan mlp --cluster "2x2 h100" --batch 8 --pipeline > /dev/null
 	touch $(STAMP)
 
 demo: setup

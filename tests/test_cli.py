@@ -182,6 +182,16 @@ def test_scan_and_forced_checkpointing_are_passed_on():
     assert any("rematted" in op[1] for op in data["ops"])
 
 
+def test_pipelines_are_planned_and_shown(tmp_path):
+    recipe = "data=2,tensor=1,pipeline=2,microbatch=2,schedule=zb-h1,checkpoint=full"
+    path = tmp_path / "plan.json"
+    result = run("plan", "mlp", "--cluster", "2x2 h100", "--batch", 32, "--recipe", recipe, "--save", path)
+    assert "2 stages, zb-h1, 8 microbatches" in result.stdout
+    assert "ThreeD(2×1×2)" in run("show", path).stdout
+    found = run("plan", "mlp", "--cluster", "2x1 h100", "--batch", 8, "--pipeline", "--json", "-")
+    assert json.loads(found.stdout)["method"] == "Auto"
+
+
 TIGHT = ("plan", "mlp", "--cluster", "1 a100-40gb", "--batch", 4096, "--layers", 12, "--memory-fraction")
 
 
@@ -231,6 +241,14 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
             ["plan", "mlp", "--cluster", "8 a100", "--method", "data", "--batch", "6"],
             "use a batch that is a multiple of 8",
         ),
+        (["plan", "mlp", "--cluster", "8 a100", "--pipeline", "--mesh", "8"], "--mesh is for plans without stages"),
+        (
+            ["plan", "mlp", "--cluster", "8 a100", "--recipe", "data"],
+            "--recipe: cannot read 'data'; write some of data",
+        ),
+        (["plan", "mlp", "--cluster", "8 a100", "--recipe", "data=x"], "--recipe: data is 'x'; give a whole number"),
+        (["plan", "mlp", "--cluster", "8 a100", "--recipe", "data=8", "--pipeline"], "leave out --pipeline"),
+        (["plan", "mlp", "--cluster", "8 a100", "--recipe", "pipeline=8"], "but the model has 6 layers"),
         (["plan", "mlp", "--memory-fraction", "7"], "memory_fraction is 7.0; give a fraction above 0 and at most 1"),
         (["plan", "mlp", "--method", "data", "--memory-fraction", "7"], "memory_fraction is 7.0; give a fraction"),
         (["plan", "mlp", "--args", "mine:arguments"], "'mlp' is a model of the zoo, which brings its arguments"),

@@ -126,3 +126,20 @@ def test_a_mesh_is_not_for_pipelines_and_a_mixed_cluster_not_for_meshes():
         mw.plan(function, x, x, cluster="2x4 h100", mesh=(2, 4), method=mw.Auto(pipeline=True))
     with pytest.raises(mw.ClusterError, match=r"hosts of several kinds.*pipeline=True"):
         mw.plan(function, x, x, cluster="2x4 h100 + 1x4 a100")
+
+
+@pytest.mark.parametrize("machines", ["2x4 h100", "1x6 l40s", "1x2 h100 + 1x4 a100-40gb"])
+def test_every_device_belongs_to_one_stage(machines):
+    cluster = mw.cluster(machines)
+    hosts = [group.devices_per_host for group in cluster.groups for _ in range(group.num_hosts)]
+    step, args = mlp(512, layers=5, rows=24)
+    plan = mw.plan(step, *args, cluster=cluster, method=mw.Auto(pipeline=True, memory_fraction=1e-4))
+    taken = []
+    for stage in plan.stages:
+        place = stage.submesh
+        assert place.num_devices == stage.mesh.num_devices
+        for host in range(place.first_host, place.first_host + place.num_hosts):
+            taken += [(host, place.first_device + i) for i in range(place.devices_per_host)]
+    assert len(plan.stages) > 1
+    assert sorted(taken) == [(host, i) for host, number in enumerate(hosts) for i in range(number)]
+    assert [s.layers[0] for s in plan.stages[1:]] == [s.layers[1] for s in plan.stages[:-1]]

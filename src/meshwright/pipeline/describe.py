@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-import meshwright
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster, Mesh
 from meshwright.pipeline.catalogue import LEAN, TENSOR
@@ -15,6 +14,7 @@ from meshwright.pipeline.search import Found, FoundStage, Search
 from meshwright.pipeline.transfer import exchange_s, transfer_s
 from meshwright.planner.methods import Method
 from meshwright.planner.plan import Cost, KnownDetails, Memory, Plan, SolutionSummary
+from meshwright.planner.planner import provenance, unsplittable
 from meshwright.planner.roles import find_roles
 from meshwright.planner.stage import Stage, StageTime, Submesh
 from meshwright.planner.structure import skeleton
@@ -40,8 +40,13 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state))
     results, call = tuple(_results(traced, arguments)), traced.call
+    mesh = Mesh((cluster.num_devices,), cluster)
+    stages_from = (
+        f"{catalogue.layers.num_layers} layers priced by {catalogue.num_solves} solves, "
+        f"{search.tried} pipelines compared"
+    )
     return Plan(
-        mesh=Mesh((cluster.num_devices,), cluster),
+        mesh=mesh,
         method=method.name,
         cost=Cost(found.total_s - sent, sent),
         flops=float(search.flow.flops.sum()) / cluster.num_devices,
@@ -55,14 +60,9 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         arguments=arguments,
         results=results,
         details=KnownDetails((), ()),
-        unsplittable=(),
+        unsplittable=unsplittable(traced.graph),
         considered=(),
-        provenance={
-            "meshwright": meshwright.__version__,
-            "costs": f"{cluster.known}, roofline and α–β",
-            "stages": f"{catalogue.layers.num_layers} layers priced by {catalogue.num_solves} solves, "
-            f"{search.tried} pipelines compared",
-        },
+        provenance=provenance(traced.graph, mesh) | {"stages": stages_from},
         in_structure=skeleton(call.arguments.tree, len(call.arguments.leaves)),
         out_structure=skeleton(call.results.tree, len(call.results.leaves)),
         pipeline=found.pipeline,
@@ -121,8 +121,8 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         method=_words(option),
         **times,
         weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
-        send_bytes=sum(sends),
-        transfer_s=sum(transfer_s(cluster, size) for size in sends if size),
+        send_bytes=sum(sends) / len(sends),
+        transfer_s=sum(transfer_s(cluster, size) for size in sends if size) / len(sends),
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),

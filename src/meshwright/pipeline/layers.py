@@ -32,7 +32,30 @@ class Wishes:
     """
 
     layers: int | Sequence[float] | None = None
-    boundaries: tuple[str, ...] = ()
+    boundaries: Sequence[str] = ()
+
+    @property
+    def shares(self) -> list[float] | None:
+        """The layers' shares of the compute; None where they are to be found.
+
+        Raises:
+            ShardingError: They are not numbers above 0.
+        """
+        if self.layers is None:
+            return None
+        try:
+            found = [1.0] * self.layers if isinstance(self.layers, int) else [float(w) for w in self.layers]
+        except (TypeError, ValueError):
+            found = []
+        if not found or min(found) <= 0:
+            raise ShardingError(
+                f"layers is {self.layers!r}; give a whole number above 0, or shares of the compute, all above 0"
+            )
+        return found
+
+    @property
+    def globs(self) -> tuple[str, ...]:
+        return (self.boundaries,) if isinstance(self.boundaries, str) else tuple(self.boundaries)
 
 
 @dataclass(frozen=True)
@@ -78,8 +101,8 @@ def find_layers(flow: Flow, wishes: Wishes) -> Layers:
     Raises:
         ShardingError: The user's wishes cannot be met.
     """
-    marks = _marks(flow, wishes.boundaries)
-    pieces = _marked(flow, marks) if marks else _found(flow, wishes.layers)
+    marks = _marks(flow, wishes.globs)
+    pieces = _marked(flow, marks) if marks else _found(flow, wishes.shares)
     first, count, starts, layer = [], [], [], 0
     whole = any(piece.trips for piece in pieces)
     for number, piece in enumerate(pieces):
@@ -121,15 +144,14 @@ def _marked(flow: Flow, marks: list[int]) -> list[_Piece]:
     return pieces
 
 
-def _found(flow: Flow, layers: int | Sequence[float] | None) -> list[_Piece]:
+def _found(flow: Flow, shares: list[float] | None) -> list[_Piece]:
     """The pieces that the program suggests, or as many as the user asks for."""
     forward = flow.forward
     if not len(forward):
         raise ShardingError("the function has no forward pass to cut into layers; plan it without pipeline=True")
     first, last = int(forward[0]), int(forward[-1]) + 1
-    if layers is not None:
-        weights = [1.0] * layers if isinstance(layers, int) else [float(w) for w in layers]
-        return [_Piece((first, *_wanted(flow, first, last, weights), last))]
+    if shares is not None:
+        return [_Piece((first, *_wanted(flow, first, last, shares), last))]
     edges = [first, *(edge for start, stop, _ in flow.loops for edge in (start, stop)), last]
     trips = {start: trips for start, _, trips in flow.loops}
     target = max((flow.flops[a:b].sum() / n for a, b, n in flow.loops), default=0.0) or _repeated(flow)
@@ -139,8 +161,6 @@ def _found(flow: Flow, layers: int | Sequence[float] | None) -> list[_Piece]:
 
 
 def _wanted(flow: Flow, first: int, last: int, weights: list[float]) -> list[int]:
-    if not weights or min(weights) <= 0:
-        raise ShardingError(f"layers is {weights}; give a whole number above 0, or the layers' shares, all above 0")
     if flow.loops:
         raise ShardingError(
             f"layers={len(weights)} cannot be had: the model loops over {flow.loops[0][2]} layers, and a loop's trips "

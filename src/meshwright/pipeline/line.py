@@ -11,7 +11,8 @@ from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
 
 _FINE_DEVICES = 128  # up to here a stage may have part of a host
-_MOST_UNITS = 64  # of more hosts, stages take several at a time
+_MOST_UNITS = 64  # of more hosts, stages take several at a time, if their number has a divisor
+_TOO_MANY_UNITS = 256
 _MOST_ORDERS = 6
 
 
@@ -52,7 +53,9 @@ class Line:
 
 def _step(hosts: list[int], total: int) -> int:
     """The fewest hosts that are taken at a time so that there are not too many units."""
-    return next(d for d in divisors(gcd(*hosts)) if total // d <= _MOST_UNITS or d == gcd(*hosts))
+    steps = divisors(gcd(*hosts))
+    few = [d for d in steps if total // d <= _MOST_UNITS and total // d > 1]
+    return few[0] if few else steps[0] if total <= _TOO_MANY_UNITS else steps[-1]
 
 
 def _chain(number: int) -> list[int]:

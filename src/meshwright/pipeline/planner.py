@@ -45,7 +45,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         else:
             search.all_recipes()
             search.all_programmes()
-            plain = _plain(traced, cluster, method, say)
+            plain = _plain(traced, search, method, say)
         if plain is not None and plain.step_s <= search.best_s:
             return replace(plain, method=method.name)
         if search.best is None:
@@ -59,8 +59,8 @@ def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress
     graph = traced.graph
     flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
     say("finding layers")
-    wishes = Wishes(getattr(method, "layers", None), tuple(getattr(method, "boundaries", ())))
-    layers = find_layers(flow, wishes)
+    assert isinstance(method, Auto | ThreeD)
+    layers = find_layers(flow, Wishes(method.layers, method.boundaries))
     say("tracing with another batch")
     rows = Rows(traced)
     if isinstance(method, ThreeD) and not rows.resizes and method.microbatch * method.data < rows.batch:
@@ -72,12 +72,16 @@ def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress
     return Search(catalogue, flow, say)
 
 
-def _plain(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan | None:
+def _plain(traced: Traced, search: Search, method: Method, say: Progress) -> Plan | None:
     """The best plan without stages; None where there is none."""
+    cluster = search.catalogue.cluster
     if cluster.mixed:
         return None
     auto = Auto(memory_fraction=method.memory_fraction)
     try:
         return Task(traced, auto).plan(auto.meshes(cluster), say)
-    except (DoesNotFit, ShardingError):
-        return None
+    except DoesNotFit as error:
+        search.note_misfit(error.needed_bytes, "one program over all devices")
+    except ShardingError:  # sizes that no mesh divides
+        say("no plan without stages")
+    return None

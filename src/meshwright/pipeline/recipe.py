@@ -1,6 +1,6 @@
 """Recipes: the experts' way to lay out a pipeline, all stages alike, and what one costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class ThreeD(Method):
     schedule: str = "1f1b"
     interleave: int = 1
     checkpoint: str = "none"
-    layers: object = field(default=None, kw_only=True)
+    layers: int | Sequence[float] | None = field(default=None, kw_only=True)
     boundaries: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:

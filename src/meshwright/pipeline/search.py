@@ -52,7 +52,7 @@ class Search:
     Attributes:
         best: It, or None.
         tried: How many pipelines and dynamic programmes were priced.
-        nearest_bytes: The least bytes over the limit that a recipe needs, where none fits; with its shape in words.
+        nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
     def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None]):
@@ -75,6 +75,7 @@ class Search:
     def options(
         self, group: int, devices: int, rows: int, checkpoint: str, tensor: int | None = None
     ) -> Options | None:
+        """The ways to split a stage, as of `find_options`."""
         key = (group, devices, rows, checkpoint, tensor)
         if key not in self._options:
             self._options[key] = find_options(self.catalogue, *key)
@@ -138,10 +139,9 @@ class Search:
     def _offer(self, priced: Priced, options: Options, chunks: tuple, pipeline: Pipeline) -> None:
         self.tried += 1
         num_stages = len(priced.option)
-        short = float(priced.peak_bytes.max())
-        if self.best is None and np.isinf(priced.total_s) and short < self.nearest_bytes:
-            self.nearest_bytes = short
-            self.nearest = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
+        if np.isinf(priced.total_s):
+            words = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
+            self.note_misfit(float(priced.peak_bytes.max()), words)
         if priced.total_s >= self.best_s:
             return
         held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, pipeline.interleave)
@@ -151,6 +151,11 @@ class Search:
             for (first, last), option, number in zip(ranges, priced.option.tolist(), held, strict=True)
         )
         self.best = Found(priced.total_s, pipeline, stages)
+
+    def note_misfit(self, needed_bytes: float, words: str) -> None:
+        """Remembers what came nearest to fitting."""
+        if needed_bytes < self.nearest_bytes:
+            self.nearest_bytes, self.nearest = needed_bytes, words
 
     def _schedules(self, num_stages: int, num_microbatches: int) -> Iterator[tuple[str, int]]:
         """Schedules and chunks that can be best; GPipe never is: 1F1B takes as long and holds less."""
@@ -185,7 +190,7 @@ class Search:
         if not found:
             return
         shape = (most, len(found), num_layers, num_layers + 1)
-        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
+        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1, np.int32)
         hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
         for z, (_, devices, o) in enumerate(found):
             tables = fill[:, z], busy[:, z], which[:, z]
@@ -234,6 +239,6 @@ class Search:
                 low = self._memory
                 continue
             high, stages = self._memory, len(self.best.stages)
-            self.nearest_bytes = high * min(self.catalogue.limits)
-            self.nearest = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
+            words = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
+            self.note_misfit(high * min(self.catalogue.limits), words)
             self.best = None

@@ -82,7 +82,7 @@ class Auto(Method):
         super().__post_init__()
         if not self.pipeline and (self.layers is not None or self.boundaries):
             raise ShardingError("layers and boundaries are for pipelined models; add pipeline=True, or leave them out")
-        if self.pipeline and (self.fix or self.mesh_shapes is not None):
+        if self.pipeline and (self.fix or self.mesh_shapes is not None or type(self) is not Auto):
             raise ShardingError(
                 "fix and mesh_shapes speak of one mesh, and a pipeline has several; leave pipeline=True out"
             )

@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 import meshwright
 from meshwright.errors import ShardingError
-from meshwright.graph import Traced, trace
+from meshwright.graph import Graph, Traced, trace
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
@@ -164,9 +163,9 @@ class Task:
             arguments=arguments,
             results=results,
             details=back,
-            unsplittable=self.unsplittable,
+            unsplittable=unsplittable(self.graph),
             considered=tuple(considered),
-            provenance=self._provenance(mesh),
+            provenance=provenance(self.graph, mesh),
             in_structure=skeleton(call.arguments.tree, len(arguments)),
             out_structure=skeleton(call.results.tree, len(results)),
             origin=self.traced,
@@ -174,13 +173,6 @@ class Task:
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,
         )
-
-    @cached_property
-    def unsplittable(self) -> tuple[str, ...]:
-        """Primitives that are planned without a rule."""
-        columns = self.graph.columns
-        signatures = [columns.signatures[number] for number in np.unique(columns.signature).tolist()]
-        return tuple(sorted({kernel_name(s) for s in signatures if not has_rule(s)}))
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         graph, roles = self.graph, self.roles
@@ -216,10 +208,19 @@ class Task:
             for name, values in named.items()
         }
 
-    def _provenance(self, mesh: Mesh) -> dict[str, Any]:
-        import jax
 
-        where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
-        loops = "assumed: one trip for each while loop" if self.graph.whiles else ""
-        notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
-        return notes | ({"loops": loops} if loops else {})
+def unsplittable(graph: Graph) -> tuple[str, ...]:
+    """Primitives that are planned without a rule."""
+    columns = graph.columns
+    signatures = [columns.signatures[number] for number in np.unique(columns.signature).tolist()]
+    return tuple(sorted({kernel_name(s) for s in signatures if not has_rule(s)}))
+
+
+def provenance(graph: Graph, mesh: Mesh) -> dict[str, Any]:
+    """How the numbers of a plan are known."""
+    import jax
+
+    where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
+    loops = "assumed: one trip for each while loop" if graph.whiles else ""
+    notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
+    return notes | ({"loops": loops} if loops else {})

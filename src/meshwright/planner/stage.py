@@ -83,7 +83,7 @@ class Stage:
         update: The optimizer, once a step.
         weights_fraction: The part of ``backward``'s compute that makes the weights' gradients.
         send_bytes: Activations that a device sends to the next stage, and their gradients that come back; one
-            microbatch, one way. 0 for the last stage.
+            microbatch, one way, and of one chunk, where there are several. 0 for the last stage.
         transfer_s: Seconds of that, one way.
         state_bytes: Parameters, gradients, optimizer.
         activation_bytes: Held for each microbatch in flight.
@@ -113,9 +113,20 @@ class Stage:
     tensors: tuple[Tensor, ...] = ()
 
     @property
+    def cost(self) -> StageTime:
+        """One microbatch, forward and backward."""
+        parts = (self.forward, self.backward, self.recompute)
+        return StageTime(sum(p.compute_s for p in parts), sum(p.communication_s for p in parts))
+
+    @property
+    def memory(self) -> int:
+        """Bytes of one device at the most: `peak_bytes`."""
+        return self.peak_bytes
+
+    @property
     def microbatch_s(self) -> float:
         """Seconds of one microbatch, forward and backward."""
-        return self.forward.total_s + self.backward.total_s + self.recompute.total_s
+        return self.cost.total_s
 
     @property
     def once_s(self) -> float:
