@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
 .PHONY: setup demo test check bench browser clean
 
@@ -25,7 +26,7 @@ test: setup check
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:
-	command -v chromium > /dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+	command -v chromium > /dev/null || (apt-get $(QUICKLY) update -qq && apt-get $(QUICKLY) install -y -qq chromium)
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -54,13 +54,13 @@ def write(folder, inputs, outputs=None, name="train_step"):
 WHOLE = placed((10, 40), [NONE, NONE], [REP4]), placed((40, 10), [NONE, NONE], [REP4])
 DUMPS = {
     "data parallel ×4 over x": (*WHOLE, None, placed((8, 10), ["Chunked(4)", NONE], [AXIS])),
-    "tensor parallel (model parallel) ×4 over x by columns and rows": (
+    "Megatron tensor parallel (model parallel) ×4 over x": (
         placed((10, 40), [NONE, "Chunked(4)"], [AXIS]),
         placed((40, 10), ["Chunked(4)", NONE], [AXIS]),
         None,
         placed((8, 10), [NONE, NONE], [REP4]),
     ),
-    "data parallel ×2 over x, tensor parallel (model parallel) ×2 over y by columns and rows": (
+    "data parallel ×2 over x, Megatron tensor parallel (model parallel) ×2 over y": (
         placed((10, 40), [NONE, "Chunked(2)"], [REP2, AXIS]),
         placed((40, 10), ["Chunked([2])", NONE], [REP2, AXIS]),
         None,
@@ -97,7 +97,8 @@ def test_meshes_are_stages(tmp_path):
     second = placed((40, 10), [NONE, NONE], [REP2], mesh="(1,)")
     dump = read_dump(write(tmp_path, f"({{'params': {{'a': {first}, 'b': {second}}}}},)", first))
     assert [mesh.number for mesh in dump.meshes] == [0, 1]
-    assert "mesh 0: tensor parallel" in dump.verdict and "mesh 1: x splits nothing at rest" in dump.verdict
+    assert "mesh 0: tensor parallel (model parallel, by column) ×2 over x" in dump.verdict
+    assert "mesh 1: x splits nothing at rest" in dump.verdict
 
 
 def test_several_axes_on_one_dim(tmp_path):

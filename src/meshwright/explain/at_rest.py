@@ -1,11 +1,12 @@
 """The judgement of tensors that nothing is known of but how they lie: Alpa's dumps, stages, plans of the first version.
 
 Without the program, an axis that splits the data's first dim is taken to be one of data parallelism, and every other
-axis that splits parameters to be one of tensor parallelism: by columns where it splits the last dim of a matrix, else
-by rows.
+axis that splits parameters to be one of tensor parallelism: by columns where it splits another dim of a weight than the
+first, by rows where it splits the first; of three dims or more only if some weight has columns of that size, for else
+the first dim counts experts. Columns and rows of the same sizes are taken to be Megatron's pairs.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from meshwright.planner.stage import Stage
 
 _SOME, _MOST = 0.05, 0.5  # of the bytes must be split for a word, and for it to hold without a number
+_PAIRED = 0.8  # of the split elements must have columns and rows of one size to be Megatron's
 
 
 def judge_at_rest(plan: "Plan") -> Judgement:
@@ -75,8 +77,9 @@ def verdict_at_rest(tensors: Sequence[Tensor], mesh: Mapping[str, int], data: Se
         share = held["parameters"][axis]
         if axis not in data and share >= _SOME:
             rest = "" if share >= _MOST else f" of {100 * share:.0f}% of the parameters"
-            text = f"tensor parallel (model parallel) ×{mesh[axis]} over {axis}{_how(tensors, axis)}{rest}"
-            parts.append(Part("tensor", (axis,), mesh[axis], share, text))
+            words = _tensor_words(tensors, axis)
+            name = "expert" if words == "experts" else "tensor"
+            parts.append(Part(name, (axis,), mesh[axis], share, f"{words} ×{mesh[axis]} over {axis}{rest}"))
     parts += [part for axis in batch if (part := _zero(axis, mesh[axis], held)) is not None]
     said = {axis for part in parts for axis in part.axes}
     parts += [Part("idle", (a,), mesh[a], 1.0, f"{a} splits nothing at rest") for a in used if a not in said]
@@ -106,35 +109,64 @@ def _held(tensors: Sequence[Tensor], role: str) -> Counter[str]:
     return Counter({axis: size / total for axis, size in found.items()}) if total else found  # type: ignore[misc]
 
 
-def _how(tensors: Sequence[Tensor], axis: str) -> str:
-    """Whether matrices are split by columns, by rows or by both in turn."""
-    found = {
-        "columns" if axis in t.spec[-1] else "rows"
-        for t in tensors
-        if t.role == "parameters" and len(t.shape) > 1 and any(axis in axes for axes in t.spec)
-    }
-    return f" by {' and '.join(sorted(found))}" if found else ""
+def _tensor_words(tensors: Sequence[Tensor], axis: str) -> str:
+    """What an axis that splits parameters, and not the batch, does to most of them."""
+    sizes = _columns(tensors)
+    work: Counter[str] = Counter()
+    paired = 0
+    rows = {t.shape[0] for t, dim in _split(tensors, axis) if _part(t, dim, axis, (), sizes) == "tensor (row)"}
+    for tensor, dim in _split(tensors, axis):
+        part, size = _part(tensor, dim, axis, (), sizes), prod(tensor.shape)
+        work[part] += size
+        paired += size * (tensor.shape[dim] in sizes[axis] and tensor.shape[dim] in rows)
+    if work["expert"] > work.total() / 2:
+        return "experts"
+    tensor_work = work["tensor (column)"] + work["tensor (row)"]
+    if tensor_work and paired >= _PAIRED * tensor_work:
+        return "Megatron tensor parallel (model parallel)"
+    how = " and ".join(word for word in ("column", "row") if work[f"tensor ({word})"])
+    return f"tensor parallel (model parallel, by {how})" if how else "tensor parallel (model parallel)"
+
+
+def _split(tensors: Sequence[Tensor], axis: str) -> list[tuple[Tensor, int]]:
+    """Weights that an axis splits, with the dim."""
+    weights = [t for t in tensors if t.role == "parameters" and len(t.shape) > 1]
+    return [(t, dim) for t in weights for dim, axes in enumerate(t.spec) if axis in axes]
+
+
+def _columns(tensors: Sequence[Tensor]) -> dict[str, set[int]]:
+    """For each axis the sizes of the dims that it splits, other than first ones of weights."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for tensor in tensors:
+        if tensor.role == "parameters":
+            for size, axes in zip(tensor.shape[1:], tensor.spec[1:], strict=True):
+                for axis in axes:
+                    found[axis].add(size)
+    return found
 
 
 def _kinds(tensors: Sequence[Tensor], data: Sequence[str]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    kinds = {t.path: _kind(t, data) for t in tensors}
+    sizes = _columns(tensors)
+    kinds = {t.path: _kind(t, data, sizes) for t in tensors}
     return kinds, {t.path: ("",) * len(t.shape) for t in tensors}
 
 
-def _kind(tensor: Tensor, data: Sequence[str]) -> str:
+def _kind(tensor: Tensor, data: Sequence[str], sizes: Mapping[str, set[int]]) -> str:
     split = [(d, axis) for d, axes in enumerate(tensor.spec) for axis in axes]
     if tensor.role not in ("parameters", "optimizer", "state"):
-        return (
-            ", ".join(f"{'data (split over' if d == 0 else 'split (over'} {axis})" for d, axis in split) or "replicated"
-        )
+        words = [f"{'data (split over' if dim == 0 else 'split (over'} {axis})" for dim, axis in split]
+        return ", ".join(words) or "replicated"
     if not split:
         return "data (replicated)" if data else "replicated"
-    return " + ".join(dict.fromkeys(_part(tensor, dim, axis, data) for dim, axis in split))
+    return " + ".join(dict.fromkeys(_part(tensor, dim, axis, data, sizes) for dim, axis in split))
 
 
-def _part(tensor: Tensor, dim: int, axis: str, data: Sequence[str]) -> str:
+def _part(tensor: Tensor, dim: int, axis: str, data: Sequence[str], sizes: Mapping[str, set[int]]) -> str:
+    """The part that an axis plays by splitting one dim of a parameter or of its optimizer state."""
     if axis in data:
         return "zero (sharded over data)"
-    if len(tensor.shape) == 2:
-        return "tensor (column)" if dim == 1 else "tensor (row)"
-    return "tensor" if len(tensor.shape) == 1 else f"tensor (dim {dim})"
+    if len(tensor.shape) == 1:
+        return "tensor"
+    if dim > 0:
+        return "tensor (column)"
+    return "tensor (row)" if len(tensor.shape) == 2 or tensor.shape[0] in sizes.get(axis, ()) else "expert"

@@ -79,7 +79,7 @@ def memory_text(plan: "Plan") -> str:
     memory = plan.memory
     limit = "" if memory.limit_bytes is None else f" of {format_bytes(memory.limit_bytes)} allowed"
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.argument_bytes.items() if size)
-    return f"{format_bytes(memory.peak_bytes)}{limit} per device ({held})"
+    return f"{format_bytes(memory.peak_bytes)}{limit} per device" + (f" ({held})" if held else "")
 
 
 def _tensors(plan: "Plan") -> list[RenderableType]:
