@@ -46,7 +46,7 @@ def plan_view(plan: "Plan") -> Any:
 def explain_command(
     plan: PlanArgument,
     path: Annotated[str, typer.Argument(metavar="PATH", help="A tensor, such as state/params/layers/3/up.")],
-    seconds: Annotated[float, typer.Option(help="Time to solve again; what it does not suffice for is bounded.")] = 0.4,
+    seconds: Annotated[float, typer.Option(help="Time to solve again; what it does not suffice for is bounded.")] = 0.2,
 ) -> None:
     """Say why a tensor is split as it is, what else was possible and what it would cost."""
     show(meshwright.Plan.load(plan).explain(path, seconds))

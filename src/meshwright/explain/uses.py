@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from meshwright.explain.dims import DimClasses, major_loops, name_dims
 from meshwright.explain.record import VIRTUAL, Nest, Program
 from meshwright.strategy.sharding import Axes
@@ -179,13 +181,22 @@ class Facts:
     def dim_parts(self, parameter: int) -> list[str]:
         """For each dim of a parameter what an axis that splits it in place does in the first product with it."""
         rank = len(self.program.shape(parameter))
-        for op, operand, value in self.weight_ops:
-            if value == parameter:
-                nest = self.program.nests[self.program.nest[op]]
-                loops = major_loops(nest, nest.operands[operand])
-                parts = [self._place(nest, operand, loop) for loop in loops]
+        for op, operand in self._readers(parameter):
+            nest = self.program.nests[int(self.program.nest[op])]
+            if nest.flops > 0 or _looked_up(nest):
+                parts = [self._place(nest, operand, loop) for loop in major_loops(nest, nest.operands[operand])]
                 return ["layer"] * (rank - len(parts)) + parts[:rank]  # a scan reads one layer at a time
         return [""] * rank
+
+    def _readers(self, parameter: int) -> Iterator[tuple[int, int]]:
+        """Operations that read a parameter, or what casts and the like make of it alone, with the operand."""
+        program, waiting = self.program, [parameter]
+        for value in waiting:
+            for at in np.flatnonzero(program.reads == value).tolist():
+                op = int(np.searchsorted(program.start, at, side="right")) - 1
+                yield op, at - int(program.start[op])
+                if program.nests[int(program.nest[op])].flops == 0 and set(program.reads_of(op)) == {value}:
+                    waiting += program.made_by(op)
 
     def _place(self, nest: Nest, operand: int, loop: int) -> str:
         in_others = any(loop in dim for i, dims in enumerate(nest.operands) if i != operand for dim in dims)

@@ -271,7 +271,7 @@ class Plan:
 
         return show(self, path)
 
-    def explain(self, path: str, seconds: float = 0.4) -> Any:
+    def explain(self, path: str, seconds: float = 0.2) -> Any:
         """Why an argument or result is split as it is, and what else would cost. Print it.
 
         Args:

@@ -128,8 +128,10 @@ def _add_alternatives(explainer: Explainer, rows: list[Row], shown: list[dict[st
     wanted.sort(key=lambda i: (rows[i].role != "parameters", -rows[i].bytes_on_device * len(rows[i].paths)))
     deadline = time.perf_counter() + seconds
     for done, i in enumerate(wanted):
-        left = deadline - time.perf_counter()
-        if left < 0:
+        if done == 1:  # the first has loaded the solver, which does not count
+            deadline = time.perf_counter() + seconds
+        left = max(0.0, deadline - time.perf_counter())
+        if not left and done:
             return
         shown[i] |= _explanation(explainer.explain(tensors[rows[i].paths[0]], left / (len(wanted) - done)))
 

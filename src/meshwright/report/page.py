@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
 
 _SCRIPTS = ("core", "picture", "tables", "overview", "difference", "tensors", "graph", "charts", "stages", "main")
-_SECONDS = 1.7  # to price alternatives, loading the solver included
+_SECONDS = 0.7  # to price alternatives, once the solver is loaded
 
 
 def write_report(plan: "Plan", path: Path, other: "Plan | None" = None) -> None:
