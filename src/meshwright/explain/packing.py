@@ -66,6 +66,6 @@ def _lower(data: Any, body: memoryview, place: list[int]) -> Any:
             place[0] += count * dtype.itemsize
             return found.astype(wanted)
         return {key: _lower(value, body, place) for key, value in data.items()}
-    if isinstance(data, list):
+    if isinstance(data, list) and any(isinstance(value, dict | list) for value in data):
         return [_lower(value, body, place) for value in data]
     return data
