@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench browser clean
 
 setup: $(STAMP)
 
@@ -21,7 +22,11 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup check
-	$(BIN)/python -m pytest -n 2
+	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(BIN)/python -m pytest -n 2
+
+# The tests of the web page need a browser; they are skipped, and say so, where there is none.
+browser:
+	command -v chromium > /dev/null || (apt-get $(QUICKLY) update -qq && apt-get $(QUICKLY) install -y -qq chromium)
 
 check: setup
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -1,8 +1,9 @@
-"""The `meshwright` command: plans, simulations, methods compared, choice problems, catalogues of models and chips.
+"""The `meshwright` command: plans made, compared, simulated and seen, choice problems, models and chips.
 
 Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
 """
 
+import gc
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import meshwright
-from meshwright import cli_compare, cli_plan
+from meshwright import cli_compare, cli_plan, cli_see
 from meshwright.cli_explore import explore_command
 from meshwright.cli_measure import measure_command
 from meshwright.cli_options import (
@@ -133,7 +134,7 @@ def plan(
 
         write_json(json_path, plan_to_json(found))
     if str(json_path) != "-":
-        _show_plan(found)
+        show(cli_see.plan_view(found))
 
 
 @app.command()
@@ -178,18 +179,6 @@ def compare(
         show(found)
 
 
-@app.command("show")
-def show_command(path: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")]) -> None:
-    """Print a saved plan."""
-    _show_plan(meshwright.Plan.load(path))
-
-
-def _show_plan(found: Any) -> None:
-    from meshwright.planner.show import plan_view
-
-    show(plan_view(found))
-
-
 @app.command()
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
     """List the models of the zoo."""
@@ -213,6 +202,11 @@ def chips(
         show(chip_table() if name is None else figure_table(name))
 
 
+app.command("show")(cli_see.show_command)
+app.command("explain")(cli_see.explain_command)
+app.command("diff")(cli_see.diff_command)
+app.command("report")(cli_see.report_command)
+app.command("dump")(cli_see.dump_command)
 app.command("simulate")(simulate_command)
 app.command("explore")(explore_command)
 app.command("measure")(measure_command)
@@ -222,6 +216,7 @@ app.command("validate")(validate_command)
 
 def main() -> None:
     """The entry point of the `meshwright` command."""
+    gc.set_threshold(100_000)  # most that is loaded stays: looking for garbage takes a tenth of a short command
     try:
         app()
     except KeyboardInterrupt:  # before a command has begun

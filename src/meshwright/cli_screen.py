@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from meshwright.errors import MeshwrightError
@@ -54,6 +53,8 @@ class Stages:
     """Says what is being done: a spinner with a clock on a terminal, a line a stage elsewhere."""
 
     def __init__(self) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._console = _stderr()
         self._live = Progress(
             SpinnerColumn(),

@@ -121,7 +121,7 @@ def changed(machine: "Cluster", given: dict[str, str | None]) -> "Cluster":
 
 
 def _view(plan: "Plan", simulation: Any) -> RenderableType:
-    from meshwright.planner.show import plan_view
+    from meshwright.explain.story import plan_view
     from meshwright.simulator.show import simulation_view
 
     searched = f"search took {format_seconds(plan.solution.seconds)}" if plan.solution.seconds else "a saved plan"

@@ -95,6 +95,11 @@ def source_line(eqn: Any) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
+def at_source(eqn: Any) -> Any:
+    """A context in which whatever is traced is said to come from where the user wrote the equation."""
+    return source_info_util.user_context(eqn.source_info.traceback)
+
+
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of typed random keys."""
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

@@ -14,7 +14,7 @@ from meshwright.planner.planner import Task
 from tests.pipeline.models import flow_of
 
 TIMES = [i for i in Item if not i.name.endswith("_BYTES")]
-PARTS = {Item.WEIGHTS, Item.REPEATED, Item.AGAIN, Item.AGAIN_SENT}  # of other items
+PARTS = {Item.WEIGHTS, Item.REPEATED, Item.REPEATED_SENT, Item.AGAIN, Item.AGAIN_SENT}  # of other items
 
 
 @pytest.fixture(scope="module", params=[{}, {"scan": True}, {"checkpoint": True}])

@@ -106,7 +106,7 @@ def repriced(plan):
     pipeline, fill, busy = plan.pipeline, [], []
     name = "interleaved" if pipeline.interleave > 1 else pipeline.schedule
     for stage in plan.stages:
-        own, sent = stage.microbatch_s, 2 * stage.transfer_s
+        own, sent = stage.microbatch_s, 2 * stage.transfer_s * pipeline.interleave
         backward = stage.backward.total_s + stage.recompute.total_s
         weights = stage.weights_fraction * stage.backward.compute_s
         weights = min(weights, stage.forward.total_s, backward - weights)
@@ -115,3 +115,9 @@ def repriced(plan):
         fill.append(part + sent / pipeline.interleave)
         busy.append((pipeline.num_microbatches - 1) * max(own, sent) + own - part + stage.once_s)
     return sum(fill) + max(busy)
+
+
+def test_depth_needs_no_more_solves():
+    shallow, deep = (searched(*mlp(128, layers=n, rows=8), "2x2 h100") for n in (4, 12))
+    assert deep.split.num_layers == 12
+    assert deep.catalogue.num_solves == shallow.catalogue.num_solves

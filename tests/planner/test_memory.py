@@ -5,8 +5,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
-from meshwright.planner.memory import Profile
 from meshwright.planner.planner import Task
+from meshwright.planner.priced import Profile
 from meshwright.planner.readback import Readback
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 

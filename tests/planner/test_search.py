@@ -5,7 +5,7 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.planner import Task
-from meshwright.planner.search import View, _least_memory, fit
+from meshwright.planner.search import View, fit, least_memory
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_planning(monkeypatch):
 def test_the_plan_of_least_memory_stands_where_nothing_else_was_found(monkeypatch):
     step, args = mlp_step(64, 64)
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
-    _, peak = _least_memory(formulation)
+    _, peak = least_memory(formulation)
     monkeypatch.setattr(View, "step", lambda view, gap: False)
     view = View(formulation, peak)
     assert fit(view) and view.fits and view.solution.status == "feasible"

@@ -39,7 +39,7 @@ def test_equal_plans_make_equal_files(planned, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text.replace('"version": 1', '"version": 99'), "version 99.*make the plan again"),
+        (lambda text: text.replace('"version": 2', '"version": 99'), "version 99.*make the plan again"),
         (lambda text: text[: len(text) // 2], "not valid JSON.*save the plan again"),
         (lambda text: "not a plan", "not valid JSON"),
         (lambda text: "[]", "is not a plan"),
@@ -57,3 +57,29 @@ def test_a_bad_file_is_said_with_a_remedy(planned, tmp_path, damage, words):
 def test_a_missing_file_is_said(tmp_path):
     with pytest.raises(mw.PlanFileError, match="there is no plan file"):
         mw.Plan.load(tmp_path / "nowhere.json")
+
+
+def test_a_plan_of_the_first_version_is_read(planned, tmp_path):
+    """It has no record of the search: how it is split can be told, but not what else was possible."""
+    path = tmp_path / "plan.json"
+    planned[0].save(path)
+    data = json.loads(path.read_text()) | {"version": 1}
+    del data["record"], data["judgement"]
+    path.write_text(json.dumps(data))
+    again = mw.Plan.load(path)
+    assert again.ops == planned[0].ops and again.sharding("*") == planned[0].sharding("*")
+    assert "parallel" in str(again) or "splits nothing" in str(again)
+    with pytest.raises(mw.ShardingError, match="keeps no record of its search"):
+        again.explain("x")
+
+
+@pytest.mark.parametrize("part", ["ops", "collectives", "record", "judgement"])
+def test_damage_in_what_is_read_late_is_said_then(planned, tmp_path, part):
+    path = tmp_path / "plan.json"
+    planned[0].save(path)
+    data = json.loads(path.read_text())
+    data[part] = [["nonsense"]] if part in ("ops", "collectives") else "nonsense"
+    path.write_text(json.dumps(data))
+    again = mw.Plan.load(path)
+    with pytest.raises(mw.PlanFileError, match=f"damaged in its '{part}'.*save the plan again"):
+        getattr(again, part)

@@ -1,11 +1,12 @@
 """Describes one device: its memory, its peak rates, and how much of them programs really get."""
 
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from meshwright.hardware.link import Link
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: How a figure is known, best first.
 SURENESS = ("measured", "vendor", "assumed")
@@ -98,6 +99,8 @@ class Chip:
             dtype: Type of the operands.
             num_bytes: Bytes read and written, where they are known.
         """
+        import numpy as np  # here and below, so that a plan is read and printed without it
+
         peak = self.peak_flops(dtype)
         half = self.half_flops * peak / self.peak_flops("float16")  # the ramp is a time, so it scales with the rate
         work = np.asarray(flops, dtype=float)
@@ -106,6 +109,8 @@ class Chip:
 
     def memory_s(self, num_bytes: Any) -> Any:
         """Seconds to stream bytes through the chip's memory; a number or an array."""
+        import numpy as np
+
         return _unwrap(np.asarray(num_bytes, dtype=float) / (self.memory_bandwidth * self.memory_efficiency))
 
 
@@ -124,5 +129,5 @@ def _fallbacks(dtype: str) -> tuple[str, ...]:
     return ()
 
 
-def _unwrap(value: np.ndarray) -> Any:
+def _unwrap(value: "np.ndarray") -> Any:
     return float(value) if value.ndim == 0 else value

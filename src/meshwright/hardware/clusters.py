@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from meshwright.errors import ClusterError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.link import Host, Link
-from meshwright.hardware.mesh import AXIS_NAMES, Mesh
+from meshwright.hardware.mesh import AXIS_NAMES, Mesh, plain_sizes
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
 
@@ -84,7 +82,7 @@ class Cluster:
         >>> cluster("50x4 a100-40gb").mesh((50, 4)).shape
         {'x': 50, 'y': 4}
         """
-        sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in shape)
+        sizes = plain_sizes(shape)
         if self.mixed:
             raise ClusterError(
                 f"cluster {self.name!r} has hosts of several kinds, which one mesh cannot hold: plan it in stages, "

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from meshwright.hardware.torus import place_axes, torus_inner
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from meshwright.hardware.clusters import Cluster
 
 
@@ -69,6 +69,8 @@ def domain_size(cluster: "Cluster") -> int:
 @lru_cache(maxsize=8192)
 def group_of(cluster: "Cluster", sizes: tuple[int, ...], axes: tuple[int, ...]) -> Group:
     """Describes the groups that collectives along some axes of a mesh form, by the worst-placed one."""
+    import numpy as np  # here and below, so that a plan is read and printed without it
+
     domain = domain_size(cluster)
     members_gn = _members(sizes, axes)
     starts_gn = _first_in_domain(members_gn // domain)
@@ -81,16 +83,20 @@ def group_of(cluster: "Cluster", sizes: tuple[int, ...], axes: tuple[int, ...]) 
     return Group(size, num_domains, inner, outer, min(nic, outer))
 
 
-def _members(sizes: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+def _members(sizes: tuple[int, ...], axes: tuple[int, ...]) -> "np.ndarray":
     """Device numbers of every group, one ascending row per group."""
+    import numpy as np
+
     devices = np.arange(math.prod(sizes)).reshape(sizes)
     others = [i for i in range(len(sizes)) if i not in axes]
     ordered = devices.transpose([*others, *sorted(axes)])
     return ordered.reshape(-1, math.prod(sizes[i] for i in axes))
 
 
-def _first_in_domain(domains_gn: np.ndarray) -> np.ndarray:
+def _first_in_domain(domains_gn: "np.ndarray") -> "np.ndarray":
     """Marks the first member that each group has in each domain; rows ascend."""
+    import numpy as np
+
     starts_gn = np.ones(domains_gn.shape, dtype=bool)
     starts_gn[:, 1:] = np.diff(domains_gn, axis=1) > 0
     return starts_gn
@@ -100,7 +106,7 @@ def _inner(
     cluster: "Cluster",
     sizes: tuple[int, ...],
     axes: tuple[int, ...],
-    members_gn: np.ndarray,
+    members_gn: "np.ndarray",
     domain: int,
     size: int,
 ) -> Inner:
@@ -115,8 +121,10 @@ def _inner(
     return Inner(size, rate, rate, pair, size - 1)
 
 
-def _parts(members_gn: np.ndarray, domain: int) -> set[tuple[int, ...]]:
+def _parts(members_gn: "np.ndarray", domain: int) -> set[tuple[int, ...]]:
     """The sets of devices, numbered inside their domain, that groups have there."""
+    import numpy as np
+
     first_g = members_gn[:, :1] // domain * domain
     found = set()
     for row in np.unique(members_gn - first_g, axis=0):  # groups that lie alike in their domains count once

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from meshwright.errors import ClusterError
 from meshwright.hardware.abstract import abstract_ways
@@ -74,7 +73,7 @@ class Mesh:
         >>> Mesh.abstract((4, 1), alpha=(1, 1), beta=(1, 1)).collective_s("all_reduce", (0,), 100)
         151.0
         """
-        sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in shape)
+        sizes = plain_sizes(shape)
         costs = (_per_axis("alpha", alpha, len(sizes)), _per_axis("beta", beta, len(sizes)))
         if memory_bytes is not None and not memory_bytes > 0:
             raise ClusterError(f"memory_bytes must be above 0, not {memory_bytes}: leave it out for no limit.")
@@ -140,6 +139,8 @@ class Mesh:
         found = self.alternatives(kind, axes)
         if isinstance(num_bytes, int | float):
             return min(alpha + beta * num_bytes for alpha, beta in found) if num_bytes > 0 else 0.0
+        import numpy as np  # here, so that a plan is read and printed without it
+
         sizes = np.asarray(num_bytes, dtype=float)
         times = found[0][0] + found[0][1] * sizes
         for alpha, beta in found[1:]:
@@ -175,6 +176,11 @@ class Mesh:
             return cls.abstract(data["shape"], **data["abstract"])
         cluster = Cluster.from_json(data["cluster"])
         return cls(tuple(data["shape"]), cluster) if cluster.mixed else cluster.mesh(data["shape"])
+
+
+def plain_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes as Python's own whole numbers; what is none is left for the mesh to refuse."""
+    return tuple(int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in shape)
 
 
 def _per_axis(name: str, values: Sequence[float] | float, num_axes: int) -> tuple[float, ...]:

@@ -44,9 +44,9 @@ class Option:
         """Compute and communication that each layer repeats in the backward pass, but for what the user repeats."""
         if self.checkpoint == "none":
             return np.zeros(items.shape[1:]), np.zeros(items.shape[1:])
-        full = self.checkpoint == "full"
-        compute = items[Item.FORWARD if full else Item.AGAIN] - items[Item.REPEATED]
-        return np.maximum(compute, 0.0), items[Item.FORWARD_SENT if full else Item.AGAIN_SENT]
+        work = (Item.FORWARD, Item.FORWARD_SENT) if self.checkpoint == "full" else (Item.AGAIN, Item.AGAIN_SENT)
+        compute, sent = items[list(work)] - items[[Item.REPEATED, Item.REPEATED_SENT]]
+        return np.maximum(compute, 0.0), np.maximum(sent, 0.0)
 
     def held(self, items: Array) -> Array:
         """Bytes that are held for each microbatch in flight."""

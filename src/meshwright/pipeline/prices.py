@@ -44,6 +44,7 @@ class Item(IntEnum):
     BACKWARD_SENT = auto()
     WEIGHTS = auto()  # the part of BACKWARD that makes weights' gradients
     REPEATED = auto()  # the part of BACKWARD that repeats forward work
+    REPEATED_SENT = auto()
     AGAIN = auto()  # the part of FORWARD that selective recomputation repeats
     AGAIN_SENT = auto()
     GRADIENTS_SENT = auto()  # bringing gradients together inside the view, once a step
@@ -121,6 +122,7 @@ class Pricing:
             (Item.BACKWARD_SENT, sent * masks["backward"]),
             (Item.WEIGHTS, compute * masks["weights"]),
             (Item.REPEATED, compute * masks["repeated"]),
+            (Item.REPEATED_SENT, sent * masks["repeated"]),
             (Item.AGAIN, compute * masks["again"]),
             (Item.AGAIN_SENT, sent * masks["again"]),
             (Item.GRADIENTS_SENT, gradients),

@@ -190,7 +190,7 @@ class Search:
         if not found:
             return
         shape = (most, len(found), num_layers, num_layers + 1)
-        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
+        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1, np.int32)
         hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
         for z, (_, devices, o) in enumerate(found):
             tables = fill[:, z], busy[:, z], which[:, z]

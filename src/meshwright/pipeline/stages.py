@@ -74,32 +74,59 @@ def solve_stages(ranges: Ranges, in_flight: InFlight, best_s: float = np.inf) ->
         in_flight: For a number of stages, the microbatches that each of them holds; None where it is not allowed.
         best_s: A time that is known to be had.
     """
-    fill, busy = ranges.fill.min(axis=0), ranges.busy.min(axis=0)
-    relaxed = _descend(lambda limit: _relaxed(ranges, fill, busy, limit), fill, busy, best_s)
+    relaxed = _relaxed(ranges, range(1, len(ranges.fill) + 1), best_s)
     if relaxed is None:
         return None
     held = in_flight(len(relaxed.parts))
-    if held is None:
-        return _staged(ranges, in_flight, best_s)
-    parts = [part._replace(in_flight=n) for part, n in zip(relaxed.parts, held, strict=True)]
-    real = [(_place(part, 4), _place(part, 3)) for part in parts]
-    if all(ranges.fill[a] == fill[b] and ranges.busy[a] == busy[b] for a, b in real):
-        return Solution(relaxed.total_s, tuple(parts))
-    return _staged(ranges, in_flight, best_s)
+    real = None if held is None else _holding(ranges, relaxed, held)
+    return _staged(ranges, in_flight, best_s) if real is None else real
 
 
 def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | None:
-    """Where memory binds: all numbers of stages at once, if what a stage holds depends on those behind it alone."""
+    """Where memory binds: all numbers of stages at once, if what a stage holds depends on those behind it alone.
+
+    Else one number after another, those left out that are too slow even if each stage held what is best for it.
+    """
     most = min(ranges.fill.shape[2], ranges.allowed.shape[1] - 1)
     held = {count: numbers for count in range(1, most + 1) if (numbers := in_flight(count)) is not None}
     if most in held and all(tuple(held[most][most - n :]) == tuple(numbers) for n, numbers in held.items()):
         return _with_stages(ranges, held[most][::-1], best_s, None)
     found = None
     for count, numbers in held.items():
-        better = _with_stages(ranges, numbers[::-1], best_s, count)
+        relaxed = _relaxed(ranges, sorted(set(numbers)), best_s)
+        if relaxed is None:
+            continue
+        better = _holding(ranges, relaxed, numbers) if len(relaxed.parts) == count else None
+        better = better or _with_stages(ranges, numbers[::-1], best_s, count)
         if better is not None:
             found, best_s = better, better.total_s
     return found
+
+
+def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float) -> Solution | None:
+    """The best stages, whatever their number, if each range cost the least that it does with some of ``held``."""
+    places = [number - 1 for number in held]
+    fill, busy = ranges.fill[places].min(axis=0), ranges.busy[places].min(axis=0)
+
+    def solve(limit: float) -> list[Part] | None:
+        best, end, kind = cheapest(fill, busy, ranges.size, ranges.allowed, limit)
+        left, first, parts = ranges.allowed.shape[1] - 1, 0, []
+        if not np.isfinite(best[0, left]):
+            return None
+        while left:
+            parts.append(Part(first, int(end[first, left]), int(kind[first, left]), 1))
+            first, left = parts[-1].last, left - int(ranges.size[parts[-1].kind])
+        return parts
+
+    return _descend(solve, fill, busy, best_s)
+
+
+def _holding(ranges: Ranges, relaxed: Solution, held: Sequence[int]) -> Solution | None:
+    """A relaxed solution with what its stages really hold; None where that makes it any slower."""
+    parts = tuple(part._replace(in_flight=n) for part, n in zip(relaxed.parts, held, strict=True))
+    places = [_place(part, 4) for part in parts]
+    total = sum(float(ranges.fill[p]) for p in places) + max(float(ranges.busy[p]) for p in places)
+    return Solution(total, parts) if total <= relaxed.total_s else None
 
 
 def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: int | None) -> Solution | None:
@@ -120,17 +147,6 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
         return parts
 
     return _descend(solve, ranges.fill, ranges.busy, best_s)
-
-
-def _relaxed(ranges: Ranges, fill: Array, busy: Array, limit: float) -> list[Part] | None:
-    best, end, kind = cheapest(fill, busy, ranges.size, ranges.allowed, limit)
-    left, first, parts = ranges.allowed.shape[1] - 1, 0, []
-    if not np.isfinite(best[0, left]):
-        return None
-    while left:
-        parts.append(Part(first, int(end[first, left]), int(kind[first, left]), 1))
-        first, left = parts[-1].last, left - int(ranges.size[parts[-1].kind])
-    return parts
 
 
 def _descend(solve: Callable[[float], list[Part] | None], fill: Array, busy: Array, best_s: float) -> Solution | None:

@@ -1,9 +1,12 @@
 """The long lists of a plan: every communication, and how every operation is split and what it does."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshwright.planner.tensor import Spec
+
+if TYPE_CHECKING:
+    from meshwright.planner.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +101,25 @@ class Details(Protocol):
     @property
     def ops(self) -> tuple[OpPlan, ...]: ...
 
+    def make_record(self, limit: float | None) -> Any:
+        """The plan's `Record`, given the bytes allowed on each device; None where nothing is known of the search."""
+
+    def make_judgement(self, plan: "Plan") -> Any:
+        """The plan's `Judgement`."""
+
 
 @dataclass(frozen=True)
 class KnownDetails:
-    """Details that are there already, as in a plan that was loaded."""
+    """Details that are there already, with nothing known of the search."""
 
     collectives: tuple[Collective, ...]
     ops: tuple[OpPlan, ...]
+
+    def make_record(self, limit: float | None) -> None:
+        """See `Details`."""
+
+    def make_judgement(self, plan: "Plan") -> Any:
+        """See `Details`."""
+        from meshwright.explain.at_rest import judge_at_rest
+
+        return judge_at_rest(plan)

@@ -23,12 +23,12 @@ from meshwright.hardware import Mesh
 from meshwright.planner.folding import Folded
 from meshwright.planner.groups import Grouping
 from meshwright.planner.memory import MemoryModel
+from meshwright.planner.priced import EdgeKey, Usage, choice_problem
 from meshwright.planner.pricing import GroupTable, Pricer
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
-EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
 
 
 @dataclass(frozen=True)
@@ -91,33 +91,15 @@ class Formulation:
     def problem(
         self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
     ) -> ChoiceProblem:
-        """The folded problem with memory held at some times.
+        """The folded problem with memory held at some times; see `choice_problem`."""
+        held = self.memory if times or dear else Usage(0)
+        return choice_problem(self.copies, self.costs, self.edges, held, times, limit, dear)
 
-        Args:
-            times: Operation indices, each with the bytes to be kept free there.
-            limit: Bytes allowed; None for no limit.
-            dear: Operation indices, each with a price of one byte there.
-        """
-        edges: dict[tuple[int, int], Array] = {}
-        costs = [n * cost for n, cost in zip(self.copies, self.costs, strict=True)]
-        for time, price in (dear or {}).items():
-            for which, usage in enumerate(self.memory.usage(time, len(costs))):
-                if usage is not None:
-                    costs[which] = costs[which] + price * usage
-        for (source, _, reader, _), (count, matrix) in self.edges.items():
-            if source == reader:
-                costs[source] = costs[source] + count * np.diagonal(matrix)
-                continue
-            key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
-            edges[key] = edges[key] + count * part if key in edges else count * part
-        rows = []
-        for order, (time, reserve) in enumerate(sorted(times.items())):
-            for which, usage in enumerate(self.memory.usage(time, len(costs))):
-                if usage is not None:
-                    rows.append((which, order, order + 1, usage))
-            if reserve > 0:
-                rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
-        return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)
+    def copies_made(self, choice: NDArray[np.int64]) -> list[tuple[int, int, float]]:
+        """Intervals and bytes of the copies that resharding makes under a choice."""
+        from meshwright.planner.readback import Readback  # reads choices of this very class
+
+        return Readback(self, choice).copies()
 
     def _table(self, group_id: int) -> GroupTable:
         group = self.grouping.groups[group_id]
@@ -176,7 +158,7 @@ class Formulation:
             value = self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
             made = self.shared_codes[source - self.num_groups]
         free = None
-        stay = value in self.restrictions.stay
+        stay = self.grouping.groups[self.grouping.home[value]].argument in self.restrictions.stay  # casts stay as well
         if slot >= 0:
             group = self.grouping.groups[self.folded.members[reader][0]]
             needed, free, trips = (

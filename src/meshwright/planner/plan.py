@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,25 @@ class Plan:
         """How every operation is split, in the order of the program; virtual ones follow their readers."""
         return self.details.ops
 
+    @cached_property
+    def record(self) -> Any:
+        """What is kept of the program and of the search: an `explain.record.Record`; None where nothing is known."""
+        return self.details.make_record(self.memory.limit_bytes)
+
+    @cached_property
+    def judgement(self) -> Any:
+        """What the plan amounts to: an `explain.judgement.Judgement`."""
+        if self.pipeline is None:
+            return self.details.make_judgement(self)
+        from meshwright.explain.at_rest import judge_at_rest
+
+        return judge_at_rest(self)
+
+    @property
+    def verdict(self) -> Any:
+        """What kind of parallelism it is; print it."""
+        return self.judgement.verdict
+
     @property
     def step_s(self) -> float:
         """Predicted time of one step, compute and communication one after the other."""
@@ -142,12 +162,70 @@ class Plan:
         Args:
             path: Parameter name and pytree keys joined by ``/``; results start with ``out``.
         """
+        found = self.find(path)
+        specs = {t.path: partition_spec(t.spec) for t in found}
+        return specs[path] if list(specs) == [path] else specs
+
+    def find(self, path: str) -> list[Tensor]:
+        """The arguments and results that a path or a glob matches.
+
+        Raises:
+            ShardingError: It matches none; the message names the nearest.
+        """
         tensors = {t.path: t for t in (*self.arguments, *self.results) if t.role != "static"}
         found = match_paths(path, tensors)
         if not found:
             raise ShardingError(f"{path!r} matches no argument or result of the plan; {nearest(path, list(tensors))}")
-        specs = {p: partition_spec(tensors[p].spec) for p in found}
-        return specs[path] if found == [path] else specs
+        return [tensors[p] for p in found]
+
+    def kind(self, path: str) -> Any:
+        """The part that a tensor plays, e.g. ``"tensor (column)"``; a glob gives a dict of all that it matches."""
+        kinds = {t.path: self.judgement.kinds[t.path] for t in self.find(path)}
+        return kinds[path] if list(kinds) == [path] else kinds
+
+    def show(self, path: str = "*") -> Any:
+        """A table of the tensors that a path or a glob matches: shape, sharding, bytes per device, kind. Print it."""
+        from meshwright.explain.tensors import show
+
+        return show(self, path)
+
+    def explain(self, path: str, seconds: float = 0.2) -> Any:
+        """Why an argument or result is split as it is, and what else would cost. Print it.
+
+        Args:
+            path: Of one tensor.
+            seconds: Time to solve again; what it does not suffice for is bounded, or left and counted.
+
+        Returns:
+            An `Explanation`: the runner-ups, each at the cost of the best plan that has it, and what forced the choice.
+        """
+        from meshwright.explain.why import explain
+
+        return explain(self, path, seconds)
+
+    def diff(self, other: "Plan") -> Any:
+        """What differs from another plan: verdict, costs, memory, shardings, communication. Print it."""
+        from meshwright.explain.diff import diff
+
+        return diff(self, other)
+
+    def report(self, path: str | Path, other: "Plan | None" = None) -> None:
+        """Writes one self-contained web page about the plan; with another plan, about both, side by side."""
+        from meshwright.report.page import write_report
+
+        write_report(self, Path(path), other)
+
+    def dump(self, folder: str | Path, function: Any = None, *args: Any) -> None:
+        """Writes everything there is to know about the plan into a folder.
+
+        Args:
+            folder: The folder; made if it is not there.
+            function: The function and its arguments or their types, to compile it; a fresh plan knows them.
+            *args: See there.
+        """
+        from meshwright.explain.dump import dump
+
+        dump(self, Path(folder), function, args)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as versioned JSON."""
@@ -186,9 +264,15 @@ class Plan:
         return verify(self, function, args, devices, compiler_options)
 
     def __str__(self) -> str:
-        from meshwright.planner.show import plan_text
+        from meshwright.explain.story import plan_text
 
         return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from meshwright.report.page import notebook_html
+
+        return notebook_html(self)
 
     def _tree(self, tree: Any, structure: Any, tensors: tuple[Tensor, ...]) -> Any:
         from meshwright.planner.structure import rebuild

@@ -60,6 +60,7 @@ class GroupTable:
         duplicate: Where a slot's resharding is already paid for by an earlier slot of the same value.
         compute: Seconds of compute.
         communication: Seconds of collectives inside the group.
+        sent: The same by kind and axes; resharding inside the group has no axes of its own.
         transient: ``(member, bytes)`` of operands that are made for one operation only.
         assignments: For each member, which loop each axis splits.
         events: The collectives, one by one; noted only where the table has a single strategy.
@@ -74,6 +75,7 @@ class GroupTable:
     duplicate: list[NDArray[np.bool_]] = field(default_factory=list)
     compute: Array = field(default_factory=lambda: np.zeros(0))
     communication: Array = field(default_factory=lambda: np.zeros(0))
+    sent: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
     transient: list[tuple[int, Array]] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -88,6 +90,7 @@ class GroupTable:
         self.needs = [c[keep] for c in self.needs]
         self.duplicate = [d[keep] for d in self.duplicate]
         self.compute, self.communication = self.compute[keep], self.communication[keep]
+        self.sent = {key: seconds[keep] for key, seconds in self.sent.items()}
         self.transient = [(i, b[keep]) for i, b in self.transient]
         self.assignments = [a[keep] for a in self.assignments]
         self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
@@ -283,7 +286,7 @@ class _Walk:
         for earlier in self.paid.get((value, phase, trips), ()):
             cost = np.where(earlier == need, 0.0, cost)
         self.paid.setdefault((value, phase, trips), []).append(need)
-        self.table.communication += trips * cost
+        self._send("reshard", (), trips * cost)
         self._item(member, "reshard", trips * cost)
         if self.size == 1 and cost[0] > 0:
             for hop in self.pricer.resharding.path(shape, itemsize, int(have[0]), int(need[0])):
@@ -326,10 +329,14 @@ class _Walk:
         self, kind: str, axes: tuple[int, ...], num_bytes: Array, member: int, trips: float, purpose: str
     ) -> None:
         seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes), 0.0)
-        self.table.communication += seconds
+        self._send(kind, axes, seconds)
         self._item(member, purpose, seconds)
         if self.size == 1 and num_bytes[0] > 0:
             self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose, trips))
+
+    def _send(self, kind: str, axes: tuple[int, ...], seconds: Array) -> None:
+        self.table.communication += seconds
+        self.table.sent[kind, axes] = self.table.sent.get((kind, axes), 0.0) + seconds
 
     def _item(self, member: int, purpose: str, seconds: Array) -> None:
         if self.pricer.itemise:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
-from meshwright.planner.memory import Profile
-from meshwright.planner.plan import Collective, OpPlan
+from meshwright.planner.plan import Collective, OpPlan, Plan
+from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import GroupTable
 from meshwright.planner.tensor import Spec
 from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
@@ -198,6 +198,18 @@ class Readback:
                 item = Collective(hop.kind, axes, hop.num_bytes, seconds, *about, read.value in arguments)
                 found.append((read.start, item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
+
+    def make_record(self, limit: float | None) -> Any:
+        """See `Details`."""
+        from meshwright.explain.making import make_record  # what explains plans is made of them
+
+        return make_record(self, limit)
+
+    def make_judgement(self, plan: Plan) -> Any:
+        """See `Details`."""
+        from meshwright.explain.judging import facts_of, judge_plan
+
+        return judge_plan(plan, facts_of(plan, plan.record.program))
 
     def communication(self) -> float:
         """Seconds of communication of one step: the sum over `collectives`, counted by classes."""

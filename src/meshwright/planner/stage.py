@@ -83,7 +83,7 @@ class Stage:
         update: The optimizer, once a step.
         weights_fraction: The part of ``backward``'s compute that makes the weights' gradients.
         send_bytes: Activations that a device sends to the next stage, and their gradients that come back; one
-            microbatch, one way. 0 for the last stage.
+            microbatch, one way, and of one chunk, where there are several. 0 for the last stage.
         transfer_s: Seconds of that, one way.
         state_bytes: Parameters, gradients, optimizer.
         activation_bytes: Held for each microbatch in flight.

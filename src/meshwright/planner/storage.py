@@ -1,28 +1,73 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from dataclasses import asdict, astuple, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
-from meshwright.planner.plan import (
-    Collective,
-    Considered,
-    Cost,
-    KnownDetails,
-    Load,
-    Memory,
-    OpPlan,
-    Plan,
-    SolutionSummary,
-)
+from meshwright.planner.details import Collective, Load, OpPlan
+from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.tensor import Spec, Tensor
 
 FORMAT = "meshwright-plan"
-VERSION = 2  # what a plan with stages is; without them a plan is of version 1, which older readers know
+VERSION = 2
+READABLE = (1, VERSION)  # the first version has neither record nor judgement
+
+
+@dataclass(frozen=True)
+class SavedDetails:
+    """The long lists of a plan that was loaded, as its file has them; each is read when it is first asked for."""
+
+    data: dict[str, Any]
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """See `Details`."""
+        with _damage("collectives"):
+            return tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
+
+    @cached_property
+    def ops(self) -> tuple[OpPlan, ...]:
+        """See `Details`."""
+        with _damage("ops"):
+            return tuple(map(_parse_op, self.data["ops"]))
+
+    def make_record(self, limit: float | None) -> Any:
+        """See `Details`."""
+        from meshwright.explain.packing import unpack
+        from meshwright.explain.record import Record
+
+        packed = self.data.get("record")
+        with _damage("record"):
+            return None if packed is None else Record.from_data(unpack(packed))
+
+    def make_judgement(self, plan: Plan) -> Any:
+        """See `Details`."""
+        from meshwright.explain.judgement import Judgement
+
+        if "judgement" not in self.data:
+            from meshwright.explain.at_rest import judge_at_rest
+
+            return judge_at_rest(plan)
+        with _damage("judgement"):
+            return Judgement.from_json(self.data["judgement"], (*plan.arguments, *plan.results))
+
+
+@contextmanager
+def _damage(part: str) -> Iterator[None]:
+    """Says which part of a plan's file cannot be read."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise PlanFileError(
+            f"the plan is damaged in its {part!r}: {type(error).__name__}: {error}; save the plan again"
+        ) from error
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -49,7 +94,7 @@ def load_plan(path: Path) -> Plan:
         raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
-    if data.get("version") not in (1, VERSION):
+    if data.get("version") not in READABLE:
         raise PlanFileError(
             f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads versions 1 to {VERSION}; "
             "make the plan again, or read it with the Meshwright that wrote it "
@@ -81,7 +126,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain JSON data."""
     data = {
         "format": FORMAT,
-        "version": 1 if plan.pipeline is None else VERSION,
+        "version": VERSION,
         "method": plan.method,
         "mesh": plan.mesh.to_json(),
         "step_s": plan.step_s,
@@ -94,26 +139,29 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "provenance": dict(plan.provenance),
         "arguments": [_tensor_to_json(t) for t in plan.arguments],
         "results": [_tensor_to_json(t) for t in plan.results],
-        "collectives": [asdict(c) for c in plan.collectives],
-        "ops": [
-            [
-                op.serial,
-                op.label,
-                op.phase,
-                *(_specs_text(s) for s in (op.operands, op.partial, op.results, op.via)),
-                list(op.sums),
-                list(op.waits),
-                op.live_bytes,
-                *([list(astuple(op.load))] if op.load else []),
-            ]
-            for op in plan.ops
-        ],
+        "judgement": plan.judgement.to_json(),
+        **(plan.details.data if isinstance(plan.details, SavedDetails) else _details_to_json(plan)),
         "in_structure": plan.in_structure,
         "out_structure": plan.out_structure,
     }
     if plan.pipeline is not None:
         data |= {"pipeline": asdict(plan.pipeline), "stages": [stage_to_json(stage) for stage in plan.stages]}
     return data
+
+
+def _details_to_json(plan: Plan) -> dict[str, Any]:
+    from meshwright.explain.packing import pack
+
+    return {
+        "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
+        "ops": list(map(_op_row, plan.ops)),
+        "record": None if plan.record is None else pack(plan.record.to_data()),
+    }
+
+
+def _details_from_json(data: dict[str, Any]) -> SavedDetails:
+    names = ("collectives", "ops") if data["version"] == 1 else ("judgement", "collectives", "ops", "record")
+    return SavedDetails({name: data[name] for name in names})
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
@@ -128,19 +176,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         solution=SolutionSummary(**data["solution"]),
         arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
         results=tuple(_tensor_from_json(t) for t in data["results"]),
-        details=KnownDetails(
-            tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in data["collectives"]),
-            tuple(
-                OpPlan(
-                    *row[:3],
-                    *(_parse_specs(text) for text in row[3:7]),
-                    *map(tuple, row[7:9]),
-                    *row[9:10],
-                    *(Load(*load) for load in row[10:]),
-                )
-                for row in data["ops"]
-            ),
-        ),
+        details=_details_from_json(data),
         unsplittable=tuple(data["unsplittable"]),
         considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),
         provenance=data["provenance"],
@@ -178,6 +214,17 @@ def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
 
 def _tensor_from_json(data: dict[str, Any]) -> Tensor:
     return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))
+
+
+def _op_row(op: OpPlan) -> list[Any]:
+    specs = (_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))
+    load = [list(astuple(op.load))] if op.load else []
+    return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits), op.live_bytes, *load]
+
+
+def _parse_op(row: list[Any]) -> OpPlan:
+    specs, axes = (_parse_specs(text) for text in row[3:7]), map(tuple, row[7:9])
+    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *(Load(*load) for load in row[10:]))
 
 
 def _specs_text(specs: tuple[Spec | None, ...]) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -26,6 +26,9 @@ _DEFINED = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \(?\w+\[([0-9,]*)\]")
 _PRODUCT = re.compile(r"= (.*?) (dot|convolution|custom-call)\(([^)]*)\)")
 _CONTRACTED = re.compile(r'(?:lhs_contracting_dims=\{|"lhs_contracting_dimensions":\[)([^}\]]*)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_STATED = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _ARRAY = re.compile(r"([a-z]+\w*)\[([0-9,]*)\]")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[0-9,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?")
@@ -41,12 +44,18 @@ class CompiledCollective:
         axes: Names of the mesh axes along which its groups extend.
         bytes: Bytes of one trip, by the convention of `Mesh.collective_s`.
         trips: How often it runs; a loop whose length XLA does not state counts as one trip.
+        name: Its name in the text.
+        operation: Scopes and primitive of what it was made for, as XLA says.
+        source: The user's source line, ``file:line``; empty where XLA does not know.
     """
 
     kind: str
     axes: tuple[str, ...]
     bytes: int
     trips: int = 1
+    name: str = field(default="", compare=False)
+    operation: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
 
 
 def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollective]:
@@ -59,7 +68,21 @@ def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollectiv
     bodies, entry = _computations(text)
     trips = _trips(bodies, entry)
     found = [_read(line, mesh, trips[name]) for name, body in bodies.items() if trips[name] for line in body]
-    return [item for item in found if item is not None and item.axes]
+    frames = _frames(text)
+    return [replace(item, source=frames.get(item.source, item.source)) for item in found if item and item.axes]
+
+
+def _frames(text: str) -> dict[str, str]:
+    """For each stack frame's number in a program's text the source line it stands for."""
+    tables = {}
+    for name in ("FileNames", "FileLocations", "StackFrames"):
+        _, _, rest = text.partition(f"\n{name}\n")
+        tables[name] = rest.partition("\n\n")[0]
+    files = dict(re.findall(r'(\d+) "(.*)"', tables["FileNames"]))
+    places = re.findall(r"(\d+) \{file_name_id=(\d+) .*?line=(\d+)", tables["FileLocations"])
+    lines = {number: f"{files.get(file, '')}:{line}" for number, file, line in places}
+    frames = re.findall(r"(\d+) \{file_location_id=(\d+)", tables["StackFrames"])
+    return {number: lines.get(place, "") for number, place in frames}
 
 
 def flops_of(text: str) -> float:
@@ -125,7 +148,15 @@ def _read(line: str, mesh: Mapping[str, int], trips: int) -> CompiledCollective 
         size *= groups.shape[1]
     places = np.stack(np.unravel_index(groups, tuple(mesh.values())), axis=-1)  # [group, member, axis]
     spread = (places != places[:, :1]).any(axis=(0, 1))
-    return CompiledCollective(kind, tuple(np.array(list(mesh))[spread].tolist()), size, trips)
+    axes = tuple(np.array(list(mesh))[spread].tolist())
+    return CompiledCollective(kind, axes, size, trips, line.partition("=")[0].strip(" %"), *_origin(line))
+
+
+def _origin(line: str) -> tuple[str, str]:
+    """What an instruction was made for, and where: ``file:line``, or the number of a stack frame."""
+    operation, frame, stated = _OP_NAME.search(line), _FRAME.search(line), _STATED.search(line)
+    source = f"{stated[1]}:{stated[2]}" if stated else frame[1] if frame else ""
+    return operation[1] if operation else "", source
 
 
 def _elements(text: str) -> list[str]:

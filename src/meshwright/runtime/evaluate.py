@@ -97,16 +97,20 @@ class Evaluator:
                 f"the plan says {op.label} where the function does {name}: it was made for another function, other "
                 "shapes or other dtypes; make the plan again with these arguments"
             )
+        with jax_compat.at_source(eqn):  # so that what is sent for it can be traced back to the user's line
+            return self._operation(eqn, op, ins), serial + 1
+
+    def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
         if op is not None and op.waits:
-            return [self._contribution(eqn, op, op.waits, ins)], serial + 1
-        if op is not None and len(op.sums) > 1 and name in CONTRIBUTING:
+            return [self._contribution(eqn, op, op.waits, ins)]
+        if op is not None and len(op.sums) > 1 and eqn.primitive.name in CONTRIBUTING:
             # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one.
-            return [self._settled(self._contribution(eqn, op, op.sums, ins))], serial + 1
+            return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         given = self._give(jax_compat.bind(eqn, operands), op)
-        if name == "convert_element_type" and widens(signature_of(eqn)):
+        if eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn)):
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
-        return given, serial + 1
+        return given
 
     def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         params = eqn.params

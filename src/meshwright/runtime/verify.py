@@ -3,12 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.planner.plan import Plan
-from meshwright.runtime.compiled import collectives_of, flops_of
+from meshwright.runtime.compiled import CompiledCollective, collectives_of, flops_of
 from meshwright.runtime.spmd import spmd
 from meshwright.units import format_bytes
 
@@ -37,6 +37,8 @@ class Verification:
         flops: Of matrix products and convolutions.
         backend: What was compiled for.
         compile_s: How long that took.
+        made: Every collective of the compiled program.
+        text: The compiled program, as XLA writes it.
     """
 
     collectives: Mapping[tuple[str, tuple[str, ...]], Compared]
@@ -44,6 +46,8 @@ class Verification:
     flops: Compared
     backend: str
     compile_s: float
+    made: tuple[CompiledCollective, ...] = field(default=(), repr=False)
+    text: str = field(default="", repr=False)
 
     @property
     def bytes(self) -> Compared:
@@ -92,6 +96,8 @@ def verify(
         Compared(plan.flops, flops_of(text)),
         _backend(devices),
         seconds,
+        tuple(made),
+        text,
     )
 
 

@@ -1,0 +1,77 @@
+"""The judgement of a plan: its verdict, and the kind and the dims' letters of each of its tensors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.planner.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a verdict.
+
+    Attributes:
+        name: data, tensor, sequence, spatial, expert, vocabulary, zero, idle, other or none.
+        axes: The axes that it is about.
+        degree: Into how many parts they split.
+        share: The share of the work (for zero: of the bytes) that it holds for.
+        text: In words.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    degree: int
+    share: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What kind of parallelism a plan, or a stage of it, is; print it."""
+
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(part.text for part in self.parts)
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The axes that play a part."""
+        return tuple(axis for part in self.parts if part.name == name for axis in part.axes)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a plan amounts to.
+
+    Attributes:
+        verdict: What kind of parallelism it is.
+        kinds: The kind of each argument and result, by path.
+        letters: Letters of each one's dims, by path; empty text for dims without one.
+    """
+
+    verdict: Verdict
+    kinds: dict[str, str]
+    letters: dict[str, tuple[str, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; kinds and letters of thousands of tensors are few, and go by number."""
+        pairs = [(self.kinds[path], " ".join(letter or "-" for letter in self.letters[path])) for path in self.kinds]
+        known = list(dict.fromkeys(pairs))
+        parts = [[p.name, list(p.axes), p.degree, p.share, p.text] for p in self.verdict.parts]
+        return {"verdict": parts, "tensors": [list(pair) for pair in known], "of": [known.index(p) for p in pairs]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], tensors: Sequence["Tensor"]) -> "Judgement":
+        """What `to_json` gave, of the same tensors."""
+        verdict = Verdict(tuple(Part(name, tuple(axes), *rest) for name, axes, *rest in data["verdict"]))
+        kinds, letters = {}, {}
+        known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in data["tensors"]]
+        for path, number in zip(_paths(tensors), data["of"], strict=True):
+            kinds[path], letters[path] = known[number]
+        return cls(verdict, kinds, letters)
+
+
+def _paths(tensors: Sequence["Tensor"]) -> Iterator[str]:
+    return iter(dict.fromkeys(t.path for t in tensors if t.role != "static"))

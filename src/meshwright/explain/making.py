@@ -1,0 +1,266 @@
+"""Makes the record of a fresh plan from its graph and the problem that was solved."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.explain.record import MEMORY_ROLES, VIRTUAL, Edge, Nest, Node, Problem, Program, Record
+from meshwright.graph.phases import PHASES
+from meshwright.graph.repeats import find_runs
+from meshwright.planner.formulate import Formulation
+from meshwright.planner.readback import Readback
+from meshwright.planner.roles import find_roles
+
+Ints = NDArray[np.int64]
+_NUMBER = re.compile(r"\d+")
+
+
+def make_record(back: Readback, limit: float | None) -> Record:
+    """The record of a choice.
+
+    Args:
+        back: The choice.
+        limit: Bytes that were allowed on each device.
+    """
+    return Record(_program(back), _Problem(back).make(limit))
+
+
+def _program(back: Readback) -> Program:
+    graph, grouping, columns = back.graph, back.grouping, back.graph.columns
+    numbers, nests = np.unique(columns.signature, return_inverse=True)
+    examples = {n: i for i, n in enumerate(columns.signature.tolist())}
+    labels: dict[str, int] = {}
+    sources: dict[str, int] = {}
+    named = [(f"{op.scope}/{op.primitive}" if op.scope else op.primitive) for op in graph.ops]
+    lines = _sources(graph.ops)
+    assignments: dict[tuple[int, ...], int] = {}
+    run, lap = _laps(back)
+    group = grouping.placed.group
+    return Program(
+        types=[(kind.shape, kind.dtype, kind.itemsize) for kind in graph.kinds],
+        kind=graph.kind,
+        code=back.made,
+        inputs=graph.input_paths,
+        outputs=graph.output_paths,
+        made=np.array(graph.outputs, np.int64),
+        taken=np.array([graph.state.get(i, -1) for i in range(len(graph.outputs))], np.int64),
+        nests=[_nest(grouping.nests[examples[n]]) for n in numbers.tolist()],
+        nest=nests,
+        label=np.array([labels.setdefault(name, len(labels)) for name in named], np.int64),
+        labels=list(labels),
+        source=np.array([sources.setdefault(line, len(sources)) for line in lines], np.int64),
+        sources=list(sources),
+        assignment=np.array(
+            [VIRTUAL if loops is None else assignments.setdefault(loops, len(assignments)) for loops in _loops(back)],
+            np.int64,
+        ),
+        assignments=list(assignments),
+        phases=PHASES,
+        phase=columns.phase,
+        trips=columns.trips,
+        reads=columns.reads,
+        start=columns.start,
+        first_made=columns.first_made,
+        node=np.where(group >= 0, np.array(back.folded.group_class, np.int64)[group], -1),
+        run=np.where(group >= 0, run[group], -1),
+        lap=np.where(group >= 0, lap[group], -1),
+    )
+
+
+def _nest(nest: Any) -> Nest:
+    loops = nest.loops
+    return Nest([loop.size for loop in loops], [loop.kind for loop in loops], nest.operands, nest.results, nest.flops)
+
+
+def _sources(ops: Sequence[Any]) -> list[str]:
+    """Source lines; equations that JAX traced at one place share what it knows of it."""
+    known: dict[int, str] = {}
+    found = []
+    for op in ops:
+        place = id(op.equation.source_info.traceback) if op.equation is not None else 0
+        if place not in known:
+            known[place] = op.source
+        found.append(known[place])
+    return found
+
+
+def _loops(back: Readback) -> list[tuple[int, ...] | None]:
+    """For each operation the loop that each axis splits; None for virtual ones."""
+    placed, rank = back.grouping.placed.group.tolist(), back.grouping.ops.rank.tolist()
+    classes, tables = back.folded.group_class, back.formulation.tables
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+    found: list[tuple[int, ...] | None] = []
+    for group, member in zip(placed, rank, strict=True):
+        if group < 0:
+            found.append(None)
+            continue
+        which = classes[group]
+        if (which, member) not in known:
+            known[which, member] = tuple(tables[which].assignments[member][back.choice[which]].tolist())
+        found.append(known[which, member])
+    return found
+
+
+def _laps(back: Readback) -> tuple[Ints, Ints]:
+    """For each group the repeated run it belongs to, and which repetition."""
+    folded, led = back.folded, np.flatnonzero(back.grouping.placed.leader >= 0)
+    tokens = np.array([folded.alike[which] for which in folded.group_class], np.int64)
+    run, lap = np.full(len(tokens), -1), np.full(len(tokens), -1)
+    for number, found in enumerate(find_runs(tokens[led])):
+        some = led[found.start : found.stop]
+        run[some], lap[some] = number, np.arange(len(some)) // found.period
+    return run, lap
+
+
+class _Problem:
+    """The problem with everything that the method forbids among its strategies, marked as such."""
+
+    def __init__(self, back: Readback):
+        self.back, self.graph, self.grouping, self.folded = back, back.graph, back.grouping, back.folded
+        self.solved = back.formulation
+        restrictions = self.solved.restrictions
+        self.free = self.solved
+        if restrictions.allowed:
+            parts = (self.grouping, self.folded, self.solved.live, self.solved.mesh)
+            self.free = Formulation(*parts, replace(restrictions, allowed={}))
+
+    def make(self, limit: float | None) -> Problem:
+        free, memory = self.free, self.free.memory
+        nodes = [self._node(which) for which in range(free.num_groups)]
+        nodes += [self._shared(which) for which in range(free.num_groups, len(free.costs))]
+        extra = [
+            (which, cost - sent)
+            for which, cost in enumerate(free.costs[: free.num_groups])
+            if not np.array_equal(cost, sent := free.tables[which].compute + free.tables[which].communication)
+        ]
+        return Problem(
+            sizes=free.mesh.sizes,
+            nodes=nodes,
+            edges=self._edges(),
+            extra=extra,
+            num_steps=memory.num_steps,
+            column_class=memory.column_class,
+            column_bytes=memory.column_bytes,
+            role=self._roles(),
+            column=memory.column,
+            start=memory.start,
+            stop=memory.stop,
+            share=memory.share,
+            choice=np.array([self._chosen(which) for which in range(len(nodes))], np.int64),
+            limit=limit,
+        )
+
+    def _allowed(self, which: int) -> NDArray[np.bool_]:
+        table, argument = self.free.tables[which], self.grouping.groups[self.folded.members[which][0]].argument
+        allowed = self.solved.restrictions.allowed.get(argument) if argument is not None else None
+        if allowed is None or not table.codes:
+            return np.ones(len(table.compute), bool)
+        return np.isin(table.codes[0], sorted(allowed))
+
+    def _chosen(self, which: int) -> int:
+        """The chosen strategy's number among all."""
+        choice = int(self.back.choice[which])
+        if which < self.free.num_groups:
+            return int(np.flatnonzero(self._allowed(which))[choice])
+        order = which - self.free.num_groups
+        code = self.solved.shared_codes[order][choice]
+        return int(np.searchsorted(self.free.shared_codes[order], code))
+
+    def _node(self, which: int) -> Node:
+        table, members = self.free.tables[which], self.folded.members[which]
+        group = self.grouping.groups[members[0]]
+        graph, paths = self.graph, []
+        if group.argument is not None:
+            paths = [graph.input_paths[self.grouping.groups[m].argument or 0] for m in members]
+            label, phase, value = _pattern(paths), -1, group.argument
+        else:
+            assert group.leader is not None
+            op = graph.ops[group.leader]
+            label, phase, value = op.label, PHASES.index(op.phase), op.outputs[0]
+        sent = [(kind, axes, seconds) for (kind, axes), seconds in sorted(table.sent.items()) if seconds.any()]
+        codes = table.codes[0] if table.codes else np.zeros(len(table.compute), np.int64)
+        kind = int(graph.kind[value])
+        return Node(label, phase, len(members), paths, kind, codes, table.compute, sent, self._allowed(which))
+
+    def _shared(self, which: int) -> Node:
+        order = which - self.free.num_groups
+        members, codes = self.folded.shared_members[order], self.free.shared_codes[order]
+        reading = self.folded.shared[members[0]]
+        label, kind = f"copy of {self._name(reading.value)}", int(self.graph.kind[reading.value])
+        zeros, phase = np.zeros(len(codes)), PHASES.index(reading.phase)
+        return Node(label, phase, len(members), (), kind, codes, zeros, (), np.ones(len(codes), bool))
+
+    def _name(self, value: int) -> str:
+        producer = self.graph.producer.get(value)
+        if producer is not None:
+            return self.graph.ops[producer].label
+        return _NUMBER.sub("*", self.graph.input_paths[value]) if value < len(self.graph.inputs) else "a constant"
+
+    def _edges(self) -> list[Edge]:
+        free, folded, slots = self.free, self.folded, self.grouping.slots
+        starts, stops = self._lifetimes()
+        order = np.argsort(folded.untied.which, kind="stable")
+        ends = np.searchsorted(folded.untied.which[order], np.arange(len(folded.edges) + 1))
+        found = []
+        for number, (key, (count, matrix)) in enumerate(free.edges.items()):
+            source, place, reader, slot = key
+            some = order[ends[number] : ends[number + 1]]
+            value = self._value(source, place)
+            made = self._made(source, place)
+            if slot >= 0:
+                needed, paid = free.tables[reader].needs[slot], free.tables[reader].duplicate[slot]
+            else:
+                needed = free.shared_codes[reader - free.num_groups]
+                paid = np.zeros(len(needed), bool)
+            rows, columns = (np.unique(codes, return_index=True)[1] for codes in (made, 2 * needed + paid))
+            kind = int(self.graph.kind[value])
+            size = self.graph.kinds[kind].num_bytes
+            table = matrix[np.ix_(rows, columns)]
+            lives = (starts[some], stops[some])
+            found.append(Edge(*key, count, self._name(value), kind, size, made, needed, paid, table, *lives))
+        assert len(slots.value) + len(folded.shared) == len(folded.untied.which)
+        return found
+
+    def _value(self, source: int, place: int) -> int:
+        if place >= 0:
+            return self.grouping.groups[self.folded.members[source][0]].values[place]
+        return self.folded.shared[self.folded.shared_members[source - self.free.num_groups][0]].value
+
+    def _made(self, source: int, place: int) -> Ints:
+        if place >= 0:
+            return self.free.tables[source].codes[place]
+        return self.free.shared_codes[source - self.free.num_groups]
+
+    def _lifetimes(self) -> tuple[Ints, Ints]:
+        """When the copy of each untied edge is live: first those of shared readings, then those of slots."""
+        slots, columns = self.grouping.slots, self.graph.columns
+        shared = [slots.op[[slots.start[g] + rank for g, rank in reading.readers]] for reading in self.folded.shared]
+        at = np.where(slots.op >= 0, slots.op, columns.producer[slots.value])
+        at = np.where(at >= 0, at, len(columns.signature) - 1)
+        first = np.array([ops.min() for ops in shared], np.int64)
+        last = np.array([ops.max() + 1 for ops in shared], np.int64)
+        return np.concatenate([first, at]), np.concatenate([last, at + 1])
+
+    def _roles(self) -> list[int]:
+        roles = find_roles(self.graph)
+        named = dict.fromkeys(roles.parameters, 0) | dict.fromkeys(roles.optimizer, 1) | dict.fromkeys(roles.data, 2)
+        gradients, memory = self.grouping.gradients, self.free.memory
+        rest = [MEMORY_ROLES.index("gradients"), MEMORY_ROLES.index("activations")]
+        known = [named.get(v, rest[v not in gradients]) for v in memory.examples]
+        return known + [MEMORY_ROLES.index("temporaries")] * (len(memory.column_class) - len(known))
+
+
+def _pattern(paths: Sequence[str]) -> str:
+    """What the paths have in common, with ``*`` for numbers that differ."""
+    if len(paths) == 1:
+        return paths[0]
+    split = [_NUMBER.split(path) for path in paths]
+    numbers = [_NUMBER.findall(path) for path in paths]
+    if any(parts != split[0] for parts in split):
+        return paths[0]
+    varying = ["*" if len(set(column)) > 1 else column[0] for column in zip(*numbers, strict=True)]
+    return "".join(text for pair in zip(split[0], [*varying, ""], strict=True) for text in pair)

@@ -1,0 +1,189 @@
+"""Prices what else was possible: forces a sharding, solves the problem again, says what the difference is made of."""
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.explain.record import Edge, Record
+from meshwright.explain.words import label_words
+from meshwright.planner.fitting import View
+from meshwright.strategy.reshard import SLICE, Resharding
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Mesh
+
+Ints = NDArray[np.int64]
+_CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to its bound as planning itself asks
+_PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
+_ROUNDS = 6
+_ALWAYS = 8  # shardings are priced without memory, however long it takes
+_FREE = 0.5  # of the time, at most, goes to solving without memory
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that would cost more or less: compute or a collective, where, and how many seconds in all."""
+
+    what: str
+    where: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """The best plan with a sharding forced.
+
+    Attributes:
+        code: The sharding.
+        cost: Seconds of one step of the best plan found that fits; inf where none was.
+        at_least: No plan with this sharding costs less; inf where there is none.
+        peak_bytes: Memory on each device of that plan; where none fits, of the fastest that does not.
+        choice: The plan's strategies; None where none was found.
+    """
+
+    code: int
+    cost: float
+    at_least: float
+    peak_bytes: int
+    choice: Ints | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the plan found is proven to be the best, or there is none at all."""
+        return self.at_least == float("inf") or self.cost <= self.at_least * (1 + _PROVEN)
+
+
+class Pricing:
+    """Re-solves the problem of a record.
+
+    Args:
+        record: The record.
+        floor: No plan that the method allows costs less.
+    """
+
+    def __init__(self, record: Record, floor: float):
+        self.problem, self.program = record.problem, record.program
+        self._floor = floor
+
+    def free(self) -> Priced:
+        """The best plan if memory were no matter."""
+        view = View(self.problem, None)
+        view.step()
+        assert view.solution is not None
+        return Priced(-1, view.cost, view.cost, view.peak_bytes, view.solution.choice)
+
+    def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
+        """The best plan for each sharding of a node, cheapest first, and how many there was no time for.
+
+        All are solved without memory, which is quick and bounds them, the most promising first; then those whose
+        answer does not fit are solved under the limit, each for its share of the seconds that are left. What it takes
+        to load the solver does not count.
+        """
+        found: list[Priced] = []
+        possible: dict[int, View] = {}
+        order, begun = self._promising(node, codes), time.perf_counter()
+        for number, code in enumerate(order):
+            if number >= _ALWAYS and time.perf_counter() > begun + _FREE * seconds:
+                break
+            view = self._view(node, code)
+            if view.step():
+                possible[code] = view
+            else:
+                found.append(Priced(code, float("inf"), float("inf"), 0, None))
+            if number == 0:
+                begun = time.perf_counter()
+        seconds -= time.perf_counter() - begun
+        for place, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
+            view.limit = self.problem.limit
+            floor = max(view.cost, self._floor if self._is_allowed(node, code) else 0.0)
+            started = time.perf_counter()
+            found.append(self._under_limit(code, view, floor, seconds / (len(possible) - place)))
+            seconds -= time.perf_counter() - started
+        return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
+
+    def _promising(self, node: int, codes: list[int]) -> list[int]:
+        """Shardings in the order of what they cost at least by themselves and next to their neighbours."""
+        least = self.problem.costs[node] * self.problem.copies[node]
+        for (source, _, reader, _), (num, matrix) in self.problem.matrices.items():
+            if source == node:
+                least = least + num * matrix.min(axis=1)
+            elif reader == node:
+                least = least + num * matrix.min(axis=0)
+        of_node = self.problem.nodes[node].codes
+        return sorted(codes, key=lambda code: (float(least[of_node == code].min()), code))
+
+    @cached_property
+    def _peak_at(self) -> int:
+        """Where the plan itself needs most memory."""
+        choice = self.problem.choice
+        return self.problem.memory.profile(choice, self.problem.copies_made(choice)).peak_at
+
+    def _is_allowed(self, node: int, code: int) -> bool:
+        subject = self.problem.nodes[node]
+        return bool(subject.allowed[subject.codes == code].any())
+
+    def _view(self, node: int, code: int) -> View:
+        strategies = self.problem.nodes[node].codes == code
+        start = self.problem.choice.copy()
+        start[node] = np.flatnonzero(strategies)[0]
+        return View(self.problem.forced(node, strategies), None, initial=start)
+
+    def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
+        peak = view.peak_bytes
+        if not view.fits:
+            view.hold()  # what the solution without memory lacks
+            view.times.setdefault(self._peak_at, 0.0)
+        for _ in range(_ROUNDS):
+            if view.fits or seconds <= 0:
+                break
+            started = time.perf_counter()
+            view.allowances = ((seconds, _CLOSE),)
+            possible = view.step()
+            seconds -= time.perf_counter() - started
+            if not possible:
+                infeasible = view.least_bytes > (view.limit or 0.0)
+                return Priced(code, float("inf"), float("inf") if infeasible else floor, peak, None)
+        assert view.solution is not None
+        if not view.fits:
+            return Priced(code, float("inf"), floor, peak, None)
+        bound = max(floor, float(view.solution.lower_bound)) if view.times else floor
+        return Priced(code, view.cost, min(bound, view.cost), view.peak_bytes, view.solution.choice)
+
+    def changes(self, mesh: "Mesh", other: Ints) -> list[Change]:
+        """What another choice costs more and less than the plan's, the largest first."""
+        found: dict[tuple[str, str], float] = {}
+
+        def add(what: str, where: str, seconds: float) -> None:
+            if seconds:
+                found[what, where] = found.get((what, where), 0.0) + seconds
+
+        mine, names = self.problem.choice, mesh.names
+        for node, a, b in zip(self.problem.nodes, mine, other, strict=True):
+            phase = f" ({self.program.phases[node.phase]})" if node.phase >= 0 else ""
+            where = label_words(node.label) + phase
+            add("compute", where, node.num * float(node.compute[b] - node.compute[a]))
+            for kind, axes, seconds in node.sent:
+                add(_collective(kind, [names[i] for i in axes]), where, node.num * float(seconds[b] - seconds[a]))
+        resharding = Resharding(mesh, self.problem.axes)
+        for edge in self.problem.edges:
+            for choice, sign in ((other, 1.0), (mine, -1.0)):
+                cost = edge.num * float(edge.matrix[choice[edge.source], choice[edge.reader]])
+                if cost:
+                    add(self._hops(resharding, edge, choice, names), label_words(edge.value), sign * cost)
+        rows = [Change(what, where, seconds) for (what, where), seconds in found.items() if abs(seconds) > 1e-12]
+        return sorted(rows, key=lambda change: -abs(change.seconds))
+
+    def _hops(self, resharding: Resharding, edge: Edge, choice: Ints, names: tuple[str, ...]) -> str:
+        shape, _, itemsize = self.program.types[edge.type]
+        made, needed = int(edge.made[choice[edge.source]]), int(edge.needed[choice[edge.reader]])
+        hops = resharding.path(tuple(shape), itemsize, made, needed)
+        sent = [_collective(hop.kind, [names[a] for a in hop.axes]) for hop in hops if hop.kind != SLICE]
+        return ", ".join(dict.fromkeys(sent)) or "resharding"
+
+
+def _collective(kind: str, axes: list[str]) -> str:
+    return f"{kind} over {', '.join(axes)}" if axes else "resharding"

@@ -1,0 +1,289 @@
+"""The record of a plan: the traced program and the problem that was solved, as plain arrays with names.
+
+A fresh plan's record is made from its graph (`making.py`); a saved plan carries it, so that what was decided can be
+explained, priced again and drawn where there is neither the function nor JAX.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.priced import EdgeKey, Usage, choice_problem
+from meshwright.solver import ChoiceProblem
+from meshwright.strategy.sharding import Axes
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Dims = Sequence[Sequence[int]]
+
+MEMORY_ROLES = ("parameters", "optimizer", "data", "gradients", "activations", "temporaries", "copies")
+VIRTUAL = -1  # the assignment of an operation that every reader makes for itself
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Plain data that packs itself field by field."""
+
+    def to_data(self) -> dict[str, Any]:
+        return {f.name: _to_data(getattr(self, f.name)) for f in fields(self)}
+
+
+def _to_data(value: Any) -> Any:
+    if isinstance(value, Kept):
+        return value.to_data()
+    return [_to_data(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Nest(Kept):
+    """The loop nest of operations with one signature; fields as in `rules.LoopNest`, types by number."""
+
+    sizes: Sequence[int]
+    kinds: Sequence[str]
+    operands: Sequence[Dims]
+    results: Sequence[Dims]
+    flops: float
+
+
+@dataclass(frozen=True)
+class Program(Kept):
+    """The traced program, operations as columns.
+
+    Attributes:
+        types: ``(shape, dtype, itemsize)`` of each type.
+        kind: Number of each value's type.
+        code: Sharding in which each value is made; 0 for virtual ones.
+        inputs, outputs: Paths of the arguments, whose values are the first ones; paths of the results.
+        made: Value of each result.
+        taken: For each result the argument whose next value it is; -1 for none.
+        nests, labels, sources, assignments: What the columns below point into. An assignment has one loop an axis.
+        nest, label, source, assignment: Of each operation.
+        phases, phase: Names of the phases, and the number of each operation's.
+        trips: How often it runs in one step.
+        reads, start: Values read, operation after operation, and where they begin.
+        first_made: The first value it makes; the others follow.
+        node: Its node in the problem; -1 for virtual ones.
+        run, lap: The repeated stretch of the program it belongs to, and which repetition; -1 for none.
+    """
+
+    types: Sequence[tuple[Sequence[int], str, int]]
+    kind: Ints
+    code: Ints
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    made: Ints
+    taken: Ints
+    nests: Sequence[Nest]
+    labels: Sequence[str]
+    sources: Sequence[str]
+    assignments: Sequence[Sequence[int]]
+    nest: Ints
+    label: Ints
+    source: Ints
+    assignment: Ints
+    phases: Sequence[str]
+    phase: Ints
+    trips: Array
+    reads: Ints
+    start: Ints
+    first_made: Ints
+    node: Ints
+    run: Ints
+    lap: Ints
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.nest)
+
+    def reads_of(self, op: int) -> list[int]:
+        return self.reads[self.start[op] : self.start[op + 1]].tolist()
+
+    def made_by(self, op: int) -> list[int]:
+        first = int(self.first_made[op])
+        return list(range(first, first + len(self.nests[self.nest[op]].results)))
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return tuple(self.types[self.kind[value]][0])
+
+    def primitive(self, op: int) -> str:
+        return self.labels[self.label[op]].rpartition("/")[2]
+
+    @cached_property
+    def producer(self) -> Ints:
+        """The operation that makes each value; -1 for arguments and constants."""
+        found = np.full(len(self.kind), -1)
+        for op in range(self.num_ops):
+            found[self.made_by(op)] = op
+        return found
+
+
+@dataclass(frozen=True)
+class Node(Kept):
+    """One node of the problem: tied groups of operations, arguments, or shared copies of a value.
+
+    Attributes:
+        label: An argument's path with ``*`` for what differs, an operation's label, or whose copy it is.
+        phase: Number of its phase, as in `Program`; -1 for arguments.
+        num: How many are tied.
+        paths: The arguments' paths; none for operations.
+        type: Number of the type of what it makes first.
+        codes: That value's sharding, for each strategy.
+        compute: Seconds of one of them, for each strategy.
+        sent: ``(kind, axes, seconds)`` of its collectives, seconds for each strategy.
+        allowed: Which strategies the method allows.
+    """
+
+    label: str
+    phase: int
+    num: int
+    paths: Sequence[str]
+    type: int
+    codes: Ints
+    compute: Array
+    sent: Sequence[tuple[str, Sequence[int], Array]]
+    allowed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Edge(Kept):
+    """What a node reads of another.
+
+    Attributes:
+        source, place, reader, slot: As in `Folded.edges`.
+        num: How often it occurs.
+        value: A name of what is read.
+        type: Number of its type.
+        num_bytes: Its size, not split.
+        made: Its sharding for each strategy of the source.
+        needed: The sharding that is needed for each strategy of the reader.
+        free: Where the reader has paid for the resharding already.
+        table: Costs, over distinct shardings made and distinct pairs of sharding needed and free.
+        start, stop: When each occurrence's copy is live.
+    """
+
+    source: int
+    place: int
+    reader: int
+    slot: int
+    num: int
+    value: str
+    type: int
+    num_bytes: int
+    made: Ints
+    needed: Ints
+    free: NDArray[np.bool_]
+    table: Array
+    start: Ints
+    stop: Ints
+
+    @cached_property
+    def matrix(self) -> Array:
+        rows = np.unique(self.made, return_inverse=True)[1]
+        columns = np.unique(2 * self.needed + self.free, return_inverse=True)[1]
+        return self.table[rows[:, None], columns[None, :]]
+
+
+@dataclass(frozen=True)
+class Problem(Kept):
+    """The folded choice problem with its names and its memory; a `Priced` one.
+
+    Attributes:
+        sizes: Sizes of the mesh's axes.
+        nodes, edges: See there.
+        extra: Costs that results laid down by the user add to a node: ``(node, seconds for each strategy)``.
+        num_steps, column_class, column_bytes, column, start, stop, share: As in `Usage`.
+        role: What each column is: the number of one of `MEMORY_ROLES`.
+        choice: The strategy that was chosen for each node.
+        limit: Bytes allowed on each device; None for no limit.
+    """
+
+    sizes: Sequence[int]
+    nodes: Sequence[Node]
+    edges: Sequence[Edge]
+    extra: Sequence[tuple[int, Array]]
+    num_steps: int
+    column_class: Sequence[int]
+    column_bytes: Sequence[Array]
+    role: Sequence[int]
+    column: Ints
+    start: Ints
+    stop: Ints
+    share: Array
+    choice: Ints
+    limit: float | None
+
+    @cached_property
+    def axes(self) -> Axes:
+        return Axes(tuple(self.sizes))
+
+    @cached_property
+    def copies(self) -> list[int]:
+        return [node.num for node in self.nodes]
+
+    @cached_property
+    def costs(self) -> list[Array]:
+        """Costs of one of each node's groups, whatever the method allows."""
+        found = [node.compute + sum((s for *_, s in node.sent), np.zeros(len(node.codes))) for node in self.nodes]
+        for which, seconds in self.extra:
+            found[which] = found[which] + seconds
+        return found
+
+    @cached_property
+    def matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
+        return {(e.source, e.place, e.reader, e.slot): (e.num, e.matrix) for e in self.edges}
+
+    @cached_property
+    def memory(self) -> Usage:
+        usage = Usage(self.num_steps)
+        usage.column_class, usage.column_bytes = list(self.column_class), list(self.column_bytes)
+        usage.take(self.column, self.start, self.stop, self.share)
+        return usage
+
+    def problem(
+        self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
+    ) -> ChoiceProblem:
+        """As `Formulation.problem`, with whatever the method does not allow as impossible."""
+        costs = [np.where(n.allowed, cost, np.inf) for n, cost in zip(self.nodes, self.costs, strict=True)]
+        return choice_problem(self.copies, costs, self.matrices, self.memory, times, limit, dear)
+
+    def forced(self, node: int, allowed: NDArray[np.bool_]) -> "Problem":
+        """The same problem with other strategies allowed at one node, whatever the method says of it."""
+        nodes = list(self.nodes)
+        nodes[node] = replace(nodes[node], allowed=allowed)
+        return replace(self, nodes=nodes)
+
+    def copies_made(self, choice: Ints) -> list[tuple[int, int, float]]:
+        """Intervals and bytes of the copies that resharding makes under a choice."""
+        found: list[tuple[int, int, float]] = []
+        for edge, size in self._resharded(choice):
+            found += [(a, b, size) for a, b in zip(edge.start.tolist(), edge.stop.tolist(), strict=True)]
+        return found
+
+    def _resharded(self, choice: Ints) -> list[tuple[Edge, float]]:
+        found = []
+        for edge in self.edges:
+            made, strategy = edge.made[choice[edge.source]], choice[edge.reader]
+            if made != edge.needed[strategy] and not edge.free[strategy]:
+                found.append((edge, edge.num_bytes / float(self.axes.num_parts(edge.needed[strategy]))))
+        return found
+
+
+@dataclass(frozen=True)
+class Record(Kept):
+    """What a plan keeps of the program and of the search."""
+
+    program: Program
+    problem: Problem
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "Record":
+        """What `to_data` gave."""
+        program, problem = dict(data["program"]), dict(data["problem"])
+        program["nests"] = [Nest(**nest) for nest in program["nests"]]
+        problem["nodes"] = [Node(**node) for node in problem["nodes"]]
+        problem["edges"] = [Edge(**edge) for edge in problem["edges"]]
+        return cls(Program(**program), Problem(**problem))

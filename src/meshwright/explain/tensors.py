@@ -1,0 +1,117 @@
+"""Tables of tensors: shape, sharding in symbols and in words, bytes per device, kind; repeated layers as one row."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from meshwright.explain.screen import Printed, plain_table
+from meshwright.explain.words import bytes_on_device, sharding_words, symbols
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.explain.judgement import Judgement
+    from meshwright.planner.plan import Plan
+    from meshwright.planner.tensor import Tensor
+
+_WIDEST = 52  # a path that is longer is folded
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tensors that are alike.
+
+    Attributes:
+        path: The path, with ``*`` where several differ in a number.
+        paths: All of their paths.
+        shape, dtype, spec, role: As in `Tensor`.
+        symbols: The sharding in symbols, such as ``D F_y``.
+        words: The same in words.
+        kind: The part it plays.
+        bytes_on_device: Of one of them.
+        mesh: Names and sizes of the axes of the mesh that it lies on.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    spec: tuple[tuple[str, ...], ...]
+    role: str
+    symbols: str
+    words: str
+    kind: str
+    bytes_on_device: int
+    mesh: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str:
+        """The path, and how many there are of it."""
+        return self.path + (f"  ({len(self.paths)}×)" if len(self.paths) > 1 else "")
+
+
+@dataclass(frozen=True)
+class TensorTable(Printed):
+    """Rows of tensors, to be printed."""
+
+    rows: tuple[Row, ...]
+    title: str = ""
+
+    def __rich__(self) -> RenderableType:
+        return tensor_view(self.rows, self.title)
+
+
+def show(plan: "Plan", path: str) -> TensorTable:
+    """See `Plan.show`."""
+    return TensorTable(tuple(plan_rows(plan, plan.find(path))))
+
+
+def plan_rows(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
+    """Rows of a plan's tensors; where stages have different meshes, those of each stage by themselves."""
+    meshes = {path: stage.mesh.shape for stage in plan.stages for path in (t.path for t in stage.tensors)}
+    default = plan.stages[0].mesh.shape if plan.stages else plan.mesh.shape
+    groups: dict[tuple[tuple[str, int], ...], list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = meshes.get(tensor.path, default)
+        groups.setdefault(tuple(mesh.items()), []).append(tensor)
+    return [row for mesh, members in groups.items() for row in rows_of(plan.judgement, dict(mesh), members)]
+
+
+def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["Tensor"]) -> list[Row]:
+    """Tensors whose paths differ only in numbers and that are alike in all else, as one row each."""
+    alike: dict[tuple, list[Tensor]] = {}
+    for t in tensors:
+        if t.role != "static":
+            key = (_NUMBER.sub("*", t.path), t.shape, t.dtype, t.spec, t.role, judgement.kinds[t.path])
+            alike.setdefault((*key, judgement.letters[t.path]), []).append(t)
+    return [
+        Row(
+            pattern if len(found) > 1 else found[0].path,
+            tuple(t.path for t in found),
+            shape,
+            dtype,
+            spec,
+            role,
+            symbols(shape, letters, spec),
+            sharding_words(shape, letters, spec, mesh),
+            kind,
+            bytes_on_device(shape, dtype, spec, mesh),
+            tuple(mesh.items()),
+        )
+        for (pattern, shape, dtype, spec, role, kind, letters), found in alike.items()
+    ]
+
+
+def tensor_view(rows: Sequence[Row], title: str) -> Table:
+    """Rows for a console."""
+    table = plain_table(title, ("path", "shape", "dtype", "sharding", "in words", "kind"), ("on a device",))
+    table.columns[0].min_width = min(_WIDEST, max((len(row.name) for row in rows), default=0))
+    for row in rows:
+        size = format_bytes(row.bytes_on_device)
+        shape = "×".join(map(str, row.shape)) or "scalar"
+        table.add_row(row.name, shape, row.dtype, row.symbols, row.words, row.kind, size)
+    return table

@@ -1,0 +1,78 @@
+"""Shardings in symbols and in words, sizes, labels: everything that shows a tensor uses these."""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+
+DIM_NAMES = {
+    "B": "batch",
+    "S": "sequence",
+    "D": "hidden",
+    "F": "feed-forward",
+    "N": "heads",
+    "H": "head dim",
+    "V": "vocabulary",
+    "E": "experts",
+    "L": "layers",
+    "R": "image rows",
+    "C": "image columns",
+}
+_BITS = re.compile(r"\d+")
+_WRAPPED = re.compile(r"(?:jvp|transpose|vmap|jit|pjit)\((.*)\)")
+_UNSAID = ("", "rematted_computation", "checkpoint")
+_OF_DTYPE = {"bool": 8, "complex64": 64, "complex128": 128}
+
+
+def symbols(shape: Sequence[int], letters: Sequence[str], spec: Sequence[Sequence[str]]) -> str:
+    """A sharding in the field's notation.
+
+    >>> symbols((8, 4), ("B", ""), (("x", "y"), ()))
+    'B_xy 4'
+    """
+    named = (letter or str(size) for letter, size in zip(letters, shape, strict=True))
+    dims = (name + ("_" + "".join(axes) if axes else "") for name, axes in zip(named, spec, strict=True))
+    return " ".join(dims) or "scalar"
+
+
+def sharding_words(
+    shape: Sequence[int], letters: Sequence[str], spec: Sequence[Sequence[str]], mesh: Mapping[str, int]
+) -> str:
+    """A sharding in words.
+
+    >>> sharding_words((8, 4), ("B", "D"), (("x",), ()), {"x": 2})
+    'batch split over x (2 parts)'
+    """
+    parts = [
+        f"{DIM_NAMES.get(letter) or f'dim {d} ({size})'} split over {' and '.join(axes)} "
+        f"({prod(mesh[a] for a in axes)} parts)"
+        for d, (size, letter, axes) in enumerate(zip(shape, letters, spec, strict=True))
+        if axes
+    ]
+    return ", ".join(parts) or ("a scalar" if not shape else "whole on every device")
+
+
+def bytes_on_device(shape: Sequence[int], dtype: str, spec: Sequence[Sequence[str]], mesh: Mapping[str, int]) -> int:
+    """Bytes of one device's part of a tensor."""
+    parts = prod(mesh[axis] for axes in spec for axis in axes)
+    return prod(shape) * _bits(dtype) // 8 // parts
+
+
+def _bits(dtype: str) -> int:
+    if dtype in _OF_DTYPE:
+        return _OF_DTYPE[dtype]
+    found = _BITS.search(dtype)
+    return int(found[0]) if found else 64  # typed random keys
+
+
+def label_words(label: str) -> str:
+    """An operation's label without what JAX's transformations added to it.
+
+    >>> label_words("transpose(jvp(jvp()))/rematted_computation/mlp/dot_general")
+    'mlp/dot_general'
+    """
+    parts = []
+    for part in label.split("/"):
+        while found := _WRAPPED.fullmatch(part):
+            part = found[1]
+        parts += [part] if part not in _UNSAID else []
+    return "/".join(parts)

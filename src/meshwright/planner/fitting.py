@@ -1,0 +1,187 @@
+"""Brings one priced problem under its memory limit.
+
+Memory is held lazily: a problem starts without limits, and the moments at which its answer would not fit are added
+until it does.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.priced import Usage
+from meshwright.solver import ChoiceProblem, Solution, price, solve
+from meshwright.solver.bounds import lower_bound
+from meshwright.solver.solution import Status
+
+# Problems under a tight memory limit may take long to close the last percent, far below what the costs themselves
+# are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
+# are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
+# fits need not be that close.
+ALLOWANCES = ((1.0, 1e-2), (3.0, 2e-2), (20.0, 5e-2), (20.0, 5e-2))
+_ON_THE_WAY = 1e-2  # the gap at which they stop,
+_FAR_OFF = 10.0  # and how many times as far they may be when their seconds are over
+_LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
+_MAX_ROUNDS = 24
+_BOUND_SWEEPS = 40
+_DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
+_DEAR_ROUNDS = 4
+
+
+class Priced(Protocol):
+    """A problem with the memory that its choices take: a `Formulation`, or what a saved plan keeps of one."""
+
+    copies: list[int]
+    costs: list[NDArray[np.float64]]
+
+    @property
+    def memory(self) -> Usage: ...
+
+    def problem(
+        self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
+    ) -> ChoiceProblem: ...
+
+    def copies_made(self, choice: NDArray[np.int64]) -> list[tuple[int, int, float]]: ...
+
+
+@dataclass
+class View:
+    """One mesh view on the way to its best choice.
+
+    Attributes:
+        formulation: Its problem.
+        limit: Bytes allowed on each device; None for no limit.
+        floor: No choice on this view costs less.
+        free_cost: Cost of the best choice if memory were no matter.
+        times: Moments at which memory is held, with bytes kept free there for resharded copies.
+        solution: The latest solution; its choice may not fit yet.
+        peak_bytes: What that choice needs.
+        seconds: Time spent.
+        allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
+        initial: A choice to start from; None for none.
+    """
+
+    formulation: Any  # a `Priced`
+    limit: float | None
+    floor: float = 0.0
+    free_cost: float = 0.0
+    times: dict[int, float] = field(default_factory=dict)
+    solution: Solution | None = None
+    peak_bytes: int = 0
+    seconds: float = 0.0
+    allowances: tuple[tuple[float, float], ...] = ALLOWANCES
+    initial: NDArray[np.int64] | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.solution is not None and (self.limit is None or self.peak_bytes <= self.limit)
+
+    @property
+    def cost(self) -> float:
+        assert self.solution is not None
+        return float(self.solution.cost)
+
+    def step(self, gap: float = 0.0) -> bool:
+        """Solves once, up to a gap, and notes where memory is short; False where nothing can fit."""
+        started = time.perf_counter()
+        problem = self.formulation.problem(self.times, self.limit if self.times else None)
+        known = self.solution.choice if self.fits and self.solution is not None else self.initial
+        solution = _solve(problem, self.allowances, known, gap)
+        if solution.choice is not None:
+            self.solution = solution
+            self._hold_memory(solution.choice)
+        self.seconds += time.perf_counter() - started
+        self._least = solution.least_limit
+        return solution.choice is not None
+
+    @property
+    def least_bytes(self) -> float:
+        """After `step` failed: a bound on the memory that would do."""
+        return float(self._least or self.limit or 0.0)
+
+    def squeeze(self) -> bool:
+        """Takes the plan that holds memory dearest, if that fits: what was kept free for copies may be too much."""
+        choice, self.peak_bytes = least_memory(self.formulation)
+        found = price(self.formulation.problem({}, None), choice)
+        self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.floor, self.peak_bytes)
+        return self.fits
+
+    def bound(self, target: float) -> float:
+        """A lower bound with memory held at the moments known so far."""
+        problem = self.formulation.problem(self.times, self.limit if self.times else None)
+        return max(self.floor, lower_bound(problem, iterations=_BOUND_SWEEPS, target=target))
+
+    def hold(self) -> None:
+        """Notes where memory is short under the present solution, as `step` does under a limit."""
+        assert self.solution is not None and self.solution.choice is not None
+        self._hold_memory(self.solution.choice)
+
+    def _hold_memory(self, choice: NDArray[np.int64]) -> None:
+        copies = self.formulation.copies_made(choice)
+        profile = self.formulation.memory.profile(choice, copies)
+        self.peak_bytes = profile.peak_bytes
+        if self.fits or self.limit is None:
+            return
+        before = dict(self.times)
+        for moment in _peaks(profile.bytes_at, self.limit):
+            reserve = sum(size for start, stop, size in copies if start <= moment < stop)
+            self.times[moment] = max(self.times.get(moment, 0.0), reserve)
+        if self.times == before:  # every held moment fits as modelled, yet the peak does not: keep more free there
+            self.times[profile.peak_at] += self.peak_bytes - self.limit
+
+
+def fit(view: View) -> bool:
+    """Solves a view until its choice fits; False where nothing can."""
+    for _ in range(_MAX_ROUNDS):
+        if view.fits:
+            return True
+        if not view.step(_ON_THE_WAY):
+            return view.squeeze()
+        if view.fits:  # now as well as can be; that may not fit again
+            view.step()
+    return view.fits or view.squeeze()
+
+
+def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
+    """A choice that holds memory dearer than time, at every moment at which such a choice peaks; and its peak."""
+    least = formulation.memory.least()
+    # The dearest strategies, since on an abstract mesh the cheapest are free.
+    rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
+    dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
+    found: list[tuple[NDArray[np.int64], int]] = []
+    for _ in range(_DEAR_ROUNDS):
+        choice = _solve(formulation.problem({}, None, dear)).choice
+        assert choice is not None
+        profile = formulation.memory.profile(choice, formulation.copies_made(choice))
+        found.append((choice, profile.peak_bytes))
+        if profile.peak_at in dear:
+            break
+        dear[profile.peak_at] = next(iter(dear.values()))
+    return min(found, key=lambda it: it[1])
+
+
+def _solve(
+    problem: ChoiceProblem,
+    allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
+    choice: NDArray[np.int64] | None = None,
+    gap: float = 0.0,
+) -> Solution:
+    held = len(problem.row_node) > 0
+    for seconds, close in allowances:
+        solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap)
+        proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        if proven or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
+            break
+        choice = solution.choice
+    return solution
+
+
+def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
+    """The highest moment of each stretch that is over the limit, the worst four."""
+    over = np.flatnonzero(bytes_at > limit)
+    stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
+    tops = sorted((int(s[np.argmax(bytes_at[s])]) for s in stretches if len(s)), key=lambda t: -bytes_at[t])
+    return tops[:4]

@@ -1,0 +1,134 @@
+"""What solving needs of a priced problem, as plain arrays: costs, edges, memory over time. Knows neither graph nor JAX.
+
+The planner makes it from a graph (`formulate.py`, `memory.py`); a saved plan carries it along (`explain.record`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.solver import ChoiceProblem
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Bytes on one device at each operation of the graph."""
+
+    bytes_at: Array
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(np.ceil(self.bytes_at.max(initial=0)))
+
+    @property
+    def peak_at(self) -> int:
+        return int(np.argmax(self.bytes_at)) if len(self.bytes_at) else 0
+
+
+class Usage:
+    """Memory as columns, each of one node with its bytes for every strategy, and the spans of time they take it.
+
+    Attributes:
+        num_steps: Operations in the graph.
+        column_class: The node of each column.
+        column_bytes: Bytes of each column for every strategy of its node.
+        column, start, stop, share: For each span its column, its interval of operations and its share of the bytes.
+    """
+
+    def __init__(self, num_steps: int):
+        self.num_steps = num_steps
+        self.column_class: list[int] = []
+        self.column_bytes: list[Array] = []
+
+    def add(self, which: int, size: Array) -> int:
+        """Adds a column and returns its number."""
+        self.column_class.append(which)
+        self.column_bytes.append(size)
+        return len(self.column_class) - 1
+
+    def take(self, column: Array | Ints, start: Array | Ints, stop: Array | Ints, share: Array) -> None:
+        """Sets the spans of all columns."""
+        self.column, self.start, self.stop = (np.asarray(part).astype(np.int64) for part in (column, start, stop))
+        self.share = share
+
+    def profile(self, choice: Ints, extra: list[tuple[int, int, float]]) -> Profile:
+        """Bytes over time under a choice, with ``extra`` buffers ``(start, stop, bytes)`` of resharded copies."""
+        chosen = [size[choice[c]] for c, size in zip(self.column_class, self.column_bytes, strict=True)]
+        change = self.change(np.array(chosen))
+        for start, stop, size in extra:
+            change[start] += size
+            change[stop] -= size
+        return Profile(np.cumsum(change)[:-1])
+
+    def least(self) -> Profile:
+        """Bytes over time if every value were split as far as any strategy splits it: no choice goes below."""
+        return Profile(np.cumsum(self.change(np.array([size.min() for size in self.column_bytes])))[:-1])
+
+    def change(self, chosen: Array) -> Array:
+        """What is taken and given back at each operation, given the bytes of each column."""
+        change: Array = np.zeros(self.num_steps + 1)
+        if len(chosen):
+            size = self.share * chosen[self.column]
+            change += np.bincount(self.start, size, len(change))
+            change -= np.bincount(self.stop, size, len(change))
+        return change
+
+    def usage(self, time: int, num_classes: int) -> list[Array | None]:
+        """For each class, the bytes per strategy that its values take at a time; None where it holds nothing then."""
+        live = (self.start <= time) & (time < self.stop)
+        counts = np.bincount(self.column[live], self.share[live], len(self.column_class))
+        found: list[Array | None] = [None] * num_classes
+        for column in np.flatnonzero(counts):
+            which = self.column_class[column]
+            size = counts[column] * self.column_bytes[column]
+            previous = found[which]
+            found[which] = size if previous is None else previous + size
+        return found
+
+
+def choice_problem(
+    copies: Sequence[int],
+    node_costs: Sequence[Array],
+    edge_matrices: Mapping[EdgeKey, tuple[int, Array]],
+    memory: Usage,
+    times: Mapping[int, float],
+    limit: float | None,
+    dear: Mapping[int, float] | None = None,
+) -> ChoiceProblem:
+    """A folded problem with memory held at some times.
+
+    Args:
+        copies: How many tied groups each node stands for.
+        node_costs: Costs of one of them, for each strategy.
+        edge_matrices: For each edge how often it occurs, and its costs.
+        memory: What takes memory when; looked at only where there are times.
+        times: Operation indices, each with the bytes to be kept free there.
+        limit: Bytes allowed; None for no limit.
+        dear: Operation indices, each with a price of one byte there.
+    """
+    edges: dict[tuple[int, int], Array] = {}
+    costs = [n * cost for n, cost in zip(copies, node_costs, strict=True)]
+    for time, price in (dear or {}).items():
+        for which, usage in enumerate(memory.usage(time, len(costs))):
+            if usage is not None:
+                costs[which] = costs[which] + price * usage
+    for (source, _, reader, _), (count, matrix) in edge_matrices.items():
+        if source == reader:
+            costs[source] = costs[source] + count * np.diagonal(matrix)
+            continue
+        key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
+        edges[key] = edges[key] + count * part if key in edges else count * part
+    rows = []
+    for order, (time, reserve) in enumerate(sorted(times.items())):
+        for which, usage in enumerate(memory.usage(time, len(costs))):
+            if usage is not None:
+                rows.append((which, order, order + 1, usage))
+        if reserve > 0:
+            rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
+    return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)

@@ -1,0 +1,104 @@
+/* What every part of the page uses: the data, elements, figures in words, and what changes when another plan is chosen. */
+"use strict";
+const MW = { data: JSON.parse(document.getElementById("data").textContent), which: 0, sections: [] };
+MW.plan = () => MW.data.plans[MW.which];
+
+MW.el = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  MW.set(node, attributes);
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return node;
+};
+MW.svg = (tag, attributes = {}, ...children) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.flat());
+  return node;
+};
+MW.set = (node, attributes) => {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else node.setAttribute(name, value);
+  }
+};
+
+MW.bytes = (size) => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let i = 0;
+  while (Math.abs(size) >= 1024 && i < units.length - 1) { size /= 1024; i += 1; }
+  return i === 0 ? `${Math.round(size)} B` : `${size.toFixed(2)} ${units[i]}`;
+};
+MW.digits = (value) => {
+  const text = Number(value).toPrecision(3);
+  return String(Number(text));
+};
+MW.cost = (seconds, plan = MW.plan()) => {
+  if (seconds === null || seconds === undefined) return "";
+  if (plan.abstract) return Number(seconds.toPrecision(6)).toLocaleString("en");
+  const size = Math.abs(seconds);
+  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) if (size >= scale) return `${MW.digits(seconds / scale)} ${unit}`;
+  return size === 0 ? "0 s" : `${MW.digits(seconds / 1e-9)} ns`;
+};
+MW.signed = (seconds, plan = MW.plan()) => {
+  if (Math.abs(seconds) <= 1e-9 * plan.cost.total) return "+0";
+  return (seconds >= 0 ? "+" : "−") + MW.cost(Math.abs(seconds), plan);
+};
+MW.percent = (part, whole) => (whole ? `${(100 * part / whole).toFixed(1)}%` : "");
+
+/* B_x S D with the axes as coloured subscripts. */
+MW.symbols = (text) => {
+  const out = MW.el("span", { class: "mono symbols", "data-text": text });
+  for (const token of text.split(/(\s+)/)) {
+    const cut = token.lastIndexOf("_");
+    if (cut > 0 && /^[xyz]+$/.test(token.slice(cut + 1))) {
+      out.append(token.slice(0, cut));
+      const low = MW.el("sub");
+      for (const axis of token.slice(cut + 1)) low.append(MW.el("span", { class: `axis-${axis}` }, axis));
+      out.append(low);
+    } else out.append(token);
+  }
+  return out;
+};
+
+/* A section is drawn when it comes near the screen, and again when another plan is chosen. */
+MW.section = (id, title, lead, draw, wanted = () => true) => MW.sections.push({ id, title, lead, draw, wanted });
+MW.render = () => {
+  const main = document.getElementById("main"), nav = document.getElementById("nav");
+  main.replaceChildren();
+  nav.replaceChildren();
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      MW.draw(entry.target);
+      seen.unobserve(entry.target);
+    }
+    MW.here();
+  }, { rootMargin: "500px" });
+  for (const section of MW.sections.filter((s) => s.wanted())) {
+    const body = MW.el("div", { class: "body" });
+    const node = MW.el("section", { id: section.id, "aria-label": section.title });
+    if (section.lead !== null) node.append(MW.el("h2", {}, section.title), MW.el("p", { class: "lead" }, section.lead));
+    node.append(body);
+    node.todo = () => section.draw(body);
+    main.append(node);
+    nav.append(MW.el("a", { href: `#${section.id}` }, section.title));
+    seen.observe(node);
+  }
+};
+/* Marks the section that the reader is in. */
+MW.here = () => {
+  const links = [...document.querySelectorAll("nav a")];
+  const passed = links.filter((link) => document.getElementById(link.hash.slice(1)).getBoundingClientRect().top < 140);
+  links.forEach((link) => link.classList.toggle("here", link === (passed[passed.length - 1] || links[0])));
+};
+MW.draw = (node) => {
+  if (!node || !node.todo) return;
+  const todo = node.todo;
+  node.todo = null;
+  todo();
+};

@@ -1,0 +1,47 @@
+/* The verdict, the figures, where time goes, the mesh views that were solved. */
+MW.bar = (parts) => {
+  const total = parts.reduce((sum, part) => sum + part.size, 0) || 1;
+  return MW.el("div", { class: "bar", role: "img", "aria-label": parts.map((p) => `${p.name} ${(100 * p.size / total).toFixed(0)}%`).join(", ") },
+    parts.map((part) => { const i = MW.el("i", { title: part.name }); i.style.cssText = `width:${100 * part.size / total}%;background:${part.colour}`; return i; }));
+};
+MW.legend = (parts) => MW.el("div", { class: "legend" }, parts.map((part) => {
+  const dot = MW.el("span", { class: "dot" });
+  dot.style.background = part.colour;
+  return MW.el("span", {}, dot, `${part.name} `, MW.el("b", {}, part.text));
+}));
+MW.verdict = (plan) => {
+  const out = MW.el("span");
+  plan.verdict.forEach((part, i) => {
+    if (i) out.append(", ");
+    const words = part.text.split(/\b/);
+    out.append(...words.map((word) => (part.axes.includes(word) ? MW.el("span", { class: `axis-${word}` }, word) : word)));
+  });
+  return out;
+};
+MW.figures = (plan, named = true) => {
+  const c = plan.cost, m = plan.memory;
+  const time = [{ name: "compute", size: c.compute, colour: "var(--compute)", text: MW.cost(c.compute, plan) }, { name: "communication", size: c.communication, colour: "var(--send)", text: MW.cost(c.communication, plan) }];
+  const held = Object.entries(m.arguments).filter(([, size]) => size).map(([name, size], i) => ({ name, size, colour: `var(--r${i})`, text: MW.bytes(size) }));
+  const rest = { name: "in passing", size: Math.max(0, m.peak - held.reduce((s, h) => s + h.size, 0)), colour: "var(--r4)" };
+  rest.text = MW.bytes(rest.size);
+  const free = m.limit ? [{ name: "free", size: Math.max(0, m.limit - m.peak), colour: "transparent", text: MW.bytes(Math.max(0, m.limit - m.peak)) }] : [];
+  const out = MW.el("div", { class: "cards" },
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: named && "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])));
+  if (named) out.append(
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, plan.links.map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), plan.abstract ? null : MW.el("p", { class: "note" }, plan.mesh.text.replace(/^[^(]*/, ""))),
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "how sure"), MW.el("div", { class: "figure" }, plan.solution.status), MW.el("p", { class: "note" }, `at most ${(100 * plan.solution.gap).toFixed(2)}% above the lower bound ${MW.cost(plan.solution.bound, plan)}; ${plan.provenance.costs || ""}`)));
+  return out;
+};
+MW.section("overview", "Overview", null, (body) => {
+  const plan = MW.plan();
+  body.append(MW.el("h1", { id: "verdict" }, MW.verdict(plan)), MW.el("p", { class: "lead" }, `${plan.method} on mesh ${plan.mesh.text}`), MW.figures(plan));
+  if (plan.unsplittable.length) body.append(MW.el("p", { class: "note" }, `planned without a rule, so not split: ${plan.unsplittable.join(", ")}`));
+});
+MW.section("views", "Mesh views", "Other logical views of the same devices, and what was found on them.", (body) => {
+  const plan = MW.plan();
+  body.append(MW.table([
+    { key: "mesh", name: "mesh" }, { key: "cost", name: "step", num: true, show: (v) => MW.cost(v.cost) },
+    { key: "peak", name: "memory", num: true, show: (v) => (v.peak ? MW.bytes(v.peak) : "") }, { key: "remark", name: "remark", show: (v) => (v.mesh === plan.mesh.sizes.join("×") ? "chosen" : v.remark) },
+  ], plan.considered));
+}, () => MW.plan().considered.length > 1);

@@ -1,0 +1,95 @@
+/* The model's tensors as a tree: a picture of each split, its kind, and what else was possible when it is opened. */
+MW.alternatives = (row) => {
+  const out = MW.el("div", { class: "detail" });
+  out.append(MW.el("p", {}, MW.el("b", {}, row.words), `, ${row.dtype} ${row.shape.join("×") || "scalar"}, ${MW.bytes(row.bytes)} on a device`, row.count > 1 ? `; ${row.count} alike: ${row.paths.join(", ")}${row.count > row.paths.length ? ", …" : ""}` : ""));
+  if (!row.alternatives) {
+    out.append(MW.el("p", { class: "note" }, "Ask for what else was possible: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
+    return out;
+  }
+  out.append(MW.el("p", { class: "reason" }, `Why: ${row.reason}`));
+  if (!row.alternatives.length) return out;
+  const rows = row.alternatives.map((a) => MW.el("tr", {},
+    MW.el("td", {}, MW.symbols(a.symbols)), MW.el("td", {}, a.words),
+    MW.el("td", { class: `num ${a.difference > 0 ? "more" : "less"}` }, a.difference === null ? "impossible" : `${{ "at least": "≥ ", "at most": "≤ ", exact: "" }[a.sure]}${MW.signed(a.difference)}`),
+    MW.el("td", { class: "num" }, a.peak ? MW.bytes(a.peak) : ""),
+    MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? "the fastest such plan does not fit" : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
+  out.append(MW.el("div", { class: "scroll" }, MW.el("table", { class: "alternatives" }, MW.el("thead", {}, MW.el("tr", {}, ["instead", "in words", "step", "memory", "because"].map((t, i) => MW.el("th", { class: i === 2 || i === 3 ? "num" : "" }, t)))), MW.el("tbody", {}, rows))));
+  if (row.left) out.append(MW.el("p", { class: "note" }, `${row.left} more were not priced: `, MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]} --seconds 10`)));
+  return out;
+};
+
+MW.tree = (rows) => {
+  const root = { name: "", kids: new Map(), rows: [], bytes: 0 };
+  for (const row of rows) {
+    let at = root;
+    const keys = row.path.split("/");
+    keys.slice(0, -1).forEach((key) => {
+      if (!at.kids.has(key)) at.kids.set(key, { name: key, kids: new Map(), rows: [], bytes: 0 });
+      at = at.kids.get(key);
+      at.bytes += row.bytes * row.count;
+    });
+    at.rows.push(row);
+  }
+  return root;
+};
+
+MW.section("tensors", "Tensors", "Every argument and result; layers that are split alike stand in one row. Click one for the reason and for what else was possible.", (body) => {
+  const plan = MW.plan(), holder = MW.el("div", { class: "card flush tree", role: "tree" }), count = MW.el("span", { class: "label" });
+  const leaf = (row, depth) => {
+    const name = MW.el("span", { class: "name" }, row.path.split("/").pop(), row.count > 1 ? MW.el("span", { class: "count" }, `  ×${row.count}`) : null);
+    name.style.paddingLeft = `${depth * 16}px`;
+    const node = MW.el("button", { class: "leaf", type: "button", role: "treeitem", "aria-expanded": "false", "data-path": row.path, title: row.path },
+      name, MW.picture(row), MW.symbols(row.symbols), MW.el("span", {}, MW.el("span", { class: "tag" }, row.kind)), MW.el("span", { class: "num" }, MW.bytes(row.bytes)));
+    node.addEventListener("click", () => {
+      const open = node.getAttribute("aria-expanded") === "true";
+      node.setAttribute("aria-expanded", String(!open));
+      if (open) node.nextSibling.remove();
+      else node.after(MW.alternatives(row));
+    });
+    return node;
+  };
+  const branch = (at, depth, open) => {
+    const kids = MW.el("div", { role: "group" });
+    let filled = false;
+    const fill = () => {
+      if (filled) return;
+      filled = true;
+      for (const kid of at.kids.values()) kids.append(...branch(kid, depth + 1, depth < 4));
+      for (const row of at.rows) kids.append(leaf(row, depth + 1));
+    };
+    const name = MW.el("span", { class: "name" }, `${open ? "▾" : "▸"} ${at.name}`);
+    name.style.paddingLeft = `${depth * 16}px`;
+    const node = MW.el("button", { class: "branch", type: "button", role: "treeitem", "aria-expanded": String(open) }, name, MW.el("span"), MW.el("span"), MW.el("span"), MW.el("span", { class: "num" }, MW.bytes(at.bytes)));
+    node.toggle = (wanted) => {
+      node.setAttribute("aria-expanded", String(wanted));
+      name.textContent = `${wanted ? "▾" : "▸"} ${at.name}`;
+      kids.hidden = !wanted;
+      if (wanted) fill();
+    };
+    node.addEventListener("click", () => node.toggle(node.getAttribute("aria-expanded") !== "true"));
+    node.toggle(open);
+    return [node, kids];
+  };
+  const fill = (wanted) => {
+    const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = plan.tensors.filter((row) => words.every((word) => `${row.path} ${row.paths.join(" ")} ${row.kind} ${row.symbols} ${row.role}`.toLowerCase().includes(word)));
+    const root = MW.tree(shown);
+    const optimizer = new Set(plan.tensors.filter((r) => r.role === "optimizer").map((r) => r.path.split("/").slice(0, 2).join("/")));
+    holder.replaceChildren(...root.rows.map((row) => leaf(row, 0)), ...[...root.kids.values()].flatMap((kid) => branch(kid, 0, true)));
+    if (!words.length) for (const node of holder.querySelectorAll(".branch")) if (optimizer.has(`state/${node.firstChild.textContent.slice(2)}`)) node.toggle(false);
+    count.textContent = `${shown.length} of ${plan.tensors.length} rows`;
+  };
+  holder.addEventListener("keydown", (event) => {
+    const nodes = [...holder.querySelectorAll(".leaf, .branch")].filter((n) => n.offsetParent), i = nodes.indexOf(document.activeElement);
+    if (i < 0) return;
+    if (event.key === "ArrowDown" && nodes[i + 1]) nodes[i + 1].focus();
+    else if (event.key === "ArrowUp" && nodes[i - 1]) nodes[i - 1].focus();
+    else if (event.key === "ArrowRight" && nodes[i].toggle) nodes[i].toggle(true);
+    else if (event.key === "ArrowLeft" && nodes[i].toggle) nodes[i].toggle(false);
+    else return;
+    event.preventDefault();
+  });
+  const search = MW.el("input", { type: "search", id: "tensor-search", placeholder: "path, kind or sharding", "aria-label": "Search tensors", oninput: (e) => fill(e.target.value) });
+  body.append(MW.el("div", { class: "row" }, search, count), holder);
+  fill("");
+});

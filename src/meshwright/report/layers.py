@@ -1,0 +1,167 @@
+"""The program for the page: a layer as a graph of groups with what is sent between them, and the list of operations."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwright.explain.notation import notation
+from meshwright.explain.record import VIRTUAL, Program
+from meshwright.explain.uses import Facts
+from meshwright.explain.words import label_words
+from meshwright.strategy.reshard import SLICE, Resharding
+
+if TYPE_CHECKING:
+    from meshwright.planner.plan import Plan
+
+_MOST_GROUPS = 160  # in one drawing
+_LAPS = 2  # neighbouring layers may differ: two of them are shown
+
+
+def layer_data(plan: "Plan", facts: Facts) -> dict[str, Any]:
+    """Graphs of the repeated layers (of the whole program where nothing repeats), and all operations."""
+    layers = _Layers(plan, facts)
+    return {"layers": layers.graphs(), "operations": layers.operations()}
+
+
+class _Layers:
+    def __init__(self, plan: "Plan", facts: Facts):
+        self.facts = facts
+        self.program: Program = facts.program
+        self.resharding = Resharding(plan.mesh, self.facts.axes)
+        self._notations: dict[tuple[Any, ...], str] = {}
+        self._sent: dict[tuple[int, int, int], list[str]] = {}
+
+    def graphs(self) -> list[dict[str, Any]]:
+        program, found = self.program, []
+        for run in range(int(program.run.max(initial=-1)) + 1):
+            laps = int(program.lap[program.run == run].max(initial=-1)) + 1
+            for lap in range(min(laps, _LAPS)):
+                ops = np.flatnonzero((program.run == run) & (program.lap == lap)).tolist()
+                phase = program.phases[program.phase[ops[0]]]
+                which = {0: "odd", 1: "even"}[lap] if laps > 2 else f"number {lap + 1}"
+                name = f"{phase}, {which} layers ({(laps + 1 - lap) // 2 if laps > 2 else 1} of {laps})"
+                found.append(self._graph(name, ops))
+        rest = np.flatnonzero((program.run < 0) & (program.node >= 0)).tolist()
+        for number, phase in enumerate(program.phases):
+            ops = [op for op in rest if program.phase[op] == number]
+            if ops:
+                found.append(self._graph(f"{phase}, what does not repeat", ops))
+        return [graph for graph in found if graph["nodes"]]
+
+    def _graph(self, name: str, ops: list[int]) -> dict[str, Any]:
+        """Groups as nodes; an edge carries what is sent when a value is read otherwise than it was made."""
+        program = self.program
+        by_node: dict[int, list[int]] = {}
+        for op in ops:
+            by_node.setdefault(int(program.node[op]), []).append(op)
+        groups = list(by_node.values())[:_MOST_GROUPS]
+        home = {value: i for i, members in enumerate(groups) for op in members for value in program.made_by(op)}
+        nodes = [self._node(members) for members in groups]
+        edges: dict[tuple[int, int], dict[str, Any]] = {}
+        for i, members in enumerate(groups):
+            for op in members:
+                for position, value in enumerate(program.reads_of(op)):
+                    self._read(op, position, value, i, home, nodes, edges)
+        return {"name": name, "nodes": nodes, "edges": list(edges.values()), "left": len(by_node) - len(groups)}
+
+    def _read(
+        self, op: int, position: int, value: int, reader: int, home: dict[int, int], nodes: list, edges: dict
+    ) -> None:
+        sent = self._resharded(op, position, value)
+        source = home.get(value)
+        if source is None:
+            weight = self.facts.parameter_of(value)
+            if weight >= 0:
+                known = nodes[reader]["reads"].setdefault(self.program.inputs[weight], [])
+                known += [s for s in sent if s not in known]
+            return
+        if source == reader:
+            nodes[reader]["sent"] += [s for s in sent if s not in nodes[reader]["sent"]]
+            return
+        edge = edges.setdefault((source, reader), {"from": source, "to": reader, "sent": []})
+        edge["sent"] += [s for s in sent if s not in edge["sent"]]
+
+    def _node(self, members: list[int]) -> dict[str, Any]:
+        program = self.program
+        leader = max(members, key=lambda op: (program.nests[int(program.nest[op])].flops, -op))
+        nest = program.nests[int(program.nest[leader])]
+        return {
+            "label": label_words(program.labels[int(program.label[leader])]),
+            "phase": program.phases[program.phase[leader]],
+            "notation": self._notation(leader),
+            "source": program.sources[program.source[leader]],
+            "flops": nest.flops * float(program.trips[leader]),
+            "num_ops": len(members),
+            "sent": list(dict.fromkeys(s for op in members for s in self._settled(op))),
+            "reads": {},
+        }
+
+    def _settled(self, op: int) -> list[str]:
+        """How partial sums of an operation are brought together."""
+        program = self.program
+        if program.assignment[op] == VIRTUAL:
+            return []
+        nest, assigned = program.nests[int(program.nest[op])], program.assignments[program.assignment[op]]
+        made = program.made_by(op)
+        if not made:
+            return []
+        indexed = {loop for dim in nest.results[0] for loop in dim}
+        after = self.facts.axes.unpack(int(program.code[made[0]])).tolist()
+        found = []
+        for axis, loop in enumerate(assigned):
+            if loop >= 0 and loop not in indexed and nest.kinds[loop] not in ("parallel", "unsplittable"):
+                kind = "reduce_scatter" if after[axis] >= 0 else "all_reduce"
+                found.append(f"{kind} over {self.facts.names[axis]}")
+        return found
+
+    def _resharded(self, op: int, position: int, value: int) -> list[str]:
+        """The collectives that bring a value to what an operation needs."""
+        program, facts = self.program, self.facts
+        shape = program.shape(value)
+        if not shape or program.assignment[op] == VIRTUAL or not self._is_real(value):
+            return []
+        nest, assigned = program.nests[int(program.nest[op])], program.assignments[program.assignment[op]]
+        dims = nest.operands[position]
+        spec = tuple(tuple(a for a, loop in enumerate(assigned) if loop >= 0 and loop in dim) for dim in dims)
+        key = (int(program.kind[value]), int(program.code[value]), facts.axes.code(spec))
+        if key not in self._sent:
+            itemsize = program.types[key[0]][2]
+            hops = self.resharding.path(shape, itemsize, key[1], key[2]) if key[1] != key[2] else []
+            named = [f"{h.kind} over {', '.join(facts.names[a] for a in h.axes)}" for h in hops if h.kind != SLICE]
+            self._sent[key] = named
+        return self._sent[key]
+
+    def _is_real(self, value: int) -> bool:
+        producer = int(self.program.producer[value])
+        return value < len(self.program.inputs) or (producer >= 0 and self.program.node[producer] >= 0)
+
+    def _notation(self, op: int) -> str:
+        """An operation in symbols; those of tied layers are the same."""
+        program = self.program
+        key = (int(program.nest[op]), int(program.assignment[op]), int(program.node[op]), int(program.label[op]))
+        if key not in self._notations:
+            self._notations[key] = notation(self.facts, op)
+        return self._notations[key]
+
+    def operations(self) -> dict[str, Any]:
+        """All operations as columns of numbers, with what they point into."""
+        program = self.program
+        texts: dict[str, int] = {}
+        virtual = "as its readers need it"
+        written = [
+            texts.setdefault(virtual if program.assignment[op] == VIRTUAL else self._notation(op), len(texts))
+            for op in range(program.num_ops)
+        ]
+        labels: dict[str, int] = {}
+        label = [labels.setdefault(label_words(text), len(labels)) for text in program.labels]
+        return {
+            "phases": program.phases,
+            "labels": list(labels),
+            "notations": list(texts),
+            "sources": program.sources,
+            "label": [label[number] for number in program.label.tolist()],
+            "notation": written,
+            "source": program.source.tolist(),
+            "phase": program.phase.tolist(),
+            "lap": program.lap.tolist(),
+        }

@@ -1,0 +1,75 @@
+"""Writes the page: the assets and the plan's data put into one file that needs no network."""
+
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.explain.dump import OutputError
+from meshwright.report.data import difference_data, page_data
+
+if TYPE_CHECKING:
+    from meshwright.planner.plan import Plan
+
+_SCRIPTS = ("core", "picture", "tables", "overview", "difference", "tensors", "graph", "charts", "stages", "main")
+_SECONDS = 0.5  # to price alternatives, once the solver is loaded
+
+
+def write_report(plan: "Plan", path: Path, other: "Plan | None" = None) -> None:
+    """See `Plan.report`.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    try:
+        path.write_text(page(plan, other), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from None
+
+
+def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -> str:
+    """The whole page as text."""
+    plans = [plan] if other is None else [plan, other]
+    data: dict[str, Any] = {
+        "names": ["this plan"] if other is None else _names(plan, other),
+        "plans": [page_data(p, seconds / len(plans)) for p in plans],
+    }
+    if other is not None:
+        data["difference"] = difference_data(plan, other)
+    # A closing tag inside the data would end the script that holds it.
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    parts = {
+        "title": html.escape(f"{plan.verdict} · Meshwright"),
+        "style": _asset("style.css"),
+        "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+        "data": text,
+    }
+    before = _asset("page.html")
+    for name, value in parts.items():
+        head, mark, tail = before.partition(f"{{{{{name}}}}}")
+        assert mark, name
+        before = head + value + tail
+    return before
+
+
+def notebook_html(plan: "Plan") -> str:
+    """The page in a frame of its own, as a notebook shows it; alternatives are left to `Plan.explain`."""
+    frame = html.escape(page(plan, seconds=0.0), quote=True)
+    return f'<iframe srcdoc="{frame}" style="width:100%;height:720px;border:0" title="Meshwright plan"></iframe>'
+
+
+def _names(one: "Plan", other: "Plan") -> list[str]:
+    """Short names of two plans: their methods where these differ, else their meshes."""
+    if one.method != other.method:
+        return [one.method, other.method]
+    meshes = ["×".join(map(str, plan.mesh.sizes)) for plan in (one, other)]
+    return meshes if meshes[0] != meshes[1] else ["one", "other"]
+
+
+def _asset(name: str) -> str:
+    return resources.files("meshwright.report").joinpath("assets", name).read_text(encoding="utf-8")

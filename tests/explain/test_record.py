@@ -1,0 +1,73 @@
+"""The record: it prices and holds memory exactly as planning did, whatever it was packed into."""
+
+import hypothesis.extra.numpy as arrays
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshwright as mw
+from meshwright.explain.dims import connected
+from meshwright.explain.packing import pack, unpack
+from meshwright.explain.record import Record
+from meshwright.explain.timeline import memory_over_time
+from meshwright.solver import price
+
+from .plans import plan_of
+
+CASES = [
+    ("gpt-tiny", (4, 2), mw.Auto(), {}),
+    ("gpt-tiny", (4, 2), mw.Zero(3), {}),
+    ("llama-tiny", (8,), mw.DataParallel(), {"scan": True}),
+    ("moe-tiny", (4, 2), mw.TensorParallel(), {}),
+    ("wide-resnet-tiny", (2, 2), mw.Auto(), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "method", "options"), CASES)
+def test_a_record_prices_and_holds_what_the_plan_says(name, shape, method, options):
+    plan = plan_of(name, shape, method, **options)
+    again = Record.from_data(unpack(pack(plan.record.to_data())))
+    problem = again.problem
+    assert price(problem.problem({}, None), problem.choice).cost == pytest.approx(plan.cost.total, rel=1e-9)
+    profile = problem.memory.profile(problem.choice, problem.copies_made(problem.choice))
+    assert profile.peak_bytes == plan.memory.peak_bytes
+    over_time = memory_over_time(problem)
+    assert over_time.total.max() == pytest.approx(plan.memory.peak_bytes)
+    assert over_time.thinned(7).total.max() == over_time.total.max()
+
+
+nested = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(nested, arrays.arrays(np.int64, st.integers(0, 6)), arrays.arrays(np.float64, (2, 3)))
+@settings(max_examples=40, deadline=None)
+def test_what_is_packed_comes_back(data, whole, real):
+    found = unpack(pack({"data": data, "arrays": [whole, real]}))
+    assert found["data"] == data
+    for one, other in zip(found["arrays"], (whole, real), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "AAAA"])
+def test_damaged_text_is_said(text):
+    with pytest.raises(ValueError, match="damaged"):
+        unpack(text)
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=14))
+@settings(max_examples=60, deadline=None)
+def test_components_are_those_that_walking_finds(edges):
+    one, other = (np.array([e[side] for e in edges], np.int64) for side in (0, 1))
+    found = connected(12, one, other)
+    near = {i: {i} for i in range(12)}
+    for _ in range(12):
+        for a, b in edges:
+            near[a] |= near[b]
+            near[b] |= near[a]
+    assert found.tolist() == [min(near[i]) for i in range(12)]

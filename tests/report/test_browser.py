@@ -1,0 +1,184 @@
+"""The page in a real browser: clicks through it, holds what it shows against the plan, and finds no error.
+
+Needs Chromium (`make browser`) and Playwright; screenshots lie in the tests' temporary folder.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.report.page import page as build_page
+from meshwright.units import format_bytes
+from tests.explain.plans import plan_of, tensor_parallel
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run `make browser`")
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory):
+    folder = os.environ.get("MESHWRIGHT_SCREENSHOTS")
+    found = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens the report of a plan; when the test is over, there must have been no error and no request."""
+    complaints, contexts = [], []
+
+    def open_page(plan, other=None, size="wide", scheme="light"):
+        path = tmp_path / "report.html"
+        path.write_text(_text(plan, other), encoding="utf-8")
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector("#step")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+PAGES = {}  # texts by plan, since several tests look at the same one
+
+
+def _text(plan, other):
+    key = (id(plan), id(other))
+    if key not in PAGES:
+        seconds = 30 if other is None else 0  # no clock in the way of alternatives, where they are looked at
+        PAGES[key] = plan, other, build_page(plan, other, seconds)
+    return PAGES[key][2]
+
+
+def everything(page):
+    """Draws every section, also those far below the screen."""
+    page.evaluate("document.querySelectorAll('section').forEach(MW.draw)")
+
+
+def test_a_plan_of_one_program(visit, shots):
+    plan = tensor_parallel()
+    page = visit(plan)
+    assert int(page.evaluate("document.documentElement.dataset.ready")) < 1000
+    assert page.inner_text("#verdict") == str(plan.verdict)
+    assert page.inner_text("#peak") == format_bytes(plan.memory.peak_bytes)
+    leaf = page.locator('.leaf[data-path="state/params/layers/*/up"]')
+    assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
+    assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")
+    leaf.click()
+    explained = plan.explain("state/params/layers/0/up", seconds=30)
+    table = page.locator("table.alternatives").first
+    assert table.locator("tbody tr").count() == len(explained.alternatives)
+    shown = [cell.get_attribute("data-text") for cell in table.locator("tbody .symbols").all()]
+    assert set(shown) == {a.symbols for a in explained.alternatives}
+    page.screenshot(path=shots / "spmd.png")
+    page.keyboard.press("/")
+    page.keyboard.type("layers down")
+    paths = [leaf.get_attribute("data-path") for leaf in page.locator(".leaf:visible").all()]
+    assert paths and all("down" in path for path in paths)
+    everything(page)
+    page.screenshot(path=shots / "spmd-whole.png", full_page=True)
+
+
+def test_communication_sorts_and_searches(visit):
+    plan = tensor_parallel()
+    page = visit(plan)
+    everything(page)
+    rows = page.locator("table.collectives tbody tr")
+    kinds = {c.kind for c in plan.collectives}
+    assert {row.locator("td").first.inner_text() for row in rows.all()} == kinds
+    page.get_by_role("button", name="number").click()
+    numbers = [int(row.locator("td").nth(5).inner_text().replace(",", "")) for row in rows.all()]
+    assert numbers == sorted(numbers, reverse=True) and sum(numbers) == sum(c.trips for c in plan.collectives)
+    page.get_by_label("kind, operation or source").fill("all_reduce backward")
+    assert {row.locator("td").first.inner_text() for row in rows.all()} == {"all_reduce"}
+
+
+def test_layers_memory_and_operations(visit, shots):
+    plan = tensor_parallel()
+    page = visit(plan)
+    everything(page)
+    page.locator("#layer select").select_option(index=0)
+    assert page.locator(".gnode").count() > 3
+    page.locator(".gnode").first.click()
+    assert "→" in page.locator("#layer .card").last.inner_text()
+    assert page.locator("#memory svg path").count() >= 3
+    page.get_by_label("Search operations").fill("dot_general forward")
+    page.wait_for_function("document.querySelector('#operations .label').textContent.includes(' of ')")
+    found = int(re.match(r"[\d,]+", page.locator("#operations .row .label").inner_text())[0].replace(",", ""))
+    assert found == sum(op.label.endswith("dot_general") and op.phase == "forward" for op in plan.ops)
+    page.locator("#layer").screenshot(path=shots / "layer.png")
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("wide", "dark"), ("phone", "light")])
+def test_dark_and_small_screens(visit, shots, size, scheme):
+    page = visit(tensor_parallel(), size=size, scheme=scheme)
+    everything(page)
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") != scheme
+    page.screenshot(path=shots / f"{size}-{scheme}.png")
+    page.emulate_media(media="print")
+    assert not page.locator("header.top").is_visible()
+
+
+def test_a_plan_in_stages(visit, shots):
+    example = zoo.build("gpt-tiny", layers=4)
+    method = mw.ThreeD(data=1, tensor=2, pipeline=4, microbatch=2)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster="2x4 h100", method=method)
+    page = visit(plan)
+    assert page.inner_text("#verdict") == str(plan.verdict)
+    assert str(plan.verdict).startswith("pipeline of 4 stages (1f1b, 4 microbatches), ")
+    everything(page)
+    assert page.locator("table.stages tbody tr").count() == 4
+    assert page.locator(".pipeline .step").count() == 4 * 2 * 4
+    row = page.locator("table.stages tbody tr").first
+    assert format_bytes(plan.stages[0].peak_bytes) in row.inner_text()
+    page.locator("#stages").screenshot(path=shots / "stages.png")
+
+
+def test_two_plans_side_by_side(visit, shots):
+    one, other = tensor_parallel(), plan_of("gpt-tiny", (4, 2), mw.DataParallel())
+    page = visit(one, other)
+    page.evaluate("MW.draw(document.getElementById('difference'))")
+    assert page.locator("table.moved tbody tr").count() == len(one.diff(other).moved)
+    page.screenshot(path=shots / "difference.png")
+    page.locator("#switch button").nth(1).click()
+    assert page.inner_text("#verdict") == str(other.verdict)

@@ -1,0 +1,53 @@
+"""The page as text: one file, no network, small, and safe whatever the names in it are."""
+
+import json
+import re
+from itertools import pairwise
+
+import jax.numpy as jnp
+import pytest
+
+import meshwright as mw
+from meshwright.report.page import page
+from meshwright.report.stages import bars
+from tests.explain.plans import tensor_parallel
+from tests.planner.test_stage import staged
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_the_page_holds_the_plan_and_needs_no_network():
+    text = page(tensor_parallel(), seconds=0.5)
+    (shown,) = data_of(text)["plans"]
+    assert shown["cost"]["total"] == tensor_parallel().cost.total
+    assert sum(c["seconds"] for c in shown["collectives"]) == pytest.approx(tensor_parallel().cost.communication)
+    assert sum(row["count"] for row in shown["tensors"]) == len(tensor_parallel().arguments) + 1
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and "{{" not in re.sub(r"`[^`]*`", "", text)[:2000]
+
+
+def test_names_that_look_like_tags_do_no_harm():
+    mesh = mw.Mesh.abstract((2,), 1, 1)
+    plan = mw.plan(lambda x: jnp.sin(x["</script><b>"]), {"</script><b>": jnp.ones(8)}, mesh=mesh)
+    text = page(plan, seconds=0.0)
+    assert text.count("</script>") == 2
+    assert any("</script><b>" in row["path"] for row in data_of(text)["plans"][0]["tensors"])
+
+
+def test_a_notebook_gets_a_frame():
+    frame = tensor_parallel()._repr_html_()
+    assert frame.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in frame
+
+
+def test_the_timeline_keeps_the_order_of_stages():
+    plan = staged(mw.cluster("2x4 h100"))
+    first, second = bars(plan)
+    assert [b["work"] for b in second][:4] == ["forward", "backward", "forward", "backward"]
+    done = {(b["work"], b["microbatch"]): b for b in first}
+    for bar in second:
+        if bar["work"] == "forward":
+            sent = done["forward", bar["microbatch"]]["stop"] + plan.stages[0].transfer_s
+            assert bar["start"] >= sent - 1e-12
+    for row in (first, second):
+        assert len(row) == 8 and all(a["stop"] <= b["start"] + 1e-12 for a, b in pairwise(row))
