@@ -20,7 +20,7 @@ from meshwright.planner.stage import Stage, StageTime, Submesh
 from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 
-_WORDS = {TENSOR: "weights", LEAN: "any, least memory"}
+_WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
 
 def describe(search: Search, traced: Traced, method: Method, seconds: float) -> Plan:
@@ -136,7 +136,7 @@ def _words(option: Option) -> str:
     """What splits a stage."""
     words = ["x: batch"] if option.data > 1 else []
     words += ["x: optimizer"] if option.spreads else []
-    words += [f"y: {_WORDS.get(option.way, 'any')}"] if option.inner > 1 else []
+    words += [f"y: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
     return ", ".join(words) or "one device"
 
 
