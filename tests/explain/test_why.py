@@ -51,6 +51,7 @@ def test_what_memory_forces_is_said_with_what_would_do_without():
     ]
     reasons = [tight.explain(path) for path in moved]
     assert any(e.forced_by == "memory" and "without the limit" in e.reason for e in reasons)
+    assert any(a.cost < math.inf for e in reasons for a in e.alternatives)
     for explanation in reasons:
         for alternative in explanation.alternatives:
             assert alternative.at_least >= tight.solution.lower_bound * (1 - 1e-6)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.explain.record import Edge, Record
 from meshwright.explain.words import label_words
-from meshwright.planner.fitting import View
+from meshwright.planner.fitting import View, peaks
 from meshwright.strategy.reshard import SLICE, Resharding
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ _CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to 
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
 _ROUNDS = 6
 _ALWAYS = 8  # shardings are priced without memory, however long it takes
+_ALWAYS_TIGHTLY = 4  # are priced under a limit that the plan itself fills
+_FULL = 0.97  # of the limit: so much is full
 _FREE = 0.5  # of the time, at most, goes to solving without memory
 
 
@@ -80,9 +82,12 @@ class Pricing:
         """The best plan for each sharding of a node, cheapest first, and how many there was no time for.
 
         All are solved without memory, which is quick and bounds them, the most promising first; then those whose
-        answer does not fit are solved under the limit, each for its share of the seconds that are left. What it takes
-        to load the solver does not count.
+        answer does not fit are solved under the limit, each for its share of the seconds that are left. Where the plan
+        itself fills the memory, they are solved under the limit at once. What it takes to load the solver does not
+        count.
         """
+        if self._tight:
+            return self._forced_tightly(node, codes, seconds)
         found: list[Priced] = []
         possible: dict[int, View] = {}
         order, begun = self._promising(node, codes), time.perf_counter()
@@ -105,6 +110,21 @@ class Pricing:
             seconds -= time.perf_counter() - started
         return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
 
+    def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
+        found: list[Priced] = []
+        order, begun = self._promising(node, codes), time.perf_counter()
+        for number, code in enumerate(order):
+            left = seconds - (time.perf_counter() - begun)
+            if number >= _ALWAYS_TIGHTLY and left <= 0:
+                break
+            view = self._view(node, code)
+            view.limit, view.times = self.problem.limit, dict(self._tight)
+            floor = self._floor if self._is_allowed(node, code) else 0.0
+            found.append(self._under_limit(code, view, floor, max(left, seconds / _ALWAYS_TIGHTLY)))
+            if number == 0:
+                begun = time.perf_counter()
+        return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
+
     def _promising(self, node: int, codes: list[int]) -> list[int]:
         """Shardings in the order of what they cost at least by themselves and next to their neighbours."""
         least = self.problem.costs[node] * self.problem.copies[node]
@@ -117,10 +137,16 @@ class Pricing:
         return sorted(codes, key=lambda code: (float(least[of_node == code].min()), code))
 
     @cached_property
-    def _peak_at(self) -> int:
-        """Where the plan itself needs most memory."""
-        choice = self.problem.choice
-        return self.problem.memory.profile(choice, self.problem.copies_made(choice)).peak_at
+    def _tight(self) -> dict[int, float]:
+        """The moments at which the plan itself all but fills the memory, with the bytes of copies there; else none."""
+        if self.problem.limit is None:
+            return {}
+        copies = self.problem.copies_made(self.problem.choice)
+        profile = self.problem.memory.profile(self.problem.choice, copies)
+        return {
+            moment: sum(size for start, stop, size in copies if start <= moment < stop)
+            for moment in peaks(profile.bytes_at, _FULL * self.problem.limit)
+        }
 
     def _is_allowed(self, node: int, code: int) -> bool:
         subject = self.problem.nodes[node]
@@ -134,22 +160,20 @@ class Pricing:
 
     def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
         peak = view.peak_bytes
-        if not view.fits:
+        if view.solution is not None and not view.fits:
             view.hold()  # what the solution without memory lacks
-            view.times.setdefault(self._peak_at, 0.0)
         for _ in range(_ROUNDS):
             if view.fits or seconds <= 0:
                 break
             started = time.perf_counter()
             view.allowances = ((seconds, _CLOSE),)
-            possible = view.step()
+            possible = view.step(_CLOSE)
             seconds -= time.perf_counter() - started
             if not possible:
                 infeasible = view.least_bytes > (view.limit or 0.0)
                 return Priced(code, float("inf"), float("inf") if infeasible else floor, peak, None)
-        assert view.solution is not None
-        if not view.fits:
-            return Priced(code, float("inf"), floor, peak, None)
+        if not view.fits or view.solution is None:
+            return Priced(code, float("inf"), floor, max(peak, view.peak_bytes), None)
         bound = max(floor, float(view.solution.lower_bound)) if view.times else floor
         return Priced(code, view.cost, min(bound, view.cost), view.peak_bytes, view.solution.choice)
 

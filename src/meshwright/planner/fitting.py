@@ -126,7 +126,7 @@ class View:
         if self.fits or self.limit is None:
             return
         before = dict(self.times)
-        for moment in _peaks(profile.bytes_at, self.limit):
+        for moment in peaks(profile.bytes_at, self.limit):
             reserve = sum(size for start, stop, size in copies if start <= moment < stop)
             self.times[moment] = max(self.times.get(moment, 0.0), reserve)
         if self.times == before:  # every held moment fits as modelled, yet the peak does not: keep more free there
@@ -179,7 +179,7 @@ def _solve(
     return solution
 
 
-def _peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
+def peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
     """The highest moment of each stretch that is over the limit, the worst four."""
     over = np.flatnonzero(bytes_at > limit)
     stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
