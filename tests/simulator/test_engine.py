@@ -1,6 +1,7 @@
 """The engine on pipelines whose times are known in closed form, and on properties that hold for all."""
 
 import itertools
+
 import pytest
 
 from meshwright.pipeline.schedules import in_flight
