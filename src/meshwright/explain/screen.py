@@ -1,6 +1,7 @@
 """What every printed answer shares: text by `str`, colours on a console, tables without lines."""
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
@@ -9,11 +10,12 @@ from rich.table import Table
 _WIDTH = 118
 
 
-class Printed:
+class Printed(ABC):
     """Something that a rich console shows, and that `str` gives as plain text."""
 
+    @abstractmethod
     def __rich__(self) -> RenderableType:
-        raise NotImplementedError
+        """What a console shows."""
 
     def __str__(self) -> str:
         return plain_text(self)

@@ -26,7 +26,7 @@ from meshwright.planner.tensor import Tensor
 from meshwright.runtime.evaluate import Evaluator
 from meshwright.runtime.processes import put
 
-# Plans promise memory, and XLA's CPU backend by default orders operations for concurrency, at up to 1.6 times as much.
+# Plans promise memory, and XLA's CPU backend by default orders operations for concurrency, at up to 1.4 times as much.
 _COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
 
 
