@@ -20,10 +20,10 @@ from meshwright.errors import PlanFileError
 from meshwright.explain.at_rest import judge_tensors
 from meshwright.explain.judgement import Judgement
 from meshwright.explain.repr_parser import Call, parse
-from meshwright.explain.screen import Printed
 from meshwright.explain.tensors import rows_of, tensor_view
 from meshwright.hardware.mesh import AXIS_NAMES
 from meshwright.planner.tensor import Spec, Tensor
+from meshwright.screen import Printed
 
 INPUTS, OUTPUTS = "_input_placement_specs.txt", "_output_placement_specs.txt"
 _OPTIMIZER = ("opt_state", "optimizer", "mu", "nu", "trace", "count")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.explain.screen import Printed, plain_table
 from meshwright.explain.story import sums_of
 from meshwright.explain.tensors import Row, plan_rows
 from meshwright.planner.show import cost_text, mesh_text
+from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:

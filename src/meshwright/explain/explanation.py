@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.explain.pricing import Change
-from meshwright.explain.screen import Printed, plain_table
 from meshwright.planner.show import cost_text
+from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:

@@ -1,19 +1,18 @@
 """What a comparison of methods found: a row for each, as a table for people and plain data for programs."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from meshwright.planner.plan import Plan
 from meshwright.planner.show import cost_text
+from meshwright.screen import plain_text
 from meshwright.units import format_bytes
 
-_WIDTH = 118
 _NOTHING = "–"
 
 
@@ -84,9 +83,7 @@ class Comparison:
         return Group(self._table(), *([Text(self.note)] if self.note else []))
 
     def __str__(self) -> str:
-        buffer = io.StringIO()
-        Console(file=buffer, width=_WIDTH, no_color=True).print(self)
-        return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines())
+        return plain_text(self)
 
     def _table(self) -> Table:
         title = "methods: predicted → compiled or measured" if self._is_compiled else "methods: predicted"

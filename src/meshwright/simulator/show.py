@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.screen import plain_text
 from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.timeline import KINDS, DeviceTimeline
 from meshwright.units import format_bytes, format_seconds
@@ -15,10 +16,7 @@ _MOST_ROWS = 12  # of a table of stages
 
 def simulation_text(simulation: Simulation) -> str:
     """What `print` shows."""
-    console = Console(width=118, force_terminal=False, no_color=True)
-    with console.capture() as capture:
-        console.print(simulation_view(simulation))
-    return capture.get().rstrip()
+    return plain_text(simulation_view(simulation))
 
 
 def simulation_view(simulation: Simulation) -> RenderableType:

@@ -2,10 +2,11 @@
 
 import math
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.screen import plain_text
 from meshwright.simulator.exploration import Exploration, Offer
 from meshwright.units import format_bytes, format_seconds
 
@@ -15,10 +16,7 @@ _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def exploration_text(exploration: Exploration) -> str:
     """What `print` shows."""
-    console = Console(width=118, force_terminal=False, no_color=True)
-    with console.capture() as capture:
-        console.print(exploration_view(exploration))
-    return capture.get().rstrip()
+    return plain_text(exploration_view(exploration))
 
 
 def exploration_view(exploration: Exploration) -> RenderableType:

@@ -1,19 +1,17 @@
 """A validation for people: row by row, what was reached, and why the worst rows are off."""
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.screen import plain_text
 from meshwright.simulator.published.replay import Replay
 from meshwright.simulator.published.validation import Target, Validation
 
 
 def validation_text(validation: Validation) -> str:
     """What `print` shows."""
-    console = Console(width=140, force_terminal=False, no_color=True)
-    with console.capture() as capture:
-        console.print(validation_view(validation))
-    return capture.get().rstrip()
+    return plain_text(validation_view(validation), width=140)
 
 
 def validation_view(validation: Validation) -> RenderableType:

@@ -24,10 +24,10 @@ class Printed(ABC):
         return str(self)
 
 
-def plain_text(view: RenderableType) -> str:
+def plain_text(view: RenderableType, width: int = _WIDTH) -> str:
     """A view as plain text."""
     buffer = io.StringIO()
-    Console(file=buffer, width=_WIDTH, no_color=True).print(view)
+    Console(file=buffer, width=width, no_color=True).print(view)
     return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines())
 
 
