@@ -1,6 +1,7 @@
 """Closing small models: against brute force, and against HiGHS where brute force cannot go."""
 
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
 from meshwright.solver.simplify import simplify
-from meshwright.solver.split import halves
-from meshwright.solver.state import cost_of
+from meshwright.solver.split import split
+from meshwright.solver.state import State, cost_of
 from meshwright.solver.warm import example
 from tests.solver.layers import layered_problem
 
@@ -87,19 +88,37 @@ def test_splitting_proves_what_one_search_would(seed, memory):
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("memory", [False, True])
-def test_halves_part_the_states_of_one_node(memory):
-    model = from_problem(example(memory, seed=1))
+def test_parts_hold_every_choice_below_the_goal(seed, memory):
+    model = from_problem(example(memory, num_nodes=6, num_states=4, seed=seed))
     dual = Dual(model)
     dual.converge(10)
     if memory:
         ascend_prices(dual, dual.bound * 1.1, 20)
-    one, other = halves(dual, dual.bound * 1.1)
     node = np.repeat(np.arange(model.num_nodes), np.diff(model.off))
-    parted = np.unique(node[~one | ~other])
-    assert len(parted) == 1
-    here = node == parted[0]
-    assert (one[here] ^ other[here]).all() and one[here].any() and other[here].any()
+    states = [State.of(model, np.array(choice)) for choice in product(*map(range, np.diff(model.off)))]
+    costs = sorted(state.cost for state in states if state.fits(model))
+    for goal in (dual.bound * 1.02, dual.bound * 1.2, costs[0] - 1e-6, costs[0] * 1.01):
+        parts, worth = split(dual, goal)
+        for state in states:
+            if state.fits(model) and state.cost < goal:
+                assert any(part[model.off[:-1] + state.choice].all() for part in parts)
+        if len(parts) == 2:
+            one, other = parts
+            here = node == node[~one | ~other][0]
+            assert one[~here].all() and other[~here].all() and worth < 1
+            assert (one[here] ^ other[here]).all() and one[here].any() and other[here].any()
+        dual.restore()
+
+
+def test_what_no_half_can_hold_is_ruled_out():
+    model = from_problem(example(memory=False, num_nodes=6, num_states=4, seed=2))
+    dual = Dual(model)
+    dual.converge(50)
+    best = Closer(1e-9, time.perf_counter() + 60).close(model)
+    parts, _ = split(dual, best.cost + 1e-6)
+    assert len(parts) == 1 and parts[0][model.off[:-1] + best.choice].all() and not parts[0].all()
 
 
 def test_kinds_stand_for_the_states_that_an_edge_does_not_tell_apart():

@@ -1,6 +1,7 @@
 """Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
-from meshwright.solver.split import halves
+from meshwright.solver.split import split
 from meshwright.solver.state import State, cost_of
 
 _BEAM = 30
@@ -24,6 +25,11 @@ _FIRST_REACH = 1e-3  # the part of the bound within which a first choice is look
 _SWEEPS = 20
 _CLIMB = 60  # most steps of the prices, each of which aims this part above the bound at first
 _REACH = 0.1
+_SHORT_CLIMB = 30  # the same for a part of a model, whose prices are known
+_SEARCHED = 1000  # states beyond one for each node up to which a model is searched before it is split
+_HARDLY = 0.1  # the part of the gap that a split should close on one side at least
+_LABELS_A_SECOND = 3e5
+_MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
 
@@ -51,6 +57,7 @@ class Closer:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
         deadline: `time.perf_counter()` at which to stop with what is there.
         effort: Most labels of one frontier search; where they do not suffice, the states of one node are split.
+        patience: How many times as many are made where splitting hardly raises the bound; it grows as that fails.
         width: Most labels that a frontier search keeps after each node.
         splits: Whether to split at all.
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
@@ -60,6 +67,7 @@ class Closer:
     tolerance: float
     deadline: float
     effort: float = _EFFORT
+    patience: float = 10.0
     width: int = _WIDTH
     splits: bool = True
     gap: float = 0.0
@@ -113,31 +121,51 @@ class Closer:
 
     def attempt(self, dual: Dual, goal: float) -> Closed:
         """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
-        most = goal - self.tolerance + 1e-12 * abs(dual.bound)
+        most = self._most(dual, goal)
         if dual.bound > most:
             return Closed(None, np.inf, goal)
         if (dual.floor <= most).mean() < _SHRUNK:
             return self._attempt_part(dual, dual.floor <= most, goal)
+        best = Closed(None, np.inf, dual.bound)
+        if not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED:
+            best = self._searched(dual, goal, self.effort)
+            if best.bound >= min(best.cost, goal):
+                return best
+        if not self.splits or time.perf_counter() > self.deadline:
+            return self._mended(dual, best)
+        dual.restore()
+        parts, worth = split(dual, goal)
+        if worth < _HARDLY:  # many lumps are alike: splitting leads nowhere, but they make few different labels
+            left = _LABELS_A_SECOND * (self.deadline - time.perf_counter())
+            best = better(best, self._searched(dual, goal, min(self.patience * self.effort, left)))
+            if best.bound >= min(best.cost, goal):
+                return best
+            self.patience = min(_MORE_PATIENCE * self.patience, _MOST_PATIENCE)
+        if len(parts) > 1:
+            best = self._mended(dual, best)
+        return self._attempt_parts(dual, parts, replace(best, bound=min(best.cost, goal)))
+
+    def _most(self, dual: Dual, goal: float) -> float:
+        """What a choice that is cheaper than the goal costs at most."""
+        return goal - self.tolerance + 1e-12 * abs(dual.bound)
+
+    def _searched(self, dual: Dual, goal: float, effort: float) -> Closed:
+        """What a search by several duals finds; if they rule out many states, what the smaller model holds."""
+        most = self._most(dual, goal)
         dual.restore()
         fan = self._fan(dual)
         floor = np.max([one.floor for one in fan], axis=0)
         if (floor <= most).mean() < _SHRUNK:
             return self._attempt_part(dual, floor <= most, goal)
-        found = search(fan, most, self.width, self.effort)
+        found = search(fan, most, self.width, effort)
         cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
-        if found.complete:
-            return Closed(found.choice, cost, min(cost, goal))
-        best = self._mended(dual, Closed(found.choice, cost, dual.bound))
-        if not self.splits or time.perf_counter() > self.deadline:
-            return best
-        return self._attempt_halves(dual, replace(best, bound=min(best.cost, goal)))
+        return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
 
-    def _attempt_halves(self, dual: Dual, found: Closed) -> Closed:
-        """Splits the states of one node in two, and searches both halves for what is cheaper than was found."""
+    def _attempt_parts(self, dual: Dual, parts: Sequence[np.ndarray], found: Closed) -> Closed:
+        """Searches parts of a model for what is cheaper than was found."""
         best, cost, goal, bound = found.choice, found.cost, found.bound, np.inf
-        dual.restore()
-        for half in halves(dual, goal):
-            part = self._attempt_part(dual, half, goal)
+        for alive in parts:
+            part = self._attempt_part(dual, alive, goal)
             if part.cost < goal:
                 best, cost, goal = part.choice, part.cost, part.cost
             bound = min(bound, part.bound)
@@ -163,7 +191,7 @@ class Closer:
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
-            climb_prices(smaller, target - smaller.bound, 40, target, self.deadline)
+            climb_prices(smaller, target - smaller.bound, _SHORT_CLIMB, target, self.deadline)
         if proven is None:
             found = self.attempt(smaller, target)
         else:

@@ -1,20 +1,37 @@
 """Where to split a model in two when its dual leaves a gap: at the node over which the dual is most at odds."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.kernel import inline, kernel
 
-_CANDIDATES = 3
+_CANDIDATES = 3  # nodes in a row that are tried without either half of their states being ruled out
+_MOST_CANDIDATES = 64
 _TRIAL_STEPS = 6
 
 
-def halves(dual: Dual, goal: float) -> tuple[np.ndarray, np.ndarray]:
-    """Two masks of states that part the states of one node, the more promising first.
+class Split(NamedTuple):
+    """The parts of a model that together hold all choices below a goal.
+
+    Attributes:
+        parts: Masks of states: none where nothing is below the goal, one where some states turned out to be ruled
+            out, two that part the states of one node, the more promising first.
+        worth: By how much the better half raises the bound, as a part of the gap.
+    """
+
+    parts: tuple[np.ndarray, ...]
+    worth: float
+
+
+def split(dual: Dual, goal: float) -> Split:
+    """Rules out states, or parts those of one node.
 
     Candidates are, where memory is priced, the nodes whose two best states differ most in priced memory, parted between
     them; else the nodes where a decoded choice exceeds the bound most, parted into the states that agree with the
-    neighbour they are at odds with and the rest. A few sweeps on each half tell which candidate raises the bound most.
+    neighbour they are at odds with and the rest. A few sweeps on each half tell how far it raises the bound. A half
+    that reaches the goal is ruled out, and the next candidate is tried; else the one that raises it most is taken.
     """
     model = dual.model
     dual.sweep()
@@ -22,30 +39,39 @@ def halves(dual: Dual, goal: float) -> tuple[np.ndarray, np.ndarray]:
         scores, low = spreads(model.off, dual.reduced, dual.spent())
     else:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
-    best, parts = -1.0, None
-    for node in np.argsort(-scores, kind="stable")[:_CANDIDATES]:
-        if scores[node] == -np.inf:  # it has one state only, and so have all that follow
+    ruled_out = np.zeros(len(model.cost), dtype=bool)
+    best, found, tried = -1.0, Split((), 1.0), 0
+    for node in np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]:
+        if tried == _CANDIDATES or scores[node] == -np.inf:  # it has one state only, and so have all that follow
             break
         own = np.zeros(len(model.cost), dtype=bool)
         own[model.off[node] : model.off[node + 1]] = True
-        first, second = own & ~low, own & low
-        gains = [_gain(dual, banned, goal) for banned in (first, second)]
-        score = max(gains[0], 1e-3 * max(gains)) * max(gains[1], 1e-3 * max(gains))
+        high, rest = own & ~low, own & low
+        gains = [_gain(dual, banned, goal) for banned in (high, rest)]
+        if min(gains) >= 1.0:
+            return Split((), 1.0)
+        if max(gains) >= 1.0:
+            ruled_out |= rest if gains[0] >= 1.0 else high
+            tried = 0
+            continue
+        tried += 1
+        least = 1e-3 * max(gains)
+        score = max(gains[0], least) * max(gains[1], least)
         if score > best:
-            best, parts = score, (~first, ~second) if gains[0] <= gains[1] else (~second, ~first)
-    assert parts is not None
-    return parts
+            halves = (~high, ~rest) if gains[0] <= gains[1] else (~rest, ~high)
+            best, found = score, Split(halves, max(gains))
+    return Split((~ruled_out,), 1.0) if ruled_out.any() else found
 
 
 def _gain(dual: Dual, banned: np.ndarray, goal: float) -> float:
-    """By how much the bound rises within a few sweeps without some states, up to the goal."""
+    """By how much the bound rises within a few sweeps without some states, as a part of the gap."""
     gap = max(goal - dual.now, 1e-12 * abs(dual.now))
     trial = Dual(dual.model._replace(cost=dual.model.cost + 4.0 * gap * banned), dual.links, dual.price)
     trial.m[:] = dual.m
     trial.sweep()
     if len(dual.model.cap):
         ascend_prices(trial, goal, _TRIAL_STEPS, step=0.2)
-    return min(max(trial.bound - dual.now, 0.0), gap)
+    return max(trial.bound - dual.now, 0.0) / gap
 
 
 @kernel
