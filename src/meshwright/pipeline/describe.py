@@ -20,6 +20,7 @@ from meshwright.planner.stage import Stage, StageTime, Submesh
 from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 
+_SPREAD = ("", "optimizer", "optimizer and gradients", "all state")  # what the replicas share, by ZeRO's stages
 _WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
 
@@ -101,15 +102,16 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         owns, copies = (any(a <= layer < b for a, b in stage.chunks) for layer in (owner, other))
         if owns != copies:
             shared_s += exchange_s(cluster, option.prices.local_bytes[value])
-            state += 2 * option.prices.local_bytes[value] * copies
-    steps = [option.mesh.collective_s(kind, (0,), float(items[Item.PARAMETER_BYTES])) for kind in option.collectives]
+            state += option.tied_bytes(option.prices.local_bytes[value]) * copies
+    steps = [option.mesh.collective_s(kind, (0,), float(items[Item.GRADIENT_BYTES])) for kind in option.collectives]
+    fetched, returned = (float(part.sum()) for part in option.exchanged(by_layer))
     rows = search.catalogue.rows.batch / pipeline.num_microbatches
     share = rows / search.catalogue.rows.batch / option.mesh.num_devices
     sends = [float(layers.crossing_bytes[b] * share) for _, b in stage.chunks]
     held = float(option.held(items))
     times = {
-        "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT])),
-        "backward": StageTime(float(items[Item.BACKWARD]), float(items[Item.BACKWARD_SENT])),
+        "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT]) + fetched),
+        "backward": StageTime(float(items[Item.BACKWARD]), float(items[Item.BACKWARD_SENT]) + returned),
         "recompute": StageTime(again, again_sent),
         "gradients": StageTime(0.0, float(items[Item.GRADIENTS_SENT]) + sum(steps) + shared_s),
         "update": StageTime(float(option.update_s(items)), float(items[Item.UPDATE_SENT])),
@@ -135,7 +137,7 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
 def _words(option: Option) -> str:
     """What splits a stage."""
     words = ["x: batch"] if option.data > 1 else []
-    words += ["x: optimizer"] if option.spreads else []
+    words += [f"x: {_SPREAD[option.zero]}"] if option.zero else []
     words += [f"y: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
     return ", ".join(words) or "one device"
 
@@ -155,7 +157,7 @@ def _tensors(search: Search, traced: Traced, stage: FoundStage) -> tuple[Tensor,
         if whole > 1 and shape and shape[0] == whole:
             shape = (mine, *shape[1:])
         spec = tuple(tuple("y" for _ in axes) for axes in spec)
-        if value in optimizer and option.spreads:
+        if option.zero >= (1 if value in optimizer else 3):
             spec = _spread(spec, shape, option)
         role = "optimizer" if value in optimizer else "parameters"
         found.append(Tensor(path, shape, kind.dtype, spec, role, value in graph.donated))

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 # Rows of the sums that `price_ranges` takes for each option, from the first layer up to each.
-MICROBATCH, WEIGHTS, ONCE, PARAMETERS, STATE, ACTIVATIONS = range(6)
+MICROBATCH, WEIGHTS, ONCE, GRADIENTS, STATE, ACTIVATIONS = range(6)
 
 
 @njit(cache=True)
@@ -27,7 +27,7 @@ def price_ranges(
         transient: For each option and layer, bytes needed while it works.
         ways: For each option the ways of up to two collectives that bring a range's gradients together.
         ties: Pairs of layers that share a parameter, its owner first.
-        tie_bytes, tie_s: For each option and pair, bytes of a copy of it, and seconds to exchange it.
+        tie_bytes, tie_s: For each option and pair, bytes of a copy of it with its gradient, and seconds to exchange it.
         transfer: Seconds, there and back, over the cut before each layer and after the last.
         limit: Bytes of a device.
         num_microbatches: How many.
@@ -48,12 +48,12 @@ def price_ranges(
                     if owns != copies:
                         once += tie_s[option, tie]
                         if copies:
-                            state += 2 * tie_bytes[option, tie]
+                            state += tie_bytes[option, tie]
                 room = limit - state - peak
                 if room < part[ACTIVATIONS]:
                     continue
                 for step in range(ways.shape[1]):
-                    once += _collective(ways[option, step], part[PARAMETERS])
+                    once += _collective(ways[option, step], part[GRADIENTS])
                 hidden = hides * part[WEIGHTS]
                 own = part[MICROBATCH]
                 adds = own - hidden + transfer[last]

@@ -1,6 +1,6 @@
 """The ways to split a stage on one submesh, each as sums over layers, so that any range is priced by a subtraction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,14 +21,15 @@ class Option:
     Attributes:
         mesh: Its view: replicas of the batch, then the inner axis.
         way: What the inner axis does: a name of `catalogue`.
-        spreads: Whether the optimizer's state is spread over the replicas (ZeRO-1).
+        zero: How much of the state is spread over the replicas, as ZeRO counts it: 1 the optimizer's, 2 gradients, too,
+            3 parameters, too (FSDP).
         checkpoint: What is computed again: ``none``, ``selective`` or ``full``.
         prices: The layers' prices on the inner axis.
     """
 
     mesh: Mesh
     way: str
-    spreads: bool
+    zero: int
     checkpoint: str
     prices: LayerPrices
 
@@ -55,25 +56,54 @@ class Option:
 
     @cached_property
     def transient(self) -> Array:
-        """Bytes that each layer needs while it works: with recomputation, what it makes again, too."""
+        """Bytes that each layer needs while it works: with recomputation, what it makes again, too.
+
+        What is spread over the replicas is whole while its layer works.
+        """
         items = self.prices.items
-        return items[Item.TRANSIENT_BYTES] + items[Item.HELD_BYTES] - self.held(items)
+        needed = items[Item.TRANSIENT_BYTES] + items[Item.HELD_BYTES] - self.held(items)
+        needed += items[Item.GRADIENT_BYTES] if self.zero > 1 else 0.0
+        return needed + (items[Item.READ_BYTES] + items[Item.COPY_BYTES] if self.zero > 2 else 0.0)
+
+    def _parts(self, stage: int) -> int:
+        """Over how many devices ZeRO spreads what it spreads from a stage on."""
+        return self.data if self.zero >= stage else 1
 
     def state_bytes(self, items: Array) -> Array:
         """Parameters, their gradients and copies, and the optimizer's state."""
-        parts = self.data if self.spreads else 1
-        return 2 * items[Item.PARAMETER_BYTES] + items[Item.COPY_BYTES] + items[Item.OPTIMIZER_BYTES] / parts
+        weights = (items[Item.PARAMETER_BYTES] + items[Item.COPY_BYTES]) / self._parts(3)
+        return weights + items[Item.GRADIENT_BYTES] / self._parts(2) + items[Item.OPTIMIZER_BYTES] / self._parts(1)
+
+    def tied_bytes(self, num_bytes: float) -> float:
+        """Bytes that a copy of another stage's parameter takes, with its gradient."""
+        return num_bytes / self._parts(3) + self.trains * num_bytes / self._parts(2)
 
     def update_s(self, items: Array) -> Array:
         """Compute of the optimizer."""
-        return items[Item.UPDATE] / (self.data if self.spreads else 1)
+        return items[Item.UPDATE] / self._parts(1)
+
+    def exchanged(self, items: Array) -> tuple[Array, Array]:
+        """Communication between replicas for each layer and microbatch: in the forward and in the backward pass.
+
+        Spread parameters are fetched for each pass, and spread gradients summed up where they lie after each.
+        """
+        fetched = returned = np.zeros(items.shape[1:])
+        if self.zero > 1:
+            returned = self.mesh.collective_s("reduce_scatter", (0,), items[Item.GRADIENT_BYTES])
+        if self.zero > 2:
+            fetched = self.mesh.collective_s("all_gather", (0,), items[Item.READ_BYTES])
+        return fetched, returned + self.trains * fetched
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.prices.items[Item.GRADIENT_BYTES].any())
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """What brings the gradients of all replicas together, and new parameters back to them."""
+        """What brings the gradients of all replicas together once a step, and new parameters back to them."""
         if self.data == 1:
             return ()
-        return ("reduce_scatter", "all_gather") if self.spreads else ("all_reduce",)
+        return (("all_reduce",), ("reduce_scatter", "all_gather"), ("all_gather",), ())[self.zero]
 
 
 class Options:
@@ -86,9 +116,9 @@ class Options:
         pairs = catalogue.tied
         self.ties = np.array([pair[:2] for pair in pairs], np.int64).reshape(-1, 2)
         local = [[o.prices.local_bytes[v] for _, _, v in pairs] for o in options]
-        self.tie_bytes = np.array(local, float).reshape(len(options), len(pairs))
-        self.tie_s = np.array([[exchange_s(catalogue.cluster, size) for size in row] for row in self.tie_bytes])
-        self.tie_s = self.tie_s.reshape(len(options), len(pairs))
+        shape, rows = (len(options), len(pairs)), list(zip(options, local, strict=True))
+        self.tie_bytes = np.array([[o.tied_bytes(size) for size in row] for o, row in rows]).reshape(shape)
+        self.tie_s = np.array([[exchange_s(catalogue.cluster, size) for size in row] for row in local]).reshape(shape)
         self.sums = np.array([_sums(option) for option in options])
         self.transient = np.array([option.transient for option in options])
         self.ways = _ways(options)
@@ -118,9 +148,27 @@ def find_options(
         prices = None if rows % data else catalogue.prices(group, inner, way, rows // data)
         if prices is not None:
             mesh = machines.mesh((data, inner))
-            spreads = (False, True) if data > 1 else (False,)
-            found += [Option(mesh, way, spread, checkpoint, prices) for spread in spreads]
+            option = Option(mesh, way, 0, checkpoint, prices)
+            found += _spread(option, catalogue, catalogue.rows.batch // rows, catalogue.limits[group])
     return Options(catalogue, group, found) if found else None
+
+
+def _spread(option: Option, catalogue: Catalogue, num_microbatches: int, limit: float) -> list[Option]:
+    """An option with less and less of its state on every replica, as far as memory can ask for that.
+
+    Gradients or parameters that are spread are exchanged for every microbatch instead of once a step, so what is spared
+    once a step is no more than what a single microbatch takes longer: that is never quicker.
+    """
+    if option.data == 1:
+        return [option]
+    found = [replace(option, zero=stage) for stage in ((0, 1) if option.trains else (0,))]
+    items = option.prices.items
+    needed = found[-1].state_bytes(items.sum(axis=1)) + option.transient.max()
+    needed += num_microbatches * option.held(items).sum()
+    needed += sum(option.tied_bytes(option.prices.local_bytes[v]) for _, _, v in catalogue.tied)
+    if needed > limit:  # all layers with all microbatches in flight: more than any stage needs
+        found += [replace(option, zero=stage) for stage in ((2, 3) if option.trains else (3,))]
+    return found
 
 
 def _sums(option: Option) -> Array:
@@ -128,13 +176,15 @@ def _sums(option: Option) -> Array:
     items = option.prices.items
     compute, sent = option.again(items)
     works = items[[Item.FORWARD, Item.FORWARD_SENT, Item.BACKWARD, Item.BACKWARD_SENT]].sum(axis=0)
+    fetched, returned = option.exchanged(items)
     once = items[Item.GRADIENTS_SENT] + items[Item.UPDATE_SENT] + option.update_s(items)
-    back = items[Item.BACKWARD] + items[Item.BACKWARD_SENT] + compute + sent - items[Item.WEIGHTS]
+    forward = items[Item.FORWARD] + items[Item.FORWARD_SENT] + fetched
+    back = items[Item.BACKWARD] + items[Item.BACKWARD_SENT] + returned + compute + sent - items[Item.WEIGHTS]
     rows = [
-        works + compute + sent,
-        np.minimum(items[Item.WEIGHTS], np.minimum(items[Item.FORWARD] + items[Item.FORWARD_SENT], back)),
+        works + fetched + returned + compute + sent,
+        np.minimum(items[Item.WEIGHTS], np.minimum(forward, back)),
         once,
-        items[Item.PARAMETER_BYTES],
+        items[Item.GRADIENT_BYTES],
         option.state_bytes(items),
         option.held(items),
     ]

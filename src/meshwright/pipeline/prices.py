@@ -51,6 +51,8 @@ class Item(IntEnum):
     UPDATE = auto()
     UPDATE_SENT = auto()
     PARAMETER_BYTES = auto()
+    READ_BYTES = auto()  # the same and, of parameters that belong to another layer, those that are read here
+    GRADIENT_BYTES = auto()  # of the parameters; none where no gradient is taken
     OPTIMIZER_BYTES = auto()
     COPY_BYTES = auto()  # of parameters in another type
     HELD_BYTES = auto()  # for the backward pass of one microbatch
@@ -170,6 +172,11 @@ class Pricing:
             (Item.OPTIMIZER_BYTES, self.roles.optimizer),
         ):
             items[item] = self._by_layer(np.array([owner[v] for v in state], np.int64), local[list(state)])
+        if self._masks["backward"].any():
+            items[Item.GRADIENT_BYTES] = items[Item.PARAMETER_BYTES]
+        reads = [(u, v) for v in self.roles.parameters for u in self.layers.places.arguments[v]]
+        units, values = np.array(reads, np.int64).reshape(-1, 2).T
+        items[Item.READ_BYTES] = self._by_layer(units, local[values])
         held, copies, kept = self._held
         unit = self.layers.places.unit
         for item, values in ((Item.HELD_BYTES, held), (Item.COPY_BYTES, copies), (Item.KEPT_BYTES, kept)):

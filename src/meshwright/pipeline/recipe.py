@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.errors import ShardingError
 from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.flow import Array, Ints
-from meshwright.pipeline.kernel import ACTIVATIONS, MICROBATCH, ONCE, PARAMETERS, STATE, WEIGHTS
+from meshwright.pipeline.kernel import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS
 from meshwright.pipeline.options import CHECKPOINTS, Options
 from meshwright.pipeline.schedules import SCHEDULES, find_schedule
 from meshwright.planner.methods import Method
@@ -130,11 +130,11 @@ def price_recipe(
     for tie, (owner, other) in enumerate(options.ties):
         owns, copies = (((first <= layer) & (layer < last)).any(axis=1) for layer in (owner, other))
         once += np.outer(options.tie_s[:, tie], owns != copies)
-        state += np.outer(2 * options.tie_bytes[:, tie], copies & ~owns)
+        state += np.outer(options.tie_bytes[:, tie], copies & ~owns)
     for step in range(options.ways.shape[1]):
         ways = options.ways[:, step, :, :, None]
-        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, PARAMETERS], 1e-30)).min(axis=1)
-        once += np.where(part[:, PARAMETERS] > 0, times, 0.0)
+        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, GRADIENTS], 1e-30)).min(axis=1)
+        once += np.where(part[:, GRADIENTS] > 0, times, 0.0)
     held = np.array(schedule.in_flight(num_stages, num_microbatches, interleave)) / interleave
     needed = state + peak + held * part[:, ACTIVATIONS]
     own, sent = part[:, MICROBATCH], transfer[last].sum(axis=1)
