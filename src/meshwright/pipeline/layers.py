@@ -169,7 +169,13 @@ def _wanted(flow: Flow, first: int, last: int, weights: list[float]) -> list[int
     most = int((flow.flops[flow.forward] > 0).sum())
     if len(weights) > max(most, 1):
         raise ShardingError(f"layers={len(weights)} is more than the model's {most} contractions; ask for fewer")
-    return balanced_cuts(flow, first, last, weights)[0] if len(weights) > 1 else []
+    cuts = balanced_cuts(flow, first, last, weights)[0] if len(weights) > 1 else []
+    if len(cuts) + 1 < len(weights):
+        raise ShardingError(
+            f"layers={len(weights)} cannot be had: there are {len(cuts)} places at which the model can be cut; ask for "
+            f"at most {len(cuts) + 1}"
+        )
+    return cuts
 
 
 def _cut(flow: Flow, start: int, stop: int, target: float) -> list[int]:
