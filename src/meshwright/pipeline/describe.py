@@ -1,5 +1,6 @@
 """Writes a pipeline that was found down as a plan: devices, times and bytes of every stage."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,7 @@ from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 
 _SPREAD = ("", "optimizer", "optimizer and gradients", "all state")  # what the replicas share, by ZeRO's stages
+_INNER = {"x": "y", "y": "z"}  # names of a view's axes behind that of the replicas
 _WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
 
@@ -138,7 +140,7 @@ def _words(option: Option) -> str:
     """What splits a stage."""
     words = ["x: batch"] if option.data > 1 else []
     words += [f"x: {_SPREAD[option.zero]}"] if option.zero else []
-    words += [f"y: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
+    words += [f"{', '.join(option.mesh.names[1:])}: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
     return ", ".join(words) or "one device"
 
 
@@ -156,7 +158,7 @@ def _tensors(search: Search, traced: Traced, stage: FoundStage) -> tuple[Tensor,
         whole = max(int(layers.count[unit]) for unit in layers.places.arguments[value])
         if whole > 1 and shape and shape[0] == whole:
             shape = (mine, *shape[1:])
-        spec = tuple(tuple("y" for _ in axes) for axes in spec)
+        spec = tuple(tuple(_INNER[axis] for axis in axes) for axes in spec)
         if option.zero >= (1 if value in optimizer else 3):
             spec = _spread(spec, shape, option)
         role = "optimizer" if value in optimizer else "parameters"
@@ -173,7 +175,7 @@ def _overlap(layers: Layers, unit: int, stage: FoundStage) -> int:
 def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
     """A sharding with the replicas' axis added to the first dim that it divides."""
     for dim, (axes, size) in enumerate(zip(spec, shape, strict=True)):
-        if size % (option.data * (option.inner if axes else 1)) == 0:
+        if size % math.prod(option.mesh.shape[axis] for axis in ("x", *axes)) == 0:
             return (*spec[:dim], ("x", *axes), *spec[dim + 1 :])
     return spec
 

@@ -1,5 +1,6 @@
 """The ways to split a stage on one submesh, each as sums over layers, so that any range is priced by a subtraction."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,12 +20,12 @@ class Option:
     """One way to split a stage.
 
     Attributes:
-        mesh: Its view: replicas of the batch, then the inner axis.
-        way: What the inner axis does: a name of `catalogue`.
+        mesh: Its devices: replicas of the batch, then the axes of a replica's view.
+        way: What the view does: a name of `catalogue`.
         zero: How much of the state is spread over the replicas, as ZeRO counts it: 1 the optimizer's, 2 gradients, too,
             3 parameters, too (FSDP).
         checkpoint: What is computed again: ``none``, ``selective`` or ``full``.
-        prices: The layers' prices on the inner axis.
+        prices: The layers' prices on the view.
     """
 
     mesh: Mesh
@@ -39,7 +40,7 @@ class Option:
 
     @property
     def inner(self) -> int:
-        return self.mesh.sizes[1]
+        return self.mesh.num_devices // self.data
 
     def again(self, items: Array) -> tuple[Array, Array]:
         """Compute and communication that each layer repeats in the backward pass, but for what the user repeats."""
@@ -139,16 +140,15 @@ def find_options(
         num_devices: Devices of the submesh.
         rows: Rows of a microbatch.
         checkpoint: What is computed again.
-        tensor: Only this inner size, with weights split over it; all sizes and ways by default.
+        tensor: Only weights split over so many devices; all views and ways by default.
     """
     machines = submesh(catalogue.cluster.groups[group], num_devices)
     found = []
-    for inner, way in [(tensor, TENSOR)] if tensor else catalogue.ways(group, num_devices):
-        data = num_devices // inner
-        prices = None if rows % data else catalogue.prices(group, inner, way, rows // data)
+    for view, way in [((tensor,), TENSOR)] if tensor else catalogue.ways(group, num_devices):
+        data = num_devices // math.prod(view)
+        prices = None if rows % data else catalogue.prices(group, view, way, rows // data)
         if prices is not None:
-            mesh = machines.mesh((data, inner))
-            option = Option(mesh, way, 0, checkpoint, prices)
+            option = Option(machines.mesh((data, *view)), way, 0, checkpoint, prices)
             found += _spread(option, catalogue, catalogue.rows.batch // rows, catalogue.limits[group])
     return Options(catalogue, group, found) if found else None
 

@@ -61,6 +61,17 @@ class Item(IntEnum):
     TRANSIENT_BYTES = auto()  # at the most while it works on one microbatch
 
 
+ALL_SECONDS = [  # the parts of no other item: together, the time of a step
+    Item.FORWARD,
+    Item.FORWARD_SENT,
+    Item.BACKWARD,
+    Item.BACKWARD_SENT,
+    Item.GRADIENTS_SENT,
+    Item.UPDATE,
+    Item.UPDATE_SENT,
+]
+
+
 @dataclass(frozen=True)
 class LayerPrices:
     """All layers on one view under one choice.

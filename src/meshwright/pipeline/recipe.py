@@ -203,7 +203,7 @@ def check_recipe(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[in
             f"a batch of {batch} rows does not divide into microbatches of {rows} (data={recipe.data} × microbatch="
             f"{recipe.microbatch}); use a batch that is a multiple of {rows}, or another microbatch"
         )
-    if recipe.tensor not in catalogue.inner_sizes(0, devices):
-        legal = ", ".join(map(str, catalogue.inner_sizes(0, cluster.num_devices)))
+    if recipe.tensor not in catalogue.tensor_sizes(0, devices):
+        legal = ", ".join(map(str, catalogue.tensor_sizes(0, cluster.num_devices)))
         raise ShardingError(f"tensor={recipe.tensor} does not suit cluster {cluster.name!r}: choose one of {legal}")
     return devices, rows

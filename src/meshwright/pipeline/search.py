@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
-from meshwright.pipeline.catalogue import Catalogue
+from meshwright.pipeline.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.flow import Array, Flow
 from meshwright.pipeline.kernel import price_ranges
 from meshwright.pipeline.line import Line, orders
@@ -95,8 +95,11 @@ class Search:
         if cluster.mixed:
             return
         self.say("pricing pipelines of equal stages")
-        for num_stages, devices in equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers):
-            for tensor in self.catalogue.inner_sizes(0, devices):
+        shapes = list(equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers))
+        for tensor in self.catalogue.tensor_sizes(0, cluster.num_devices):
+            if self.catalogue.least_s(0, (tensor,), TENSOR) >= self.best_s:
+                continue
+            for num_stages, devices in (shape for shape in shapes if shape[1] % tensor == 0):
                 for rows in self.catalogue.microbatches:
                     for checkpoint in self.checkpoints:
                         self._recipes(num_stages, devices, tensor, rows, checkpoint)
