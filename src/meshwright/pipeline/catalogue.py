@@ -67,7 +67,7 @@ class Catalogue:
 
     def ways(self, group: int, num_devices: int) -> list[tuple[View, str]]:
         """What the programme may do on a submesh: views, each with what is done on it."""
-        return [(view, way) for view, way in _ways(self.cluster.groups[group]) if num_devices % math.prod(view) == 0]
+        return [(view, way) for view, way in _views(self.cluster.groups[group]) if num_devices % math.prod(view) == 0]
 
     def least_s(self, group: int, view: View, way: str) -> float:
         """Seconds below which no pipeline whose stages all have a view and a way brings the batch to an end.
@@ -75,9 +75,9 @@ class Catalogue:
         The whole batch in one go, with all the memory of the world. Time per row falls with the rows: every part of a
         cost is a fixed time and one in proportion, or a product, whose efficiency grows with its size.
         """
-        prices = self._solve(group, view, way, self.rows.batch)
+        prices = self._solve(group, view, FREE if view == (1,) else way, self.rows.batch)
         if prices is None:
-            return math.inf
+            return 0.0
         return float(prices.items[ALL_SECONDS].sum()) * math.prod(view) / self.cluster.num_devices
 
     @cached_property
@@ -141,7 +141,7 @@ class Catalogue:
 
 
 @lru_cache(maxsize=64)
-def _ways(machines: Cluster) -> tuple[tuple[View, str], ...]:
+def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     """Views of some of a group's devices and what is done on each.
 
     On one device all ways are the same. One axis over several hosts is for splitting weights: what else it could do,

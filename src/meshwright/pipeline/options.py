@@ -3,12 +3,14 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import TENSOR, Catalogue, submesh
-from meshwright.pipeline.flow import Array
+from meshwright.pipeline.flow import Array, Ints
+from meshwright.pipeline.kernel import MICROBATCH, WEIGHTS, price_ranges
 from meshwright.pipeline.prices import Item, LayerPrices
 from meshwright.pipeline.transfer import exchange_s
 
@@ -107,6 +109,26 @@ class Option:
         return (("all_reduce",), ("reduce_scatter", "all_gather"), ("all_gather",), ())[self.zero]
 
 
+class Pace(NamedTuple):
+    """How stages of any size work together, as far as their own prices ask for it.
+
+    Attributes:
+        most: Microbatches in flight at the most.
+        num_microbatches: How many there are.
+        hides: How often a stage's weights' gradients fill a gap of the pipeline.
+        floor: The least that the layers up to each add to the time of all.
+        memory: The part of the memory that may be used.
+        best_s: A time that is known to be had.
+    """
+
+    most: int
+    num_microbatches: int
+    hides: float
+    floor: Array
+    memory: float
+    best_s: float
+
+
 class Options:
     """All ways to split a stage on one submesh with one size of microbatch, as the kernel reads them."""
 
@@ -127,6 +149,27 @@ class Options:
     @property
     def limit(self) -> float:
         return self._catalogue.limits[self.group]
+
+    def least_fill(self, hides: float) -> Array:
+        """The least that each layer adds to the time of all, whatever the option."""
+        return np.diff(self.sums[:, MICROBATCH] - hides * self.sums[:, WEIGHTS]).min(axis=0)
+
+    def price(self, pace: Pace, transfer: Array) -> tuple[Array, Array, Ints]:
+        """What every range adds, how busy it is besides, and its option: by rank, microbatches in flight, and layers.
+
+        Args:
+            pace: See there.
+            transfer: Seconds, there and back, over the cut before each layer and after the last.
+        """
+        num_layers, ranks, found = self.transient.shape[1], 0, 1
+        while found > ranks:
+            ranks = found
+            shape = (ranks, pace.most, num_layers, num_layers + 1)
+            tables = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
+            work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s, transfer
+            limit = pace.memory * self.limit
+            found = price_ranges(*work, limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
+        return tables
 
 
 def find_options(

@@ -14,9 +14,8 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
 from meshwright.pipeline.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.flow import Array, Flow
-from meshwright.pipeline.kernel import price_ranges
 from meshwright.pipeline.line import Line, orders
-from meshwright.pipeline.options import CHECKPOINTS, Option, Options, find_options
+from meshwright.pipeline.options import CHECKPOINTS, Option, Options, Pace, find_options
 from meshwright.pipeline.recipe import Priced, Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.stages import Ranges, solve_stages
@@ -186,22 +185,19 @@ class Search:
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
         num_microbatches, cluster = self.catalogue.rows.batch // rows, self.catalogue.cluster
         line = Line(cluster, order)
-        kinds = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
-        found = [(g, n, options) for g, n, options in kinds if options is not None]
-        num_layers = self.split.num_layers
-        most = min(num_microbatches, num_layers, line.num_units)
+        tried = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
+        found = [(g, n, options) for g, n, options in tried if options is not None]
+        most = min(num_microbatches, self.split.num_layers, line.num_units)
         if not found:
             return
-        shape = (most, len(found), num_layers, num_layers + 1)
-        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1, np.int32)
         hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
-        for z, (_, devices, o) in enumerate(found):
-            tables = fill[:, z], busy[:, z], which[:, z]
-            transfer = self.transfer(rows, devices)
-            sizes = (o.ties, o.tie_bytes, o.tie_s, transfer, self._memory * o.limit, num_microbatches, hides)
-            price_ranges(o.sums, o.transient, o.ways, *sizes, *tables)
-        size = np.array([n // line.unit for _, n, _ in found])
-        allowed = np.array([line.allowed(g, n) for g, n, _ in found])
+        floor = np.min([options.least_fill(hides) for _, _, options in found], axis=0)
+        pace = Pace(most, num_microbatches, hides, np.concatenate([[0.0], np.cumsum(floor)]), self._memory, self.best_s)
+        tables = [options.price(pace, self.transfer(rows, n)) for _, n, options in found]
+        fill, busy, which = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+        kinds = [found[z] for z, table in enumerate(tables) for _ in table[0]]  # one for each rank of options
+        size = np.array([n // line.unit for _, n, _ in kinds])
+        allowed = np.array([line.allowed(g, n) for g, n, _ in kinds])
         self.tried += 1
 
         def held(count: int) -> list[int] | None:
@@ -213,8 +209,8 @@ class Search:
             return
         stages = []
         for part in solution.parts:
-            group, _, options = found[part.kind]
-            option = options.options[which[part.in_flight - 1, part.kind, part.first, part.last]]
+            group, _, options = kinds[part.kind]
+            option = options.options[which[part.kind, part.in_flight - 1, part.first, part.last]]
             stages.append(FoundStage(((part.first, part.last),), group, option, part.in_flight))
         self.best = Found(solution.total_s, Pipeline(schedule, num_microbatches, 1, checkpoint), tuple(stages))
 
