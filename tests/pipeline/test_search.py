@@ -8,6 +8,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import trace
+from meshwright.pipeline.line import neighbours, place
 from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.search import Search
@@ -121,3 +122,35 @@ def test_depth_needs_no_more_solves():
     shallow, deep = (searched(*mlp(128, layers=n, rows=8), "2x2 h100") for n in (4, 12))
     assert deep.split.num_layers == 12
     assert deep.catalogue.num_solves == shallow.catalogue.num_solves
+
+
+def test_stages_on_one_host_send_inside_it():
+    """Four stages of two devices on two hosts: the second sends over the network, the others do not."""
+    step, args = mlp(1024, layers=4, rows=16)
+    plan = mw.plan(step, *args, cluster="2x4 h100", method=mw.ThreeD(data=2, pipeline=4, microbatch=2))
+    inside, across, again, last = (s.transfer_s for s in plan.stages)
+    assert inside == again < across and last == 0
+    assert [s.send_bytes for s in plan.stages[:3]] == [plan.stages[0].send_bytes] * 3
+    assert repriced(plan) == pytest.approx(plan.step_s)
+
+
+@pytest.mark.parametrize("machines", ["2x4 h100", "3x2 a100-40gb + 1x4 h100", "4x1 h100"])
+def test_every_stage_has_devices_of_its_own_and_knows_its_neighbours(machines):
+    cluster, rng = mw.cluster(machines), np.random.default_rng(0)
+    for _ in range(50):
+        sizes = []
+        for number, group in enumerate(cluster.groups):
+            left = group.num_devices
+            while left:
+                fits = [n for n in (1, 2, group.devices_per_host) if n <= left and group.devices_per_host % n == 0]
+                sizes.append((number, int(rng.choice(fits))))
+                left -= sizes[-1][1]
+        order = rng.permutation(len(sizes))
+        sizes = [sizes[i] for i in order]
+        places = place(cluster, sizes)
+        taken = [(p.first_host, p.first_device + i) for p in places for i in range(p.devices_per_host)]
+        assert len(set(taken)) == len(taken) == cluster.num_devices
+        near = neighbours(places)
+        for i, one in enumerate(places):
+            other = places[(i + 1) % len(places)]
+            assert near[i] == (one.first_host == other.first_host)

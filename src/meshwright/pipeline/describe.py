@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.graph import Traced
-from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import LEAN, TENSOR
 from meshwright.pipeline.layers import Layers
+from meshwright.pipeline.line import place
 from meshwright.pipeline.options import Option
 from meshwright.pipeline.prices import Item
 from meshwright.pipeline.search import Found, FoundStage, Search
@@ -31,7 +32,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     found = search.best
     assert found is not None
     catalogue, cluster = search.catalogue, search.catalogue.cluster
-    submeshes = place(found, cluster)
+    submeshes = place(cluster, found.sizes)
     stages = tuple(_stage(search, found, traced, number, submesh) for number, submesh in enumerate(submeshes))
     busiest = max(stages, key=lambda s: s.microbatch_s * found.pipeline.num_microbatches + s.once_s)
     parts = (busiest.forward, busiest.backward, busiest.recompute)
@@ -77,21 +78,6 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     )
 
 
-def place(found: Found, cluster: Cluster) -> list[Submesh]:
-    """Devices for every stage: in each group the largest first, so that parts of hosts fill whole ones."""
-    first_host, places = 0, {}
-    for number, group in enumerate(cluster.groups):
-        here = [i for i, stage in enumerate(found.stages) if stage.group == number]
-        at, per_host = 0, group.devices_per_host
-        for i in sorted(here, key=lambda i: -found.stages[i].option.mesh.num_devices):
-            devices = found.stages[i].option.mesh.num_devices
-            hosts, each = max(devices // per_host, 1), min(devices, per_host)
-            places[i] = Submesh(first_host + at // per_host, hosts, at % per_host, each, group.chip.name)
-            at += devices
-        first_host += group.num_hosts
-    return [places[i] for i in range(len(found.stages))]
-
-
 def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: Submesh) -> Stage:
     stage, pipeline, layers = found.stages[number], found.pipeline, search.catalogue.layers
     option, cluster = stage.option, search.catalogue.cluster
@@ -126,7 +112,7 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         **times,
         weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
         send_bytes=sum(sends) / len(sends),
-        transfer_s=sum(transfer_s(cluster, size) for size in sends if size) / len(sends),
+        transfer_s=sum(transfer_s(cluster, size, stage.near) for size in sends if size) / len(sends),
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),

@@ -15,6 +15,7 @@ from meshwright.pipeline.prices import Item, LayerPrices
 from meshwright.pipeline.transfer import exchange_s
 
 CHECKPOINTS = ("none", "selective", "full")
+_RANKS = 4  # options of a range for which room is made at first
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Options:
             pace: See there.
             transfer: Seconds, there and back, over the cut before each layer and after the last.
         """
-        num_layers, ranks, found = self.transient.shape[1], 0, 1
+        num_layers, ranks, found = self.transient.shape[1], 0, _RANKS
         while found > ranks:
             ranks = found
             shape = (ranks, pace.most, num_layers, num_layers + 1)
@@ -169,7 +170,7 @@ class Options:
             work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s, transfer
             limit = pace.memory * self.limit
             found = price_ranges(*work, limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
-        return tables
+        return tables[0][:found], tables[1][:found], tables[2][:found]
 
 
 def find_options(

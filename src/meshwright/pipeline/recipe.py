@@ -119,7 +119,7 @@ def price_recipe(
         chunks: First layers and ends, as of `Split.chunks`.
         name: The schedule's.
         num_microbatches: How many.
-        transfer: Seconds, there and back, over the cut before each layer and after the last.
+        transfer: For each stage, seconds, there and back, over the cut before each layer and after the last.
     """
     first, last = chunks
     num_stages, interleave = first.shape
@@ -137,7 +137,7 @@ def price_recipe(
         once += np.where(part[:, GRADIENTS] > 0, times, 0.0)
     held = np.array(schedule.in_flight(num_stages, num_microbatches, interleave)) / interleave
     needed = state + peak + held * part[:, ACTIVATIONS]
-    own, sent = part[:, MICROBATCH], transfer[last].sum(axis=1)
+    own, sent = part[:, MICROBATCH], np.take_along_axis(transfer, last, axis=1).sum(axis=1)
     fill = own
     if num_microbatches >= schedule.full_from * num_stages:
         fill = schedule.fill(own, 0.0, part[:, WEIGHTS], interleave)  # type: ignore[arg-type]
