@@ -8,7 +8,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import trace
-from meshwright.pipeline.line import neighbours, place
+from meshwright.pipeline.line import neighbours, orders, place
 from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.search import Search
@@ -49,6 +49,7 @@ def test_it_is_never_worse_than_a_recipe(hidden, machines, fraction):
     found = list(recipes(search))
     assert len(found) > 20
     assert search.best_s <= min(best.total_s for _, best in found) * (1 + 1e-9)
+    assert 0.2 * search.best_s < search.bound_s <= search.best_s
 
 
 def test_memory_decides_what_is_computed_again_and_how_many_stages_there_are():
@@ -154,3 +155,23 @@ def test_every_stage_has_devices_of_its_own_and_knows_its_neighbours(machines):
         for i, one in enumerate(places):
             other = places[(i + 1) % len(places)]
             assert near[i] == (one.first_host == other.first_host)
+
+
+@pytest.mark.parametrize("machines", ["2x2 h100", "1x6 l40s", "1x2 h100 + 2x2 a100-40gb"])
+@pytest.mark.parametrize("rows", [4, 48])
+def test_no_pipeline_is_quicker_than_the_bound(machines, rows):
+    """Not with memory without end either, whatever the microbatch, the schedule and the recomputation."""
+    step, args = mlp(512, layers=5, rows=rows)
+    search = searched(step, args, machines)
+    cluster = search.catalogue.cluster
+    for number in search.catalogue.microbatches:
+        for checkpoint, schedule in itertools.product(search.checkpoints, ("1f1b", "zb-h1")):
+            other = Search(search.catalogue, search.flow, lambda _: None)
+            other._memory = 1e6
+            for order in orders(len(cluster.groups)):
+                other._programme(number, checkpoint, schedule, order)
+            if other.best is not None:
+                assert other.best_s >= other.bound_s * (1 - 1e-9) >= search.bound_s * (1 - 1e-9) ** 2
+    plan = mw.plan(step, *args, cluster=machines, method=mw.Auto(pipeline=True))
+    assert plan.solution.lower_bound <= plan.step_s * (1 + 1e-9)
+    assert 0 <= plan.solution.gap < 1

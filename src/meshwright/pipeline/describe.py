@@ -39,7 +39,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     sent = found.pipeline.num_microbatches * sum(t.communication_s for t in parts)
     sent += busiest.gradients.communication_s + busiest.update.communication_s
     fullest = max(stages, key=lambda s: s.peak_bytes)
-    bound = _bound(search)
+    bound = search.bound_s
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state))
@@ -190,13 +190,3 @@ def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:
             yield Tensor(path, argument.shape, kind.dtype, argument.spec, "state")
         else:
             yield Tensor(path, kind.shape, kind.dtype, ((),) * len(kind.shape), "result")
-
-
-def _bound(search: Search) -> float:
-    """No plan is quicker than the arithmetic of all chips together."""
-    flow = search.flow
-    working = flow.graph.columns.signature[flow.flops > 0]
-    dtypes = {flow.graph.columns.signatures[n].operands[0].dtype for n in set(working.tolist())}
-    chips = [(g.num_devices, g.chip) for g in search.catalogue.cluster.groups]
-    rate = sum(n * max((c.peak_flops(d) for d in dtypes), default=1.0) * c.best_fraction for n, c in chips)
-    return float(flow.flops.sum() / rate)

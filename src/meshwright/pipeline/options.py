@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import TENSOR, Catalogue, submesh
 from meshwright.pipeline.flow import Array, Ints
-from meshwright.pipeline.kernel import MICROBATCH, WEIGHTS, price_ranges
+from meshwright.pipeline.kernel import GRADIENTS, MICROBATCH, ONCE, WEIGHTS, price_ranges
 from meshwright.pipeline.prices import Item, LayerPrices
 from meshwright.pipeline.transfer import exchange_s
 
@@ -154,6 +154,25 @@ class Options:
     def least_fill(self, hides: float) -> Array:
         """The least that each layer adds to the time of all, whatever the option."""
         return np.diff(self.sums[:, MICROBATCH] - hides * self.sums[:, WEIGHTS]).min(axis=0)
+
+    def least_s(self, num_microbatches: int, share: float) -> Array:
+        """A part of the time of a step below which no layer stays, whatever its option and its stage.
+
+        With T = Σ fill + max busy, every stage ``s`` says T ≥ fill_s + busy_s + Σ fill of the others. The mean of these
+        over the stages, each with its share of the cluster, is a sum over layers once collectives are taken without
+        their fixed times; and a layer adds at least what the best of all schedules lets it add.
+
+        Args:
+            num_microbatches: How many.
+            share: The submesh's part of the cluster.
+        """
+        by_layer = np.diff(self.sums)  # option, row, layer
+        own, weights = by_layer[:, MICROBATCH], by_layer[:, WEIGHTS]
+        rates = self.ways[..., 1].min(axis=2).sum(axis=1)  # of the collectives, per byte
+        once = by_layer[:, ONCE] + rates[:, None] * by_layer[:, GRADIENTS]
+        chunks = max(own.shape[1] // 2, 1)  # in the finest interleaved pipeline, which has two stages
+        adds = np.minimum(own - 2 * weights, own / chunks)
+        return (share * (num_microbatches * own + once) + (1 - share) * adds).min(axis=0)
 
     def price(self, pace: Pace, transfer: Array) -> tuple[Array, Array, Ints]:
         """What every range adds, how busy it is besides, and its option: by rank, microbatches in flight, and layers.

@@ -24,6 +24,7 @@ from meshwright.pipeline.transfer import transfer_s
 from meshwright.planner.stage import Pipeline
 from meshwright.units import format_bytes
 
+_LARGE_FLOPS = 1e12  # of a product that reaches a chip's full rate
 _MOST_MEMORY, _MEMORY_ROUNDS = 1024.0, 9  # how much more than there is, and how closely, is asked for
 
 
@@ -66,6 +67,8 @@ class Search:
     Attributes:
         best: It, or None.
         tried: How many pipelines and dynamic programmes were priced.
+        bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
+            all devices were always busy (`Options.least_s`), for the best size of microbatch.
         nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
@@ -80,6 +83,11 @@ class Search:
         self.tried = 0
         self.nearest_bytes, self.nearest = np.inf, ""
         self._memory = 1.0  # of what there is
+        rates = [1 / group.chip.matmul_s(_LARGE_FLOPS) for group in catalogue.cluster.groups]
+        total = sum(rate * group.num_devices for rate, group in zip(rates, catalogue.cluster.groups, strict=True))
+        self._share = [rate / total for rate in rates]  # of one device in the cluster's compute
+        self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
+        self._outside_s = np.inf  # a bound on plans that are no pipelines
         self._transfers: dict[tuple[int, int, bool], Array] = {}
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
 
@@ -93,8 +101,19 @@ class Search:
         """The ways to split a stage, as of `find_options`."""
         key = (group, devices, rows, checkpoint, tensor)
         if key not in self._options:
-            self._options[key] = find_options(self.catalogue, *key)
+            self._options[key] = found = find_options(self.catalogue, *key)
+            if found is not None:
+                least = found.least_s(self.catalogue.rows.batch // rows, devices * self._share[group])
+                self._least[rows] = np.minimum(self._least.get(rows, np.inf), least)
         return self._options[key]
+
+    @property
+    def bound_s(self) -> float:
+        return min(self._outside_s, *(float(least.sum()) for least in self._least.values()))
+
+    def note_bound(self, seconds: float) -> None:
+        """Remembers a bound on plans that are no pipelines."""
+        self._outside_s = min(self._outside_s, seconds)
 
     def transfer(self, rows: int, num_devices: int, near: bool) -> Array:
         """Seconds, there and back, over each cut, when a stage of so many devices sends, inside a host or not."""
