@@ -8,6 +8,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import trace
+from meshwright.pipeline.kernel import GRADIENTS, MICROBATCH, ONCE
 from meshwright.pipeline.line import neighbours, orders, place
 from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
@@ -175,3 +176,46 @@ def test_no_pipeline_is_quicker_than_the_bound(machines, rows):
     plan = mw.plan(step, *args, cluster=machines, method=mw.Auto(pipeline=True))
     assert plan.solution.lower_bound <= plan.step_s * (1 + 1e-9)
     assert 0 <= plan.solution.gap < 1
+
+
+@pytest.mark.parametrize("machines", ["1x8 h100", "3x5 a100-80gb", "4x1 l40s", "2x4 v100-16gb", "4x2 h100"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_auto_is_never_worse_than_recipes_of_any_kind(machines, seed):
+    """Random models, batches and memories; recipes that split weights over several hosts, and that spread state."""
+    rng, cluster = np.random.default_rng([seed, *machines.encode()]), mw.cluster(machines)
+    hidden, layers = int(rng.choice([64, 512, 1920])), int(rng.integers(2, 6))
+    step, args = mlp(hidden, layers=layers, rows=int(rng.choice([12, 30, 64])))
+    whole = 4 * layers * hidden**2
+    fraction = min(0.9, float(rng.choice([0.4, 1, 4, 1e9])) * whole / cluster.memory_bytes)
+    search = searched(step, args, machines, memory_fraction=fraction)
+    found = list(recipes(search))
+    for recipe, best in found:
+        assert search.best_s <= best.total_s * (1 + 1e-9), recipe
+    if search.best is not None:
+        assert search.bound_s <= search.best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("machines", ["1x2 h100 + 1x2 a100-40gb", "2x2 a100-40gb + 1x3 h100"])
+def test_on_hosts_of_two_kinds_auto_is_no_worse_than_a_part_of_them_could_be(machines):
+    """One stage on each kind, cut anywhere, any option of each: the least that could be laid down by hand."""
+    step, args = mlp(1024, layers=4, rows=12)
+    search = searched(step, args, machines)
+    groups = search.catalogue.cluster.groups
+    for rows in search.catalogue.microbatches:
+        count = search.catalogue.rows.batch // rows
+        options = [search.options(g, group.num_devices, rows, "none") for g, group in enumerate(groups)]
+        if None in options:
+            continue
+        for cut, order in itertools.product(range(1, 4), ((0, 1), (1, 0))):
+            sums = [options[g].sums[:, MICROBATCH] for g in order]
+            own = [sums[0][:, cut].min(), (sums[1][:, -1] - sums[1][:, cut]).min()]
+            once = max(options[g].sums[:, ONCE, -1].max() + _exchanged(options[g]) for g in order)
+            sent = max(search.transfer(rows, groups[g].num_devices, False).max() for g in order)
+            assert search.best_s <= sum(own) + (count - 1) * max(*own, sent) + sent + once
+
+
+def _exchanged(options):
+    """Seconds of the slowest exchange of all gradients."""
+    sizes = options.sums[:, GRADIENTS, -1]
+    ways = np.where(np.isfinite(options.ways), options.ways, 0.0)
+    return (ways[..., 0] + ways[..., 1] * sizes[:, None, None]).max(axis=2).sum(axis=1).max()

@@ -47,7 +47,7 @@ class Wishes:
             found = [1.0] * self.layers if isinstance(self.layers, int) else [float(w) for w in self.layers]
         except (TypeError, ValueError):
             found = []
-        if not found or min(found) <= 0:
+        if not found or isinstance(self.layers, bool) or not all(0 < share < np.inf for share in found):
             raise ShardingError(
                 f"layers is {self.layers!r}; give a whole number above 0, or shares of the compute, all above 0"
             )
@@ -55,7 +55,15 @@ class Wishes:
 
     @property
     def globs(self) -> tuple[str, ...]:
-        return (self.boundaries,) if isinstance(self.boundaries, str) else tuple(self.boundaries)
+        """The globs, one alone too.
+
+        Raises:
+            ShardingError: They are no texts.
+        """
+        found = (self.boundaries,) if isinstance(self.boundaries, str) else self.boundaries
+        if not isinstance(found, Sequence) or not all(isinstance(glob, str) for glob in found):
+            raise ShardingError(f"boundaries is {found!r}; give globs of name scopes, e.g. ('block*',)")
+        return tuple(found)
 
 
 @dataclass(frozen=True)

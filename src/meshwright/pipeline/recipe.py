@@ -48,7 +48,7 @@ class ThreeD(Method):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ShardingError(f"ThreeD {name} is {number!r}; give a whole number of at least 1")
-        if self.schedule not in SCHEDULES:
+        if self.schedule not in tuple(SCHEDULES):
             raise ShardingError(f"unknown schedule {self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
         if self.checkpoint not in CHECKPOINTS:
             raise ShardingError(f"ThreeD checkpoint is {self.checkpoint!r}; choose one of {', '.join(CHECKPOINTS)}")
