@@ -159,10 +159,9 @@ def test_every_stage_has_devices_of_its_own_and_knows_its_neighbours(machines):
 
 
 @pytest.mark.parametrize("machines", ["2x2 h100", "1x6 l40s", "1x2 h100 + 2x2 a100-40gb"])
-@pytest.mark.parametrize("rows", [4, 48])
-def test_no_pipeline_is_quicker_than_the_bound(machines, rows):
+def test_no_pipeline_is_quicker_than_the_bound(machines):
     """Not with memory without end either, whatever the microbatch, the schedule and the recomputation."""
-    step, args = mlp(512, layers=5, rows=rows)
+    step, args = mlp(512, layers=5, rows=24)
     search = searched(step, args, machines)
     cluster = search.catalogue.cluster
     for number in search.catalogue.microbatches:
@@ -179,10 +178,9 @@ def test_no_pipeline_is_quicker_than_the_bound(machines, rows):
 
 
 @pytest.mark.parametrize("machines", ["1x8 h100", "3x5 a100-80gb", "4x1 l40s", "2x4 v100-16gb", "4x2 h100"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_auto_is_never_worse_than_recipes_of_any_kind(machines, seed):
+def test_auto_is_never_worse_than_recipes_of_any_kind(machines):
     """Random models, batches and memories; recipes that split weights over several hosts, and that spread state."""
-    rng, cluster = np.random.default_rng([seed, *machines.encode()]), mw.cluster(machines)
+    rng, cluster = np.random.default_rng(list(machines.encode())), mw.cluster(machines)
     hidden, layers = int(rng.choice([64, 512, 1920])), int(rng.integers(2, 6))
     step, args = mlp(hidden, layers=layers, rows=int(rng.choice([12, 30, 64])))
     whole = 4 * layers * hidden**2
