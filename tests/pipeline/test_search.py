@@ -11,6 +11,7 @@ from meshwright.graph import trace
 from meshwright.pipeline.kernel import GRADIENTS, MICROBATCH, ONCE
 from meshwright.pipeline.line import neighbours, orders, place
 from meshwright.pipeline.planner import start_search
+from meshwright.pipeline.recipe import choose
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.search import Search
 from tests.pipeline.models import mlp
@@ -217,3 +218,17 @@ def _exchanged(options):
     sizes = options.sums[:, GRADIENTS, -1]
     ways = np.where(np.isfinite(options.ways), options.ways, 0.0)
     return (ways[..., 0] + ways[..., 1] * sizes[:, None, None]).max(axis=2).sum(axis=1).max()
+
+
+def test_the_options_of_equal_stages_are_best_for_all_together():
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        count, stages = rng.integers(1, 5), rng.integers(1, 5)
+        adds, rest = rng.integers(1, 9, (2, count, stages)).astype(float)
+        lost = rng.random((count, stages)) < 0.2
+        lost[0] = False
+        adds[lost] = rest[lost] = np.inf
+        every = itertools.product(range(count), repeat=stages)
+        totals = [adds[list(o), range(stages)].sum() + rest[list(o), range(stages)].max() for o in every]
+        option = choose(adds, rest)
+        assert adds[option, range(stages)].sum() + rest[option, range(stages)].max() == min(totals)

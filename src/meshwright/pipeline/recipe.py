@@ -65,7 +65,7 @@ class ThreeD(Method):
 class Priced(NamedTuple):
     """A pipeline of equal submeshes: the time of a step, the option of each stage, and the bytes that it needs.
 
-    Where a stage does not fit, the time is infinite and its option the one that needs least.
+    Where a stage does not fit, the time is infinite, and every option the one that needs least.
     """
 
     total_s: float
@@ -110,7 +110,7 @@ class Split:
 def price_recipe(
     options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, transfer: Array
 ) -> Priced:
-    """What stages on equal submeshes cost, each with the option that is best for it.
+    """What stages on equal submeshes cost, with the options that are best for all together.
 
     The sums are those of `kernel.price_ranges`, over the chunks of a stage.
 
@@ -144,11 +144,33 @@ def price_recipe(
     adds = fill + sent / interleave
     rest = (num_microbatches - 1) * np.maximum(own, sent) + (own - fill) + once
     fits = needed <= options.limit
-    score = np.where(fits, adds + rest, np.inf)
-    option = np.where(fits.any(axis=0), score.argmin(axis=0), needed.argmin(axis=0))
     stage = np.arange(num_stages)
-    total = adds[option, stage].sum() + rest[option, stage].max() if fits.any(axis=0).all() else np.inf
-    return Priced(float(total), option, needed[option, stage])
+    if not fits.any(axis=0).all():
+        option = needed.argmin(axis=0)
+        return Priced(np.inf, option, needed[option, stage])
+    option = choose(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
+    return Priced(float(adds[option, stage].sum() + rest[option, stage].max()), option, needed[option, stage])
+
+
+def choose(adds: Array, rest: Array) -> Ints:
+    """For each stage the option so that the sum of what they add and the most of the rest is least.
+
+    As in `stages`, the most is fixed first and lowered until nothing is left; of equal additions, the least rest.
+
+    Args:
+        adds, rest: For each option and stage; infinite where it does not fit.
+    """
+    stage, best_s, limit = np.arange(adds.shape[1]), np.inf, np.inf
+    found = np.zeros(adds.shape[1], np.int64)
+    while True:
+        least = np.where(rest <= limit, adds, np.inf)
+        option = np.where(least == least.min(axis=0), rest, np.inf).argmin(axis=0)
+        total, most = least[option, stage].sum(), rest[option, stage].max()
+        if not total + most < np.inf:
+            return found
+        if total + most < best_s:
+            best_s, found = total + most, option
+        limit = min(np.nextafter(most, -np.inf), best_s - total)
 
 
 def _most(transient: Array, first: Ints, last: Ints) -> Array:
