@@ -39,7 +39,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     sent = found.pipeline.num_microbatches * sum(t.communication_s for t in parts)
     sent += busiest.gradients.communication_s + busiest.update.communication_s
     fullest = max(stages, key=lambda s: s.peak_bytes)
-    bound = search.bound_s
+    bound = min(search.bound_s, found.total_s)  # which may differ in the last digit
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state))
