@@ -13,7 +13,7 @@ from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.pipeline.flow import Flow
 from meshwright.pipeline.layers import Wishes, find_layers
-from meshwright.pipeline.prices import Item, Pricing
+from meshwright.pipeline.prices import ALL_SECONDS, Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Auto
@@ -21,15 +21,6 @@ from meshwright.planner.roles import find_roles
 from meshwright.units import format_seconds
 
 DEPTH, ROWS = 16, 4
-TIMES = [
-    Item.FORWARD,
-    Item.FORWARD_SENT,
-    Item.BACKWARD,
-    Item.BACKWARD_SENT,
-    Item.GRADIENTS_SENT,
-    Item.UPDATE,
-    Item.UPDATE_SENT,
-]
 
 
 def by_layer(model: str, num_layers: int, devices: int) -> np.ndarray:
@@ -39,7 +30,7 @@ def by_layer(model: str, num_layers: int, devices: int) -> np.ndarray:
     flow = Flow(traced.graph, Grouping(traced.graph).nests, find_roles(traced.graph))
     pricing = Pricing(Rows(traced).at(ROWS), find_layers(flow, Wishes()))
     prices = pricing.price(mw.cluster(f"1x{devices} h100").mesh((devices,)), Auto())
-    return prices.items[TIMES].sum(axis=0)
+    return prices.items[ALL_SECONDS].sum(axis=0)
 
 
 def main() -> None:

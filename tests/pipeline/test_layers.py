@@ -40,6 +40,12 @@ def test_the_trips_of_a_scan_are_layers(checkpoint):
     assert layers.crossing_bytes[1:5] == pytest.approx(expected.crossing_bytes[1:5])
 
 
+def test_a_head_that_outweighs_the_layers_asks_for_no_more_cuts_than_there_are():
+    example = zoo.build("gpt3-1.3b", batch=4, layers=2)
+    _, layers = layers_of(example.train_step, example.state, example.batch)
+    assert 1 < layers.num_layers <= 3
+
+
 def test_weights_and_their_state_lie_with_their_layer():
     step, args = mlp(layers=4, optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)))
     flow, layers = layers_of(step, *args)

@@ -92,6 +92,8 @@ def test_a_forward_pass_is_pipelined_for_inference():
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
+        ({"data": 4, "pipeline": 2, "boundaries": 5}, "boundaries is 5; give globs of name scopes"),
+        ({"data": 4, "pipeline": 2, "layers": True}, "layers is True; give a whole number"),
         ({"pipeline": 8}, "8 chunks, but the model has 4 layers; use at most 4"),
         ({"data": 2, "pipeline": 4, "microbatch": 3}, "does not divide into microbatches of 6"),
         ({"data": 2}, "is 2 devices, but cluster '2x4 h100' has 8"),
@@ -110,6 +112,8 @@ def test_recipes_that_do_not_suit_are_refused(recipe, words):
     [
         (lambda: mw.ThreeD(data=0), "ThreeD data is 0; give a whole number of at least 1"),
         (lambda: mw.ThreeD(schedule="2f2b"), "unknown schedule '2f2b'"),
+        (lambda: mw.ThreeD(schedule=["1f1b"]), r"unknown schedule \['1f1b'\]"),
+        (lambda: mw.ThreeD(memory_fraction="all"), "memory_fraction is 'all'; give a fraction"),
         (lambda: mw.ThreeD(checkpoint="some"), "choose one of none, selective, full"),
         (lambda: mw.Auto(layers=3), "add pipeline=True"),
         (lambda: mw.Auto(fix={"x": ("x",)}, pipeline=True), "speak of one mesh"),

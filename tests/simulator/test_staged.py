@@ -1,9 +1,12 @@
 """Pipelined plans are simulated: schedules, memory, saved plans, other machines."""
 
+from dataclasses import replace
+
 import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.simulator.staged import staged_work
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +58,11 @@ def test_stages_move_to_machines_of_the_same_sizes(plan):
     assert mw.simulate(plan, cluster="2x4 h100").step_s < plan.simulate().step_s
     with pytest.raises(mw.SimulationError, match="not as many or as large"):
         mw.simulate(plan, cluster="1x8 h100")
+
+
+def test_sends_move_with_the_wires_that_they_use(plan):
+    """Stages 0 and 1 share a host, 1 and 2 do not; the other machines differ in what joins hosts alone."""
+    other = mw.cluster("2x4 a100-40gb")
+    slower = replace(other.host, inter=replace(other.inter, bandwidth=other.inter.bandwidth / 2))
+    before, after = (staged_work(plan, where).chunks for where in (other, replace(other, host=slower)))
+    assert [b.send_s / a.send_s for a, b in zip(before[:2], after[:2], strict=True)] == pytest.approx([1, 2])

@@ -1,21 +1,24 @@
 """Prices of all layers, by kind of host, view and rows of a microbatch; each is worked out when first asked for.
 
-A stage's devices are seen as ``data × inner``: the batch of a microbatch is split over the first axis, and what the
-second one does is the intra-op planner's choice. Replicas along the first axis do the same work, so a price depends on
-the inner axis and on the rows that one replica works on, and a handful of solves serves clusters of any size. Rows are
-priced on a grid; between two of its points all is taken to be linear, for every method alike.
+A stage's devices are seen as ``data × view``: the batch of a microbatch is split over the first axis, and what the one
+or two axes of the view do is the intra-op planner's choice. Replicas along the first axis do the same work, so a price
+depends on the view and on the rows that one replica works on, and a handful of solves serves clusters of any size. Rows
+are priced on a grid; between two of its points all is taken to be linear, for every method alike.
 """
 
+import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
 from meshwright.pipeline.layers import Layers
-from meshwright.pipeline.prices import Item, LayerPrices, Pricing
+from meshwright.pipeline.prices import ALL_SECONDS, Item, LayerPrices, Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.methods import Auto, Method, TensorParallel
 from meshwright.planner.roles import find_roles
+
+View = tuple[int, ...]  # sizes of the axes inside a replica
 
 FREE, TENSOR, LEAN = "free", "tensor", "lean"
 _WAYS: dict[str, tuple[Method, bool]] = {
@@ -25,8 +28,9 @@ _WAYS: dict[str, tuple[Method, bool]] = {
 }
 _SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
 _LARGE_ROWS = 2  # this many of the others
-_MORE_HOSTS = (2, 4, 8)  # hosts over which weights may be split, up to
-_MOST_INNER = 16  # devices, or two hosts if that is more
+_MORE_HOSTS = (2, 4, 8)  # hosts over which a view may run, up to
+_MOST_INNER = 16  # devices, or two hosts if that is more; recipes may have more
+_MOST_SQUARES = 4  # views of two axes inside a host
 
 
 class Catalogue:
@@ -39,7 +43,8 @@ class Catalogue:
         self.limits = [memory_fraction * group.memory_bytes for group in cluster.groups]
         self.num_solves = 0
         self._pricings: dict[int, Pricing | None] = {}
-        self._known: dict[tuple[int, int, str, int], LayerPrices | None] = {}
+        self._known: dict[tuple[int, View, str, int], LayerPrices | None] = {}
+        self._solved: dict[tuple[int, View, str, int], LayerPrices | None] = {}
 
     @cached_property
     def microbatches(self) -> list[int]:
@@ -55,22 +60,25 @@ class Catalogue:
             large = [large[round((i + 1) * (len(large) - 1) / _LARGE_ROWS)] for i in range(_LARGE_ROWS)]
         return [*small, *large]
 
-    def inner_sizes(self, group: int, num_devices: int) -> list[int]:
-        """Sizes that the inner axis may have on a submesh: part of a host, or a few whole ones."""
+    def tensor_sizes(self, group: int, num_devices: int) -> list[int]:
+        """Over how many devices a recipe may split weights on a submesh: part of a host, or whole ones."""
         per_host = self.cluster.groups[group].devices_per_host
-        most = max(_MOST_INNER, 2 * per_host)
-        sizes = [*divisors(per_host), *(per_host * n for n in _MORE_HOSTS)]
-        return [k for k in sizes if k <= most and num_devices % k == 0]
+        return [k for k in divisors(num_devices) if per_host % k == 0 or k % per_host == 0]
 
-    def ways(self, group: int, num_devices: int) -> list[tuple[int, str]]:
-        """What may be done on a submesh: sizes of the inner axis, each with what it does.
+    def ways(self, group: int, num_devices: int) -> list[tuple[View, str]]:
+        """What the programme may do on a submesh: views, each with what is done on it."""
+        return [(view, way) for view, way in _views(self.cluster.groups[group]) if num_devices % math.prod(view) == 0]
 
-        With one device all is the same, and over several hosts nothing but splitting weights differs from replicas.
+    def least_s(self, group: int, view: View, way: str) -> float:
+        """Seconds below which no pipeline whose stages all have a view and a way brings the batch to an end.
+
+        The whole batch in one go, with all the memory of the world. Time per row falls with the rows: every part of a
+        cost is a fixed time and one in proportion, or a product, whose efficiency grows with its size.
         """
-        per_host, found = self.cluster.groups[group].devices_per_host, []
-        for k in self.inner_sizes(group, num_devices):
-            found += [(k, way) for way in ((FREE,) if k == 1 else (TENSOR,) if k > per_host else tuple(_WAYS))]
-        return found
+        prices = self._solve(group, view, FREE if view == (1,) else way, self.rows.batch)
+        if prices is None:
+            return 0.0
+        return float(prices.items[ALL_SECONDS].sum()) * math.prod(view) / self.cluster.num_devices
 
     @cached_property
     def tied(self) -> list[tuple[int, int, int]]:
@@ -82,38 +90,43 @@ class Catalogue:
             found += [(layers[0], other, value) for other in layers[1:] if value in parameters]
         return found
 
-    def prices(self, group: int, inner: int, way: str, rows: int) -> LayerPrices | None:
+    def prices(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
         """The layers' prices with so many rows for each replica; None where that cannot be, or can never fit."""
-        way = FREE if inner == 1 else way
+        way = FREE if view == (1,) else way
         if rows in self.grid:
-            return self._priced(group, inner, way, rows)
+            return self._priced(group, view, way, rows)
         below = max((n for n in self.grid if n < rows), default=None)
         above = min((n for n in self.grid if n > rows), default=None)
         if below is None or above is None:
             return None
-        low, high = (self._priced(group, inner, way, n) for n in (below, above))
+        low, high = (self._priced(group, view, way, n) for n in (below, above))
         if low is None or high is None or rows % low.batch_parts or rows % high.batch_parts:
             return None
         share = (rows - below) / (above - below)
         items = low.items + share * (high.items - low.items)
         return LayerPrices(items, low.batch_parts, low.specs, low.local_bytes)
 
-    def _priced(self, group: int, inner: int, way: str, rows: int) -> LayerPrices | None:
-        key = (group, inner, way, rows)
+    def _priced(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+        key = (group, view, way, rows)
         if key not in self._known:
             self._known[key] = self._price(*key)
         return self._known[key]
 
-    def _price(self, group: int, inner: int, way: str, rows: int) -> LayerPrices | None:
+    def _price(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
         place = self.grid.index(rows)
-        if place and self._hopeless(self._priced(group, inner, way, self.grid[place - 1]), group):
+        if place and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group):
             return None
-        pricing = self._pricing(rows)
-        if pricing is None:
-            return None
-        method, lean = _WAYS[way]
-        self.num_solves += 1
-        return pricing.price(self._mesh(group, inner), method, lean)
+        return self._solve(group, view, way, rows)
+
+    def _solve(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+        key = (group, view, way, rows)
+        if key not in self._solved:
+            pricing = self._pricing(rows)
+            method, lean = _WAYS[way]
+            self.num_solves += pricing is not None
+            mesh = submesh(self.cluster.groups[group], math.prod(view)).mesh(view)
+            self._solved[key] = None if pricing is None else pricing.price(mesh, method, lean)
+        return self._solved[key]
 
     def _hopeless(self, fewer: LayerPrices | None, group: int) -> bool:
         """Whether not even fewer rows fit, whatever is kept for the backward pass."""
@@ -126,9 +139,31 @@ class Catalogue:
             self._pricings[rows] = None if resized is None else Pricing(resized, self.layers)
         return self._pricings[rows]
 
-    def _mesh(self, group: int, inner: int) -> Mesh:
-        machines = self.cluster.groups[group]
-        return submesh(machines, inner).mesh((inner,))
+
+@lru_cache(maxsize=64)
+def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
+    """Views of some of a group's devices and what is done on each.
+
+    On one device all ways are the same. One axis over several hosts is for splitting weights: what else it could do,
+    replicas do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
+    one axis does.
+    """
+    per_host = machines.devices_per_host
+    several = [n for n in _MORE_HOSTS if n <= machines.num_hosts and per_host * n <= max(_MOST_INNER, 2 * per_host)]
+    found: list[tuple[View, str]] = [((1,), FREE)]
+    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in _WAYS]
+    found += [((n * per_host,), TENSOR) for n in several]
+    squares = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
+    return (*found, *((view, way) for view in squares for way in (FREE, LEAN)))
+
+
+def _squares(machines: Cluster) -> list[View]:
+    """Views of two axes inside a host, the most even ones; of two that a switch makes alike, one."""
+    alike = machines.intra.topology == "switch"
+    pairs: list[View] = [(a, k // a) for k in divisors(machines.devices_per_host) for a in divisors(k) if 1 < a < k]
+    pairs = [pair for pair in pairs if pair[0] <= pair[1] or not alike]
+    pairs.sort(key=lambda pair: (max(pair) / min(pair), -math.prod(pair)))
+    return pairs[:_MOST_SQUARES]
 
 
 def submesh(machines: Cluster, num_devices: int) -> Cluster:

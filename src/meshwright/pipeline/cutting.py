@@ -28,7 +28,8 @@ def balanced_cuts(
         aligned: Whether what repeats is cut at the same place each time.
 
     Returns:
-        The operations before which to cut, one fewer than layers, and the mean bytes that cross a cut, imbalance added.
+        The operations before which to cut, one fewer than layers, and the mean bytes that cross a cut, imbalance added;
+        where there are not so many places to cut, all of them.
     """
     places = _candidates(flow, start, stop, aligned)
     work = np.concatenate([[0.0], np.cumsum(_work(flow, start, stop))])
@@ -39,8 +40,7 @@ def balanced_cuts(
         chosen, cost = _solve(done, bytes_at, wanted, tolerance)
         if chosen is not None:
             return [places[i - 1] for i in chosen], cost
-    even = [places[round(i * len(places) / len(weights))] for i in range(1, len(weights))]
-    return even, float(bytes_at.max())
+    return places, float(bytes_at.max())
 
 
 def _work(flow: Flow, start: int, stop: int) -> Array:

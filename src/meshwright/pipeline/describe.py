@@ -1,13 +1,15 @@
 """Writes a pipeline that was found down as a plan: devices, times and bytes of every stage."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from meshwright.graph import Traced
-from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import LEAN, TENSOR
 from meshwright.pipeline.layers import Layers
+from meshwright.pipeline.line import place
 from meshwright.pipeline.options import Option
 from meshwright.pipeline.prices import Item
 from meshwright.pipeline.search import Found, FoundStage, Search
@@ -20,6 +22,8 @@ from meshwright.planner.stage import Stage, StageTime, Submesh
 from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 
+_SPREAD = ("", "optimizer", "optimizer and gradients", "all state")  # what the replicas share, by ZeRO's stages
+_INNER = {"x": "y", "y": "z"}  # names of a view's axes behind that of the replicas
 _WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
 
@@ -28,14 +32,14 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     found = search.best
     assert found is not None
     catalogue, cluster = search.catalogue, search.catalogue.cluster
-    submeshes = place(found, cluster)
+    submeshes = place(cluster, found.sizes)
     stages = tuple(_stage(search, found, traced, number, submesh) for number, submesh in enumerate(submeshes))
     busiest = max(stages, key=lambda s: s.microbatch_s * found.pipeline.num_microbatches + s.once_s)
     parts = (busiest.forward, busiest.backward, busiest.recompute)
     sent = found.pipeline.num_microbatches * sum(t.communication_s for t in parts)
     sent += busiest.gradients.communication_s + busiest.update.communication_s
     fullest = max(stages, key=lambda s: s.peak_bytes)
-    bound = _bound(search)
+    bound = min(search.bound_s, found.total_s)  # which may differ in the last digit
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state))
@@ -74,21 +78,6 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     )
 
 
-def place(found: Found, cluster: Cluster) -> list[Submesh]:
-    """Devices for every stage: in each group the largest first, so that parts of hosts fill whole ones."""
-    first_host, places = 0, {}
-    for number, group in enumerate(cluster.groups):
-        here = [i for i, stage in enumerate(found.stages) if stage.group == number]
-        at, per_host = 0, group.devices_per_host
-        for i in sorted(here, key=lambda i: -found.stages[i].option.mesh.num_devices):
-            devices = found.stages[i].option.mesh.num_devices
-            hosts, each = max(devices // per_host, 1), min(devices, per_host)
-            places[i] = Submesh(first_host + at // per_host, hosts, at % per_host, each, group.chip.name)
-            at += devices
-        first_host += group.num_hosts
-    return [places[i] for i in range(len(found.stages))]
-
-
 def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: Submesh) -> Stage:
     stage, pipeline, layers = found.stages[number], found.pipeline, search.catalogue.layers
     option, cluster = stage.option, search.catalogue.cluster
@@ -101,15 +90,16 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         owns, copies = (any(a <= layer < b for a, b in stage.chunks) for layer in (owner, other))
         if owns != copies:
             shared_s += exchange_s(cluster, option.prices.local_bytes[value])
-            state += 2 * option.prices.local_bytes[value] * copies
-    steps = [option.mesh.collective_s(kind, (0,), float(items[Item.PARAMETER_BYTES])) for kind in option.collectives]
+            state += option.tied_bytes(option.prices.local_bytes[value]) * copies
+    steps = [option.mesh.collective_s(kind, (0,), float(items[Item.GRADIENT_BYTES])) for kind in option.collectives]
+    fetched, returned = (float(part.sum()) for part in option.exchanged(by_layer))
     rows = search.catalogue.rows.batch / pipeline.num_microbatches
     share = rows / search.catalogue.rows.batch / option.mesh.num_devices
     sends = [float(layers.crossing_bytes[b] * share) for _, b in stage.chunks]
     held = float(option.held(items))
     times = {
-        "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT])),
-        "backward": StageTime(float(items[Item.BACKWARD]), float(items[Item.BACKWARD_SENT])),
+        "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT]) + fetched),
+        "backward": StageTime(float(items[Item.BACKWARD]), float(items[Item.BACKWARD_SENT]) + returned),
         "recompute": StageTime(again, again_sent),
         "gradients": StageTime(0.0, float(items[Item.GRADIENTS_SENT]) + sum(steps) + shared_s),
         "update": StageTime(float(option.update_s(items)), float(items[Item.UPDATE_SENT])),
@@ -122,7 +112,7 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         **times,
         weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
         send_bytes=sum(sends) / len(sends),
-        transfer_s=sum(transfer_s(cluster, size) for size in sends if size) / len(sends),
+        transfer_s=sum(transfer_s(cluster, size, stage.near) for size in sends if size) / len(sends),
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),
@@ -135,8 +125,8 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
 def _words(option: Option) -> str:
     """What splits a stage."""
     words = ["x: batch"] if option.data > 1 else []
-    words += ["x: optimizer"] if option.spreads else []
-    words += [f"y: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
+    words += [f"x: {_SPREAD[option.zero]}"] if option.zero else []
+    words += [f"{', '.join(option.mesh.names[1:])}: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
     return ", ".join(words) or "one device"
 
 
@@ -154,8 +144,8 @@ def _tensors(search: Search, traced: Traced, stage: FoundStage) -> tuple[Tensor,
         whole = max(int(layers.count[unit]) for unit in layers.places.arguments[value])
         if whole > 1 and shape and shape[0] == whole:
             shape = (mine, *shape[1:])
-        spec = tuple(tuple("y" for _ in axes) for axes in spec)
-        if value in optimizer and option.spreads:
+        spec = tuple(tuple(_INNER[axis] for axis in axes) for axes in spec)
+        if option.zero >= (1 if value in optimizer else 3):
             spec = _spread(spec, shape, option)
         role = "optimizer" if value in optimizer else "parameters"
         found.append(Tensor(path, shape, kind.dtype, spec, role, value in graph.donated))
@@ -171,7 +161,7 @@ def _overlap(layers: Layers, unit: int, stage: FoundStage) -> int:
 def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
     """A sharding with the replicas' axis added to the first dim that it divides."""
     for dim, (axes, size) in enumerate(zip(spec, shape, strict=True)):
-        if size % (option.data * (option.inner if axes else 1)) == 0:
+        if size % math.prod(option.mesh.shape[axis] for axis in ("x", *axes)) == 0:
             return (*spec[:dim], ("x", *axes), *spec[dim + 1 :])
     return spec
 
@@ -200,13 +190,3 @@ def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:
             yield Tensor(path, argument.shape, kind.dtype, argument.spec, "state")
         else:
             yield Tensor(path, kind.shape, kind.dtype, ((),) * len(kind.shape), "result")
-
-
-def _bound(search: Search) -> float:
-    """No plan is quicker than the arithmetic of all chips together."""
-    flow = search.flow
-    working = flow.graph.columns.signature[flow.flops > 0]
-    dtypes = {flow.graph.columns.signatures[n].operands[0].dtype for n in set(working.tolist())}
-    chips = [(g.num_devices, g.chip) for g in search.catalogue.cluster.groups]
-    rate = sum(n * max((c.peak_flops(d) for d in dtypes), default=1.0) * c.best_fraction for n, c in chips)
-    return float(flow.flops.sum() / rate)

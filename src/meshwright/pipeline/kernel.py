@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 # Rows of the sums that `price_ranges` takes for each option, from the first layer up to each.
-MICROBATCH, WEIGHTS, ONCE, PARAMETERS, STATE, ACTIVATIONS = range(6)
+MICROBATCH, WEIGHTS, ONCE, GRADIENTS, STATE, ACTIVATIONS = range(6)
 
 
 @njit(cache=True)
@@ -18,29 +18,58 @@ def _collective(ways, num_bytes):
 
 @njit(cache=True)
 def price_ranges(
-    sums, transient, ways, ties, tie_bytes, tie_s, transfer, limit, num_microbatches, hides, fill, busy, which
+    sums,
+    transient,
+    ways,
+    ties,
+    tie_bytes,
+    tie_s,
+    transfer,
+    limit,
+    num_microbatches,
+    hides,
+    floor,
+    best_s,
+    fill,
+    busy,
+    which,
 ):
-    """For each number of microbatches in flight and each range of layers, the option whose own time is least and fits.
+    """For each number of microbatches in flight and each range of layers, the options that fit and can be best.
+
+    One that adds less to the time of all and takes no more time of its own is at least as good in every pipeline, since
+    what it adds counts in full, and how busy it is besides at most. So what another one beats in both is left out.
 
     Args:
         sums: For each option the rows named above, summed up to each layer.
         transient: For each option and layer, bytes needed while it works.
         ways: For each option the ways of up to two collectives that bring a range's gradients together.
         ties: Pairs of layers that share a parameter, its owner first.
-        tie_bytes, tie_s: For each option and pair, bytes of a copy of it, and seconds to exchange it.
+        tie_bytes, tie_s: For each option and pair, bytes of a copy of it with its gradient, and seconds to exchange it.
         transfer: Seconds, there and back, over the cut before each layer and after the last.
         limit: Bytes of a device.
         num_microbatches: How many.
         hides: How often a stage's weights' gradients fill a gap of the pipeline: twice in a zero-bubble schedule.
-        fill, busy, which: Filled in: what a stage adds to the time of all, its own time beyond that, and the option.
+        floor: The least that the layers up to each add to the time of all, whoever has them.
+        best_s: A time that is known to be had; what cannot be part of a quicker step is left out.
+        fill, busy, which: Filled in, by rank: what a stage adds to the time of all, its own time beyond that, and the
+            option. The first rank has the least time of its own.
+
+    Returns:
+        How many ranks there are; if more than were given room, the tables are not complete.
     """
     num_options, num_layers = transient.shape
-    most = fill.shape[0]
+    room, most = fill.shape[0], fill.shape[1]
+    peak = np.zeros(num_options)
+    adds, own, held = np.empty(num_options), np.empty(num_options), np.empty(num_options, np.int64)
+    front = np.empty(num_options, np.int64)
+    ranks = 0
     for first in range(num_layers):
-        for option in range(num_options):
-            peak = 0.0
-            for last in range(first + 1, num_layers + 1):
-                peak = max(peak, transient[option, last - 1])
+        peak[:] = 0.0
+        for last in range(first + 1, num_layers + 1):
+            least = best_s - (floor[num_layers] - floor[last] + floor[first])
+            some = False
+            for option in range(num_options):
+                peak[option] = max(peak[option], transient[option, last - 1])
                 part = sums[option, :, last] - sums[option, :, first]
                 state, once = part[STATE], part[ONCE]
                 for tie in range(len(ties)):
@@ -48,25 +77,41 @@ def price_ranges(
                     if owns != copies:
                         once += tie_s[option, tie]
                         if copies:
-                            state += 2 * tie_bytes[option, tie]
-                room = limit - state - peak
-                if room < part[ACTIVATIONS]:
+                            state += tie_bytes[option, tie]
+                free = limit - state - peak[option]
+                adds[option], held[option] = np.inf, 0
+                if free < part[ACTIVATIONS]:
                     continue
                 for step in range(ways.shape[1]):
-                    once += _collective(ways[option, step], part[PARAMETERS])
-                hidden = hides * part[WEIGHTS]
-                own = part[MICROBATCH]
-                adds = own - hidden + transfer[last]
-                rest = (num_microbatches - 1) * max(own, transfer[last]) + hidden + once
-                held = most
+                    once += _collective(ways[option, step], part[GRADIENTS])
+                pace = max(part[MICROBATCH], transfer[last])
+                time = part[MICROBATCH] + transfer[last] + (num_microbatches - 1) * pace + once
+                if time >= least:
+                    continue
+                adds[option], own[option] = part[MICROBATCH] - hides * part[WEIGHTS] + transfer[last], time
+                held[option] = most
                 if part[ACTIVATIONS] > 0:
-                    held = int(min(float(most), room / part[ACTIVATIONS]))
-                for number in range(held - 1, -1, -1):
-                    if adds + rest >= fill[number, first, last] + busy[number, first, last]:
-                        break  # what holds fewer is at least as quick already
-                    fill[number, first, last] = adds
-                    busy[number, first, last] = rest
-                    which[number, first, last] = option
+                    held[option] = int(min(float(most), free / part[ACTIVATIONS]))
+                some = True
+            if not some:
+                continue
+            order, count, changes = np.argsort(adds), 0, most
+            for number in range(most - 1, -1, -1):
+                if number < changes:
+                    count, changes, shortest = 0, 0, np.inf
+                    for option in order:
+                        if held[option] > number and own[option] < shortest:
+                            shortest, front[count] = own[option], option
+                            count += 1
+                        elif held[option] <= number:
+                            changes = max(changes, held[option])
+                    ranks = max(ranks, count)
+                for rank in range(min(count, room)):
+                    option = front[count - 1 - rank]
+                    fill[rank, number, first, last] = adds[option]
+                    busy[rank, number, first, last] = own[option] - adds[option]
+                    which[rank, number, first, last] = option
+    return ranks
 
 
 @njit(cache=True)
@@ -104,11 +149,11 @@ def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
     """F(s, k, d): the same with ``s`` stages, the ``s``-th from the end holding ``in_flight[s - 1]`` microbatches.
 
     Args:
-        fill, busy: As in `cheapest`, with a dim in front for the number of microbatches in flight, one less.
+        fill, busy: As in `cheapest`, with a dim after the kind for the number of microbatches in flight, one less.
         size, allowed, limit: As there.
         in_flight: See there; at most as many stages as it has entries.
     """
-    _, num_kinds, num_layers, _ = fill.shape
+    num_kinds, _, num_layers, _ = fill.shape
     num_devices, num_stages = allowed.shape[1] - 1, len(in_flight)
     best = np.full((num_stages + 1, num_layers + 1, num_devices + 1), np.inf)
     end, kind = np.full(best.shape, -1), np.full(best.shape, -1)
@@ -121,8 +166,8 @@ def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
                     if size[z] > left or not allowed[z, left]:
                         continue
                     for last in range(first + 1, num_layers + 1):
-                        total = fill[held, z, first, last] + best[stage - 1, last, left - size[z]]
-                        if total < best[stage, first, left] and busy[held, z, first, last] <= limit:
+                        total = fill[z, held, first, last] + best[stage - 1, last, left - size[z]]
+                        if total < best[stage, first, left] and busy[z, held, first, last] <= limit:
                             best[stage, first, left] = total
                             end[stage, first, left], kind[stage, first, left] = last, z
     return best, end, kind

@@ -47,7 +47,7 @@ class Wishes:
             found = [1.0] * self.layers if isinstance(self.layers, int) else [float(w) for w in self.layers]
         except (TypeError, ValueError):
             found = []
-        if not found or min(found) <= 0:
+        if not found or isinstance(self.layers, bool) or not all(0 < share < np.inf for share in found):
             raise ShardingError(
                 f"layers is {self.layers!r}; give a whole number above 0, or shares of the compute, all above 0"
             )
@@ -55,7 +55,15 @@ class Wishes:
 
     @property
     def globs(self) -> tuple[str, ...]:
-        return (self.boundaries,) if isinstance(self.boundaries, str) else tuple(self.boundaries)
+        """The globs, one alone too.
+
+        Raises:
+            ShardingError: They are no texts.
+        """
+        found = (self.boundaries,) if isinstance(self.boundaries, str) else self.boundaries
+        if not isinstance(found, Sequence) or not all(isinstance(glob, str) for glob in found):
+            raise ShardingError(f"boundaries is {found!r}; give globs of name scopes, e.g. ('block*',)")
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,13 @@ def _wanted(flow: Flow, first: int, last: int, weights: list[float]) -> list[int
     most = int((flow.flops[flow.forward] > 0).sum())
     if len(weights) > max(most, 1):
         raise ShardingError(f"layers={len(weights)} is more than the model's {most} contractions; ask for fewer")
-    return balanced_cuts(flow, first, last, weights)[0] if len(weights) > 1 else []
+    cuts = balanced_cuts(flow, first, last, weights)[0] if len(weights) > 1 else []
+    if len(cuts) + 1 < len(weights):
+        raise ShardingError(
+            f"layers={len(weights)} cannot be had: there are {len(cuts)} places at which the model can be cut; ask for "
+            f"at most {len(cuts) + 1}"
+        )
+    return cuts
 
 
 def _cut(flow: Flow, start: int, stop: int, target: float) -> list[int]:

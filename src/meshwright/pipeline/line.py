@@ -1,4 +1,4 @@
-"""The devices of a cluster in a line, along which stages are laid."""
+"""The devices of a cluster in a line, along which stages are laid, and those that each stage gets in the end."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
+from meshwright.planner.stage import Submesh
 
 _FINE_DEVICES = 128  # up to here a stage may have part of a host
 _MOST_UNITS = 64  # of more hosts, stages take several at a time, if their number has a divisor
@@ -73,3 +74,29 @@ def _chain(number: int) -> list[int]:
 def orders(num_groups: int) -> list[tuple[int, ...]]:
     """Orders in which groups of hosts are put one after another."""
     return list(permutations(range(num_groups)))[:_MOST_ORDERS]
+
+
+def place(cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> list[Submesh]:
+    """Devices for every stage: in each group the largest first, so that parts of hosts fill whole ones.
+
+    Args:
+        cluster: The machines.
+        sizes: For each stage its group of hosts and how many devices it has.
+    """
+    first_host, places = 0, {}
+    for number, group in enumerate(cluster.groups):
+        here = [i for i, (group_number, _) in enumerate(sizes) if group_number == number]
+        at, per_host = 0, group.devices_per_host
+        for i in sorted(here, key=lambda i: -sizes[i][1]):
+            devices = sizes[i][1]
+            hosts, each = max(devices // per_host, 1), min(devices, per_host)
+            places[i] = Submesh(first_host + at // per_host, hosts, at % per_host, each, group.chip.name)
+            at += devices
+        first_host += group.num_hosts
+    return [places[i] for i in range(len(sizes))]
+
+
+def neighbours(places: Sequence[Submesh]) -> NDArray[np.bool_]:
+    """For each stage, whether the one it sends to, of the last stage the first, is on the same host."""
+    hosts = np.array([place.first_host if place.num_hosts == 1 else -1 - i for i, place in enumerate(places)])
+    return hosts == np.roll(hosts, -1)

@@ -79,7 +79,9 @@ def _plain(traced: Traced, search: Search, method: Method, say: Progress) -> Pla
         return None
     auto = Auto(memory_fraction=method.memory_fraction)
     try:
-        return Task(traced, auto).plan(auto.meshes(cluster), say)
+        plan = Task(traced, auto).plan(auto.meshes(cluster), say)
+        search.note_bound(plan.solution.lower_bound)
+        return plan
     except DoesNotFit as error:
         search.note_misfit(error.needed_bytes, "one program over all devices")
     except ShardingError:  # sizes that no mesh divides

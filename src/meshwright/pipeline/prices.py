@@ -51,12 +51,25 @@ class Item(IntEnum):
     UPDATE = auto()
     UPDATE_SENT = auto()
     PARAMETER_BYTES = auto()
+    READ_BYTES = auto()  # the same and, of parameters that belong to another layer, those that are read here
+    GRADIENT_BYTES = auto()  # of the parameters; none where no gradient is taken
     OPTIMIZER_BYTES = auto()
     COPY_BYTES = auto()  # of parameters in another type
     HELD_BYTES = auto()  # for the backward pass of one microbatch
     KEPT_BYTES = auto()  # the part of these that selective recomputation keeps
     INPUT_BYTES = auto()  # what comes over the cut before the layer
     TRANSIENT_BYTES = auto()  # at the most while it works on one microbatch
+
+
+ALL_SECONDS = [  # the parts of no other item: together, the time of a step
+    Item.FORWARD,
+    Item.FORWARD_SENT,
+    Item.BACKWARD,
+    Item.BACKWARD_SENT,
+    Item.GRADIENTS_SENT,
+    Item.UPDATE,
+    Item.UPDATE_SENT,
+]
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,11 @@ class Pricing:
             (Item.OPTIMIZER_BYTES, self.roles.optimizer),
         ):
             items[item] = self._by_layer(np.array([owner[v] for v in state], np.int64), local[list(state)])
+        if self._masks["backward"].any():
+            items[Item.GRADIENT_BYTES] = items[Item.PARAMETER_BYTES]
+        reads = [(u, v) for v in self.roles.parameters for u in self.layers.places.arguments[v]]
+        units, values = np.array(reads, np.int64).reshape(-1, 2).T
+        items[Item.READ_BYTES] = self._by_layer(units, local[values])
         held, copies, kept = self._held
         unit = self.layers.places.unit
         for item, values in ((Item.HELD_BYTES, held), (Item.COPY_BYTES, copies), (Item.KEPT_BYTES, kept)):

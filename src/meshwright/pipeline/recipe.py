@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.errors import ShardingError
 from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.flow import Array, Ints
-from meshwright.pipeline.kernel import ACTIVATIONS, MICROBATCH, ONCE, PARAMETERS, STATE, WEIGHTS
+from meshwright.pipeline.kernel import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS
 from meshwright.pipeline.options import CHECKPOINTS, Options
 from meshwright.pipeline.schedules import SCHEDULES, find_schedule
 from meshwright.planner.methods import Method
@@ -48,7 +48,7 @@ class ThreeD(Method):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ShardingError(f"ThreeD {name} is {number!r}; give a whole number of at least 1")
-        if self.schedule not in SCHEDULES:
+        if self.schedule not in tuple(SCHEDULES):
             raise ShardingError(f"unknown schedule {self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
         if self.checkpoint not in CHECKPOINTS:
             raise ShardingError(f"ThreeD checkpoint is {self.checkpoint!r}; choose one of {', '.join(CHECKPOINTS)}")
@@ -65,7 +65,7 @@ class ThreeD(Method):
 class Priced(NamedTuple):
     """A pipeline of equal submeshes: the time of a step, the option of each stage, and the bytes that it needs.
 
-    Where a stage does not fit, the time is infinite and its option the one that needs least.
+    Where a stage does not fit, the time is infinite, and every option the one that needs least.
     """
 
     total_s: float
@@ -110,7 +110,7 @@ class Split:
 def price_recipe(
     options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, transfer: Array
 ) -> Priced:
-    """What stages on equal submeshes cost, each with the option that is best for it.
+    """What stages on equal submeshes cost, with the options that are best for all together.
 
     The sums are those of `kernel.price_ranges`, over the chunks of a stage.
 
@@ -119,7 +119,7 @@ def price_recipe(
         chunks: First layers and ends, as of `Split.chunks`.
         name: The schedule's.
         num_microbatches: How many.
-        transfer: Seconds, there and back, over the cut before each layer and after the last.
+        transfer: For each stage, seconds, there and back, over the cut before each layer and after the last.
     """
     first, last = chunks
     num_stages, interleave = first.shape
@@ -130,25 +130,47 @@ def price_recipe(
     for tie, (owner, other) in enumerate(options.ties):
         owns, copies = (((first <= layer) & (layer < last)).any(axis=1) for layer in (owner, other))
         once += np.outer(options.tie_s[:, tie], owns != copies)
-        state += np.outer(2 * options.tie_bytes[:, tie], copies & ~owns)
+        state += np.outer(options.tie_bytes[:, tie], copies & ~owns)
     for step in range(options.ways.shape[1]):
         ways = options.ways[:, step, :, :, None]
-        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, PARAMETERS], 1e-30)).min(axis=1)
-        once += np.where(part[:, PARAMETERS] > 0, times, 0.0)
+        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, GRADIENTS], 1e-30)).min(axis=1)
+        once += np.where(part[:, GRADIENTS] > 0, times, 0.0)
     held = np.array(schedule.in_flight(num_stages, num_microbatches, interleave)) / interleave
     needed = state + peak + held * part[:, ACTIVATIONS]
-    own, sent = part[:, MICROBATCH], transfer[last].sum(axis=1)
+    own, sent = part[:, MICROBATCH], np.take_along_axis(transfer, last, axis=1).sum(axis=1)
     fill = own
     if num_microbatches >= schedule.full_from * num_stages:
         fill = schedule.fill(own, 0.0, part[:, WEIGHTS], interleave)  # type: ignore[arg-type]
     adds = fill + sent / interleave
     rest = (num_microbatches - 1) * np.maximum(own, sent) + (own - fill) + once
     fits = needed <= options.limit
-    score = np.where(fits, adds + rest, np.inf)
-    option = np.where(fits.any(axis=0), score.argmin(axis=0), needed.argmin(axis=0))
     stage = np.arange(num_stages)
-    total = adds[option, stage].sum() + rest[option, stage].max() if fits.any(axis=0).all() else np.inf
-    return Priced(float(total), option, needed[option, stage])
+    if not fits.any(axis=0).all():
+        option = needed.argmin(axis=0)
+        return Priced(np.inf, option, needed[option, stage])
+    option = choose(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
+    return Priced(float(adds[option, stage].sum() + rest[option, stage].max()), option, needed[option, stage])
+
+
+def choose(adds: Array, rest: Array) -> Ints:
+    """For each stage the option so that the sum of what they add and the most of the rest is least.
+
+    As in `stages`, the most is fixed first and lowered until nothing is left; of equal additions, the least rest.
+
+    Args:
+        adds, rest: For each option and stage; infinite where it does not fit.
+    """
+    stage, best_s, limit = np.arange(adds.shape[1]), np.inf, np.inf
+    found = np.zeros(adds.shape[1], np.int64)
+    while True:
+        least = np.where(rest <= limit, adds, np.inf)
+        option = np.where(least == least.min(axis=0), rest, np.inf).argmin(axis=0)
+        total, most = least[option, stage].sum(), rest[option, stage].max()
+        if not total + most < np.inf:
+            return found
+        if total + most < best_s:
+            best_s, found = total + most, option
+        limit = min(np.nextafter(most, -np.inf), best_s - total)
 
 
 def _most(transient: Array, first: Ints, last: Ints) -> Array:
@@ -203,7 +225,7 @@ def check_recipe(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[in
             f"a batch of {batch} rows does not divide into microbatches of {rows} (data={recipe.data} × microbatch="
             f"{recipe.microbatch}); use a batch that is a multiple of {rows}, or another microbatch"
         )
-    if recipe.tensor not in catalogue.inner_sizes(0, devices):
-        legal = ", ".join(map(str, catalogue.inner_sizes(0, cluster.num_devices)))
+    if recipe.tensor not in catalogue.tensor_sizes(0, devices):
+        legal = ", ".join(map(str, catalogue.tensor_sizes(0, cluster.num_devices)))
         raise ShardingError(f"tensor={recipe.tensor} does not suit cluster {cluster.name!r}: choose one of {legal}")
     return devices, rows

@@ -12,29 +12,39 @@ import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
-from meshwright.pipeline.catalogue import Catalogue
+from meshwright.pipeline.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.flow import Array, Flow
-from meshwright.pipeline.kernel import price_ranges
-from meshwright.pipeline.line import Line, orders
-from meshwright.pipeline.options import CHECKPOINTS, Option, Options, find_options
-from meshwright.pipeline.recipe import Priced, Split, ThreeD, check_recipe, equal_stages, price_recipe
+from meshwright.pipeline.kernel import MICROBATCH
+from meshwright.pipeline.line import Line, neighbours, orders, place
+from meshwright.pipeline.options import CHECKPOINTS, Option, Options, Pace, find_options
+from meshwright.pipeline.recipe import Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.stages import Ranges, solve_stages
 from meshwright.pipeline.transfer import transfer_s
 from meshwright.planner.stage import Pipeline
 from meshwright.units import format_bytes
 
+_LARGE_FLOPS = 1e12  # of a product that reaches a chip's full rate
 _MOST_MEMORY, _MEMORY_ROUNDS = 1024.0, 9  # how much more than there is, and how closely, is asked for
 
 
 @dataclass(frozen=True)
 class FoundStage:
-    """A stage as it was found: its chunks of layers, its group of hosts, how it is split, what it holds."""
+    """A stage as it was found.
+
+    Attributes:
+        chunks: Its layers.
+        group: Number of its group of hosts.
+        option: How it is split.
+        in_flight: Microbatches that it holds.
+        near: Whether it sends to a stage on the same host.
+    """
 
     chunks: tuple[tuple[int, int], ...]
     group: int
     option: Option
     in_flight: int
+    near: bool
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,11 @@ class Found:
     pipeline: Pipeline
     stages: tuple[FoundStage, ...]
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Group and number of devices of each stage."""
+        return [(stage.group, stage.option.mesh.num_devices) for stage in self.stages]
+
 
 class Search:
     """The best pipeline so far.
@@ -52,6 +67,8 @@ class Search:
     Attributes:
         best: It, or None.
         tried: How many pipelines and dynamic programmes were priced.
+        bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
+            all devices were always busy (`Options.least_s`), for the best size of microbatch.
         nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
@@ -66,6 +83,12 @@ class Search:
         self.tried = 0
         self.nearest_bytes, self.nearest = np.inf, ""
         self._memory = 1.0  # of what there is
+        rates = [1 / group.chip.matmul_s(_LARGE_FLOPS) for group in catalogue.cluster.groups]
+        total = sum(rate * group.num_devices for rate, group in zip(rates, catalogue.cluster.groups, strict=True))
+        self._share = [rate / total for rate in rates]  # of one device in the cluster's compute
+        self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
+        self._outside_s = np.inf  # a bound on plans that are no pipelines
+        self._transfers: dict[tuple[int, int, bool], Array] = {}
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
 
     @property
@@ -78,14 +101,28 @@ class Search:
         """The ways to split a stage, as of `find_options`."""
         key = (group, devices, rows, checkpoint, tensor)
         if key not in self._options:
-            self._options[key] = find_options(self.catalogue, *key)
+            self._options[key] = found = find_options(self.catalogue, *key)
+            if found is not None:
+                least = found.least_s(self.catalogue.rows.batch // rows, devices * self._share[group])
+                self._least[rows] = np.minimum(self._least.get(rows, np.inf), least)
         return self._options[key]
 
-    def transfer(self, rows: int, num_devices: int) -> Array:
-        """Seconds, there and back, over each cut, when a stage of so many devices sends."""
-        crossing = self.catalogue.layers.crossing_bytes * rows / self.catalogue.rows.batch / num_devices
-        times = [2 * transfer_s(self.catalogue.cluster, size) if size else 0.0 for size in crossing]
-        return np.array(times)
+    @property
+    def bound_s(self) -> float:
+        return min(self._outside_s, *(float(least.sum()) for least in self._least.values()))
+
+    def note_bound(self, seconds: float) -> None:
+        """Remembers a bound on plans that are no pipelines."""
+        self._outside_s = min(self._outside_s, seconds)
+
+    def transfer(self, rows: int, num_devices: int, near: bool) -> Array:
+        """Seconds, there and back, over each cut, when a stage of so many devices sends, inside a host or not."""
+        key = (rows, num_devices, near)
+        if key not in self._transfers:
+            crossing = self.catalogue.layers.crossing_bytes * rows / self.catalogue.rows.batch / num_devices
+            times = [2 * transfer_s(self.catalogue.cluster, size, near) if size else 0.0 for size in crossing]
+            self._transfers[key] = np.array(times)
+        return self._transfers[key]
 
     # Recipes of equal stages.
 
@@ -95,8 +132,11 @@ class Search:
         if cluster.mixed:
             return
         self.say("pricing pipelines of equal stages")
-        for num_stages, devices in equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers):
-            for tensor in self.catalogue.inner_sizes(0, devices):
+        shapes = list(equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers))
+        for tensor in self.catalogue.tensor_sizes(0, cluster.num_devices):
+            if self.catalogue.least_s(0, (tensor,), TENSOR) >= self.best_s:
+                continue
+            for num_stages, devices in (shape for shape in shapes if shape[1] % tensor == 0):
                 for rows in self.catalogue.microbatches:
                     for checkpoint in self.checkpoints:
                         self._recipes(num_stages, devices, tensor, rows, checkpoint)
@@ -106,15 +146,12 @@ class Search:
         options = self.options(0, devices, rows, checkpoint, tensor)
         if options is None:
             return
-        num_microbatches, transfer = self.catalogue.rows.batch // rows, self.transfer(rows, devices)
+        num_microbatches = self.catalogue.rows.batch // rows
         whole = options.sums[:, 0, -1].min() * num_microbatches  # of all stages together
         if whole / num_stages >= self.best_s:
             return
         for schedule, interleave in self._schedules(num_stages, num_microbatches):
-            chunks = self.split.chunks(num_stages, interleave)
-            priced = price_recipe(options, chunks, schedule, num_microbatches, transfer)
-            pipeline = Pipeline(schedule, num_microbatches, interleave, checkpoint)
-            self._offer(priced, options, chunks, pipeline)
+            self._recipe(options, num_stages, rows, Pipeline(schedule, num_microbatches, interleave, checkpoint))
 
     def one_recipe(self, recipe: ThreeD) -> None:
         """Prices one recipe.
@@ -130,15 +167,16 @@ class Search:
                 "the model's sizes do not divide; choose another microbatch or tensor"
             )
         num_microbatches = self.catalogue.rows.batch // rows
-        chunks = self.split.chunks(recipe.pipeline, recipe.interleave)
-        transfer = self.transfer(rows, devices)
-        priced = price_recipe(options, chunks, recipe.schedule, num_microbatches, transfer)
         pipeline = Pipeline(recipe.schedule, num_microbatches, recipe.interleave, recipe.checkpoint)
-        self._offer(priced, options, chunks, pipeline)
+        self._recipe(options, recipe.pipeline, rows, pipeline)
 
-    def _offer(self, priced: Priced, options: Options, chunks: tuple, pipeline: Pipeline) -> None:
+    def _recipe(self, options: Options, num_stages: int, rows: int, pipeline: Pipeline) -> None:
+        """Prices a pipeline of equal stages, and keeps it if it is the best."""
         self.tried += 1
-        num_stages = len(priced.option)
+        devices, chunks = options.options[0].mesh.num_devices, self.split.chunks(num_stages, pipeline.interleave)
+        near = neighbours(place(self.catalogue.cluster, [(options.group, devices)] * num_stages))
+        transfer = np.where(near[:, None], self.transfer(rows, devices, True), self.transfer(rows, devices, False))
+        priced = price_recipe(options, chunks, pipeline.schedule, pipeline.num_microbatches, transfer)
         if np.isinf(priced.total_s):
             words = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
             self.note_misfit(float(priced.peak_bytes.max()), words)
@@ -147,8 +185,10 @@ class Search:
         held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, pipeline.interleave)
         ranges = zip(*(side.tolist() for side in chunks), strict=True)
         stages = tuple(
-            FoundStage(tuple(zip(first, last, strict=True)), options.group, options.options[option], number)
-            for (first, last), option, number in zip(ranges, priced.option.tolist(), held, strict=True)
+            FoundStage(tuple(zip(first, last, strict=True)), options.group, options.options[option], number, close)
+            for (first, last), option, number, close in zip(
+                ranges, priced.option.tolist(), held, near.tolist(), strict=True
+            )
         )
         self.best = Found(priced.total_s, pipeline, stages)
 
@@ -181,39 +221,48 @@ class Search:
                         self._programme(rows, checkpoint, schedule, order)
 
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
+        """The best stages for one size of microbatch, recomputation and schedule.
+
+        They are found as if all sent over the wires between hosts, and priced by where they lie in the end.
+        """
         num_microbatches, cluster = self.catalogue.rows.batch // rows, self.catalogue.cluster
         line = Line(cluster, order)
-        kinds = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
-        found = [(g, n, options) for g, n, options in kinds if options is not None]
-        num_layers = self.split.num_layers
-        most = min(num_microbatches, num_layers, line.num_units)
+        tried = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
+        found = [(g, n, options) for g, n, options in tried if options is not None]
+        most = min(num_microbatches, self.split.num_layers, line.num_units)
         if not found:
             return
-        shape = (most, len(found), num_layers, num_layers + 1)
-        fill, busy, which = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1, np.int32)
         hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
-        for z, (_, devices, o) in enumerate(found):
-            tables = fill[:, z], busy[:, z], which[:, z]
-            transfer = self.transfer(rows, devices)
-            sizes = (o.ties, o.tie_bytes, o.tie_s, transfer, self._memory * o.limit, num_microbatches, hides)
-            price_ranges(o.sums, o.transient, o.ways, *sizes, *tables)
-        size = np.array([n // line.unit for _, n, _ in found])
-        allowed = np.array([line.allowed(g, n) for g, n, _ in found])
+        floor = np.min([options.least_fill(hides) for _, _, options in found], axis=0)
+        pace = Pace(most, num_microbatches, hides, np.concatenate([[0.0], np.cumsum(floor)]), self._memory, self.best_s)
+        tables = [options.price(pace, self.transfer(rows, n, False)) for _, n, options in found]
+        fill, busy, which = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+        kinds = [found[z] for z, table in enumerate(tables) for _ in table[0]]  # one for each rank of options
+        size = np.array([n // line.unit for _, n, _ in kinds])
+        allowed = np.array([line.allowed(g, n) for g, n, _ in kinds])
         self.tried += 1
 
         def held(count: int) -> list[int] | None:
             full = num_microbatches >= SCHEDULES[schedule].full_from * count
             return [min(n, most) for n in in_flight(schedule, count, num_microbatches)] if full else None
 
-        solution = solve_stages(Ranges(fill, busy, size, allowed), held, self.best_s)
-        if solution is None or solution.total_s >= self.best_s:
+        solution = solve_stages(Ranges(fill, busy, size, allowed), held, self.best_s) if kinds else None
+        if solution is None:
             return
-        stages = []
-        for part in solution.parts:
-            group, _, options = found[part.kind]
-            option = options.options[which[part.in_flight - 1, part.kind, part.first, part.last]]
-            stages.append(FoundStage(((part.first, part.last),), group, option, part.in_flight))
-        self.best = Found(solution.total_s, Pipeline(schedule, num_microbatches, 1, checkpoint), tuple(stages))
+        near = neighbours(place(cluster, [kinds[part.kind][:2] for part in solution.parts]))
+        stages, adds, rest = [], [], []
+        for part, close in zip(solution.parts, near.tolist(), strict=True):
+            at, (group, devices, options) = (part.kind, part.in_flight - 1, part.first, part.last), kinds[part.kind]
+            number = int(which[at])
+            own = options.sums[number, MICROBATCH, part.last] - options.sums[number, MICROBATCH, part.first]
+            far, sent = (self.transfer(rows, devices, some)[part.last] for some in (False, close))
+            adds.append(float(fill[at] - far + sent))
+            rest.append(float(busy[at] - (num_microbatches - 1) * (max(own, far) - max(own, sent))))
+            option = options.options[number]
+            stages.append(FoundStage(((part.first, part.last),), group, option, part.in_flight, close))
+        if sum(adds) + max(rest) < self.best_s:
+            pipeline = Pipeline(schedule, num_microbatches, 1, checkpoint)
+            self.best = Found(sum(adds) + max(rest), pipeline, tuple(stages))
 
     def does_not_fit(self) -> DoesNotFit:
         """The error for a model that fits nowhere: how near the nearest pipeline came."""

@@ -54,8 +54,8 @@ class Ranges:
     """Every range of layers on every kind of submesh.
 
     Attributes:
-        fill, busy: Seconds, for each number of microbatches in flight (one less), kind of submesh, first layer and end;
-            infinite where it does not fit.
+        fill, busy: Seconds, for each kind of submesh, number of microbatches in flight (one less), first layer and end;
+            infinite where it does not fit. Several ways to split a stage on one submesh are as many kinds.
         size: Devices of each kind of submesh.
         allowed: For each kind and number of devices left, whether a stage can take the first of these.
     """
@@ -74,7 +74,7 @@ def solve_stages(ranges: Ranges, in_flight: InFlight, best_s: float = np.inf) ->
         in_flight: For a number of stages, the microbatches that each of them holds; None where it is not allowed.
         best_s: A time that is known to be had.
     """
-    relaxed = _relaxed(ranges, range(1, len(ranges.fill) + 1), best_s)
+    relaxed = _relaxed(ranges, range(1, ranges.fill.shape[1] + 1), best_s)
     if relaxed is None:
         return None
     held = in_flight(len(relaxed.parts))
@@ -106,7 +106,7 @@ def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | No
 def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float) -> Solution | None:
     """The best stages, whatever their number, if each range cost the least that it does with some of ``held``."""
     places = [number - 1 for number in held]
-    fill, busy = ranges.fill[places].min(axis=0), ranges.busy[places].min(axis=0)
+    fill, busy = ranges.fill[:, places].min(axis=1), ranges.busy[:, places].min(axis=1)
 
     def solve(limit: float) -> list[Part] | None:
         best, end, kind = cheapest(fill, busy, ranges.size, ranges.allowed, limit)
@@ -165,5 +165,5 @@ def _descend(solve: Callable[[float], list[Part] | None], fill: Array, busy: Arr
 
 
 def _place(part: Part, dims: int) -> tuple[int, ...]:
-    place = (part.kind, part.first, part.last)
-    return place if dims == 3 else (part.in_flight - 1, *place)
+    held = () if dims == 3 else (part.in_flight - 1,)
+    return (part.kind, *held, part.first, part.last)

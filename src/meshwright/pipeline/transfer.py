@@ -1,13 +1,20 @@
-"""Time of what one stage sends to another: over the wires between hosts, or inside the only one there is."""
+"""Time of what one stage sends to another: over the wires between hosts, or inside one."""
 
 from functools import lru_cache
 
 from meshwright.hardware import Cluster, Mesh
 
 
-def transfer_s(cluster: Cluster, num_bytes: float) -> float:
-    """Seconds, one way, in which each device of a stage sends some bytes to the next stage."""
-    return max(float(mesh.collective_s("permute", (0,), float(num_bytes))) for mesh in _neighbours(cluster))
+def transfer_s(cluster: Cluster, num_bytes: float, near: bool = False) -> float:
+    """Seconds, one way, in which each device of a stage sends some bytes to the next stage.
+
+    Args:
+        cluster: The machines.
+        num_bytes: What a device sends.
+        near: Whether both stages are on one host.
+    """
+    near = near or cluster.num_hosts == 1
+    return max(float(mesh.collective_s("permute", (0,), float(num_bytes))) for mesh in _neighbours(cluster, near))
 
 
 def exchange_s(cluster: Cluster, num_bytes: float) -> float:
@@ -16,12 +23,12 @@ def exchange_s(cluster: Cluster, num_bytes: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _neighbours(cluster: Cluster) -> tuple[Mesh, ...]:
-    """For each kind of host two of them as a mesh; two devices where there is one host only."""
+def _neighbours(cluster: Cluster, near: bool) -> tuple[Mesh, ...]:
+    """For each kind of host two of them as a mesh, or two devices of one."""
     found = []
     for group in cluster.groups:
-        if cluster.num_hosts > 1:
+        if not near:
             found.append(group.part(2, group.devices_per_host).mesh((2, group.devices_per_host)))
         elif group.devices_per_host > 1:
             found.append(group.part(1, 2).mesh((2,)))
-    return tuple(found) or (cluster.mesh((1,)),)
+    return tuple(found) or (cluster.groups[0].part(1, 1).mesh((1,)),)

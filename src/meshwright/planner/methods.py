@@ -32,8 +32,8 @@ class Method:
     memory_fraction: float = field(default=0.9, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not 0 < self.memory_fraction <= 1:
-            raise ShardingError(f"memory_fraction is {self.memory_fraction}; give a fraction above 0 and at most 1")
+        if not isinstance(self.memory_fraction, int | float) or not 0 < self.memory_fraction <= 1:
+            raise ShardingError(f"memory_fraction is {self.memory_fraction!r}; give a fraction above 0 and at most 1")
 
     @property
     def name(self) -> str:

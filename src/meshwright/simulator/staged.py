@@ -5,6 +5,7 @@ from dataclasses import replace
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.clusters import CATALOGUE
+from meshwright.pipeline.line import neighbours
 from meshwright.planner.plan import Plan
 from meshwright.planner.stage import Stage, StageTime
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
@@ -22,7 +23,10 @@ def staged_work(plan: Plan, cluster: Cluster) -> Work:
     """
     assert plan.pipeline is not None and plan.mesh.cluster is not None
     own = plan.mesh.cluster
-    stages = plan.stages if cluster == own else tuple(_moved(stage, own, cluster) for stage in plan.stages)
+    stages = plan.stages
+    if cluster != own:
+        near = neighbours([stage.submesh for stage in stages]).tolist()
+        stages = tuple(_moved(stage, own, cluster, close) for stage, close in zip(stages, near, strict=True))
     interleave = plan.pipeline.interleave
     prices = [_prices(stage, cluster) for stage in stages]
     chunks = [_chunk(stage, price, interleave) for stage, price in zip(stages, prices, strict=True)]
@@ -46,8 +50,8 @@ def staged_work(plan: Plan, cluster: Cluster) -> Work:
     )
 
 
-def _moved(stage: Stage, own: Cluster, other: Cluster) -> Stage:
-    """A stage with the times it would have on other machines."""
+def _moved(stage: Stage, own: Cluster, other: Cluster, near: bool) -> Stage:
+    """A stage with the times it would have on other machines; ``near`` if it sends to one on its host."""
     sizes = [(group.num_hosts, group.devices_per_host) for group in own.groups]
     if sizes != [(group.num_hosts, group.devices_per_host) for group in other.groups]:
         raise SimulationError(
@@ -57,7 +61,8 @@ def _moved(stage: Stage, own: Cluster, other: Cluster) -> Stage:
     before, after = stage.submesh.machines(own), stage.submesh.machines(other)
     compute = after.chip.matmul_s(_LARGE_FLOPS) / before.chip.matmul_s(_LARGE_FLOPS)
     sent = _large_sum_s(after.mesh(stage.mesh.sizes)) / (_large_sum_s(stage.mesh) or 1.0)
-    wires = before.inter.bandwidth / after.inter.bandwidth
+    old, new = (before.intra, after.intra) if near else (before.inter, after.inter)
+    wires = old.bandwidth / new.bandwidth
 
     def scaled(time: StageTime) -> StageTime:
         return StageTime(time.compute_s * compute, time.communication_s * sent)
