@@ -9,6 +9,7 @@ are stacked up, R and C rows and columns of an image. Dims that no argument has 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,12 @@ class DimClasses:
         """The classes of a value's dims."""
         return self._class[self._first[value] : self._first[value + 1]].tolist()
 
+    def among(self, classes: Iterable[int]) -> "Among":
+        """Tells dims of some classes from others, for many values at once."""
+        known = np.zeros(len(self._class) + 1, bool)
+        known[list(classes)] = True
+        return Among(self._first, known[self._class])
+
     def _connect(self, program: Program) -> Ints:
         one: list[Ints] = []
         other: list[Ints] = []
@@ -50,6 +57,25 @@ class DimClasses:
                 other.append(self._first[argument] + np.arange(rank))
         size = int(self._first[-1])
         return connected(size, np.concatenate(one), np.concatenate(other)) if one else np.arange(size)
+
+
+class Among(NamedTuple):
+    """Whether dims are of some classes: those of value ``v`` are ``found[first[v] : first[v + 1]]``."""
+
+    first: Ints
+    found: NDArray[np.bool_]
+
+    def at(self, values: Ints, dim: int) -> NDArray[np.bool_]:
+        """Whether a dim of each of some values is of them."""
+        return self.found[self.first[values] + dim]
+
+    def dims(self) -> Ints:
+        """For each value the first dim that is of them; -1 for none."""
+        found = np.full(len(self.first) - 1, -1)
+        places = np.flatnonzero(self.found)[::-1]
+        values = np.searchsorted(self.first, places, side="right") - 1
+        found[values] = places - self.first[values]
+        return found
 
 
 def connected(size: int, one: Ints, other: Ints) -> Ints:

@@ -13,7 +13,7 @@ def program_lines(facts: Facts) -> Iterator[str]:
     program = facts.program
     for value, path in enumerate(program.inputs):
         yield f"%{value} = {path}  {_type(facts, value)}  {_symbols(facts, value)}"
-    for op in range(program.num_ops):
+    for op in program.running:
         made = ", ".join(f"%{value}" for value in program.made_by(op))
         reads = ", ".join(f"%{value}" for value in program.reads_of(op))
         name, scope = program.primitive(op), label_words(program.labels[program.label[op]]).rpartition("/")[0]

@@ -63,7 +63,7 @@ class Program(Kept):
         nests, labels, sources, assignments: What the columns below point into. An assignment has one loop an axis.
         nest, label, source, assignment: Of each operation.
         phases, phase: Names of the phases, and the number of each operation's.
-        trips: How often it runs in one step.
+        trips: How often it runs in one step (of a stage: for one microbatch); 0 for what another stage does.
         reads, start: Values read, operation after operation, and where they begin.
         first_made: The first value it makes; the others follow.
         node: Its node in the problem; -1 for virtual ones.
@@ -99,6 +99,11 @@ class Program(Kept):
     def num_ops(self) -> int:
         return len(self.nest)
 
+    @cached_property
+    def running(self) -> list[int]:
+        """The operations that run at all."""
+        return np.flatnonzero(self.trips > 0).tolist()
+
     def reads_of(self, op: int) -> list[int]:
         return self.reads[self.start[op] : self.start[op + 1]].tolist()
 
@@ -128,7 +133,7 @@ class Node(Kept):
     Attributes:
         label: An argument's path with ``*`` for what differs, an operation's label, or whose copy it is.
         phase: Number of its phase, as in `Program`; -1 for arguments.
-        num: How many are tied.
+        num: How many are tied; a stage may have a part of one, where a loop's trips are layers.
         paths: The arguments' paths; none for operations.
         type: Number of the type of what it makes first.
         codes: That value's sharding, for each strategy.
@@ -139,7 +144,7 @@ class Node(Kept):
 
     label: str
     phase: int
-    num: int
+    num: float
     paths: Sequence[str]
     type: int
     codes: Ints
@@ -169,7 +174,7 @@ class Edge(Kept):
     place: int
     reader: int
     slot: int
-    num: int
+    num: float
     value: str
     type: int
     num_bytes: int
@@ -221,7 +226,7 @@ class Problem(Kept):
         return Axes(tuple(self.sizes))
 
     @cached_property
-    def copies(self) -> list[int]:
+    def copies(self) -> list[float]:
         return [node.num for node in self.nodes]
 
     @cached_property
@@ -233,7 +238,7 @@ class Problem(Kept):
         return found
 
     @cached_property
-    def matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
+    def matrices(self) -> dict[EdgeKey, tuple[float, Array]]:
         return {(e.source, e.place, e.reader, e.slot): (e.num, e.matrix) for e in self.edges}
 
     @cached_property

@@ -16,6 +16,7 @@ idle            no loop: the devices along the axis all do the same
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -73,6 +74,16 @@ class Facts:
         for path, value in self.values.items():
             by_role.setdefault(roles.get(path, "data"), []).append(value)
         self.parameters, self.optimizer, self.data = (by_role[r] for r in ("parameters", "optimizer", "data"))
+
+    def within(self, program: Program) -> "Facts":
+        """The same facts about a part of the program: a stage's, in which fewer operations run.
+
+        What dims and values are is known from the whole: a stage in the middle sees neither the data nor the loss.
+        """
+        found = copy(self)
+        vars(found).update(program=program, letters=self.letters, weight_ops=self.weight_ops, _kept=self._kept)
+        vars(found).pop("uses", None)
+        return found
 
     @cached_property
     def classes(self) -> DimClasses:
@@ -166,7 +177,8 @@ class Facts:
     @cached_property
     def uses(self) -> list[Use]:
         """Every axis in every product and look-up of the forward pass."""
-        return [use for op, operand, parameter in self.weight_ops for use in self._uses(op, operand, parameter)]
+        running = [found for found in self.weight_ops if self.program.trips[found[0]] > 0]
+        return [use for op, operand, parameter in running for use in self._uses(op, operand, parameter)]
 
     def _uses(self, op: int, operand: int, parameter: int) -> Iterator[Use]:
         program = self.program

@@ -127,7 +127,7 @@ class _Judge:
         program, facts = self.facts.program, self.facts
         total, split = 0.0, defaultdict[int, float](float)
         forward = program.phases.index("forward")
-        for op in range(program.num_ops):
+        for op in program.running:
             nest = program.nests[program.nest[op]]
             if program.phase[op] != forward or nest.flops or program.assignment[op] == VIRTUAL or not nest.results:
                 continue
@@ -210,7 +210,7 @@ class _Judge:
     def _in_symbols(self) -> Part:
         """A program without weights: its largest product as it is split."""
         program = self.facts.program
-        products = [op for op in range(program.num_ops) if program.nests[program.nest[op]].flops > 0]
+        products = [op for op in program.running if program.nests[program.nest[op]].flops > 0]
         if not products:
             split = any(axes for tensor in self.tensors for axes in tensor.spec)
             return Part("none", (), 1, 1.0, "split as its arguments are" if split else "nothing is split")

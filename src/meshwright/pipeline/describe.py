@@ -10,10 +10,11 @@ from meshwright.pipeline.catalogue import LEAN, TENSOR
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.options import Option
 from meshwright.pipeline.prices import Item
+from meshwright.pipeline.recording import StagedDetails
 from meshwright.pipeline.search import Found, FoundStage, Search
 from meshwright.pipeline.transfer import exchange_s, transfer_s
 from meshwright.planner.methods import Method
-from meshwright.planner.plan import Cost, KnownDetails, Memory, Plan, SolutionSummary
+from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.planner import provenance, unsplittable
 from meshwright.planner.roles import find_roles
 from meshwright.planner.stage import Stage, StageTime, Submesh
@@ -59,7 +60,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         solution=SolutionSummary("feasible", bound, (found.total_s - bound) / found.total_s, seconds),
         arguments=arguments,
         results=results,
-        details=KnownDetails((), ()),
+        details=StagedDetails(catalogue, found.stages, found.pipeline.num_microbatches),
         unsplittable=unsplittable(traced.graph),
         considered=(),
         provenance=provenance(traced.graph, mesh) | {"stages": stages_from},

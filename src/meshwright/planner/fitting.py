@@ -5,7 +5,7 @@ until it does.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,8 +34,11 @@ _DEAR_ROUNDS = 4
 class Priced(Protocol):
     """A problem with the memory that its choices take: a `Formulation`, or what a saved plan keeps of one."""
 
-    copies: list[int]
-    costs: list[NDArray[np.float64]]
+    @property
+    def copies(self) -> Sequence[float]: ...
+
+    @property
+    def costs(self) -> Sequence[NDArray[np.float64]]: ...
 
     @property
     def memory(self) -> Usage: ...

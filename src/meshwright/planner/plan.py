@@ -124,22 +124,24 @@ class Plan:
 
     @cached_property
     def record(self) -> Any:
-        """What is kept of the program and of the search: an `explain.record.Record`; None where nothing is known."""
+        """What is kept of the program and of the search: an `explain.record.Record`, with stages an
+        `explain.staged.StagedRecord`; None where nothing is known."""
         return self.details.make_record(self.memory.limit_bytes)
 
     @cached_property
     def judgement(self) -> Any:
         """What the plan amounts to: an `explain.judgement.Judgement`."""
-        if self.pipeline is None:
-            return self.details.make_judgement(self)
-        from meshwright.explain.at_rest import judge_at_rest
-
-        return judge_at_rest(self)
+        return self.details.make_judgement(self)
 
     @property
     def verdict(self) -> Any:
         """What kind of parallelism it is; print it."""
         return self.judgement.verdict
+
+    @property
+    def stage_verdicts(self) -> tuple[Any, ...]:
+        """What kind of parallelism each stage is; none for a plan without stages."""
+        return self.judgement.stages
 
     @property
     def step_s(self) -> float:

@@ -42,16 +42,21 @@ class SavedDetails:
         """See `Details`."""
         from meshwright.explain.packing import unpack
         from meshwright.explain.record import Record
+        from meshwright.explain.staged import StagedRecord
 
         packed = self.data.get("record")
+        if packed is None:
+            return None
         with _damage("record"):
-            return None if packed is None else Record.from_data(unpack(packed))
+            found = unpack(packed)
+            return (StagedRecord if "views" in found else Record).from_data(found)
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
         from meshwright.explain.judgement import Judgement
 
-        if "judgement" not in self.data:
+        saved = self.data.get("judgement")
+        if saved is None or (plan.pipeline is not None and self.data.get("record") is None):
             from meshwright.explain.at_rest import judge_at_rest
 
             return judge_at_rest(plan)

@@ -1,0 +1,158 @@
+"""What can be looked at by itself: the one program of a plan, or each stage of a pipelined one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwright.explain.judging import facts_of
+from meshwright.explain.lifting import lifted
+from meshwright.explain.record import MEMORY_ROLES, Record
+from meshwright.explain.staged import StagedRecord, StageMemory, View, cut
+from meshwright.explain.uses import Facts
+from meshwright.explain.words import bytes_on_device
+from meshwright.hardware.mesh import AXIS_NAMES
+from meshwright.pipeline.schedules import in_flight
+from meshwright.planner.details import Collective
+from meshwright.planner.stage import Stage
+from meshwright.planner.tensor import Tensor
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Mesh
+    from meshwright.planner.plan import Plan
+
+# What brings gradients of all replicas together and parameters back to them: once a step, and with every microbatch;
+# by how much of the state is spread over the replicas, as ZeRO counts it.
+EXCHANGED = (
+    (("all_reduce",), ()),
+    (("reduce_scatter", "all_gather"), ()),
+    (("all_gather",), ("reduce_scatter",)),
+    ((), ("all_gather", "all_gather", "reduce_scatter")),
+)
+_SPREAD_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A program with the problem that was solved for it.
+
+    Attributes:
+        plan: The plan.
+        record: Program and problem; of a stage, those of its own layers for one microbatch.
+        facts: What the axes do.
+        mesh: The mesh that the problem speaks of; of a stage its inner axis.
+        names: Names of that mesh's axes in the plan.
+        tensors: The arguments that lie there.
+        number: The stage's number; None for a plan without stages.
+    """
+
+    plan: "Plan"
+    record: Record
+    facts: Facts
+    mesh: "Mesh"
+    names: tuple[str, ...]
+    tensors: Sequence[Tensor]
+    number: int | None = None
+
+    @property
+    def stage(self) -> Stage | None:
+        return None if self.number is None else self.plan.stages[self.number]
+
+    @property
+    def spread(self) -> int:
+        """How much of a stage's state is spread over its replicas, as ZeRO counts it: 0 to 3."""
+        return 0 if self.stage is None else spread_of(self.stage)
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """What is sent in one step; of a stage, that of all microbatches."""
+        if self.number is None:
+            return self.plan.collectives
+        return tuple(_stage_collectives(self))
+
+
+def subjects_of(plan: "Plan") -> list[Subject]:
+    """All that a plan consists of; none where it keeps no record."""
+    record = plan.record
+    if record is None:
+        return []
+    if not isinstance(record, StagedRecord):
+        return [Subject(plan, record, facts_of(plan, record.program), plan.mesh, plan.mesh.names, plan.arguments)]
+    whole = whole_facts(plan)
+    return [_stage_subject(plan, record, whole[number], number) for number in range(len(plan.stages))]
+
+
+def whole_facts(plan: "Plan") -> list[Facts]:
+    """For each stage the facts of the whole program on its mesh; the same for stages that are split alike."""
+    roles = {t.path: t.role for t in plan.arguments}
+    known: dict[int, Facts] = {}
+    for number, stage in zip(plan.record.view, plan.stages, strict=True):
+        if number not in known:
+            program, names, sizes = plan.record.views[number].record.program, stage.mesh.names, stage.mesh.sizes
+            inner = Facts(program, names[1:], sizes[1:], roles)
+            known[number] = Facts(lifted(inner, sizes[0]), names, sizes, roles)
+    return [known[number] for number in plan.record.view]
+
+
+def spread_of(stage: Stage) -> int:
+    """How much of a stage's state is spread over its replicas, as ZeRO counts it: 0 to 3."""
+    roles = {t.role for t in stage.tensors if any("x" in axes for axes in t.spec)}
+    if "parameters" in roles:
+        return 3
+    return 0 if "optimizer" not in roles else 2 if "gradients" in stage.method else 1
+
+
+def _stage_subject(plan: "Plan", record: StagedRecord, whole: Facts, number: int) -> Subject:
+    stage, view = plan.stages[number], record.views[record.view[number]]
+    share = record.share(stage.chunks or (stage.layers,))
+    part = cut(view, record.unit, record.argument_unit, share, _memory(plan, number))
+    facts = whole.within(replace(whole.program, trips=part.program.trips, node=part.program.node))
+    reads = facts.program.reads[np.repeat(facts.program.trips > 0, np.diff(facts.program.start))]
+    data = [t for t in plan.arguments if t.role == "data" and (reads == facts.values[t.path]).any()]
+    return Subject(plan, part, facts, stage.replica, stage.mesh.names[1:], (*stage.tensors, *data), number)
+
+
+def _memory(plan: "Plan", number: int) -> StageMemory:
+    stage, pipeline = plan.stages[number], plan.pipeline
+    assert pipeline is not None
+    sizes = (len(plan.stages), pipeline.num_microbatches, pipeline.interleave)
+    others = in_flight(pipeline.schedule, *sizes)[number] / pipeline.interleave - 1
+    spread, data = spread_of(stage), stage.mesh.sizes[0]
+    replicas = [data if spread >= _SPREAD_FROM.get(role, len(EXCHANGED)) else 1 for role in MEMORY_ROLES]
+    return StageMemory(max(others, 0.0) * stage.activation_bytes, replicas, stage.peak_bytes)
+
+
+def _stage_collectives(subject: Subject) -> Iterator[Collective]:
+    """Communication inside the replicas, then between them, then with the next stage."""
+    stage, plan, record = subject.stage, subject.plan, subject.plan.record
+    assert stage is not None and subject.number is not None and plan.pipeline is not None
+    view: View = record.views[record.view[subject.number]]
+    many, share = plan.pipeline.num_microbatches, record.share(stage.chunks or (stage.layers,))[record.unit]
+    for number, op in zip(view.sent.tolist(), view.sent_op.tolist(), strict=True):
+        kind, axes, size, seconds, phase, operation, source, purpose, trips = view.sent_kinds[number]
+        times = float(share[op]) * (1 if phase == "update" or purpose == "gradient" else many)
+        if times:
+            named = tuple(subject.names[AXIS_NAMES.index(axis)] for axis in axes)
+            yield Collective(kind, named, size, seconds * times, phase, operation, source, purpose, trips * times)
+    size = parameter_bytes(stage)
+    once, each = EXCHANGED[spread_of(stage)] if stage.mesh.sizes[0] > 1 and stage.backward.total_s else ((), ())
+    for kinds, times in ((once, 1), (each, many)):
+        for kind in kinds:
+            phase, what = ("update", "parameters") if kind == "all_gather" else ("backward", "gradients")
+            seconds = times * stage.mesh.collective_s(kind, (0,), size)
+            label = f"{what} of stage {subject.number}"
+            yield Collective(kind, ("x",), size, seconds, phase, label, "", "gradient", times)
+    if stage.send_bytes:
+        times = many * len(stage.chunks or (stage.layers,))
+        ways = (("forward", "activations"), ("backward", "their gradients"))[: 1 + bool(stage.backward.total_s)]
+        for phase, what in ways:
+            seconds, label = times * stage.transfer_s, f"{what} of stage {subject.number}"
+            yield Collective("transfer", (), stage.send_bytes, seconds, phase, label, "", "stage", times)
+
+
+def parameter_bytes(stage: Stage) -> int:
+    """Bytes of a stage's parameters on one device, if they are not spread over the replicas."""
+    mesh = stage.mesh.shape | {"x": 1}
+    return sum(bytes_on_device(t.shape, t.dtype, t.spec, mesh) for t in stage.tensors if t.role == "parameters")

@@ -1,0 +1,173 @@
+"""What a fresh pipelined plan knows of its program and of the search: its record is made when it is first asked for."""
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.explain.making import make_record, plain_nest, unrestricted
+from meshwright.explain.record import Record
+from meshwright.explain.staged import StagedRecord, View
+from meshwright.graph.collector import heap_frozen
+from meshwright.graph.phases import PHASES, UPDATE
+from meshwright.hardware import Mesh
+from meshwright.pipeline.catalogue import _WAYS as WAYS
+from meshwright.pipeline.catalogue import Catalogue, submesh
+from meshwright.pipeline.flow import Array, Ints
+from meshwright.pipeline.prices import LayerPrices, Pricing
+from meshwright.pipeline.rows import Resized
+from meshwright.pipeline.search import FoundStage
+from meshwright.planner.formulate import Formulation
+from meshwright.planner.details import Collective, OpPlan
+from meshwright.planner.plan import Plan
+from meshwright.planner.readback import Readback
+
+_Key = tuple[int, int, int, str, int]  # group of hosts, replicas, inner size, what it does, rows of a replica
+
+
+@dataclass(frozen=True)
+class StagedDetails:
+    """The details of a pipelined plan; what is sent and how operations are split, stages tell by themselves.
+
+    Attributes:
+        catalogue: What its stages were priced with.
+        stages: The stages as they were found.
+        num_microbatches: Into how many microbatches the batch is cut.
+    """
+
+    catalogue: Catalogue
+    stages: tuple[FoundStage, ...]
+    num_microbatches: int
+    collectives: tuple[Collective, ...] = ()
+    ops: tuple[OpPlan, ...] = ()
+
+    def make_record(self, limit: float | None) -> StagedRecord:
+        """See `Details`; every group of hosts has a limit of its own."""
+        layers = self.catalogue.layers
+        keys = [self._key(stage) for stage in self.stages]
+        distinct = list(dict.fromkeys(keys))
+        graph = self.catalogue.rows.whole
+        with heap_frozen():
+            views = [self._view(key) for key in distinct]
+        return StagedRecord(
+            views=views,
+            view=[distinct.index(key) for key in keys],
+            unit=layers.places.unit,
+            first=layers.first,
+            count=layers.count,
+            argument_unit=np.array([layers.places.arguments[v][0] for v in graph.inputs], np.int64),
+        )
+
+    def make_judgement(self, plan: Plan) -> Any:
+        """See `Details`."""
+        from meshwright.explain.judging import judge_stages
+
+        return judge_stages(plan)
+
+    def _key(self, stage: FoundStage) -> _Key:
+        """Between two numbers of rows that were priced, a stage is split as with the fewer."""
+        data, inner = stage.option.mesh.sizes
+        rows = self.catalogue.rows.batch // self.num_microbatches // data
+        way = stage.option.way if inner > 1 else next(iter(WAYS))
+        return stage.group, data, inner, way, max(n for n in self.catalogue.grid if n <= rows)
+
+    def _view(self, key: _Key) -> View:
+        group, data, inner, way, rows = key
+        resized = self.catalogue.rows.at(rows)
+        assert resized is not None  # it was priced
+        recorder = _Recorder(resized, self.catalogue.layers)
+        mesh = submesh(self.catalogue.cluster.groups[group], inner).mesh((inner,))
+        view = recorder.view(mesh, way, rows, self.catalogue.limits[group])
+        whole = self.catalogue.rows.at(data * rows)
+        return view if whole is None else replace(view, record=_enlarged(view.record, whole))
+
+
+class _Recorder(Pricing):
+    """Prices once more, and keeps the choice that it reads the prices from."""
+
+    _back: Readback | None = None
+
+    def _read(self, back: Readback) -> LayerPrices:
+        self._back = back
+        return super()._read(back)
+
+    def view(self, mesh: Mesh, way: str, rows: int, limit: float) -> View:
+        """The view of some stages."""
+        method, lean = WAYS[way]
+        self.price(mesh, method, lean)
+        back = self._back
+        assert back is not None
+        free = unrestricted(back.formulation)
+        nodes, units = self._members(back)
+        kinds, sent, at = _sent(back)
+        used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
+        return View(
+            record=make_record(back, limit, free),
+            rows=rows,
+            member_node=nodes,
+            member_unit=units,
+            once=[(i, seconds) for i, seconds in enumerate(self._once(free)) if seconds.any()],
+            held=used[used < len(self.graph.inputs)],
+            sent_kinds=kinds,
+            sent=sent,
+            sent_op=at,
+        )
+
+    def _members(self, back: Readback) -> tuple[Ints, Ints]:
+        """Groups and shared readings, node after node, with their units."""
+        folded, leader = back.folded, self.grouping.placed.leader
+        places, slots = self.layers.places, self.grouping.slots
+        nodes: list[int] = []
+        units: list[int] = []
+        for which, members in enumerate(folded.members):
+            for group in members:
+                argument = self.grouping.groups[group].argument
+                units.append(int(places.unit[leader[group]]) if argument is None else places.arguments[argument][0])
+            nodes += [which] * len(members)
+        for which, members in enumerate(folded.shared_members, start=len(folded.members)):
+            for reading in members:
+                group, rank = folded.shared[reading].readers[0]
+                units.append(int(places.unit[slots.op[slots.start[group] + rank]]))
+            nodes += [which] * len(members)
+        return np.array(nodes, np.int64), np.array(units, np.int64)
+
+    def _once(self, free: Formulation) -> Iterator[Array]:
+        """For each group's node the seconds of one of them that are spent once a step, for each strategy."""
+        phase, ops = self.graph.columns.phase, self.grouping.ops
+        for table, members in zip(free.tables, free.folded.members, strict=True):
+            found = np.zeros(len(table.compute))
+            first = ops.start[members[0]]
+            for member, purpose, seconds in table.items:
+                op = ops.items[first + member]
+                sums = purpose not in ("compute", "reshard") and self._ends[op]
+                if sums or phase[op] == PHASES.index(UPDATE):
+                    found += seconds
+            yield found
+
+
+def _enlarged(record: Record, whole: Resized) -> Record:
+    """A replica's record with the program of the whole microbatch; the problem keeps the replica's types."""
+    program, (graph, nests) = record.program, whole
+    examples = np.unique(program.nest, return_index=True)[1]
+    kinds = [(kind.shape, kind.dtype, kind.itemsize) for kind in graph.kinds]
+    larger = replace(
+        program,
+        types=[*program.types, *kinds],
+        kind=len(program.types) + graph.kind,
+        nests=[plain_nest(nests[number]) for number in graph.columns.signature[examples].tolist()],
+    )
+    return replace(record, program=larger)
+
+
+def _sent(back: Readback) -> tuple[list[tuple], Ints, Ints]:
+    """Distinct communication, which of it happens, and at which operation."""
+    at = {op.serial: i for i, op in enumerate(back.graph.ops)}
+    known: dict[tuple, int] = {}
+    sent, ops = [], []
+    for item in back.collectives:
+        if item.serial in at:
+            kind = astuple(replace(item, serial=-1))[:9]
+            sent.append(known.setdefault(kind, len(known)))
+            ops.append(at[item.serial])
+    return list(known), np.array(sent, np.int64), np.array(ops, np.int64)
