@@ -42,7 +42,9 @@ def judge_stages(plan: "Plan") -> Judgement:
         named.add(subject.tensors)
     first.add(plan.arguments)
     first.add(plan.results)
-    return Judgement(pipeline_verdict(plan, verdicts), first.kinds, first.letters, verdicts)
+    paths = [t.path for t in (*plan.arguments, *plan.results) if t.role != "static"]  # a judgement keeps their order
+    kinds, letters = ({path: known[path] for path in paths} for known in (first.kinds, first.letters))
+    return Judgement(pipeline_verdict(plan, verdicts), kinds, letters, verdicts)
 
 
 class _Named:

@@ -177,15 +177,21 @@ class Pricing:
         bound = max(floor, float(view.solution.lower_bound)) if view.times else floor
         return Priced(code, view.cost, min(bound, view.cost), view.peak_bytes, view.solution.choice)
 
-    def changes(self, mesh: "Mesh", other: Ints) -> list[Change]:
-        """What another choice costs more and less than the plan's, the largest first."""
+    def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
+        """What another choice costs more and less than the plan's, the largest first.
+
+        Args:
+            mesh: The problem's mesh.
+            names: What its axes are called.
+            other: The other choice.
+        """
         found: dict[tuple[str, str], float] = {}
 
         def add(what: str, where: str, seconds: float) -> None:
             if seconds:
                 found[what, where] = found.get((what, where), 0.0) + seconds
 
-        mine, names = self.problem.choice, mesh.names
+        mine = self.problem.choice
         for node, a, b in zip(self.problem.nodes, mine, other, strict=True):
             phase = f" ({self.program.phases[node.phase]})" if node.phase >= 0 else ""
             where = label_words(node.label) + phase

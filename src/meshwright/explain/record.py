@@ -204,6 +204,8 @@ class Problem(Kept):
         role: What each column is: the number of one of `MEMORY_ROLES`.
         choice: The strategy that was chosen for each node.
         limit: Bytes allowed on each device; None for no limit.
+        once: Of a stage's nodes, the seconds that are spent once a step, not with every microbatch:
+            ``(node, seconds for each strategy)``.
     """
 
     sizes: Sequence[int]
@@ -220,6 +222,7 @@ class Problem(Kept):
     share: Array
     choice: Ints
     limit: float | None
+    once: Sequence[tuple[int, Array]] = ()
 
     @cached_property
     def axes(self) -> Axes:

@@ -4,7 +4,7 @@ Stages are priced as parts of one solve of the whole model (`pipeline.prices`), 
 have the same view; cut down to a stage's layers, it is a record like that of a plan without stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ class View(Kept):
         record: The whole program of one microbatch, and the problem that was solved for a replica and all layers.
         rows: A replica's rows; at most those of the stages, where these lie between two numbers that were priced.
         member_node, member_unit: Everything that nodes tie together: its node and its unit.
-        once: Seconds of nodes that are spent once a step, not with every microbatch: ``(node, for each strategy)``.
+        source_unit: The unit that each edge's occurrences come from, edge after edge.
         held: Arguments that the first spans of memory are of.
         sent_kinds: Distinct communication: ``(kind, axes, bytes, seconds, phase, operation, source, purpose, trips)``.
         sent, sent_op: Which of these happens, and at which operation.
@@ -35,7 +35,7 @@ class View(Kept):
     rows: int
     member_node: Ints
     member_unit: Ints
-    once: Sequence[tuple[int, Array]]
+    source_unit: Ints
     held: Ints
     sent_kinds: Sequence[Sequence[Any]]
     sent: Ints
@@ -106,30 +106,29 @@ def cut(view: View, unit: Ints, argument_unit: Ints, share: Array, memory: Stage
 
 
 class _Cut:
-    """Nodes are counted as often as they occur in the stage; what comes from other stages is as it was chosen."""
+    """Nodes are counted as often as they occur in the stage; what other stages make or read is as it was chosen."""
 
     def __init__(self, view: View, unit: Ints, argument_unit: Ints, share: Array):
         self.view, self.whole, self.share = view, view.record.problem, share
         self.unit, self.argument_unit = unit, argument_unit
         size = len(self.whole.nodes)
         self.num = np.bincount(view.member_node, share[view.member_unit], size)
-        read = [(e, float(share[unit[e.start]].sum())) for e in self.whole.edges if self.num[e.reader] > 0]
-        self.edges = [(e, num) for e, num in read if num > 0]
         self.inside = self.num > 0
-        kept = self.inside.copy()
-        kept[[e.source for e, _ in self.edges]] = True
-        self.kept = np.flatnonzero(kept)
+        self.kept = np.flatnonzero(self.inside).tolist()
         self.number = np.full(size, -1)
         self.number[self.kept] = np.arange(len(self.kept))
+        self.outside: dict[int, int] = {}  # nodes that are met in other stages, and their numbers here
 
     def problem(self, memory: StageMemory) -> tuple[Problem, Ints]:
         """The problem, and the number that each node has in it."""
+        edges = list(self._edges())
         found = replace(
             self.whole,
-            nodes=[self._node(i) for i in self.kept.tolist()],
-            edges=[self._edge(edge, num) for edge, num in self.edges],
+            nodes=[*map(self._node, self.kept), *map(self._met, self.outside)],
+            edges=edges,
             extra=[(int(self.number[i]), cost) for i, cost in self.whole.extra if self.inside[i]],
-            choice=np.where(self.inside, self.whole.choice, 0)[self.kept],
+            once=[(int(self.number[i]), cost) for i, cost in self.whole.once if self.inside[i]],
+            choice=np.concatenate([self.whole.choice[self.kept], np.zeros(len(self.outside), np.int64)]),
             **self._memory(memory),
         )
         # The sums over layers that stages were found by know more of memory than one pass does: they set the level.
@@ -138,29 +137,63 @@ class _Cut:
         return replace(found, limit=limit), self.number
 
     def _node(self, which: int) -> Node:
-        node, chosen = self.whole.nodes[which], int(self.whole.choice[which])
-        if not self.inside[which]:
-            codes, none, one = node.codes[[chosen]], np.zeros(1), np.ones(1, bool)
-            label = f"{node.label}, from another stage"
-            return replace(node, label=label, num=1, paths=(), codes=codes, compute=none, sent=(), allowed=one)
+        node = self.whole.nodes[which]
         here = self.share[self.view.member_unit[self.view.member_node == which]] > 0
         paths = [path for path, is_here in zip(node.paths, here.tolist(), strict=False) if is_here]
         return replace(node, num=float(self.num[which]), paths=paths)
 
-    def _edge(self, edge: Edge, num: float) -> Edge:
-        here = self.share[self.unit[edge.start]] > 0
-        found = replace(
-            edge,
-            source=int(self.number[edge.source]),
-            reader=int(self.number[edge.reader]),
-            num=num,
-            start=edge.start[here],
-            stop=edge.stop[here],
+    def _met(self, which: int) -> Node:
+        """A node of another stage: it is there, as it was chosen."""
+        node = self.whole.nodes[which]
+        codes, label = node.codes[self.whole.choice[[which]]], f"{node.label} of another stage"
+        return replace(
+            node, label=label, num=1, paths=(), codes=codes, compute=np.zeros(1), sent=(), allowed=np.ones(1, bool)
         )
-        if self.inside[edge.source]:
-            return found
-        row = int(np.searchsorted(np.unique(edge.made), made := edge.made[self.whole.choice[edge.source]]))
-        return replace(found, made=np.array([made]), table=edge.table[[row]])
+
+    def _outside(self, which: int) -> int:
+        return self.outside.setdefault(which, len(self.kept) + len(self.outside))
+
+    def _edges(self) -> Iterator[Edge]:
+        """Edges within the stage, from earlier ones to it, and from it to later ones."""
+        first = 0
+        for edge in self.whole.edges:
+            made, read = (
+                self.share[unit]
+                for unit in (self.view.source_unit[first : first + len(edge.start)], self.unit[edge.start])
+            )
+            first += len(edge.start)
+            own, comes, goes = (made > 0) & (read > 0), (made == 0) & (read > 0), (made > 0) & (read == 0)
+            if own.any() and self.inside[edge.source] and self.inside[edge.reader]:
+                yield self._edge(edge, own, float(read[own].sum()))
+            if comes.any() and self.inside[edge.reader]:
+                yield self._coming(self._edge(edge, comes, float(read[comes].sum())), edge)
+            if goes.any() and self.inside[edge.source]:
+                yield self._going(self._edge(edge, np.zeros(len(goes), bool), float(made[goes].sum())), edge)
+
+    def _edge(self, edge: Edge, some: NDArray[np.bool_], num: float) -> Edge:
+        ends = int(self.number[edge.source]), int(self.number[edge.reader])
+        return replace(
+            edge, source=ends[0], reader=ends[1], num=num, start=edge.start[some], stop=edge.stop[some]
+        )
+
+    def _coming(self, found: Edge, edge: Edge) -> Edge:
+        row, made = self._row(edge)
+        return replace(found, source=self._outside(edge.source), made=made, table=edge.table[[row]])
+
+    def _going(self, found: Edge, edge: Edge) -> Edge:
+        """What the next stage would have to pay more if it were handed something else than now."""
+        chosen = self.whole.choice[[edge.reader]]
+        keys = 2 * edge.needed + edge.free
+        column = np.searchsorted(np.unique(keys), keys[chosen])
+        table = edge.table[:, column]
+        more = np.maximum(table - table[self._row(edge)[0]], 0.0)
+        reader = self._outside(edge.reader)
+        return replace(found, reader=reader, needed=edge.needed[chosen], free=edge.free[chosen], table=more)
+
+    def _row(self, edge: Edge) -> tuple[int, Ints]:
+        """The row of an edge's table, and the sharding, in which its source makes the value."""
+        made = edge.made[self.whole.choice[[edge.source]]]
+        return int(np.searchsorted(np.unique(edge.made), made[0])), made
 
     def _memory(self, memory: StageMemory) -> dict[str, Any]:
         """The spans of what the stage makes and holds."""

@@ -46,6 +46,7 @@ class Subject:
         names: Names of that mesh's axes in the plan.
         tensors: The arguments that lie there.
         number: The stage's number; None for a plan without stages.
+        level_bytes: What the problem's memory shows beyond what a device needs, where it is known less closely.
     """
 
     plan: "Plan"
@@ -55,6 +56,7 @@ class Subject:
     names: tuple[str, ...]
     tensors: Sequence[Tensor]
     number: int | None = None
+    level_bytes: float = 0.0
 
     @property
     def stage(self) -> Stage | None:
@@ -111,7 +113,8 @@ def _stage_subject(plan: "Plan", record: StagedRecord, whole: Facts, number: int
     facts = whole.within(replace(whole.program, trips=part.program.trips, node=part.program.node))
     reads = facts.program.reads[np.repeat(facts.program.trips > 0, np.diff(facts.program.start))]
     data = [t for t in plan.arguments if t.role == "data" and (reads == facts.values[t.path]).any()]
-    return Subject(plan, part, facts, stage.replica, stage.mesh.names[1:], (*stage.tensors, *data), number)
+    level = (part.problem.limit or 0.0) - (view.record.problem.limit or 0.0)
+    return Subject(plan, part, facts, stage.replica, stage.mesh.names[1:], (*stage.tensors, *data), number, level)
 
 
 def _memory(plan: "Plan", number: int) -> StageMemory:

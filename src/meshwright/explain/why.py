@@ -1,16 +1,17 @@
 """Why a tensor is split as it is: the runner-ups at their true price, and what forced the choice."""
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
+from meshwright.explain.effects import Effect, Effects
 from meshwright.explain.explanation import BARELY, Alternative, Explanation
-from meshwright.explain.judging import facts_of
 from meshwright.explain.pricing import Priced, Pricing
-from meshwright.explain.record import Record
-from meshwright.explain.uses import Facts
+from meshwright.explain.subjects import Subject, subjects_of
 from meshwright.explain.words import sharding_words, symbols
 from meshwright.planner.show import cost_text
 from meshwright.units import format_bytes
@@ -26,31 +27,57 @@ def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
     found = plan.find(path)
     if plan.record is None:
         raise ShardingError(
-            "this plan keeps no record of its search (it has stages, or an earlier Meshwright wrote it), so nothing "
-            "else can be priced; make a plan of one program with this version"
+            "this plan keeps no record of its search (an earlier Meshwright wrote it), so nothing else can be priced; "
+            "make the plan again with this version"
         )
     if len(found) > 1:
         names = ", ".join(t.path for t in found[:3])
         raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")
-    return Explainer(plan).explain(found[0], seconds)
+    return explainer_of(subjects_of(plan), found[0]).explain(found[0], seconds)
+
+
+def explainer_of(subjects: Sequence[Subject], tensor: "Tensor") -> "Explainer":
+    """What explains a tensor: of a pipelined plan, the stage that owns it."""
+    found = [Explainer(subject) for subject in subjects]
+    return next((explainer for explainer in found if explainer.decides(tensor)), found[-1])
 
 
 class Explainer:
-    """Explains tensors of one plan, one after another.
+    """Explains tensors of one program, one after another.
 
     Args:
-        plan: The plan.
-        facts: What the plan's axes do, where that is known already.
+        subject: The program of a plan, or a stage of it.
     """
 
-    def __init__(self, plan: "Plan", facts: Facts | None = None):
-        self.plan = plan
-        self.record: Record = plan.record
-        self.facts = facts or facts_of(plan, self.record.program)
-        floor = plan.cost.total if plan.solution.status == "optimal" else plan.solution.lower_bound
-        self.pricing = Pricing(self.record, floor)
-        self._free: Priced | None = None
+    def __init__(self, subject: Subject):
+        self.subject, self.plan, self.record, self.facts = subject, subject.plan, subject.record, subject.facts
+        self.effects = None if subject.number is None else Effects(subject)
         self._nodes = {p: i for i, node in enumerate(self.record.problem.nodes) for p in node.paths}
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        """Prices of everything else."""
+        solution = self.plan.solution
+        if self.effects is None:
+            floor = self.plan.cost.total if solution.status == "optimal" else solution.lower_bound
+            return Pricing(self.record, floor)
+        return Pricing(self.record, Pricing(self.record, 0.0).free().cost)
+
+    @cached_property
+    def _free(self) -> Priced:
+        return self.pricing.free()
+
+    def decides(self, tensor: "Tensor") -> bool:
+        """Whether how a tensor lies is decided in this program."""
+        program = self.record.program
+        if tensor.path in self.facts.values:
+            return tensor.path in self._nodes
+        place = list(program.outputs).index(tensor.path)
+        argument, value = int(program.taken[place]), int(program.made[place])
+        if argument >= 0:
+            return program.inputs[argument] in self._nodes
+        producer = int(program.producer[value])
+        return producer >= 0 and program.trips[producer] > 0
 
     def explain(self, tensor: "Tensor", seconds: float) -> Explanation:
         """One tensor's explanation, given the time for re-solving under the memory limit."""
@@ -89,29 +116,53 @@ class Explainer:
         self, tensor: "Tensor", value: int, node: int, priced: Priced, allowed: bool, tied: tuple[str, ...]
     ) -> Alternative:
         limit = self.record.problem.limit
-        spec = self.facts.spec_of(value, priced.code)
-        changes = () if priced.choice is None else tuple(self.pricing.changes(self.plan.mesh, priced.choice))
-        priced_at = priced.at_least if priced.cost == float("inf") else priced.cost
+        spec = self._spec(tensor, priced.code)
+        where = (self.subject.mesh, self.subject.names)
+        changes = () if priced.choice is None else tuple(self.pricing.changes(*where, priced.choice))
         too_much = limit is not None and priced.peak_bytes > limit
+        cost, at_least, effect = self._costs(priced)
         return Alternative(
             spec,
             symbols(tensor.shape, self.plan.judgement.letters[tensor.path], spec),
             self._words(tensor, value, node, spec, priced),
-            priced.cost,
-            priced.at_least,
-            priced_at - self.plan.cost.total,
+            cost,
+            at_least,
+            (at_least if cost == float("inf") else cost) - self.plan.cost.total,
             priced.is_exact,
             allowed,
             not (too_much and priced.at_least == float("inf")),
-            priced.peak_bytes,
+            max(0, priced.peak_bytes - round(self.subject.level_bytes)) if priced.peak_bytes else 0,
             changes,
-            dict.fromkeys(tied, spec),
+            dict.fromkeys(tied, spec) if effect is None else {},
+            effect,
         )
+
+    def _costs(self, priced: Priced) -> tuple[float, float, Effect | None]:
+        """Of a step with what was found: its time, a bound on it, and of a stage what the stage has to do with it."""
+        if self.effects is None:
+            return priced.cost, priced.at_least, None
+        total = self.plan.cost.total
+        at_least = total + priced.at_least - self.effects.cost
+        if priced.choice is None:
+            return priced.cost, at_least, Effect(0.0, 0.0, 0.0)
+        effect = self.effects.of(priced.choice)
+        cost = total + effect.step_s
+        return cost, cost if priced.is_exact else min(cost, at_least), effect
+
+    def _spec(self, tensor: "Tensor", code: int) -> "Spec":
+        """A sharding with its axes' names; what is spread over replicas stays so."""
+        names, rank = self.subject.names, len(tensor.shape)
+        kept = [tuple(a for a in axes if a not in names) for axes in tensor.spec]
+        dims = self.record.problem.axes.dims(code, rank)
+        return tuple((*more, *(names[a] for a in axes)) for more, axes in zip(kept, dims, strict=True))
 
     def _words(self, tensor: "Tensor", value: int, node: int, spec: "Spec", priced: Priced) -> str:
         """``column-split over y``: what each axis would do, in the plan that was found."""
         if not any(spec):
             return "whole on every device"
+        spec = tuple(tuple(axis for axis in axes if axis in self.subject.names) for axes in spec)
+        if not any(spec):
+            return "not split further"
         parts = self.facts.dim_parts(value) if tensor.role == "parameters" else [""] * len(spec)
         words = []
         for part, axes in zip(parts, spec, strict=True):
@@ -124,7 +175,7 @@ class Explainer:
 
     def _is_read_split(self, node: int, axis: str, choice: Ints) -> bool:
         """Whether some reader before the update takes the tensor as an axis splits it."""
-        problem, number = self.record.problem, self.facts.names.index(axis)
+        problem, number = self.record.problem, self.subject.names.index(axis)
         last = self.record.program.phases.index("update")
         readers = [e for e in problem.edges if e.source == node and problem.nodes[e.reader].phase not in (last, -1)]
         codes = [int(e.needed[choice[e.reader]]) for e in readers]
@@ -146,6 +197,9 @@ class Explainer:
         if not known:
             return "cost", "no other way was found that fits the memory."
         best = min(known, key=lambda a: a.cost)
+        if best.difference < -BARELY * plan.cost.total:
+            saved = cost_text(plan, -best.difference)
+            return "cost", f"all layers were solved together; for this stage alone {best.symbols} would save {saved}."
         if best.difference <= BARELY * plan.cost.total:
             return "cost", f"{best.symbols} would cost the same: either would do."
         more, least = cost_text(plan, best.difference), "" if best.is_exact else "up to "
@@ -161,20 +215,24 @@ class Explainer:
         problem, plan = self.record.problem, self.plan
         if problem.limit is None:
             return None
-        if self._free is None:
-            self._free = self.pricing.free()
         assert self._free.choice is not None
         code = int(problem.nodes[node].codes[self._free.choice[node]])
         if code == chosen or self._free.peak_bytes <= problem.limit:
             return None
         shape = tuple(self.record.program.types[problem.nodes[node].type][0])
-        names = tuple(tuple(self.facts.names[a] for a in axes) for axes in problem.axes.dims(code, len(shape)))
-        gain = cost_text(plan, plan.cost.total - self._free.cost)
+        names = tuple(tuple(self.subject.names[a] for a in axes) for axes in problem.axes.dims(code, len(shape)))
+        gain = cost_text(plan, plan.cost.total - self._costs(self._free)[0])
+        level = self.subject.level_bytes
         return (
-            f"memory forces it: without the limit of {format_bytes(problem.limit)} it would be "
-            f"{sharding_words(shape, [''] * len(shape), names, plan.mesh.shape)}, in a plan that is {gain} faster and "
-            f"needs {format_bytes(self._free.peak_bytes)} on each device."
+            f"memory forces it: without the limit of {format_bytes(problem.limit - level)} it would be "
+            f"{sharding_words(shape, [''] * len(shape), names, self._mesh)}, in a plan that is {gain} faster and "
+            f"needs {format_bytes(self._free.peak_bytes - level)} on each device."
         )
+
+    @property
+    def _mesh(self) -> dict[str, int]:
+        stage = self.subject.stage
+        return (self.plan.mesh if stage is None else stage.mesh).shape
 
     def _explanation(
         self,
@@ -193,11 +251,13 @@ class Explainer:
             tied,
             tensor.spec,
             symbols(tensor.shape, letters, tensor.spec),
-            sharding_words(tensor.shape, letters, tensor.spec, self.plan.mesh.shape),
+            sharding_words(tensor.shape, letters, tensor.spec, self._mesh),
             judgement.kinds[tensor.path],
             self.plan.cost.total,
             found,
             forced_by,
             reason,
             num_left,
+            self.subject.number,
+            "" if self.effects is None else self.effects.text(),
         )

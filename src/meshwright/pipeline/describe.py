@@ -39,7 +39,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     bound = _bound(search)
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
-    arguments = tuple(_arguments(traced, state))
+    arguments = tuple(_arguments(traced, state, found.stages[0].option, catalogue.rows.batch))
     results, call = tuple(_results(traced, arguments)), traced.call
     mesh = Mesh((cluster.num_devices,), cluster)
     stages_from = (
@@ -177,15 +177,18 @@ def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
     return spec
 
 
-def _arguments(traced: Traced, state: dict[str, Tensor]) -> Iterator[Tensor]:
-    """All arguments; what is no stage's state is data, which the stages that read it get."""
+def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: int) -> Iterator[Tensor]:
+    """All arguments; what is no stage's state is data, which the stages that read it get, rows split as on the first."""
     graph = traced.graph
+    axes = ("x",) * (option.data > 1) + ("y",) * (option.prices.batch_parts > 1)
     for position in traced.call.arguments.positions:
         if position is None:
             yield KEPT
             continue
         path, kind = graph.input_paths[position], graph.types[graph.inputs[position]]
-        yield state.get(path, Tensor(path, kind.shape, kind.dtype, ((),) * len(kind.shape), "data"))
+        split = axes if kind.shape and kind.shape[0] == rows else ()
+        spec = (split, *((),) * (len(kind.shape) - 1)) if kind.shape else ()
+        yield state.get(path, Tensor(path, kind.shape, kind.dtype, spec, "data"))
 
 
 def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:

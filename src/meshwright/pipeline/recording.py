@@ -99,38 +99,33 @@ class _Recorder(Pricing):
         back = self._back
         assert back is not None
         free = unrestricted(back.formulation)
-        nodes, units = self._members(back)
+        record = make_record(back, limit, free)
+        once = [(i, seconds) for i, seconds in enumerate(self._once(free)) if seconds.any()]
+        folded, units = back.folded, self._units(back)
+        order = np.argsort(folded.untied.which, kind="stable")
         kinds, sent, at = _sent(back)
         used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
         return View(
-            record=make_record(back, limit, free),
+            record=replace(record, problem=replace(record.problem, once=once)),
             rows=rows,
-            member_node=nodes,
+            member_node=np.array([*folded.group_class, *folded.shared_class], np.int64),
             member_unit=units,
-            once=[(i, seconds) for i, seconds in enumerate(self._once(free)) if seconds.any()],
+            source_unit=units[folded.untied.source[order]],
             held=used[used < len(self.graph.inputs)],
             sent_kinds=kinds,
             sent=sent,
             sent_op=at,
         )
 
-    def _members(self, back: Readback) -> tuple[Ints, Ints]:
-        """Groups and shared readings, node after node, with their units."""
-        folded, leader = back.folded, self.grouping.placed.leader
+    def _units(self, back: Readback) -> Ints:
+        """The unit of each group, then of each shared reading: that of its first reader."""
         places, slots = self.layers.places, self.grouping.slots
-        nodes: list[int] = []
-        units: list[int] = []
-        for which, members in enumerate(folded.members):
-            for group in members:
-                argument = self.grouping.groups[group].argument
-                units.append(int(places.unit[leader[group]]) if argument is None else places.arguments[argument][0])
-            nodes += [which] * len(members)
-        for which, members in enumerate(folded.shared_members, start=len(folded.members)):
-            for reading in members:
-                group, rank = folded.shared[reading].readers[0]
-                units.append(int(places.unit[slots.op[slots.start[group] + rank]]))
-            nodes += [which] * len(members)
-        return np.array(nodes, np.int64), np.array(units, np.int64)
+        led = [
+            places.unit[group.leader] if group.argument is None else places.arguments[group.argument][0]
+            for group in self.grouping.groups
+        ]
+        read = [slots.op[slots.start[group] + rank] for group, rank in (s.readers[0] for s in back.folded.shared)]
+        return np.array([*led, *places.unit[read]], np.int64)
 
     def _once(self, free: Formulation) -> Iterator[Array]:
         """For each group's node the seconds of one of them that are spent once a step, for each strategy."""
