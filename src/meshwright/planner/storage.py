@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
 from meshwright.planner.details import Collective, Load, OpPlan
-from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.planner.plan import Considered, Cost, Improvement, Memory, Plan, Round, SolutionSummary
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.tensor import Spec, Tensor
 
@@ -140,7 +140,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "memory": asdict(plan.memory),
         "solution": {k: v for k, v in asdict(plan.solution).items() if k != "seconds"},
         "unsplittable": list(plan.unsplittable),
-        "considered": [asdict(c) for c in plan.considered],
+        "considered": [_considered_to_json(c) for c in plan.considered],
         "provenance": dict(plan.provenance),
         "arguments": [_tensor_to_json(t) for t in plan.arguments],
         "results": [_tensor_to_json(t) for t in plan.results],
@@ -183,13 +183,26 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         results=tuple(_tensor_from_json(t) for t in data["results"]),
         details=_details_from_json(data),
         unsplittable=tuple(data["unsplittable"]),
-        considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),
+        considered=tuple(map(_considered_from_json, data["considered"])),
         provenance=data["provenance"],
         in_structure=data["in_structure"],
         out_structure=data["out_structure"],
         pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
         stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
     )
+
+
+def _considered_to_json(view: Considered) -> dict[str, Any]:
+    rounds = [[r.num_held, r.status, [[p.cost, p.lower_bound] for p in r.progress]] for r in view.rounds]
+    return asdict(replace(view, rounds=())) | {"rounds": rounds}
+
+
+def _considered_from_json(data: dict[str, Any]) -> Considered:
+    rounds = tuple(
+        Round(held, status, tuple(Improvement(*step) for step in progress))
+        for held, status, progress in data.get("rounds", ())
+    )
+    return Considered(**(data | {"shape": tuple(data["shape"]), "rounds": rounds}))
 
 
 def stage_to_json(stage: Stage) -> dict[str, Any]:
