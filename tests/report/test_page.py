@@ -42,7 +42,7 @@ def test_a_notebook_gets_a_frame():
 
 def test_the_timeline_keeps_the_order_of_stages():
     plan = staged(mw.cluster("2x4 h100"))
-    first, second = bars(plan)
+    first, second = bars(plan.simulate())
     assert [b["work"] for b in second][:4] == ["forward", "backward", "forward", "backward"]
     done = {(b["work"], b["microbatch"]): b for b in first}
     for bar in second:

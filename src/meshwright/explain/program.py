@@ -11,7 +11,10 @@ from meshwright.explain.words import label_words, symbols
 def program_lines(facts: Facts) -> Iterator[str]:
     """Arguments, then operations: ``%12 = dot_general  B_x S D · D F_y → B_x S F_y  forward  mlp  # file:line``."""
     program = facts.program
+    here = program.touched
     for value, path in enumerate(program.inputs):
+        if value not in here:
+            continue  # another stage's
         yield f"%{value} = {path}  {_type(facts, value)}  {_symbols(facts, value)}"
     for op in program.running:
         made = ", ".join(f"%{value}" for value in program.made_by(op))
@@ -22,7 +25,8 @@ def program_lines(facts: Facts) -> Iterator[str]:
         phase, source = program.phases[program.phase[op]], program.sources[program.source[op]]
         yield f"{made} = {name}({reads})  {how}  {phase}{trips}  {scope or '-'}  # {source}"
     for path, value in zip(program.outputs, program.made.tolist(), strict=True):
-        yield f"{path} = %{value}"
+        if value in here:
+            yield f"{path} = %{value}"
 
 
 def _type(facts: Facts, value: int) -> str:

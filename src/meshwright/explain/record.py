@@ -104,6 +104,12 @@ class Program(Kept):
         """The operations that run at all."""
         return np.flatnonzero(self.trips > 0).tolist()
 
+    @cached_property
+    def touched(self) -> set[int]:
+        """The values that running operations read or make, and arguments that none reads at all."""
+        found = {v for op in self.running for v in (*self.reads_of(op), *self.made_by(op))}
+        return found | set(range(len(self.inputs))) - set(self.reads.tolist())
+
     def reads_of(self, op: int) -> list[int]:
         return self.reads[self.start[op] : self.start[op + 1]].tolist()
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from meshwright.explain.judging import facts_of
 from meshwright.explain.lifting import lifted
 from meshwright.explain.record import MEMORY_ROLES, Record
@@ -111,8 +109,7 @@ def _stage_subject(plan: "Plan", record: StagedRecord, whole: Facts, number: int
     share = record.share(stage.chunks or (stage.layers,))
     part = cut(view, record.unit, record.argument_unit, share, _memory(plan, number))
     facts = whole.within(replace(whole.program, trips=part.program.trips, node=part.program.node))
-    reads = facts.program.reads[np.repeat(facts.program.trips > 0, np.diff(facts.program.start))]
-    data = [t for t in plan.arguments if t.role == "data" and (reads == facts.values[t.path]).any()]
+    data = [t for t in plan.arguments if t.role == "data" and facts.values[t.path] in facts.program.touched]
     level = (part.problem.limit or 0.0) - (view.record.problem.limit or 0.0)
     return Subject(plan, part, facts, stage.replica, stage.mesh.names[1:], (*stage.tensors, *data), number, level)
 

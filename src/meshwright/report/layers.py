@@ -11,23 +11,28 @@ from meshwright.explain.words import label_words
 from meshwright.strategy.reshard import SLICE, Resharding
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.hardware import Mesh
 
 _MOST_GROUPS = 160  # in one drawing
 _LAPS = 2  # neighbouring layers may differ: two of them are shown
 
 
-def layer_data(plan: "Plan", facts: Facts) -> dict[str, Any]:
-    """Graphs of the repeated layers (of the whole program where nothing repeats), and all operations."""
-    layers = _Layers(plan, facts)
+def layer_data(mesh: "Mesh", facts: Facts) -> dict[str, Any]:
+    """Graphs of the repeated layers (of the whole program where nothing repeats), and all operations.
+
+    Args:
+        mesh: The mesh that the program is split over.
+        facts: What its axes do.
+    """
+    layers = _Layers(mesh, facts)
     return {"layers": layers.graphs(), "operations": layers.operations()}
 
 
 class _Layers:
-    def __init__(self, plan: "Plan", facts: Facts):
+    def __init__(self, mesh: "Mesh", facts: Facts):
         self.facts = facts
         self.program: Program = facts.program
-        self.resharding = Resharding(plan.mesh, self.facts.axes)
+        self.resharding = Resharding(mesh, self.facts.axes)
         self._notations: dict[tuple[Any, ...], str] = {}
         self._sent: dict[tuple[int, int, int], list[str]] = {}
 

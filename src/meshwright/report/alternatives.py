@@ -1,0 +1,58 @@
+"""What else was possible, for every tensor that the page shows, as far as there is time to price it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.explain.explanation import Explanation
+from meshwright.explain.subjects import Subject
+from meshwright.explain.tensors import Row
+from meshwright.explain.why import Explainer
+
+_CHANGES = 3
+
+
+def add_alternatives(
+    subjects: Sequence[Subject], rows: Sequence[Row], shown: list[dict[str, Any]], seconds: float
+) -> None:
+    """Prices what else was possible, the largest tensors first, while there is time.
+
+    Args:
+        subjects: The plan's program, or its stages.
+        rows: Tensors, as tables show them.
+        shown: What the page has of each; the alternatives are put there.
+        seconds: The time.
+    """
+    explainers = [Explainer(subject) for subject in subjects]
+    tensors = {t.path: t for t in subjects[0].plan.arguments}
+    wanted = [i for i, row in enumerate(rows) if row.role in ("parameters", "data") and row.shape]
+    wanted.sort(key=lambda i: (rows[i].role != "parameters", -rows[i].bytes_on_device * len(rows[i].paths)))
+    deadline = time.perf_counter() + seconds
+    for done, i in enumerate(wanted):
+        if done == 1:  # the first has loaded the solver, which does not count
+            deadline = time.perf_counter() + seconds
+        left = max(0.0, deadline - time.perf_counter())
+        if not left and done:
+            return
+        tensor = tensors[rows[i].paths[0]]
+        explainer = next((e for e in explainers if e.decides(tensor)), explainers[-1])
+        shown[i] |= _explanation(explainer.explain(tensor, left / (len(wanted) - done)))
+
+
+def _explanation(found: Explanation) -> dict[str, Any]:
+    alternatives = [
+        {
+            "symbols": a.symbols,
+            "words": a.words,
+            "difference": a.difference if a.at_least < float("inf") else None,
+            "sure": "exact" if a.is_exact else "at least" if a.cost == float("inf") else "at most",
+            "allowed": a.allowed,
+            "fits": a.fits,
+            "peak": a.peak_bytes,
+            "changes": [[c.what, c.where, c.seconds] for c in a.changes[:_CHANGES]],
+            **({} if a.effect is None else {"microbatch": a.effect.microbatch_s, "once": a.effect.once_s}),
+        }
+        for a in found.alternatives
+    ]
+    where = {} if found.stage is None else {"stage": found.stage, "counts": found.counts}
+    return {"reason": found.reason, "alternatives": alternatives, "left": found.num_left, **where}
