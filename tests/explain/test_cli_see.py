@@ -54,7 +54,7 @@ def test_bad_input_is_one_clear_line(saved, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text(saved.read_text()[:5000])
     assert "not valid JSON" in refuse("diff", saved, broken)
-    broken.write_text(saved.read_text().replace('"version": 2', '"version": 77'))
+    broken.write_text(saved.read_text().replace('"version": 3', '"version": 77'))
     assert "version 77" in refuse("report", broken, "-o", tmp_path / "page.html")
     assert "there is no folder" in refuse("report", saved, "-o", tmp_path / "no" / "page.html")
     assert "it is a folder" in refuse("report", saved, "-o", tmp_path)

@@ -1,22 +1,13 @@
 """What another choice in one stage does to the step: to its microbatches, to what it does once, to all stages."""
 
-from typing import NamedTuple
-
 import numpy as np
 
+from meshwright.explain.explanation import Effect
 from meshwright.explain.record import MEMORY_ROLES, Ints, Problem
 from meshwright.explain.subjects import EXCHANGED, Subject
 from meshwright.pipeline.step_time import seconds_of, step_s
 
 _PARAMETERS = MEMORY_ROLES.index("parameters")
-
-
-class Effect(NamedTuple):
-    """Seconds more than now, negative for less: of one microbatch in the stage, once a step there, of the step."""
-
-    microbatch_s: float
-    once_s: float
-    step_s: float
 
 
 def cost_of(problem: Problem, choice: Ints) -> float:

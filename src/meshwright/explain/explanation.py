@@ -1,12 +1,11 @@
 """What an explanation is: a tensor's sharding, every other one at its price, and what forced the choice."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.explain.effects import Effect
 from meshwright.explain.pricing import Change
 from meshwright.planner.show import cost_text
 from meshwright.screen import Printed, plain_table
@@ -19,6 +18,14 @@ if TYPE_CHECKING:
 BARELY = 1e-9  # relative difference of costs that are the same
 _MOST_CHANGES = 3
 _MOST_SHOWN = 8
+
+
+class Effect(NamedTuple):
+    """Seconds more than now, negative for less: of one microbatch in the stage, once a step there, of the step."""
+
+    microbatch_s: float
+    once_s: float
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING
 from meshwright.explain.at_rest import pipeline_verdict
 from meshwright.explain.judgement import Judgement
 from meshwright.explain.kinds import Kinds
-from meshwright.explain.record import Program
 from meshwright.explain.uses import Facts
 from meshwright.explain.verdict import judge
 
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
     from meshwright.planner.tensor import Tensor
-
-
-def facts_of(plan: "Plan", program: Program) -> Facts:
-    """What the axes of a plan's mesh do in its program."""
-    return Facts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
 
 
 def judge_plan(plan: "Plan", facts: Facts) -> Judgement:

@@ -21,7 +21,7 @@ _CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to 
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
 _ROUNDS = 6
 _ALWAYS = 8  # shardings are priced without memory, however long it takes
-_ALWAYS_TIGHTLY = 4  # are priced under a limit that the plan itself fills
+_ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
 _FULL = 0.97  # of the limit: so much is full
 _FREE = 0.5  # of the time, at most, goes to solving without memory
 

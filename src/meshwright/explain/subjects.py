@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from meshwright.explain.judging import facts_of
 from meshwright.explain.lifting import lifted
 from meshwright.explain.record import MEMORY_ROLES, Record
 from meshwright.explain.staged import StagedRecord, StageMemory, View, cut
-from meshwright.explain.uses import Facts
+from meshwright.explain.uses import Facts, facts_of
 from meshwright.explain.words import bytes_on_device
 from meshwright.hardware.mesh import AXIS_NAMES
-from meshwright.pipeline.schedules import in_flight
 from meshwright.planner.details import Collective
 from meshwright.planner.stage import Stage
 from meshwright.planner.tensor import Tensor
@@ -115,6 +113,8 @@ def _stage_subject(plan: "Plan", record: StagedRecord, whole: Facts, number: int
 
 
 def _memory(plan: "Plan", number: int) -> StageMemory:
+    from meshwright.pipeline.schedules import in_flight
+
     stage, pipeline = plan.stages[number], plan.pipeline
     assert pipeline is not None
     sizes = (len(plan.stages), pipeline.num_microbatches, pipeline.interleave)

@@ -28,7 +28,7 @@ from meshwright.explain.record import VIRTUAL, Nest, Program
 from meshwright.strategy.sharding import Axes
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Spec
+    from meshwright.planner.plan import Plan, Spec
 
 _NEUTRAL, _ACTIVATION = -2, -1  # what a value is made from: constants alone, activations; else the parameter's value
 _LOOKED_UP = ("sum", "or")  # how the parts of a look-up in a split table are joined
@@ -299,6 +299,11 @@ class Facts:
         """A sharding's code as axis names."""
         rank = len(self.program.shape(value))
         return tuple(tuple(self.names[a] for a in axes) for axes in self.axes.dims(code, rank))
+
+
+def facts_of(plan: "Plan", program: Program) -> Facts:
+    """What the axes of a plan's mesh do in its program."""
+    return Facts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
 
 
 def _looked_up(nest: Nest) -> list[int]:

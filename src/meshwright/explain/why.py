@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
-from meshwright.explain.effects import Effect, Effects
-from meshwright.explain.explanation import BARELY, Alternative, Explanation
+from meshwright.explain.explanation import BARELY, Alternative, Effect, Explanation
 from meshwright.explain.pricing import Priced, Pricing
 from meshwright.explain.subjects import Subject, subjects_of
 from meshwright.explain.words import sharding_words, symbols
@@ -17,6 +16,7 @@ from meshwright.planner.show import cost_text
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
+    from meshwright.explain.effects import Effects
     from meshwright.planner.plan import Plan, Spec, Tensor
 
 Ints = NDArray[np.int64]
@@ -42,6 +42,12 @@ def explainer_of(subjects: Sequence[Subject], tensor: "Tensor") -> "Explainer":
     return next((explainer for explainer in found if explainer.decides(tensor)), found[-1])
 
 
+def _effects(subject: Subject) -> "Effects":
+    from meshwright.explain.effects import Effects  # only stages need schedules
+
+    return Effects(subject)
+
+
 class Explainer:
     """Explains tensors of one program, one after another.
 
@@ -51,7 +57,7 @@ class Explainer:
 
     def __init__(self, subject: Subject):
         self.subject, self.plan, self.record, self.facts = subject, subject.plan, subject.record, subject.facts
-        self.effects = None if subject.number is None else Effects(subject)
+        self.effects = None if subject.number is None else _effects(subject)
         self._nodes = {p: i for i, node in enumerate(self.record.problem.nodes) for p in node.paths}
 
     @cached_property
