@@ -3,17 +3,11 @@
 import numpy as np
 
 from meshwright.explain.explanation import Effect
-from meshwright.explain.record import MEMORY_ROLES, Ints, Problem
+from meshwright.explain.record import MEMORY_ROLES, Ints
 from meshwright.explain.subjects import EXCHANGED, Subject
 from meshwright.pipeline.step_time import seconds_of, step_s
 
 _PARAMETERS = MEMORY_ROLES.index("parameters")
-
-
-def cost_of(problem: Problem, choice: Ints) -> float:
-    """Seconds of a choice, as the problem adds them up."""
-    nodes = sum(n * float(cost[s]) for n, cost, s in zip(problem.copies, problem.costs, choice, strict=True))
-    return nodes + sum(e.num * float(e.matrix[choice[e.source], choice[e.reader]]) for e in problem.edges)
 
 
 class Effects:
@@ -31,7 +25,7 @@ class Effects:
         self.times = [seconds_of(other) for other in plan.stages]
         self.step_s, self.busiest = step_s(self.pipeline, self.times)
         self._now = self._seconds(self.problem.choice)
-        self.cost = cost_of(self.problem, self.problem.choice)
+        self.cost = self.problem.cost_of(self.problem.choice)
         # What is computed again, and rows between two numbers that were priced, make a microbatch longer in proportion.
         self._longer = stage.microbatch_s / self._now[0] if self._now[0] > 0 else 1.0
 
@@ -54,7 +48,7 @@ class Effects:
     def _seconds(self, choice: Ints) -> tuple[float, float]:
         """Seconds of one microbatch, and of what is done once."""
         problem, program = self.problem, self.subject.record.program
-        total, once = cost_of(problem, choice), sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once)
+        total, once = problem.cost_of(choice), sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once)
         update = program.phases.index("update")
         for edge in problem.edges:
             phase = program.phase[edge.start[0]] if len(edge.start) else problem.nodes[edge.reader].phase

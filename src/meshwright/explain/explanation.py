@@ -145,6 +145,8 @@ class Explanation(Printed):
             notes.append("does not fit the memory")
         elif a.at_least == float("inf"):
             notes.append("cannot be done")
+        elif a.cost == float("inf") and not a.peak_bytes:
+            notes.append("bounded, not solved for")
         elif a.cost == float("inf"):
             notes.append("the fastest such plan does not fit; one that does was not found in time")
         notes += [

@@ -127,8 +127,9 @@ class Program(Kept):
     def producer(self) -> Ints:
         """The operation that makes each value; -1 for arguments and constants."""
         found = np.full(len(self.kind), -1)
-        for op in range(self.num_ops):
-            found[self.made_by(op)] = op
+        count = np.array([len(nest.results) for nest in self.nests], np.int64)[self.nest]
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        found[np.repeat(self.first_made, count) + within] = np.repeat(np.arange(self.num_ops), count)
         return found
 
 
@@ -269,6 +270,11 @@ class Problem(Kept):
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], allowed=allowed)
         return replace(self, nodes=nodes)
+
+    def cost_of(self, choice: Ints) -> float:
+        """Seconds of a choice."""
+        nodes = sum(n * float(cost[s]) for n, cost, s in zip(self.copies, self.costs, choice, strict=True))
+        return nodes + sum(e.num * float(e.matrix[choice[e.source], choice[e.reader]]) for e in self.edges)
 
     def copies_made(self, choice: Ints) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes under a choice."""

@@ -85,8 +85,13 @@ class Explainer:
         producer = int(program.producer[value])
         return producer >= 0 and program.trips[producer] > 0
 
-    def explain(self, tensor: "Tensor", seconds: float) -> Explanation:
-        """One tensor's explanation, given the time for re-solving under the memory limit."""
+    def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
+        """One tensor's explanation.
+
+        Args:
+            tensor: The tensor.
+            seconds: Time for re-solving under the memory limit; None to bound everything else without solving for it.
+        """
         value, node = self._subject(tensor)
         if node < 0 or not tensor.shape:
             why = "a scalar cannot be split" if not tensor.shape else "every reader makes it as it needs it"
@@ -95,7 +100,10 @@ class Explainer:
         subject = problem.nodes[node]
         chosen = int(subject.codes[problem.choice[node]])
         codes = sorted({int(code) for code in subject.codes} - {chosen})
-        priced, left = self.pricing.forced(node, codes, seconds)
+        if seconds is None:
+            priced, left = self.pricing.bounded(node, codes), 0
+        else:
+            priced, left = self.pricing.forced(node, codes, seconds)
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
         found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
@@ -200,8 +208,13 @@ class Explainer:
         if (memory := self._memory_reason(node, chosen)) is not None:
             return "memory", memory
         known = [a for a in usable if a.cost < float("inf")]
+        if not known and not any(a.peak_bytes for a in usable):
+            least = min(a.difference for a in usable)
+            if least <= BARELY * plan.cost.total:
+                return "cost", "that others cost more is not proven; they were not solved for."
+            return "cost", f"every other way costs at least {cost_text(plan, least)} more."
         if not known:
-            return "cost", "no other way was found that fits the memory."
+            return "cost", "no other way that fits the memory was found in time."
         best = min(known, key=lambda a: a.cost)
         if best.difference < -BARELY * plan.cost.total:
             saved = cost_text(plan, -best.difference)

@@ -15,7 +15,7 @@ _CHANGES = 3
 def add_alternatives(
     subjects: Sequence[Subject], rows: Sequence[Row], shown: list[dict[str, Any]], seconds: float
 ) -> None:
-    """Prices what else was possible, the largest tensors first, while there is time.
+    """Bounds what else was possible, then solves for it, the largest tensors first, while there is time.
 
     Args:
         subjects: The plan's program, or its stages.
@@ -27,16 +27,16 @@ def add_alternatives(
     tensors = {t.path: t for t in subjects[0].plan.arguments}
     wanted = [i for i, row in enumerate(rows) if row.role in ("parameters", "data") and row.shape]
     wanted.sort(key=lambda i: (rows[i].role != "parameters", -rows[i].bytes_on_device * len(rows[i].paths)))
-    deadline = time.perf_counter() + seconds
-    for done, i in enumerate(wanted):
-        if done == 1:  # the first has loaded the solver, which does not count
-            deadline = time.perf_counter() + seconds
-        left = max(0.0, deadline - time.perf_counter())
-        if not left and done:
+    known = [(i, tensors[rows[i].paths[0]]) for i in wanted]
+    found = [(i, t, next((e for e in explainers if e.decides(t)), explainers[-1])) for i, t in known]
+    for i, tensor, explainer in found:
+        shown[i] |= _explanation(explainer.explain(tensor, None))
+    deadline = time.perf_counter() + seconds  # what loads the solver does not count
+    for done, (i, tensor, explainer) in enumerate(found):
+        left = deadline - time.perf_counter()
+        if left <= 0:
             return
-        tensor = tensors[rows[i].paths[0]]
-        explainer = next((e for e in explainers if e.decides(tensor)), explainers[-1])
-        shown[i] |= _explanation(explainer.explain(tensor, left / (len(wanted) - done)))
+        shown[i] |= _explanation(explainer.explain(tensor, left / (len(found) - done)))
 
 
 def _explanation(found: Explanation) -> dict[str, Any]:

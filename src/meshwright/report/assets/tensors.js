@@ -14,8 +14,9 @@ MW.alternatives = (row) => {
     MW.el("td", {}, MW.symbols(a.symbols)), MW.el("td", {}, a.words), effects(a),
     MW.el("td", { class: `num ${a.difference > 0 ? "more" : "less"}` }, a.difference === null ? "impossible" : `${{ "at least": "≥ ", "at most": "≤ ", exact: "" }[a.sure]}${MW.signed(a.difference)}`),
     MW.el("td", { class: "num" }, a.peak ? MW.bytes(a.peak) : ""),
-    MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? "the fastest such plan does not fit" : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
+    MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? (a.peak ? "the fastest such plan does not fit" : "bounded, not solved for") : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
   out.append(MW.el("div", { class: "scroll" }, MW.el("table", { class: "alternatives" }, MW.el("thead", {}, MW.el("tr", {}, ["instead", "in words", ...(row.counts ? ["a microbatch", "once"] : []), "step", "memory", "because"].map((t) => MW.el("th", { class: /^(instead|in words|because)$/.test(t) ? "" : "num" }, t)))), MW.el("tbody", {}, rows))));
+  if (row.alternatives.some((a) => a.sure === "at least" && !a.peak)) out.append(MW.el("p", { class: "note" }, "≥ marks a bound: no such plan costs less. What they really cost: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
   if (row.left) out.append(MW.el("p", { class: "note" }, `${row.left} more were not priced: `, MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]} --seconds 10`)));
   return out;
 };
