@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.explain.record import Dims, Nest, Program
+from meshwright.explain.traced import Dims, Nest, Program
 
 Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.errors import MeshwrightError
 from meshwright.explain.dump_program import PROGRAM_FILES, write_csv
 from meshwright.explain.solver_log import solver_lines
-from meshwright.explain.subjects import subjects_of
+from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import TensorTable, plan_rows
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def dump(plan: "Plan", folder: Path, function: Any = None, args: Sequence[Any] =
     for name, (what, write) in FILES.items():
         if write(plan, folder / name):
             written[name] = what
-    for subject in subjects_of(plan):
+    for subject in Subjects(plan):
         place = folder if subject.number is None else folder / f"stage-{subject.number}"
         place.mkdir(exist_ok=True)
         for name, (_, write_program) in PROGRAM_FILES.items():

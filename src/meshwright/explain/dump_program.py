@@ -7,10 +7,11 @@ from typing import Any
 
 from meshwright.explain.notation import notation
 from meshwright.explain.program import program_lines
-from meshwright.explain.record import MEMORY_ROLES, VIRTUAL
+from meshwright.explain.record import MEMORY_ROLES
 from meshwright.explain.subjects import Subject
 from meshwright.explain.tensors import TensorTable, plan_rows
 from meshwright.explain.timeline import memory_over_time
+from meshwright.explain.traced import VIRTUAL
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bool:

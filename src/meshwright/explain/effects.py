@@ -3,8 +3,9 @@
 import numpy as np
 
 from meshwright.explain.explanation import Effect
-from meshwright.explain.record import MEMORY_ROLES, Ints
+from meshwright.explain.record import MEMORY_ROLES
 from meshwright.explain.subjects import EXCHANGED, Subject
+from meshwright.explain.traced import Ints
 from meshwright.pipeline.step_time import seconds_of, step_s
 
 _PARAMETERS = MEMORY_ROLES.index("parameters")
@@ -43,12 +44,18 @@ class Effects:
         many = self.pipeline.num_microbatches
         if self.number == self.busiest:
             return f"the busiest stage: what a microbatch takes longer here, the step takes {many} times, once for each"
-        return f"stage {self.busiest} is busier: what a microbatch takes longer here, the step takes once, to fill"
+        return (
+            f"stage {self.busiest} is busier: until this one is the busiest, what a microbatch takes longer here, the "
+            "step takes once"
+        )
 
     def _seconds(self, choice: Ints) -> tuple[float, float]:
         """Seconds of one microbatch, and of what is done once."""
         problem, program = self.problem, self.subject.record.program
-        total, once = problem.cost_of(choice), sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once)
+        total, once = (
+            problem.cost_of(choice),
+            sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once),
+        )
         update = program.phases.index("update")
         for edge in problem.edges:
             phase = program.phase[edge.start[0]] if len(edge.start) else problem.nodes[edge.reader].phase

@@ -1,15 +1,16 @@
 """Judges a plan, or each of its stages, from the record of its program."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.at_rest import pipeline_verdict
-from meshwright.explain.judgement import Judgement
+from meshwright.explain.judgement import Judgement, Verdict
 from meshwright.explain.kinds import Kinds
 from meshwright.explain.uses import Facts
 from meshwright.explain.verdict import judge
 
 if TYPE_CHECKING:
+    from meshwright.explain.subjects import Subject
     from meshwright.planner.plan import Plan
     from meshwright.planner.tensor import Tensor
 
@@ -24,12 +25,20 @@ def judge_plan(plan: "Plan", facts: Facts) -> Judgement:
 
 def judge_stages(plan: "Plan") -> Judgement:
     """The judgement of a pipelined plan: each stage by itself; a tensor is what it is on the first that has it."""
-    from meshwright.explain.subjects import subjects_of
+    from meshwright.explain.subjects import Subjects
 
-    subjects = subjects_of(plan)
-    # Gradients that wait on every device for the last microbatch are not sharded, however they are brought together.
-    sent = [[c for c in s.collectives if s.spread != 1 or c.axes != ("x",)] for s in subjects]
-    verdicts = tuple(judge(s.facts, s.tensors, found) for s, found in zip(subjects, sent, strict=True))
+    subjects = Subjects(plan)
+    known: dict[Any, Verdict] = {}
+    verdicts = []
+    for subject in subjects:
+        alike = (
+            plan.record.view[subject.number],
+            subject.spread,
+            *((n.label, n.num) for n in subject.record.problem.nodes),
+        )
+        if alike not in known:
+            known[alike] = _judge_stage(subject)
+        verdicts.append(known[alike])
     first = _Named(subjects[0].facts)
     for subject in subjects:
         named = _Named(subject.facts, first)
@@ -37,8 +46,14 @@ def judge_stages(plan: "Plan") -> Judgement:
     first.add(plan.arguments)
     first.add(plan.results)
     paths = [t.path for t in (*plan.arguments, *plan.results) if t.role != "static"]  # a judgement keeps their order
-    kinds, letters = ({path: known[path] for path in paths} for known in (first.kinds, first.letters))
-    return Judgement(pipeline_verdict(plan, verdicts), kinds, letters, verdicts)
+    kinds, letters = {path: first.kinds[path] for path in paths}, {path: first.letters[path] for path in paths}
+    return Judgement(pipeline_verdict(plan, verdicts), kinds, letters, tuple(verdicts))
+
+
+def _judge_stage(subject: "Subject") -> Verdict:
+    # Gradients that wait on every device for the last microbatch are not sharded, however they are brought together.
+    sent = [c for c in subject.collectives if subject.spread != 1 or c.axes != ("x",)]
+    return judge(subject.facts, subject.tensors, sent)
 
 
 class _Named:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.explain.dims import Among, major_loops
-from meshwright.explain.record import VIRTUAL, Ints, Program
+from meshwright.explain.traced import VIRTUAL, Ints, Program
 from meshwright.explain.uses import Facts
 from meshwright.strategy.sharding import Axes
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.explain.record import MEMORY_ROLES, VIRTUAL, Edge, Nest, Node, Problem, Program, Record
+from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
+from meshwright.explain.traced import VIRTUAL, Nest, Program
 from meshwright.graph import Op
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.explain.notation import notation
-from meshwright.explain.record import VIRTUAL
+from meshwright.explain.traced import VIRTUAL
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import label_words, symbols
 

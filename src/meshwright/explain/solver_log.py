@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.explain.subjects import Subject, subjects_of
+from meshwright.explain.subjects import Subject, Subjects
 from meshwright.planner.show import cost_text
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan, Round
+    from meshwright.planner.considered import Round
+    from meshwright.planner.plan import Plan
 
 _SECONDS = 5.0  # to solve a stage's problem once more
 
@@ -23,7 +24,7 @@ def solver_lines(plan: "Plan") -> Iterator[str]:
     yield f"seconds      {solution.seconds:.3f}" if solution.seconds else "seconds      not kept: the plan was loaded"
     if plan.stages:
         yield f"stages       {plan.provenance.get('stages', '')}"
-        for subject in subjects_of(plan):
+        for subject in Subjects(plan):
             yield from _stage_lines(subject)
         return
     yield from ("", "mesh views, in the order they were priced:")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.explain.record import MEMORY_ROLES, Edge, Ints, Kept, Node, Problem, Program, Record
+from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
+from meshwright.explain.traced import Ints, Kept, Program
 
 Array = NDArray[np.float64]
 _ACTIVATIONS = MEMORY_ROLES.index("activations")
@@ -172,9 +173,7 @@ class _Cut:
 
     def _edge(self, edge: Edge, some: NDArray[np.bool_], num: float) -> Edge:
         ends = int(self.number[edge.source]), int(self.number[edge.reader])
-        return replace(
-            edge, source=ends[0], reader=ends[1], num=num, start=edge.start[some], stop=edge.stop[some]
-        )
+        return replace(edge, source=ends[0], reader=ends[1], num=num, start=edge.start[some], stop=edge.stop[some])
 
     def _coming(self, found: Edge, edge: Edge) -> Edge:
         row, made = self._row(edge)

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.lifting import lifted
 from meshwright.explain.record import MEMORY_ROLES, Record
 from meshwright.explain.staged import StagedRecord, StageMemory, View, cut
-from meshwright.explain.uses import Facts, facts_of
+from meshwright.explain.traced import Program
+from meshwright.explain.uses import Facts
 from meshwright.explain.words import bytes_on_device
 from meshwright.hardware.mesh import AXIS_NAMES
 from meshwright.planner.details import Collective
@@ -71,27 +72,66 @@ class Subject:
         return tuple(_stage_collectives(self))
 
 
-def subjects_of(plan: "Plan") -> list[Subject]:
-    """All that a plan consists of; none where it keeps no record."""
-    record = plan.record
-    if record is None:
-        return []
-    if not isinstance(record, StagedRecord):
-        return [Subject(plan, record, facts_of(plan, record.program), plan.mesh, plan.mesh.names, plan.arguments)]
-    whole = whole_facts(plan)
-    return [_stage_subject(plan, record, whole[number], number) for number in range(len(plan.stages))]
+def facts_of(plan: "Plan", program: Program) -> Facts:
+    """What the axes of a plan's mesh do in its program."""
+    return Facts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
 
 
-def whole_facts(plan: "Plan") -> list[Facts]:
-    """For each stage the facts of the whole program on its mesh; the same for stages that are split alike."""
-    roles = {t.path: t.role for t in plan.arguments}
-    known: dict[int, Facts] = {}
-    for number, stage in zip(plan.record.view, plan.stages, strict=True):
-        if number not in known:
-            program, names, sizes = plan.record.views[number].record.program, stage.mesh.names, stage.mesh.sizes
+class Subjects(Sequence[Subject]):
+    """All that a plan consists of, each looked at when it is asked for; none where the plan keeps no record."""
+
+    def __init__(self, plan: "Plan"):
+        self.plan, self.record = plan, plan.record
+        self._known: dict[int, Subject] = {}
+        self._whole: dict[int, Facts] = {}
+
+    def __len__(self) -> int:
+        if self.record is None:
+            return 0
+        return len(self.plan.stages) if isinstance(self.record, StagedRecord) else 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        if number not in self._known:
+            self._known[number] = self._find(number)
+        return self._known[number]
+
+    def of(self, tensor: Tensor) -> Subject:
+        """Where it is decided how a tensor lies: of a pipelined plan, on the stage that owns it."""
+        return self[0 if len(self) == 1 else self._stage_of(tensor)]
+
+    def whole(self, number: int) -> Facts:
+        """The facts of the whole program on a stage's mesh; the same for stages that are split alike."""
+        view, stage = self.record.view[number], self.plan.stages[number]
+        if view not in self._whole:
+            program, names, sizes = self.record.views[view].record.program, stage.mesh.names, stage.mesh.sizes
+            roles = {t.path: t.role for t in self.plan.arguments}
             inner = Facts(program, names[1:], sizes[1:], roles)
-            known[number] = Facts(lifted(inner, sizes[0]), names, sizes, roles)
-    return [known[number] for number in plan.record.view]
+            self._whole[view] = Facts(lifted(inner, sizes[0]), names, sizes, roles)
+        return self._whole[view]
+
+    def _find(self, number: int) -> Subject:
+        plan, record = self.plan, self.record
+        if not isinstance(record, StagedRecord):
+            return Subject(plan, record, facts_of(plan, record.program), plan.mesh, plan.mesh.names, plan.arguments)
+        return _stage_subject(plan, record, self.whole(number), number)
+
+    def _stage_of(self, tensor: Tensor) -> int:
+        program: Program = self.record.views[0].record.program
+        if tensor.path in program.inputs:
+            unit = int(self.record.argument_unit[list(program.inputs).index(tensor.path)])
+        else:
+            place = list(program.outputs).index(tensor.path)
+            argument, value = int(program.taken[place]), int(program.made[place])
+            argument = argument if argument >= 0 or value >= len(program.inputs) else value
+            unit = int(self.record.argument_unit[argument] if argument >= 0 else self._made_in(program, value))
+        shares = [self.record.share(stage.chunks or (stage.layers,))[unit] for stage in self.plan.stages]
+        return next(number for number, share in enumerate(shares) if share > 0)
+
+    def _made_in(self, program: Program, value: int) -> int:
+        producer = int(program.producer[value])
+        return int(self.record.unit[producer]) if producer >= 0 else 0
 
 
 def spread_of(stage: Stage) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.explain.judgement import Part, Verdict
 from meshwright.explain.kinds import ZERO, Kinds
 from meshwright.explain.notation import notation
-from meshwright.explain.record import VIRTUAL
+from meshwright.explain.traced import VIRTUAL
 from meshwright.explain.uses import Facts, Use
 
 if TYPE_CHECKING:

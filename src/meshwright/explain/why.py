@@ -1,6 +1,5 @@
 """Why a tensor is split as it is: the runner-ups at their true price, and what forced the choice."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,8 @@ from numpy.typing import NDArray
 from meshwright.errors import ShardingError
 from meshwright.explain.explanation import BARELY, Alternative, Effect, Explanation
 from meshwright.explain.pricing import Priced, Pricing
-from meshwright.explain.subjects import Subject, subjects_of
+from meshwright.explain.reading import dim_parts
+from meshwright.explain.subjects import Subject, Subjects
 from meshwright.explain.words import sharding_words, symbols
 from meshwright.planner.show import cost_text
 from meshwright.units import format_bytes
@@ -33,13 +33,7 @@ def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
     if len(found) > 1:
         names = ", ".join(t.path for t in found[:3])
         raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")
-    return explainer_of(subjects_of(plan), found[0]).explain(found[0], seconds)
-
-
-def explainer_of(subjects: Sequence[Subject], tensor: "Tensor") -> "Explainer":
-    """What explains a tensor: of a pipelined plan, the stage that owns it."""
-    found = [Explainer(subject) for subject in subjects]
-    return next((explainer for explainer in found if explainer.decides(tensor)), found[-1])
+    return Explainer(Subjects(plan).of(found[0])).explain(found[0], seconds)
 
 
 def _effects(subject: Subject) -> "Effects":
@@ -72,18 +66,6 @@ class Explainer:
     @cached_property
     def _free(self) -> Priced:
         return self.pricing.free()
-
-    def decides(self, tensor: "Tensor") -> bool:
-        """Whether how a tensor lies is decided in this program."""
-        program = self.record.program
-        if tensor.path in self.facts.values:
-            return tensor.path in self._nodes
-        place = list(program.outputs).index(tensor.path)
-        argument, value = int(program.taken[place]), int(program.made[place])
-        if argument >= 0:
-            return program.inputs[argument] in self._nodes
-        producer = int(program.producer[value])
-        return producer >= 0 and program.trips[producer] > 0
 
     def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
         """One tensor's explanation.
@@ -177,7 +159,7 @@ class Explainer:
         spec = tuple(tuple(axis for axis in axes if axis in self.subject.names) for axes in spec)
         if not any(spec):
             return "not split further"
-        parts = self.facts.dim_parts(value) if tensor.role == "parameters" else [""] * len(spec)
+        parts = dim_parts(self.record.program, value) if tensor.role == "parameters" else [""] * len(spec)
         words = []
         for part, axes in zip(parts, spec, strict=True):
             for axis in axes:
@@ -209,10 +191,10 @@ class Explainer:
             return "memory", memory
         known = [a for a in usable if a.cost < float("inf")]
         if not known and not any(a.peak_bytes for a in usable):
-            least = min(a.difference for a in usable)
-            if least <= BARELY * plan.cost.total:
+            at_least = min(a.difference for a in usable)
+            if at_least <= BARELY * plan.cost.total:
                 return "cost", "that others cost more is not proven; they were not solved for."
-            return "cost", f"every other way costs at least {cost_text(plan, least)} more."
+            return "cost", f"every other way costs at least {cost_text(plan, at_least)} more."
         if not known:
             return "cost", "no other way that fits the memory was found in time."
         best = min(known, key=lambda a: a.cost)

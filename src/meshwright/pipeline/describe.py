@@ -178,7 +178,7 @@ def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
 
 
 def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: int) -> Iterator[Tensor]:
-    """All arguments; what is no stage's state is data, which the stages that read it get, rows split as on the first."""
+    """All arguments; what is no stage's state is data, which the stages that read it get, split as on the first."""
     graph = traced.graph
     axes = ("x",) * (option.data > 1) + ("y",) * (option.prices.batch_parts > 1)
     for position in traced.call.arguments.positions:

@@ -18,8 +18,8 @@ from meshwright.pipeline.flow import Array, Ints
 from meshwright.pipeline.prices import LayerPrices, Pricing
 from meshwright.pipeline.rows import Resized
 from meshwright.pipeline.search import FoundStage
-from meshwright.planner.formulate import Formulation
 from meshwright.planner.details import Collective, OpPlan
+from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Plan
 from meshwright.planner.readback import Readback
 

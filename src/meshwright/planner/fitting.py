@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.plan import Improvement, Round
+from meshwright.planner.considered import Improvement, Round
 from meshwright.planner.priced import Usage
 from meshwright.solver import ChoiceProblem, Solution, price, solve
 from meshwright.solver.bounds import lower_bound

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
+from meshwright.planner.considered import Considered as Considered
 from meshwright.planner.details import Collective as Collective
 from meshwright.planner.details import Details as Details
 from meshwright.planner.details import KnownDetails as KnownDetails
@@ -62,43 +63,6 @@ class SolutionSummary:
     lower_bound: float
     gap: float
     seconds: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Improvement:
-    """One moment of a solve: the best cost and bound so far, None before there is any; its time is not saved."""
-
-    cost: float | None
-    lower_bound: float | None
-    seconds: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One solve of a mesh view.
-
-    Attributes:
-        num_held: At how many moments memory was held.
-        status: As of `mw.solve`.
-        progress: Its improvements.
-        seconds: What it took; not saved, so that equal plans make equal files.
-    """
-
-    num_held: int
-    status: str
-    progress: tuple[Improvement, ...]
-    seconds: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """One mesh view that was solved on the way: its cost and memory, or why it was left; and how it was solved."""
-
-    shape: tuple[int, ...]
-    cost: float | None
-    peak_bytes: int | None
-    remark: str
-    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)

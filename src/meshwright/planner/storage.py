@@ -10,15 +10,20 @@ from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
+from meshwright.planner.considered import Considered, Improvement, Round
 from meshwright.planner.details import Collective, OpPlan
-from meshwright.planner.plan import Considered, Cost, Improvement, Memory, Plan, Round, SolutionSummary
+from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.stored_ops import ops_to_json, parse_ops
 from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 
 FORMAT = "meshwright-plan"
 VERSION = 3
-READABLE = (1, 2, VERSION)  # the first has neither record nor judgement, the second none of stages; both list operations
+READABLE = (
+    1,
+    2,
+    VERSION,
+)  # the first has neither record nor judgement, the second none of stages; both list operations
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.explain.explanation import Explanation
-from meshwright.explain.subjects import Subject
+from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import Row
 from meshwright.explain.why import Explainer
 
 _CHANGES = 3
 
 
-def add_alternatives(
-    subjects: Sequence[Subject], rows: Sequence[Row], shown: list[dict[str, Any]], seconds: float
-) -> None:
+def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], seconds: float) -> None:
     """Bounds what else was possible, then solves for it, the largest tensors first, while there is time.
 
     Args:
@@ -23,13 +21,16 @@ def add_alternatives(
         shown: What the page has of each; the alternatives are put there.
         seconds: The time.
     """
-    explainers = [Explainer(subject) for subject in subjects]
-    tensors = {t.path: t for t in subjects[0].plan.arguments}
+    explainers: dict[int | None, Explainer] = {}
+    tensors = {t.path: t for t in subjects.plan.arguments}
     wanted = [i for i, row in enumerate(rows) if row.role in ("parameters", "data") and row.shape]
     wanted.sort(key=lambda i: (rows[i].role != "parameters", -rows[i].bytes_on_device * len(rows[i].paths)))
-    known = [(i, tensors[rows[i].paths[0]]) for i in wanted]
-    found = [(i, t, next((e for e in explainers if e.decides(t)), explainers[-1])) for i, t in known]
-    for i, tensor, explainer in found:
+    found = []
+    for i in wanted:
+        tensor = tensors[rows[i].paths[0]]
+        subject = subjects.of(tensor)
+        explainer = explainers.setdefault(subject.number, Explainer(subject))
+        found.append((i, tensor, explainer))
         shown[i] |= _explanation(explainer.explain(tensor, None))
     deadline = time.perf_counter() + seconds  # what loads the solver does not count
     for done, (i, tensor, explainer) in enumerate(found):

@@ -1,10 +1,9 @@
 """What the page shows, as plain data: a plan boiled down, identical layers and repeated communication collapsed."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.story import memory_text, step_text
-from meshwright.explain.subjects import Subject, subjects_of
+from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import Row, plan_rows
 from meshwright.explain.words import label_words
 from meshwright.planner.show import cost_text, mesh_text
@@ -25,7 +24,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
         seconds: Time to price alternatives; tensors that it does not suffice for come without.
     """
     results = [t for t in plan.results if t.role != "state"]
-    rows, subjects = plan_rows(plan, [*plan.arguments, *results]), subjects_of(plan)
+    rows, subjects = plan_rows(plan, [*plan.arguments, *results]), Subjects(plan)
     found: dict[str, Any] = {
         "method": plan.method,
         "mesh": {"names": plan.mesh.names, "sizes": plan.mesh.sizes, "text": mesh_text(plan)},
@@ -83,7 +82,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _collectives(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+def _collectives(subjects: Subjects) -> list[dict[str, Any]]:
     """Collectives that differ in nothing but the layer they belong to, as one row each; the longest first."""
     rows: dict[tuple, list[float]] = {}
     for subject in subjects:

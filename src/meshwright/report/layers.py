@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.explain.notation import notation
-from meshwright.explain.record import VIRTUAL, Program
+from meshwright.explain.traced import VIRTUAL, Program
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import label_words
 from meshwright.strategy.reshard import SLICE, Resharding

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.record import MEMORY_ROLES, Record
-from meshwright.explain.subjects import Subject, whole_facts
+from meshwright.explain.subjects import Subjects
 from meshwright.explain.timeline import memory_over_time
 from meshwright.report.layers import layer_data
 
@@ -14,20 +14,17 @@ if TYPE_CHECKING:
 _MOMENTS = 480  # of memory over time
 
 
-def programs_data(plan: "Plan", subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+def programs_data(plan: "Plan", subjects: Subjects) -> list[dict[str, Any]]:
     """Layers and operations of each program, memory over time of a plan without stages."""
     if not plan.stages:
-        return [
-            {"name": "", **layer_data(plan.mesh, s.facts), "timeline": _timeline(s.record)} for s in subjects
-        ]
+        return [{"name": "", **layer_data(plan.mesh, s.facts), "timeline": _timeline(s.record)} for s in subjects]
     found: dict[int, dict[str, Any]] = {}
     stages: dict[int, list[int]] = {}
-    for subject, facts in zip(subjects, whole_facts(plan) if subjects else (), strict=True):
-        assert subject.number is not None and subject.stage is not None
-        view = plan.record.view[subject.number]
-        stages.setdefault(view, []).append(subject.number)
+    for number in range(len(subjects)):
+        view = plan.record.view[number]
+        stages.setdefault(view, []).append(number)
         if view not in found:
-            found[view] = layer_data(subject.stage.mesh, facts)
+            found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number))
     return [{"name": _stages_text(stages[view]), **data} for view, data in found.items()]
 
 
