@@ -1,20 +1,28 @@
 """Which parameter a leaf of the optimizer's state belongs to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from meshwright.explain.dims import DimClasses
+from meshwright.explain.traced import Program
 
 
 def find_owners(
-    classes: DimClasses, paths: Sequence[str], parameters: Iterable[int], optimizer: Iterable[int]
+    program: Program, classes: DimClasses, parameters: Iterable[int], optimizer: Iterable[int]
 ) -> dict[int, int]:
     """For each leaf of the optimizer the parameter of the same dims and of the most similar path; itself for none."""
-    alike: dict[tuple[int, ...], list[int]] = {}
+
+    def dims(value: int) -> tuple[tuple[int, int], ...]:
+        """Classes and sizes; a dim of one is like any other of one."""
+        pairs = zip(classes.of(value), program.shape(value), strict=True)
+        return tuple((dim_class if size > 1 else -1, size) for dim_class, size in pairs)
+
+    paths = program.inputs
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for parameter in parameters:
-        alike.setdefault(tuple(classes.of(parameter)), []).append(parameter)
+        alike.setdefault(dims(parameter), []).append(parameter)
     found = {}
     for value in optimizer:
-        same, path = alike.get(tuple(classes.of(value)), []), paths[value]
+        same, path = alike.get(dims(value), []), paths[value]
         ranked = [(_common_end(paths[parameter], path), -parameter) for parameter in same]
         found[value] = -max(ranked)[1] if ranked else value
     return found

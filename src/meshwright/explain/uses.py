@@ -271,7 +271,7 @@ class Facts:
 
     @cached_property
     def _owners(self) -> dict[int, int]:
-        return find_owners(self.classes, self.program.inputs, self.parameters, self.optimizer)
+        return find_owners(self.program, self.classes, self.parameters, self.optimizer)
 
     def letters_of(self, value: int) -> list[str]:
         return [self.letters.get(c, "") for c in self.classes.of(value)]

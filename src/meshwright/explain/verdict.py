@@ -156,16 +156,20 @@ class _Judge:
         shares: dict[str, float] = {}
         for a in self.used:
             share = {role: state[role][self.facts.names[a]] for role in state}
+            on_data = self.facts.names[a] in (*self.kinds.data_axes, *self.at_rest)
             if share["parameters"] >= _MOST:
                 words = "parameters, gradients and optimizer state sharded over {over} (ZeRO-3, FSDP)"
-                if share["optimizer"] < _MOST or self.facts.names[a] not in (*self.kinds.data_axes, *self.at_rest):
+                if share["optimizer"] < _MOST or not on_data:
                     words = "parameters sharded over {over} and gathered before use"
             elif share["optimizer"] >= _MOST:
                 words = "optimizer state sharded over {over} (ZeRO-1)"
                 if self._scattered(self.facts.names[a]):
                     words = "gradients and optimizer state sharded over {over} (ZeRO-2)"
             elif share["parameters"] >= _SOME:
-                words = f"{100 * share['parameters']:.0f}% of the parameters sharded over {{over}}, gathered before use"
+                what = ", gathered before use"
+                if share["optimizer"] >= _SOME and on_data:
+                    what = " with their gradients and optimizer state (ZeRO-3, FSDP)"
+                words = f"{100 * share['parameters']:.0f}% of the parameters sharded over {{over}}{what}"
             elif share["optimizer"] >= _SOME:
                 words = f"{100 * share['optimizer']:.0f}% of the optimizer state sharded over {{over}}"
             else:
