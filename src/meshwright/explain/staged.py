@@ -19,7 +19,7 @@ _ACTIVATIONS = MEMORY_ROLES.index("activations")
 
 
 @dataclass(frozen=True)
-class View(Kept):
+class StageView(Kept):
     """One view that stages have: their inner axis, and the rows that each replica works on.
 
     Attributes:
@@ -55,7 +55,7 @@ class StagedRecord(Kept):
         argument_unit: The unit that each argument belongs to.
     """
 
-    views: Sequence[View]
+    views: Sequence[StageView]
     view: Sequence[int]
     unit: Ints
     first: Ints
@@ -65,7 +65,7 @@ class StagedRecord(Kept):
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "StagedRecord":
         """What `to_data` gave."""
-        views = [View(**(view | {"record": Record.from_data(view["record"])})) for view in data["views"]]
+        views = [StageView(**(view | {"record": Record.from_data(view["record"])})) for view in data["views"]]
         return cls(**(data | {"views": views}))
 
     def share(self, chunks: Sequence[tuple[int, int]]) -> Array:
@@ -90,7 +90,7 @@ class StageMemory:
     peak_bytes: int
 
 
-def cut(view: View, unit: Ints, argument_unit: Ints, share: Array, memory: StageMemory) -> Record:
+def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Array, memory: StageMemory) -> Record:
     """The record of one stage.
 
     Args:
@@ -109,7 +109,7 @@ def cut(view: View, unit: Ints, argument_unit: Ints, share: Array, memory: Stage
 class _Cut:
     """Nodes are counted as often as they occur in the stage; what other stages make or read is as it was chosen."""
 
-    def __init__(self, view: View, unit: Ints, argument_unit: Ints, share: Array):
+    def __init__(self, view: StageView, unit: Ints, argument_unit: Ints, share: Array):
         self.view, self.whole, self.share = view, view.record.problem, share
         self.unit, self.argument_unit = unit, argument_unit
         size = len(self.whole.nodes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.lifting import lifted
 from meshwright.explain.record import MEMORY_ROLES, Record
-from meshwright.explain.staged import StagedRecord, StageMemory, View, cut
+from meshwright.explain.staged import StagedRecord, StageMemory, StageView, cut
 from meshwright.explain.traced import Program
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import bytes_on_device
@@ -168,7 +168,7 @@ def _stage_collectives(subject: Subject) -> Iterator[Collective]:
     """Communication inside the replicas, then between them, then with the next stage."""
     stage, plan, record = subject.stage, subject.plan, subject.plan.record
     assert stage is not None and subject.number is not None and plan.pipeline is not None
-    view: View = record.views[record.view[subject.number]]
+    view: StageView = record.views[record.view[subject.number]]
     many, share = plan.pipeline.num_microbatches, record.share(stage.chunks or (stage.layers,))[record.unit]
     for number, op in zip(view.sent.tolist(), view.sent_op.tolist(), strict=True):
         kind, axes, size, seconds, phase, operation, source, purpose, trips = view.sent_kinds[number]

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.explain.making import make_record, plain_nest, unrestricted
 from meshwright.explain.record import Record
-from meshwright.explain.staged import StagedRecord, View
+from meshwright.explain.staged import StagedRecord, StageView
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.phases import PHASES, UPDATE
 from meshwright.hardware import Mesh
@@ -72,7 +72,7 @@ class StagedDetails:
         way = stage.option.way if inner > 1 else next(iter(WAYS))
         return stage.group, data, inner, way, max(n for n in self.catalogue.grid if n <= rows)
 
-    def _view(self, key: _Key) -> View:
+    def _view(self, key: _Key) -> StageView:
         group, data, inner, way, rows = key
         resized = self.catalogue.rows.at(rows)
         assert resized is not None  # it was priced
@@ -92,7 +92,7 @@ class _Recorder(Pricing):
         self._back = back
         return super()._read(back)
 
-    def view(self, mesh: Mesh, way: str, rows: int, limit: float) -> View:
+    def view(self, mesh: Mesh, way: str, rows: int, limit: float) -> StageView:
         """The view of some stages."""
         method, lean = WAYS[way]
         self.price(mesh, method, lean)
@@ -105,7 +105,7 @@ class _Recorder(Pricing):
         order = np.argsort(folded.untied.which, kind="stable")
         kinds, sent, at = _sent(back)
         used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
-        return View(
+        return StageView(
             record=replace(record, problem=replace(record.problem, once=once)),
             rows=rows,
             member_node=np.array([*folded.group_class, *folded.shared_class], np.int64),

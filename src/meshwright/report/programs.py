@@ -24,7 +24,7 @@ def programs_data(plan: "Plan", subjects: Subjects) -> list[dict[str, Any]]:
         view = plan.record.view[number]
         stages.setdefault(view, []).append(number)
         if view not in found:
-            found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number))
+            found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number), late="x")
     return [{"name": _stages_text(stages[view]), **data} for view, data in found.items()]
 
 
