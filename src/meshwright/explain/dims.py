@@ -8,7 +8,7 @@ are stacked up, R and C rows and columns of an image. Dims that no argument has 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,6 +118,7 @@ def name_dims(
     looked_up: Iterable[int],
     experts: Iterable[int],
     stacked: Iterable[int],
+    products: Container[int],
 ) -> dict[int, str]:
     """Letters of classes.
 
@@ -128,6 +129,7 @@ def name_dims(
         looked_up: Classes that are looked up by index, and so hold a vocabulary.
         experts: Classes that both weights and activations run over, one part of the one with one of the other.
         stacked: Classes of dims that count layers.
+        products: Values of the parameters that are multiplied with activations; others (positions) have no features.
     """
     names: dict[int, str] = dict.fromkeys(looked_up, "V") | dict.fromkeys(stacked, "L")
     weights = {value: classes.of(value) for value in parameters}
@@ -141,12 +143,13 @@ def name_dims(
         names.setdefault(c, "E")
     places = _places(weights, parameters)
     features = [_features(found, names) for found in weights.values() if len(found) > 1]
+    working = [_features(found, names) for v, found in weights.items() if len(found) > 1 and v in products]
     counts = Counter(c for found in features for c in found if c not in names)
     if counts:
         hidden = places[max(counts, key=lambda c: (counts[c], -c))]
         # A chain of equal layers has a hidden dim between any two of them, and one at each end.
         names |= {c: "D" for c, where in places.items() if where <= hidden and c not in names}
-    names |= _around_hidden(features, names)
+    names |= _around_hidden(working, names)
     free = [letter for letter in _MORE if letter not in names.values()]
     for c in counts:
         if c not in names and free:

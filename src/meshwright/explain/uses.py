@@ -80,8 +80,8 @@ class Facts:
         What dims and values are is known from the whole: a stage in the middle sees neither the data nor the loss.
         """
         found = copy(self)
-        vars(found).update(program=program, letters=self.letters, weight_ops=self.weight_ops, _kept=self._kept)
-        vars(found)["_owners"] = self._owners
+        known = {name: getattr(self, name) for name in ("letters", "weight_ops", "_kept", "_owners")}
+        vars(found).update(known, program=program)
         vars(found).pop("uses", None)
         return found
 
@@ -244,7 +244,8 @@ class Facts:
     def letters(self) -> dict[int, str]:
         """Letters of the dims' classes."""
         paths = {value: self.program.inputs[value] for value in self.parameters}
-        return name_dims(self.classes, paths, self.data, self.vocabulary, self._experts, self._stacked)
+        products = {p for op, _, p in self.weight_ops if self.program.nests[int(self.program.nest[op])].flops > 0}
+        return name_dims(self.classes, paths, self.data, self.vocabulary, self._experts, self._stacked, products)
 
     @cached_property
     def _experts(self) -> set[int]:

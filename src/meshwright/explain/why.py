@@ -89,6 +89,8 @@ class Explainer:
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
         found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
+        if self.effects is not None:  # what is cheap in the stage may not be so in the step
+            found = tuple(sorted(found, key=lambda a: (a.cost, a.at_least)))
         forced_by, reason = self._reason(tensor, node, chosen, found)
         return self._explanation(tensor, tied, found, forced_by, reason, left)
 
