@@ -1,8 +1,8 @@
 """What can be looked at by itself: the one program of a plan, or each stage of a pipelined one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.lifting import lifted
@@ -38,22 +38,33 @@ class Subject:
     Attributes:
         plan: The plan.
         record: Program and problem; of a stage, those of its own layers for one microbatch.
-        facts: What the axes do.
+        find_facts: Finds out what the axes do, which explaining a tensor does not need.
         mesh: The mesh that the problem speaks of; of a stage its inner axis.
         names: Names of that mesh's axes in the plan.
-        tensors: The arguments that lie there.
         number: The stage's number; None for a plan without stages.
         level_bytes: What the problem's memory shows beyond what a device needs, where it is known less closely.
     """
 
     plan: "Plan"
     record: Record
-    facts: Facts
+    find_facts: Callable[[], Facts]
     mesh: "Mesh"
     names: tuple[str, ...]
-    tensors: Sequence[Tensor]
     number: int | None = None
     level_bytes: float = 0.0
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the axes do."""
+        return self.find_facts()
+
+    @cached_property
+    def tensors(self) -> Sequence[Tensor]:
+        """The arguments that lie there."""
+        if self.stage is None:
+            return self.plan.arguments
+        values, here = self.facts.values, self.record.program.touched
+        return (*self.stage.tensors, *(t for t in self.plan.arguments if t.role == "data" and values[t.path] in here))
 
     @property
     def stage(self) -> Stage | None:
@@ -114,8 +125,8 @@ class Subjects(Sequence[Subject]):
     def _find(self, number: int) -> Subject:
         plan, record = self.plan, self.record
         if not isinstance(record, StagedRecord):
-            return Subject(plan, record, facts_of(plan, record.program), plan.mesh, plan.mesh.names, plan.arguments)
-        return _stage_subject(plan, record, self.whole(number), number)
+            return Subject(plan, record, lambda: facts_of(plan, record.program), plan.mesh, plan.mesh.names)
+        return _stage_subject(plan, record, number, partial(self.whole, number))
 
     def _stage_of(self, tensor: Tensor) -> int:
         program: Program = self.record.views[0].record.program
@@ -142,14 +153,17 @@ def spread_of(stage: Stage) -> int:
     return 0 if "optimizer" not in roles else 2 if "gradients" in stage.method else 1
 
 
-def _stage_subject(plan: "Plan", record: StagedRecord, whole: Facts, number: int) -> Subject:
+def _stage_subject(plan: "Plan", record: StagedRecord, number: int, find_whole: Callable[[], Facts]) -> Subject:
     stage, view = plan.stages[number], record.views[record.view[number]]
     share = record.share(stage.chunks or (stage.layers,))
     part = cut(view, record.unit, record.argument_unit, share, _memory(plan, number))
-    facts = whole.within(replace(whole.program, trips=part.program.trips, node=part.program.node))
-    data = [t for t in plan.arguments if t.role == "data" and facts.values[t.path] in facts.program.touched]
+
+    def find_facts() -> Facts:
+        whole = find_whole()
+        return whole.within(replace(whole.program, trips=part.program.trips, node=part.program.node))
+
     level = (part.problem.limit or 0.0) - (view.record.problem.limit or 0.0)
-    return Subject(plan, part, facts, stage.replica, stage.mesh.names[1:], (*stage.tensors, *data), number, level)
+    return Subject(plan, part, find_facts, stage.replica, stage.mesh.names[1:], number, level)
 
 
 def _memory(plan: "Plan", number: int) -> StageMemory:

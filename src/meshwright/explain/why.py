@@ -50,7 +50,8 @@ class Explainer:
     """
 
     def __init__(self, subject: Subject):
-        self.subject, self.plan, self.record, self.facts = subject, subject.plan, subject.record, subject.facts
+        self.subject, self.plan, self.record = subject, subject.plan, subject.record
+        self._values = {path: value for value, path in enumerate(self.record.program.inputs)}
         self.effects = None if subject.number is None else _effects(subject)
         self._nodes = {p: i for i, node in enumerate(self.record.problem.nodes) for p in node.paths}
 
@@ -61,11 +62,11 @@ class Explainer:
         if self.effects is None:
             floor = self.plan.cost.total if solution.status == "optimal" else solution.lower_bound
             return Pricing(self.record, floor)
-        return Pricing(self.record, Pricing(self.record, 0.0).free().cost)
+        return Pricing(self.record, self._free.cost)
 
     @cached_property
     def _free(self) -> Priced:
-        return self.pricing.free()
+        return Pricing(self.record, 0.0).free()
 
     def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
         """One tensor's explanation.
@@ -98,9 +99,9 @@ class Explainer:
         """The value that a tensor is, and the node that decides how it is split."""
         program = self.record.program
         if tensor.path in self._nodes:
-            return self.facts.values[tensor.path], self._nodes[tensor.path]
-        if tensor.path in self.facts.values:
-            return self.facts.values[tensor.path], -1
+            return self._values[tensor.path], self._nodes[tensor.path]
+        if tensor.path in self._values:
+            return self._values[tensor.path], -1
         place = list(program.outputs).index(tensor.path)
         if (argument := int(program.taken[place])) >= 0:
             return argument, self._nodes.get(program.inputs[argument], -1)

@@ -12,14 +12,14 @@ from meshwright.explain.why import Explainer
 _CHANGES = 3
 
 
-def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], seconds: float) -> None:
+def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], deadline: float) -> None:
     """Bounds what else was possible, then solves for it, the largest tensors first, while there is time.
 
     Args:
         subjects: The plan's program, or its stages.
         rows: Tensors, as tables show them.
         shown: What the page has of each; the alternatives are put there.
-        seconds: The time.
+        deadline: When the time is over, as `time.perf_counter` counts.
     """
     explainers: dict[int | None, Explainer] = {}
     tensors = {t.path: t for t in subjects.plan.arguments}
@@ -32,7 +32,6 @@ def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[s
         explainer = explainers.setdefault(subject.number, Explainer(subject))
         found.append((i, tensor, explainer))
         shown[i] |= _explanation(explainer.explain(tensor, None))
-    deadline = time.perf_counter() + seconds  # what loads the solver does not count
     for done, (i, tensor, explainer) in enumerate(found):
         left = deadline - time.perf_counter()
         if left <= 0:

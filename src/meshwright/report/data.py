@@ -1,5 +1,6 @@
 """What the page shows, as plain data: a plan boiled down, identical layers and repeated communication collapsed."""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.story import memory_text, step_text
@@ -21,8 +22,10 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
 
     Args:
         plan: The plan.
-        seconds: Time to price alternatives; tensors that it does not suffice for come without.
+        seconds: Time for all of it; with what is left in the end, alternatives are solved for that are else bounded. With
+            0 there are none.
     """
+    deadline = time.perf_counter() + seconds
     results = [t for t in plan.results if t.role != "state"]
     rows, subjects = plan_rows(plan, [*plan.arguments, *results]), Subjects(plan)
     found: dict[str, Any] = {
@@ -61,7 +64,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
 
         found |= stage_data(plan)
     if subjects and seconds > 0:
-        add_alternatives(subjects, rows, found["tensors"], seconds)
+        add_alternatives(subjects, rows, found["tensors"], deadline)
     return found
 
 
