@@ -52,10 +52,8 @@ class Effects:
     def _seconds(self, choice: Ints) -> tuple[float, float]:
         """Seconds of one microbatch, and of what is done once."""
         problem, program = self.problem, self.subject.record.program
-        total, once = (
-            problem.cost_of(choice),
-            sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once),
-        )
+        total = problem.cost_of(choice)
+        once = sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once)
         update = program.phases.index("update")
         for edge in problem.edges:
             phase = program.phase[edge.start[0]] if len(edge.start) else problem.nodes[edge.reader].phase
@@ -74,4 +72,7 @@ class Effects:
         held = float((problem.share * np.array(chosen)[problem.column])[of_parameters].sum())
         size = held * (mesh.sizes[0] if self.subject.spread > 2 else 1)
         once, each = EXCHANGED[self.subject.spread]
-        return tuple(float(sum(mesh.collective_s(kind, (0,), size) for kind in kinds)) for kinds in (once, each))  # type: ignore[return-value]
+        return self._sum(once, size), self._sum(each, size)
+
+    def _sum(self, kinds: tuple[str, ...], size: float) -> float:
+        return float(sum(self.stage.mesh.collective_s(kind, (0,), size) for kind in kinds))

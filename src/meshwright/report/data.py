@@ -22,8 +22,8 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
 
     Args:
         plan: The plan.
-        seconds: Time for all of it; with what is left in the end, alternatives are solved for that are else bounded. With
-            0 there are none.
+        seconds: Time for all of it; what is left in the end goes to solving for alternatives, which are bounded first.
+            There are none with 0.
     """
     deadline = time.perf_counter() + seconds
     results = [t for t in plan.results if t.role != "state"]
