@@ -60,7 +60,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         solution=SolutionSummary("feasible", bound, (found.total_s - bound) / found.total_s, seconds),
         arguments=arguments,
         results=results,
-        details=StagedDetails(catalogue, found.stages, found.pipeline.num_microbatches),
+        details=StagedDetails.of(catalogue, found),
         unsplittable=unsplittable(traced.graph),
         considered=(),
         provenance=provenance(traced.graph, mesh) | {"stages": stages_from},

@@ -1,6 +1,6 @@
 """What a fresh pipelined plan knows of its program and of the search: its record is made when it is first asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -11,13 +11,14 @@ from meshwright.explain.record import Record
 from meshwright.explain.staged import StagedRecord, StageView
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.phases import PHASES, UPDATE
-from meshwright.hardware import Mesh
+from meshwright.hardware import Cluster, Mesh
 from meshwright.pipeline.catalogue import _WAYS as WAYS
 from meshwright.pipeline.catalogue import Catalogue, submesh
 from meshwright.pipeline.flow import Array, Ints
+from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.prices import LayerPrices, Pricing
-from meshwright.pipeline.rows import Resized
-from meshwright.pipeline.search import FoundStage
+from meshwright.pipeline.rows import Resized, Rows
+from meshwright.pipeline.search import Found, FoundStage
 from meshwright.planner.details import Collective, OpPlan
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Plan
@@ -30,24 +31,36 @@ _Key = tuple[int, int, int, str, int]  # group of hosts, replicas, inner size, w
 class StagedDetails:
     """The details of a pipelined plan; what is sent and how operations are split, stages tell by themselves.
 
+    It holds what prices were made from, not the prices: those of all views that were tried take more than the model.
+
     Attributes:
-        catalogue: What its stages were priced with.
+        rows, layers, cluster, limits, grid: As in `Catalogue`.
         stages: The stages as they were found.
         num_microbatches: Into how many microbatches the batch is cut.
     """
 
-    catalogue: Catalogue
+    rows: Rows
+    layers: Layers
+    cluster: Cluster
+    limits: Sequence[float]
+    grid: Sequence[int]
     stages: tuple[FoundStage, ...]
     num_microbatches: int
     collectives: tuple[Collective, ...] = ()
     ops: tuple[OpPlan, ...] = ()
 
+    @classmethod
+    def of(cls, catalogue: Catalogue, found: Found) -> "StagedDetails":
+        """The details of a pipeline that was found."""
+        parts = (catalogue.rows, catalogue.layers, catalogue.cluster, catalogue.limits, catalogue.grid)
+        return cls(*parts, found.stages, found.pipeline.num_microbatches)
+
     def make_record(self, limit: float | None) -> StagedRecord:
         """See `Details`; every group of hosts has a limit of its own."""
-        layers = self.catalogue.layers
+        layers = self.layers
         keys = [self._key(stage) for stage in self.stages]
         distinct = list(dict.fromkeys(keys))
-        graph = self.catalogue.rows.whole
+        graph = self.rows.whole
         with heap_frozen():
             views = [self._view(key) for key in distinct]
         return StagedRecord(
@@ -68,18 +81,18 @@ class StagedDetails:
     def _key(self, stage: FoundStage) -> _Key:
         """Between two numbers of rows that were priced, a stage is split as with the fewer."""
         data, inner = stage.option.mesh.sizes
-        rows = self.catalogue.rows.batch // self.num_microbatches // data
+        rows = self.rows.batch // self.num_microbatches // data
         way = stage.option.way if inner > 1 else next(iter(WAYS))
-        return stage.group, data, inner, way, max(n for n in self.catalogue.grid if n <= rows)
+        return stage.group, data, inner, way, max(n for n in self.grid if n <= rows)
 
     def _view(self, key: _Key) -> StageView:
         group, data, inner, way, rows = key
-        resized = self.catalogue.rows.at(rows)
+        resized = self.rows.at(rows)
         assert resized is not None  # it was priced
-        recorder = _Recorder(resized, self.catalogue.layers)
-        mesh = submesh(self.catalogue.cluster.groups[group], inner).mesh((inner,))
-        view = recorder.view(mesh, way, rows, self.catalogue.limits[group])
-        whole = self.catalogue.rows.at(data * rows)
+        recorder = _Recorder(resized, self.layers)
+        mesh = submesh(self.cluster.groups[group], inner).mesh((inner,))
+        view = recorder.view(mesh, way, rows, self.limits[group])
+        whole = self.rows.at(data * rows)
         return view if whole is None else replace(view, record=_enlarged(view.record, whole))
 
 
