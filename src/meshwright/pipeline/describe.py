@@ -180,13 +180,16 @@ def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
 def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: int) -> Iterator[Tensor]:
     """All arguments; what is no stage's state is data, which the stages that read it get, split as on the first."""
     graph = traced.graph
-    axes = ("x",) * (option.data > 1) + ("y",) * (option.prices.batch_parts > 1)
+    axes, parts = ["x"] if option.data > 1 else [], option.prices.batch_parts
+    for name, size in list(option.mesh.shape.items())[1:]:
+        if size > 1 and parts % size == 0:
+            axes, parts = [*axes, name], parts // size
     for position in traced.call.arguments.positions:
         if position is None:
             yield KEPT
             continue
         path, kind = graph.input_paths[position], graph.types[graph.inputs[position]]
-        split = axes if kind.shape and kind.shape[0] == rows else ()
+        split = tuple(axes) if kind.shape and kind.shape[0] == rows else ()
         spec = (split, *((),) * (len(kind.shape) - 1)) if kind.shape else ()
         yield state.get(path, Tensor(path, kind.shape, kind.dtype, spec, "data"))
 

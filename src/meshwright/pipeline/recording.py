@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Plan
 from meshwright.planner.readback import Readback
 
-_Key = tuple[int, int, int, str, int]  # group of hosts, replicas, inner size, what it does, rows of a replica
+_Key = tuple[int, tuple[int, ...], str, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,17 @@ class StagedDetails:
 
     def _key(self, stage: FoundStage) -> _Key:
         """Between two numbers of rows that were priced, a stage is split as with the fewer."""
-        data, inner = stage.option.mesh.sizes
-        rows = self.rows.batch // self.num_microbatches // data
-        way = stage.option.way if inner > 1 else next(iter(WAYS))
-        return stage.group, data, inner, way, max(n for n in self.grid if n <= rows)
+        sizes = stage.option.mesh.sizes
+        rows = self.rows.batch // self.num_microbatches // sizes[0]
+        way = stage.option.way if prod(sizes[1:]) > 1 else next(iter(WAYS))
+        return stage.group, sizes, way, max(n for n in self.grid if n <= rows)
 
     def _view(self, key: _Key) -> StageView:
-        group, data, inner, way, rows = key
+        group, (data, *inner), way, rows = key
         resized = self.rows.at(rows)
         assert resized is not None  # it was priced
         recorder = _Recorder(resized, self.layers)
-        mesh = submesh(self.cluster.groups[group], inner).mesh((inner,))
+        mesh = submesh(self.cluster.groups[group], prod(inner)).mesh(inner)
         view = recorder.view(mesh, way, rows, self.limits[group])
         whole = self.rows.at(data * rows)
         return view if whole is None else replace(view, record=_enlarged(view.record, whole))
