@@ -30,7 +30,7 @@ from meshwright.cli_options import (
     ScanOption,
     SeqOption,
 )
-from meshwright.cli_screen import Stages, fail, note, show, write_json
+from meshwright.cli_screen import Stages, fail, note, show, write_json, write_text
 from meshwright.cli_simulate import simulate_command
 from meshwright.cli_solve import solve_command
 from meshwright.cli_validate import validate_command
@@ -135,9 +135,9 @@ def plan(
         found.save(save)
         note(f"saved {save}")
     if json_path is not None:
-        from meshwright.planner.storage import plan_to_json
+        from meshwright.planner.storage import plan_json
 
-        write_json(json_path, plan_to_json(found))
+        write_text(json_path, plan_json(found))
     if str(json_path) != "-":
         show(cli_see.plan_view(found))
 

@@ -84,8 +84,13 @@ def _damage(part: str) -> Iterator[None]:
 def save_plan(plan: Plan, path: Path) -> None:
     """Writes a plan; the file is complete or not there at all."""
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(_text(plan_to_json(plan), 2) + "\n", encoding="utf-8")
+    scratch.write_text(plan_json(plan), encoding="utf-8")
     scratch.replace(path)
+
+
+def plan_json(plan: Plan) -> str:
+    """The text of a plan's file."""
+    return _text(plan_to_json(plan), 2) + "\n"
 
 
 def _text(data: Any, depth: int) -> str:
