@@ -99,9 +99,9 @@ class Plan:
     in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 
     def __eq__(self, other: object) -> bool:
-        from meshwright.planner.storage import plan_to_json
+        from meshwright.planner.storage import comparable
 
-        return plan_to_json(self) == plan_to_json(other) if isinstance(other, Plan) else NotImplemented
+        return comparable(self) == comparable(other) if isinstance(other, Plan) else NotImplemented
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -88,6 +88,12 @@ def save_plan(plan: Plan, path: Path) -> None:
     scratch.replace(path)
 
 
+def comparable(plan: Plan) -> dict[str, Any]:
+    """What makes two plans equal: all of it but the solver's progress, which a clock may have cut short."""
+    data = plan_to_json(plan)
+    return data | {"considered": [view | {"rounds": []} for view in data["considered"]]}
+
+
 def plan_json(plan: Plan) -> str:
     """The text of a plan's file."""
     return _text(plan_to_json(plan), 2) + "\n"
