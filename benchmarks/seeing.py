@@ -22,21 +22,32 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plan, other, page = (Path(folder) / name for name in ("plan.json", "other.json", "report.html"))
+        names = ("plan.json", "other.json", "tight.json", "staged.json", "report.html", "tight.html", "staged.html")
+        plan, other, tight, staged, page, *pages = (Path(folder) / name for name in names)
         example = zoo.build("llama2-13b", batch=200, seq=2048, checkpoint=True)
         args = (example.train_step, example.state, example.batch)
         mw.plan(*args, cluster="50x4 a100-80gb", mesh=(50, 4)).save(plan)
         mw.plan(*args, cluster="50x4 a100-80gb", mesh=(25, 8)).save(other)
+        mw.plan(*args, cluster="50x4 a100-40gb", mesh=(25, 2, 4)).save(tight)
+        recipe = mw.ThreeD(data=10, tensor=4, pipeline=5, microbatch=1)
+        mw.plan(*args, cluster="50x4 a100-80gb", method=recipe).save(staged)
         rows = [("plan file", f"{plan.stat().st_size / 1e6:.1f} MB", "", "")]
+        rows.append(("plan file, pipelined", f"{staged.stat().st_size / 1e6:.1f} MB", "", ""))
         for name, goal, command in (
             ("meshwright show", "0.5 s", ["show", plan]),
             ("meshwright explain", "2 s", ["explain", plan, "state/params/layers/3/up"]),
             ("meshwright diff", "", ["diff", plan, other]),
             ("meshwright report", "3 s", ["report", plan, "-o", page]),
+            ("explain, memory full", "2 s", ["explain", tight, "state/params/layers/3/up"]),
+            ("report, memory full", "3 s", ["report", tight, "-o", pages[0]]),
+            ("show, pipelined", "0.5 s", ["show", staged]),
+            ("explain, pipelined", "2 s", ["explain", staged, "state/params/layers/3/up"]),
+            ("report, pipelined", "3 s", ["report", staged, "-o", pages[1]]),
         ):
             wall, cpu = _best(command)
             rows.append((name, f"{wall:.2f} s", f"{cpu:.2f} s", goal))
-        rows.append(("page", f"{page.stat().st_size / 1e6:.2f} MB", "", "3 MB"))
+        for name, path in (("page", page), ("page, memory full", pages[0]), ("page, pipelined", pages[1])):
+            rows.append((name, f"{path.stat().st_size / 1e6:.2f} MB", "", "3 MB"))
         rows.append(("page interactive in Chromium", _interactive(page), "", "1 s"))
     table("Seeing", __doc__ or "", ("what", "least of three", "of these CPU", "goal"), rows)
 

@@ -30,7 +30,7 @@ from meshwright.cli_options import (
     ScanOption,
     SeqOption,
 )
-from meshwright.cli_screen import Stages, fail, note, show, write_json
+from meshwright.cli_screen import Stages, fail, note, show, write_json, write_text
 from meshwright.cli_simulate import simulate_command
 from meshwright.cli_solve import solve_command
 from meshwright.cli_validate import validate_command
@@ -43,16 +43,21 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except MeshwrightError as error:
-            fail(ctx.invoked_subcommand, str(error))
-            raise typer.Exit(2) from None
-        except OSError as error:
-            if error.filename is None:  # not about a file that the user named
-                raise
-            fail(ctx.invoked_subcommand, f"{error.filename}: {error.strerror}")
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        except (MeshwrightError, OSError, KeyboardInterrupt) as error:
+            raise typer.Exit(_exit_code(ctx.invoked_subcommand, error)) from None
+
+
+def _exit_code(command: str | None, error: BaseException) -> int:
+    """Says what a user can mend in one line; raises what he cannot."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, OSError) and not isinstance(error, MeshwrightError):
+        if error.filename is None:  # not about a file that the user named
+            raise error
+        fail(command, f"{error.filename}: {error.strerror}")
+    else:
+        fail(command, str(error))
+    return 2
 
 
 app = typer.Typer(
@@ -130,9 +135,9 @@ def plan(
         found.save(save)
         note(f"saved {save}")
     if json_path is not None:
-        from meshwright.planner.storage import plan_to_json
+        from meshwright.planner.storage import plan_json
 
-        write_json(json_path, plan_to_json(found))
+        write_text(json_path, plan_json(found))
     if str(json_path) != "-":
         show(cli_see.plan_view(found))
 
@@ -214,9 +219,30 @@ app.command("solve")(solve_command)
 app.command("validate")(validate_command)
 
 
+def _see(arguments: list[str]) -> bool:
+    """Does a command that lets one see and has plain arguments alone, without the parser; False for any other.
+
+    The parser loads a library of its own to check two texts, which takes a quarter of what `show` may take.
+    """
+    name, given = arguments[0] if arguments else "", arguments[1:]
+    if name not in cli_see.PLAIN or any(text.startswith("-") for text in given):
+        return False
+    command, least, most = cli_see.PLAIN[name]
+    if not least <= len(given) <= most:
+        return False
+    gc.disable()  # it is over soon
+    try:
+        command(*given)
+    except (MeshwrightError, OSError, KeyboardInterrupt) as error:
+        sys.exit(_exit_code(name, error))
+    return True
+
+
 def main() -> None:
     """The entry point of the `meshwright` command."""
     gc.set_threshold(100_000)  # most that is loaded stays: looking for garbage takes a tenth of a short command
+    if _see(sys.argv[1:]):
+        return
     try:
         app()
     except KeyboardInterrupt:  # before a command has begun

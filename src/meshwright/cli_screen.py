@@ -41,7 +41,11 @@ def fail(command: str | None, message: str) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Writes data as JSON; ``-`` is stdout."""
-    text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text; ``-`` is stdout."""
     if str(path) == "-":
         sys.stdout.write(text)
         return

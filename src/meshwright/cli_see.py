@@ -1,5 +1,6 @@
 """The commands that let one see: show, explain, diff, report, dump. None of them loads JAX."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,3 +79,12 @@ def dump_command(
     """Write everything there is to know about a plan into a folder."""
     meshwright.Plan.load(plan).dump(folder)
     note(f"wrote {folder}")
+
+
+# What these commands do with plain texts, and how many of them they take.
+PLAIN: dict[str, tuple[Callable[..., None], int, int]] = {
+    "show": (lambda plan, glob=None: show_command(Path(plan), glob), 1, 2),
+    "explain": (lambda plan, path: explain_command(Path(plan), path), 2, 2),
+    "diff": (lambda one, other: diff_command(Path(one), Path(other)), 2, 2),
+    "dump": (lambda plan, folder: dump_command(Path(plan), Path(folder)), 2, 2),
+}

@@ -116,12 +116,53 @@ def test_several_axes_on_one_dim(tmp_path):
         (lambda f: (f / f"train_step{INPUTS}").write_text("({'a': PlacementSpec(aval=Sh"), "line 1: expected"),
         (lambda f: (f / f"train_step{INPUTS}").write_text("PlacementSpec(mesh_ids=(0,))"), "lacks its aval"),
         (lambda f: (f / f"train_step{INPUTS}").write_text("<function f"), "not closed"),
+        (lambda f: write(f, placed((10,), ["Ragged(3)"], [REP4])), "has Ragged, which is none of NoSharding"),
+        (lambda f: write(f, placed((10,), [NONE], ["Twisted(3)"])), "maps to Twisted, which is neither"),
+        (
+            lambda f: write(f, placed((10,), [NONE], ["ShardedAxis(axis=3)"])),
+            r"ShardedAxis\(3\) of a ShardingSpec that cuts 0",
+        ),
+        (lambda f: write(f, placed((10,), [NONE], [REP4], mesh="(0, 1)")), "is on 2 meshes but has 1 sharding_specs"),
+        (lambda f: write(f, "(None, <object>)", "()"), "hold no PlacementSpec"),
+        (lambda f: (f / f"train_step{OUTPUTS}").write_bytes(b"\xff\xfe"), "cannot be understood"),
     ],
 )
 def test_missing_and_damaged_files_are_said(tmp_path, spoil, words):
     spoil(write(tmp_path, placed((10, 40), [NONE, NONE], [REP4])))
     with pytest.raises(mw.PlanFileError, match=words.replace("*", r"\*")):
         read_dump(tmp_path)
+
+
+ADAM = """({{'step': None, 'optimizer': Optimizer(optimizer_def=<flax.optim.Adam object at 0x7f>,
+    state=OptimizerState(step={scalar}, param_states=FrozenDict({{Dense_0: {{kernel: _AdamParamState(grad_ema={kernel},
+    grad_sq_ema={kernel})}}}})), target=FrozenDict({{params: {{Dense_0: {{kernel: {kernel}}}}}}}))}},
+    [{batch}, None], 3)"""
+CHAIN = """(TrainState(step={scalar}, params={{'Dense 0': {{'kernel': {kernel}}}}}, opt_state=(EmptyState(),
+    (ScaleByAdamState(count={scalar}, mu=FrozenDict({{Dense_0: {{kernel: {kernel}}}}}), nu=FrozenDict({{}})),
+    MaskedState(inner_state=TraceState(trace={{'Dense_0': {{'kernel': {kernel}}}}}))),
+    InjectHyperparamsState(count={scalar}, hyperparams={{'learning_rate': {scalar}}}, inner_state=EmptyState())),
+    batch_stats=FrozenDict({{bn: {{mean: {whole}, var: {whole}}}}})), {{'x': {batch}}})"""
+
+
+@pytest.mark.parametrize("form", [ADAM, CHAIN])
+def test_states_of_other_forms(form, tmp_path):
+    """Optimizers that hold their parameters, chains of states, masked and nested ones, and specs that are not there."""
+    parts = {
+        "kernel": placed((10, 40), [NONE, "Chunked(chunks=(2,))"], [REP2, "ShardedAxis(0)"]),
+        "whole": "PlacementSpec(aval=ShapedArray(float32[40]), mesh_ids=(0,), sharding_specs=(None,))",
+        "scalar": "PlacementSpec(aval=ShapedArray(float32[], weak_type=True), mesh_ids=(0,), sharding_specs=(None,))",
+        "batch": placed((8, 10), ["Chunked([2])", NONE], ["ShardedAxis(axis=0)", REP2], dtype="bfloat16"),
+    }
+    (mesh,) = read_dump(write(tmp_path, form.format(**parts), parts["scalar"])).meshes
+    roles = {t.path: t.role for t in mesh.arguments}
+    kernels = {path: role for path, role in roles.items() if path.endswith("kernel") or "ema" in path}
+    assert sorted(set(kernels.values())) == ["optimizer", "parameters"]
+    assert [r for p, r in kernels.items() if "param_states" in p or "opt_state" in p] == ["optimizer"] * 2
+    assert [p for p, r in roles.items() if r == "data"] == [
+        next(t.path for t in mesh.arguments if t.dtype == "bfloat16")
+    ]
+    verdict = str(mesh.judgement.verdict)
+    assert verdict == "data parallel ×2 over x, tensor parallel (model parallel, by column) ×2 over y"
 
 
 names = st.text("abcXYZ_", min_size=1, max_size=5).filter(lambda t: t not in ("None", "True", "False"))

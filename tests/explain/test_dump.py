@@ -8,6 +8,7 @@ import pytest
 import meshwright as mw
 from meshwright.explain.after import trace_back
 from meshwright.explain.dump import FILES, OutputError
+from meshwright.explain.dump_program import PROGRAM_FILES
 from meshwright.runtime.compiled import CompiledCollective
 from tests.runtime.steps import CPU, batch, params, train_step
 
@@ -31,9 +32,9 @@ def rows(path):
 
 def test_every_file_is_there_and_said(plan, folder):
     readme = (folder / "README.txt").read_text()
-    for name in (*FILES, "plan.json", "compiled.txt", "after.txt"):
-        assert (name in readme) == (folder / name).exists()
-    assert {p.name for p in folder.iterdir()} >= set(FILES) - {"stages.csv"}
+    names = {*FILES, *PROGRAM_FILES} - {"stages.csv", "stages-memory.csv"}
+    assert {p.name for p in folder.iterdir()} == names | {"README.txt", "plan.json", "compiled.txt", "after.txt"}
+    assert all(name in readme for name in names)
     assert mw.Plan.load(folder / "plan.json") == plan
 
 
@@ -70,7 +71,7 @@ def test_what_the_plan_did_not_foresee_is_marked(plan):
 def test_a_loaded_plan_is_dumped_without_compiling(folder, tmp_path):
     mw.Plan.load(folder / "plan.json").dump(tmp_path)
     assert "does not know its function" in (tmp_path / "README.txt").read_text()
-    assert json.loads((tmp_path / "plan.json").read_text())["version"] == 2
+    assert json.loads((tmp_path / "plan.json").read_text())["version"] == 3
 
 
 def test_a_folder_that_cannot_be_made_is_said(plan, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from meshwright import zoo
 
 from .plans import plan_of, tensor_parallel
 
@@ -36,6 +37,27 @@ EXPERTS = {"state/params/layers/0/up": P("x"), "state/params/layers/0/down": P("
 SEQUENCE = "tensor parallel ×4 over x (columns) in 21% of the work, sequence parallel ×4 over x in 79% of the work"
 WHOLE = {"batch/*": P(None, "x"), "state/params/*": P()}
 
+LAYER = "state/params/layers/*/"
+TABLES = {"state/params/embed": P("y"), "state/params/head": P(None, "y"), "batch/*": P("x")}
+OVER_Z = {f"{LAYER}{name}": P(None, "z") for name in ("up", "[qkv]")} | {
+    f"{LAYER}{name}": P("z") for name in ("down", "o")
+}
+FSDP = SHARDED | {
+    path.replace("params", moment): spec
+    for path, spec in SHARDED.items()
+    for moment in ("mu", "nu")
+    if "params" in path
+}
+ON_THREE = {path: P(*("z" if axis == "y" else axis for axis in spec)) for path, spec in FSDP.items()}
+BY_EXPERTS = {f"{LAYER}up": P("y"), f"{LAYER}down": P("y"), "batch/*": P(("x", "y"))}
+IN_TURNS = {f"state/params/layers/{i}/kernel": P("x") if i % 2 else P(None, "x") for i in range(6)} | {"batch/*": P()}
+TURNS = "Megatron tensor parallel ×4 over x"
+PART = (
+    "data parallel ×8 over x in 43% of the work, Megatron tensor parallel ×8 over x in 57% of the work, "
+    "42% of the parameters sharded over x with their gradients and optimizer state (ZeRO-3, FSDP)"
+)
+THREE = "data parallel ×4 over x and y, Megatron tensor parallel ×2 over z, vocabulary over z"
+
 TABLE = [
     *((name, (8,), mw.DataParallel(), {}, DATA) for name in ("mlp", "gpt-tiny", "llama-tiny", "bert-tiny", "vit-tiny")),
     *((name, (8,), mw.DataParallel(), {}, DATA) for name in ("moe-tiny", "mixtral-tiny", "wide-resnet-tiny")),
@@ -62,12 +84,55 @@ TABLE = [
     ("moe-tiny", (4,), mw.Auto(fix=EXPERTS), {}, "data parallel ×4 over x, experts over x"),
     ("gpt-tiny", (4,), mw.Auto(fix=WHOLE), {"batch": 1}, SEQUENCE),
     ("gpt-tiny", (1,), mw.Auto(), {}, "one device: nothing is split"),
+    *(
+        (
+            name,
+            (4, 2),
+            mw.Manual(fix),
+            {},
+            f"{DATA.replace('8', '4')}, data parallel ×2 over y in {share}, vocabulary over y",
+        )
+        for name, fix, share in (
+            ("gpt-tiny", {k: v for k, v in TABLES.items() if "head" not in k}, "86% of the work"),
+            ("llama-tiny", TABLES, "82% of the work"),
+        )
+    ),
+    ("gpt-tiny", (2, 2, 2), mw.Manual(OVER_Z | {"batch/*": P(("x", "y"))}), {}, THREE),
+    ("llama-tiny", (2, 2, 2), mw.Auto(fix=ON_THREE | {"batch/*": P(("x", "y"))}), {}, THREE + ZERO[3]),
+    ("moe-tiny", (2, 2, 2), mw.Manual(BY_EXPERTS), {}, "data parallel ×8 over x, y and z, experts over y"),
+    ("mixtral-tiny", (4,), mw.Auto(), {}, "data parallel ×4 over x, experts over x"),
+    ("llama-tiny", (4,), mw.Manual(WHOLE), {"batch": 1}, "sequence parallel ×4 over x"),
+    ("unet-tiny", (4,), mw.Zero(3), {}, "data parallel ×4 over x" + ZERO[3]),
+    (
+        "wide-resnet-tiny",
+        (2, 2),
+        mw.TensorParallel(),
+        {},
+        TWO.replace("4", "2").replace("Megatron ", "") + " (columns and rows)",
+    ),
+    ("gpt-tiny", (8,), mw.Zero(3), {}, PART),
+    ("gpt-tiny", (4, 2), mw.TensorParallel(), {"checkpoint": True}, TWO + ", vocabulary over y"),
+    ("mlp", (4,), mw.Manual(IN_TURNS), {"batch": 8}, TURNS),
 ]
 
 
 @pytest.mark.parametrize(("name", "shape", "method", "options", "said"), TABLE)
 def test_verdicts_are_right(name, shape, method, options, said):
     assert str(plan_of(name, shape, method, **options).verdict) == said
+
+
+@pytest.mark.parametrize(
+    ("shape", "method", "said"),
+    [
+        ((4, 2), mw.TensorParallel(), TWO + ", vocabulary over y"),
+        ((8,), mw.DataParallel(), DATA),
+    ],
+)
+def test_forward_passes_are_judged_as_well(shape, method, said):
+    example = zoo.build("llama-tiny")
+    mesh = mw.Mesh.abstract(shape, 1.0, 1e-3)
+    plan = mw.plan(example.loss, example.state["params"], example.batch, mesh=mesh, method=method)
+    assert str(plan.verdict) == said
 
 
 def test_kinds_say_which_part_a_tensor_plays():

@@ -6,6 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from meshwright.explain.subjects import Subjects
+from meshwright.explain.why import Explainer
 
 from .plans import found, plan_of, tensor_parallel
 
@@ -58,6 +60,23 @@ def test_what_memory_forces_is_said_with_what_would_do_without():
             assert alternative.cost >= alternative.at_least * (1 - 1e-9)
             if alternative.cost < math.inf:
                 assert alternative.peak_bytes <= tight.memory.limit_bytes
+
+
+@pytest.mark.parametrize("fraction", [None, 0.75])
+def test_bounds_hold_for_every_way_and_cost_no_solve(fraction):
+    """What one dual says of every sharding is no more than the best plan with it costs, with memory and without."""
+    plan = plan_of("gpt-tiny", (4, 2), mw.Auto())
+    if fraction is not None:
+        plan = plan_of("gpt-tiny", (4, 2), mw.Auto(), memory_bytes=int(fraction * plan.memory.peak_bytes))
+    explainer = Explainer(Subjects(plan)[0])
+    for path in PATHS:
+        (tensor,) = plan.find(path)
+        bounded, solved = (explainer.explain(tensor, seconds) for seconds in (None, 5.0))
+        at_least = {a.spec: a.at_least for a in bounded.alternatives}
+        assert all(a.cost == math.inf and not a.changes for a in bounded.alternatives)
+        assert len(at_least) == len(solved.alternatives) + solved.num_left
+        for a in solved.alternatives:
+            assert at_least[a.spec] <= a.cost * (1 + 1e-9)
 
 
 def test_scalars_and_results_are_explained():

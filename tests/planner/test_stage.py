@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import meshwright as mw
+from meshwright.planner.plan import KnownDetails
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.storage import plan_from_json, plan_to_json
 from meshwright.planner.tensor import Tensor
@@ -26,7 +27,8 @@ def staged(cluster):
         layers, sizes = (first, first + 1), (64.0, 1e-3, 10, 20, 30, 60)
         found.append(Stage(layers, submesh, view, "words", *times, 0.5, *sizes, (layers,), tensors))
     whole = mw.Mesh((cluster.num_devices,), cluster)
-    return replace(plain, mesh=whole, pipeline=Pipeline("1f1b", 4, 1, "none"), stages=tuple(found))
+    details, pipeline = KnownDetails((), ()), Pipeline("1f1b", 4, 1, "none")
+    return replace(plain, mesh=whole, details=details, pipeline=pipeline, stages=tuple(found))
 
 
 @pytest.mark.parametrize("machines", ["2x4 h100", "1x8 h100 + 2x4 a100"])

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright import zoo
+from meshwright.explain.subjects import Subjects
 from meshwright.report.page import page as build_page
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
+from tests.explain.test_staged import planned
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -160,9 +161,7 @@ def test_dark_and_small_screens(visit, shots, size, scheme):
 
 
 def test_a_plan_in_stages(visit, shots):
-    example = zoo.build("gpt-tiny", layers=4)
-    method = mw.ThreeD(data=1, tensor=2, pipeline=4, microbatch=2)
-    plan = mw.plan(example.train_step, example.state, example.batch, cluster="2x4 h100", method=method)
+    plan = planned("megatron")
     page = visit(plan)
     assert page.inner_text("#verdict") == str(plan.verdict)
     assert str(plan.verdict).startswith("pipeline of 4 stages (1f1b, 4 microbatches), ")
@@ -171,7 +170,39 @@ def test_a_plan_in_stages(visit, shots):
     assert page.locator(".pipeline .step").count() == 4 * 2 * 4
     row = page.locator("table.stages tbody tr").first
     assert format_bytes(plan.stages[0].peak_bytes) in row.inner_text()
+    assert str(plan.stage_verdicts[0]) in row.inner_text()
     page.locator("#stages").screenshot(path=shots / "stages.png")
+    page.locator("#stage-memory select").select_option(index=1)
+    assert page.locator("#stage-memory svg path").count() == 1
+
+
+def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
+    plan = planned("replicas")
+    page = visit(plan)
+    leaf = page.locator('.leaf[data-path="state/params/layers/*/up"]')
+    assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
+    assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")
+    leaf.click()
+    explained = plan.explain("state/params/layers/0/up", seconds=30)
+    table = page.locator("table.alternatives").first
+    shown = [cell.get_attribute("data-text") for cell in table.locator("tbody .symbols").all()]
+    assert shown == [a.symbols for a in explained.alternatives]
+    assert [cell.inner_text() for cell in table.locator("th").all()][2:4] == ["a microbatch", "once"]
+    assert "On stage 0; stage 1 is busier" in page.locator(".detail").inner_text()
+    page.screenshot(path=shots / "stage-alternatives.png")
+    everything(page)
+    names = [option.inner_text() for option in page.locator("#layer option").all()]
+    assert names and all(name.startswith("stages 0–1: ") for name in names)
+    page.locator("#layer select").select_option(index=0)
+    assert page.locator(".gnode").count() > 3
+    page.locator(".gnode").first.click()
+    assert "B_x" in page.locator("#layer .card").last.locator(".symbols").get_attribute("data-text")
+    found = int(page.locator("#operations .row .label").inner_text().split()[0].replace(",", ""))
+    assert found == plan.record.views[0].record.program.num_ops
+    sent = page.locator("table.collectives tbody tr")
+    kinds = {c.kind for subject in Subjects(plan) for c in subject.collectives}
+    assert {row.locator("td").nth(1).inner_text() for row in sent.all()} == kinds
+    page.locator("#layer").screenshot(path=shots / "stage-layer.png")
 
 
 def test_two_plans_side_by_side(visit, shots):

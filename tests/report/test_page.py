@@ -11,6 +11,7 @@ import meshwright as mw
 from meshwright.report.page import page
 from meshwright.report.stages import bars
 from tests.explain.plans import tensor_parallel
+from tests.explain.test_staged import planned
 from tests.planner.test_stage import staged
 
 
@@ -25,6 +26,15 @@ def test_the_page_holds_the_plan_and_needs_no_network():
     assert sum(c["seconds"] for c in shown["collectives"]) == pytest.approx(tensor_parallel().cost.communication)
     assert sum(row["count"] for row in shown["tensors"]) == len(tensor_parallel().arguments) + 1
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and "{{" not in re.sub(r"`[^`]*`", "", text)[:2000]
+
+
+@pytest.mark.parametrize("plan", [tensor_parallel, lambda: planned("replicas")], ids=["program", "stages"])
+def test_every_parameter_has_alternatives_however_short_the_time(plan):
+    (shown,) = data_of(page(plan(), seconds=1e-9))["plans"]
+    rows = [row for row in shown["tensors"] if row["role"] == "parameters" and row["shape"]]
+    assert rows and all(row["reason"] and "alternatives" in row for row in rows)
+    found = [a for row in rows for a in row["alternatives"]]
+    assert found and all(a["sure"] == "at least" or a["difference"] is None for a in found)
 
 
 def test_names_that_look_like_tags_do_no_harm():
@@ -42,7 +52,7 @@ def test_a_notebook_gets_a_frame():
 
 def test_the_timeline_keeps_the_order_of_stages():
     plan = staged(mw.cluster("2x4 h100"))
-    first, second = bars(plan)
+    first, second = bars(plan.simulate())
     assert [b["work"] for b in second][:4] == ["forward", "backward", "forward", "backward"]
     done = {(b["work"], b["microbatch"]): b for b in first}
     for bar in second:

@@ -100,8 +100,15 @@ def read_dump(folder: Path) -> AlpaDump:
     if not outputs.exists():
         raise PlanFileError(f"{folder} lacks {outputs.name}; dump it again with alpa's dump_debug_info")
     arguments, results = _leaves(inputs[0]), _leaves(outputs)
+    if not arguments and not results:
+        raise PlanFileError(f"{folder}: {inputs[0].name} and {outputs.name} hold no PlacementSpec; dump them again")
     numbers = sorted({number for *_, placed in (*arguments, *results) for number in placed})
-    return AlpaDump(name, tuple(_mesh(number, arguments, results) for number in numbers))
+    try:
+        return AlpaDump(name, tuple(_mesh(number, arguments, results) for number in numbers))
+    except ValueError as error:
+        raise PlanFileError(
+            f"{folder} cannot be understood: {error}; dump it again with alpa's dump_debug_info"
+        ) from None
 
 
 _Leaf = tuple[str, tuple[int, ...], str, dict[int, Call]]  # path, shape, dtype, sharding spec by mesh
@@ -142,7 +149,15 @@ def _leaf(path: str, placement: Call) -> _Leaf:
     aval = placement.get("aval", 0)
     dtype, shape = aval.args[0]
     numbers, specs = placement.get("mesh_ids", 1), placement.get("sharding_specs", 2)
-    return path, tuple(shape), dtype, dict(zip(numbers, specs, strict=True))
+    if len(numbers) != len(specs):
+        raise ValueError(f"{path} is on {len(numbers)} meshes but has {len(specs)} sharding_specs")
+    whole = Call("ShardingSpec", ((), ()))  # what Alpa leaves to be repeated
+    return (
+        path,
+        tuple(shape),
+        dtype,
+        {n: whole if spec is None else spec for n, spec in zip(numbers, specs, strict=True)},
+    )
 
 
 def _mesh(number: int, arguments: Sequence[_Leaf], results: Sequence[_Leaf]) -> AlpaMesh:
@@ -161,8 +176,16 @@ def _mapping(spec: Call) -> list[tuple[int, int]]:
     chunks = _chunks(spec)
     found = []
     for entry in spec.get("mesh_mapping", 1):
-        value = entry.get("axis" if entry.name == "ShardedAxis" else "replicas", 0)
-        found.append((chunks[value][1], value) if entry.name == "ShardedAxis" else (value, -1))
+        name = entry.name if isinstance(entry, Call) else str(entry)
+        if name == "Replicated":
+            found.append((entry.get("replicas", 0), -1))
+        elif name == "ShardedAxis":
+            axis = entry.get("axis", 0)
+            if not 0 <= axis < len(chunks):
+                raise ValueError(f"ShardedAxis({axis}) of a ShardingSpec that cuts {len(chunks)} dims")
+            found.append((chunks[axis][1], axis))
+        else:
+            raise ValueError(f"a ShardingSpec maps to {name}, which is neither ShardedAxis nor Replicated")
     return found
 
 
@@ -170,8 +193,11 @@ def _chunks(spec: Call) -> list[tuple[int, int]]:
     """Every chunking of every dim: ``(dim, parts)``."""
     found = []
     for dim, how in enumerate(spec.get("sharding", 0)):
-        if how.name in ("Chunked", "Unstacked"):
-            parts = how.get("chunks" if how.name == "Chunked" else "size", 0)
+        name = how.name if isinstance(how, Call) else str(how)
+        if name not in ("NoSharding", "Chunked", "Unstacked"):
+            raise ValueError(f"a ShardingSpec has {name}, which is none of NoSharding, Chunked and Unstacked")
+        if name != "NoSharding":
+            parts = how.get("chunks" if name == "Chunked" else "size", 0)
             found += [(dim, n) for n in (parts if isinstance(parts, list | tuple) else [parts])]
     return found
 
@@ -206,8 +232,10 @@ def _axes_of(size: int, mesh: Mapping[str, int]) -> list[str]:
 
 def _role(path: str) -> str:
     parts = path.split("/")
+    if "target" in parts:  # of an optimizer that holds its parameters
+        return "parameters"
     if any(part in _OPTIMIZER for part in parts):
         return "optimizer"
-    if "params" in parts or "target" in parts:
+    if "params" in parts:
         return "parameters"
     return "state" if any(part in _STATE for part in parts) else "data"

@@ -1,4 +1,4 @@
-"""The judgement of tensors that nothing is known of but how they lie: Alpa's dumps, stages, plans of the first version.
+"""The judgement of tensors that nothing is known of but how they lie: in Alpa's dumps, in plan files of old versions.
 
 Without the program, an axis that splits the data's first dim is taken to be one of data parallelism, and every other
 axis that splits parameters to be one of tensor parallelism: by columns where it splits another dim of a weight than the
@@ -7,7 +7,8 @@ the first dim counts experts. Columns and rows of the same sizes are taken to be
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from meshwright.planner.tensor import Tensor
 
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
-    from meshwright.planner.stage import Stage
 
 _SOME, _MOST = 0.05, 0.5  # of the bytes must be split for a word, and for it to hold without a number
 _PAIRED = 0.8  # of the split elements must have columns and rows of one size to be Megatron's
@@ -26,7 +26,8 @@ def judge_at_rest(plan: "Plan") -> Judgement:
     """The judgement of a plan without a record."""
     tensors = [t for t in (*plan.arguments, *plan.results) if t.role != "static"]
     if plan.pipeline is not None:
-        return Judgement(pipeline_verdict(plan), *_kinds(tensors, ("x",)))
+        stages = tuple(verdict_at_rest(stage.tensors, stage.mesh.shape, ("x",)) for stage in plan.stages)
+        return Judgement(pipeline_verdict(plan, stages), *_kinds(tensors, ("x",)), stages)
     return judge_tensors(tensors, plan.mesh.shape)
 
 
@@ -42,24 +43,25 @@ def data_axes(tensors: Sequence[Tensor]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def pipeline_verdict(plan: "Plan") -> Verdict:
+def pipeline_verdict(plan: "Plan", stages: Sequence[Verdict]) -> Verdict:
     """The verdict of a plan in stages: its pipeline, then what all stages or each of them are."""
     assert plan.pipeline is not None
-    each = [str(stage_verdict(stage)) for stage in plan.stages]
     count = plan.pipeline.num_microbatches
-    text = f"pipeline of {len(plan.stages)} stages ({plan.pipeline.schedule}, {count} microbatches)"
-    if len(plan.stages) == 1:
+    text = f"pipeline of {len(stages)} stages ({plan.pipeline.schedule}, {count} microbatches)"
+    if len(stages) == 1:
         text = f"one stage, {count} microbatches" if count > 1 else "one stage"
-    if len(set(each)) == 1:
-        inner = list(stage_verdict(plan.stages[0]).parts)
-    else:
-        inner = [Part("stage", (), 1, 1.0, f"stage {i}: {words}") for i, words in enumerate(each)]
-    return Verdict((Part("pipeline", (), len(plan.stages), 1.0, text), *inner))
+    return Verdict((Part("pipeline", (), len(stages), 1.0, text), *_inner(stages)))
 
 
-def stage_verdict(stage: "Stage") -> Verdict:
-    """The verdict of one stage, on whose mesh axis x splits the batch."""
-    return verdict_at_rest(stage.tensors, stage.mesh.shape, ("x",))
+def _inner(stages: Sequence[Verdict]) -> Iterator[Part]:
+    """What all stages are; where they differ, what each is, neighbours that are alike together."""
+    if len({str(verdict) for verdict in stages}) == 1:
+        yield from stages[0].parts
+        return
+    for words, group in groupby(enumerate(stages), key=lambda pair: str(pair[1])):
+        numbers = [number for number, _ in group]
+        which = f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}–{numbers[-1]}"
+        yield Part("stage", (), 1, 1.0, f"{which}: {words}")
 
 
 def verdict_at_rest(tensors: Sequence[Tensor], mesh: Mapping[str, int], data: Sequence[str]) -> Verdict:

@@ -14,7 +14,7 @@ from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.planner.plan import Collective, Plan
     from meshwright.planner.tensor import Tensor
 
 _MOST_ROWS = 40
@@ -132,12 +132,21 @@ def _by_path(plan: "Plan") -> dict[str, Row]:
 def _sent(one: "Plan", other: "Plan") -> list[SentDifference]:
     totals: dict[tuple[str, tuple[str, ...], str], list[float]] = {}
     for place, plan in enumerate((one, other)):
-        for (kind, axes, phase, _), (_, size, seconds) in sums_of(plan.collectives):
+        for (kind, axes, phase, _), (_, size, seconds) in sums_of(_sent_by(plan)):
             row = totals.setdefault((kind, axes, phase), [0.0, 0.0, 0.0, 0.0])
             row[place] += size
             row[2 + place] += seconds
     rows = [SentDifference(*key, (a, b), (s, t)) for key, (a, b, s, t) in totals.items() if (a, s) != (b, t)]
     return sorted(rows, key=lambda row: -abs(row.seconds[1] - row.seconds[0]))
+
+
+def _sent_by(plan: "Plan") -> list["Collective"]:
+    """Everything that a plan sends in a step; all stages together."""
+    if not plan.stages:
+        return list(plan.collectives)
+    from meshwright.explain.subjects import Subjects
+
+    return [item for subject in Subjects(plan) for item in subject.collectives]
 
 
 def _percent(one: float, other: float) -> str:

@@ -8,12 +8,13 @@ are stacked up, R and C rows and columns of an image. Dims that no argument has 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.explain.record import Dims, Nest, Program
+from meshwright.explain.traced import Dims, Nest, Program
 
 Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")
@@ -31,6 +32,12 @@ class DimClasses:
     def of(self, value: int) -> list[int]:
         """The classes of a value's dims."""
         return self._class[self._first[value] : self._first[value + 1]].tolist()
+
+    def among(self, classes: Iterable[int]) -> "Among":
+        """Tells dims of some classes from others, for many values at once."""
+        known = np.zeros(len(self._class) + 1, bool)
+        known[list(classes)] = True
+        return Among(self._first, known[self._class])
 
     def _connect(self, program: Program) -> Ints:
         one: list[Ints] = []
@@ -50,6 +57,25 @@ class DimClasses:
                 other.append(self._first[argument] + np.arange(rank))
         size = int(self._first[-1])
         return connected(size, np.concatenate(one), np.concatenate(other)) if one else np.arange(size)
+
+
+class Among(NamedTuple):
+    """Whether dims are of some classes: those of value ``v`` are ``found[first[v] : first[v + 1]]``."""
+
+    first: Ints
+    found: NDArray[np.bool_]
+
+    def at(self, values: Ints, dim: int) -> NDArray[np.bool_]:
+        """Whether a dim of each of some values is of them."""
+        return self.found[self.first[values] + dim]
+
+    def dims(self) -> Ints:
+        """For each value the first dim that is of them; -1 for none."""
+        found = np.full(len(self.first) - 1, -1)
+        places = np.flatnonzero(self.found)[::-1]
+        values = np.searchsorted(self.first, places, side="right") - 1
+        found[values] = places - self.first[values]
+        return found
 
 
 def connected(size: int, one: Ints, other: Ints) -> Ints:
@@ -92,6 +118,7 @@ def name_dims(
     looked_up: Iterable[int],
     experts: Iterable[int],
     stacked: Iterable[int],
+    products: Container[int],
 ) -> dict[int, str]:
     """Letters of classes.
 
@@ -102,6 +129,7 @@ def name_dims(
         looked_up: Classes that are looked up by index, and so hold a vocabulary.
         experts: Classes that both weights and activations run over, one part of the one with one of the other.
         stacked: Classes of dims that count layers.
+        products: Values of the parameters that are multiplied with activations; others (positions) have no features.
     """
     names: dict[int, str] = dict.fromkeys(looked_up, "V") | dict.fromkeys(stacked, "L")
     weights = {value: classes.of(value) for value in parameters}
@@ -115,12 +143,13 @@ def name_dims(
         names.setdefault(c, "E")
     places = _places(weights, parameters)
     features = [_features(found, names) for found in weights.values() if len(found) > 1]
+    working = [_features(found, names) for v, found in weights.items() if len(found) > 1 and v in products]
     counts = Counter(c for found in features for c in found if c not in names)
     if counts:
         hidden = places[max(counts, key=lambda c: (counts[c], -c))]
         # A chain of equal layers has a hidden dim between any two of them, and one at each end.
         names |= {c: "D" for c, where in places.items() if where <= hidden and c not in names}
-    names |= _around_hidden(features, names)
+    names |= _around_hidden(working, names)
     free = [letter for letter in _MORE if letter not in names.values()]
     for c in counts:
         if c not in names and free:

@@ -49,28 +49,43 @@ class Judgement:
         verdict: What kind of parallelism it is.
         kinds: The kind of each argument and result, by path.
         letters: Letters of each one's dims, by path; empty text for dims without one.
+        stages: What each stage is, where there are any.
     """
 
     verdict: Verdict
     kinds: dict[str, str]
     letters: dict[str, tuple[str, ...]]
+    stages: tuple[Verdict, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; kinds and letters of thousands of tensors are few, and go by number."""
         pairs = [(self.kinds[path], " ".join(letter or "-" for letter in self.letters[path])) for path in self.kinds]
         known = list(dict.fromkeys(pairs))
-        parts = [[p.name, list(p.axes), p.degree, p.share, p.text] for p in self.verdict.parts]
-        return {"verdict": parts, "tensors": [list(pair) for pair in known], "of": [known.index(p) for p in pairs]}
+        number = {pair: i for i, pair in enumerate(known)}
+        data = {
+            "verdict": _parts_to_json(self.verdict),
+            "tensors": [list(pair) for pair in known],
+            "of": [number[pair] for pair in pairs],
+        }
+        return data | ({"stages": [_parts_to_json(verdict) for verdict in self.stages]} if self.stages else {})
 
     @classmethod
     def from_json(cls, data: dict[str, Any], tensors: Sequence["Tensor"]) -> "Judgement":
         """What `to_json` gave, of the same tensors."""
-        verdict = Verdict(tuple(Part(name, tuple(axes), *rest) for name, axes, *rest in data["verdict"]))
         kinds, letters = {}, {}
         known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in data["tensors"]]
         for path, number in zip(_paths(tensors), data["of"], strict=True):
             kinds[path], letters[path] = known[number]
-        return cls(verdict, kinds, letters)
+        stages = tuple(_parts_from_json(parts) for parts in data.get("stages", ()))
+        return cls(_parts_from_json(data["verdict"]), kinds, letters, stages)
+
+
+def _parts_to_json(verdict: Verdict) -> list[list[Any]]:
+    return [[p.name, list(p.axes), p.degree, p.share, p.text] for p in verdict.parts]
+
+
+def _parts_from_json(data: list[list[Any]]) -> Verdict:
+    return Verdict(tuple(Part(name, tuple(axes), *rest) for name, axes, *rest in data))
 
 
 def _paths(tensors: Sequence["Tensor"]) -> Iterator[str]:

@@ -7,7 +7,7 @@ too. A parameter that no axis splits is ``data (replicated)`` where some axis sp
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshwright.explain.uses import Facts
@@ -45,7 +45,7 @@ class Kinds:
 
     def parts(self, value: int, spec: Sequence[Sequence[str]]) -> dict[str, str]:
         """For each axis that splits a parameter or optimizer state, the part it plays."""
-        facts, owner = self.facts, self._owner(value)
+        facts, owner = self.facts, self.facts.owner(value)
         found = {}
         for dim, axes in enumerate(spec):
             for name in axes:
@@ -62,15 +62,6 @@ class Kinds:
             # A bias or norm: it is split as the features it meets are split.
             seen = self._by_class.get((self.facts.classes.of(parameter)[dim], axis), Counter({"column": 1}))
         return seen.most_common(1)[0][0] if seen else ZERO
-
-    def _owner(self, value: int) -> int:
-        """The parameter that optimizer state belongs to: of its dims' classes, and of the most similar path."""
-        if value not in self.facts.optimizer:
-            return value
-        facts, wanted = self.facts, self.facts.classes.of(value)
-        same = [p for p in facts.parameters if facts.classes.of(p) == wanted]
-        path = facts.program.inputs[value]
-        return max(same, key=lambda p: _common_end(facts.program.inputs[p], path), default=value)
 
     def _spec(self, value: int) -> Sequence[Sequence[str]]:
         return self.facts.spec_of(value, int(self.facts.program.code[value]))
@@ -100,14 +91,3 @@ class Kinds:
                 word = word or ("sequence" if dim_class in self.facts.sequence else "")
                 words.append(f"{word or 'split'} ({'split ' if word else ''}over {', '.join(axes)})")
         return " + ".join(words) or "replicated"
-
-
-def _common_end(one: str, other: str) -> int:
-    """How many path components two paths have in common, counted from the end."""
-    pairs: Iterable[tuple[str, str]] = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
-    count = 0
-    for a, b in pairs:
-        if a != b:
-            break
-        count += 1
-    return count

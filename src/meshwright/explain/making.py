@@ -3,30 +3,41 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.explain.record import MEMORY_ROLES, VIRTUAL, Edge, Nest, Node, Problem, Program, Record
+from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
+from meshwright.explain.traced import VIRTUAL, Nest, Program
+from meshwright.graph import Op
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
+from meshwright.rules import LoopNest
 
 Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")
 
 
-def make_record(back: Readback, limit: float | None) -> Record:
+def make_record(back: Readback, limit: float | None, free: Formulation | None = None) -> Record:
     """The record of a choice.
 
     Args:
         back: The choice.
         limit: Bytes that were allowed on each device.
+        free: The problem with all that the method forbids, as of `unrestricted`, where it is there already.
     """
-    return Record(_program(back), _Problem(back).make(limit))
+    return Record(_program(back), _Problem(back, free or unrestricted(back.formulation)).make(limit))
+
+
+def unrestricted(solved: Formulation) -> Formulation:
+    """A problem with everything that its method forbids among its strategies."""
+    if not solved.restrictions.allowed:
+        return solved
+    parts = (solved.grouping, solved.folded, solved.live, solved.mesh)
+    return Formulation(*parts, replace(solved.restrictions, allowed={}), itemise=solved.pricer.itemise)
 
 
 def _program(back: Readback) -> Program:
@@ -48,7 +59,7 @@ def _program(back: Readback) -> Program:
         outputs=graph.output_paths,
         made=np.array(graph.outputs, np.int64),
         taken=np.array([graph.state.get(i, -1) for i in range(len(graph.outputs))], np.int64),
-        nests=[_nest(grouping.nests[examples[n]]) for n in numbers.tolist()],
+        nests=[plain_nest(grouping.nests[examples[n]]) for n in numbers.tolist()],
         nest=nests,
         label=np.array([labels.setdefault(name, len(labels)) for name in named], np.int64),
         labels=list(labels),
@@ -71,12 +82,13 @@ def _program(back: Readback) -> Program:
     )
 
 
-def _nest(nest: Any) -> Nest:
+def plain_nest(nest: LoopNest) -> Nest:
+    """A loop nest as a record keeps it."""
     loops = nest.loops
     return Nest([loop.size for loop in loops], [loop.kind for loop in loops], nest.operands, nest.results, nest.flops)
 
 
-def _sources(ops: Sequence[Any]) -> list[str]:
+def _sources(ops: Sequence[Op]) -> list[str]:
     """Source lines; equations that JAX traced at one place share what it knows of it."""
     known: dict[int, str] = {}
     found = []
@@ -119,14 +131,9 @@ def _laps(back: Readback) -> tuple[Ints, Ints]:
 class _Problem:
     """The problem with everything that the method forbids among its strategies, marked as such."""
 
-    def __init__(self, back: Readback):
+    def __init__(self, back: Readback, free: Formulation):
         self.back, self.graph, self.grouping, self.folded = back, back.graph, back.grouping, back.folded
-        self.solved = back.formulation
-        restrictions = self.solved.restrictions
-        self.free = self.solved
-        if restrictions.allowed:
-            parts = (self.grouping, self.folded, self.solved.live, self.solved.mesh)
-            self.free = Formulation(*parts, replace(restrictions, allowed={}))
+        self.solved, self.free = back.formulation, free
 
     def make(self, limit: float | None) -> Problem:
         free, memory = self.free, self.free.memory

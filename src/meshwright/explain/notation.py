@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from meshwright.explain.record import VIRTUAL, Nest
+from meshwright.explain.traced import VIRTUAL, Nest
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import symbols
 

@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 import zlib
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,20 @@ def unpack(text: str) -> Any:
     except (zlib.error, binascii.Error) as error:
         raise ValueError(f"what the plan keeps of its search is damaged ({error})") from None
     size = int.from_bytes(body[:8], "little")
-    return _lower(json.loads(body[8 : 8 + size]), memoryview(body)[8 + size :], [0])
+    place = 8 + size
+
+    def lower(data: dict[str, Any]) -> Any:
+        """Arrays are met in the order in which their bytes follow."""
+        nonlocal place
+        if _ARRAY not in data:
+            return data
+        stored, wanted, shape = data[_ARRAY]
+        dtype, count = np.dtype(stored), prod(shape)
+        found = np.frombuffer(body, dtype, count, place).reshape(shape)
+        place += count * dtype.itemsize
+        return found.astype(wanted)
+
+    return json.loads(body[8 : 8 + size], object_hook=lower)
 
 
 def _lift(data: Any, arrays: list[np.ndarray]) -> Any:
@@ -55,17 +69,3 @@ def _narrow(array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array)
     narrow = np.result_type(*map(np.min_scalar_type, (array.min(), array.max())))
     return np.ascontiguousarray(array.astype(narrow) if narrow.kind in "iu" else array)
-
-
-def _lower(data: Any, body: memoryview, place: list[int]) -> Any:
-    if isinstance(data, dict):
-        if _ARRAY in data:
-            stored, wanted, shape = data[_ARRAY]
-            dtype, count = np.dtype(stored), int(np.prod(shape))
-            found = np.frombuffer(body, dtype, count, place[0]).reshape(shape)
-            place[0] += count * dtype.itemsize
-            return found.astype(wanted)
-        return {key: _lower(value, body, place) for key, value in data.items()}
-    if isinstance(data, list) and any(isinstance(value, dict | list) for value in data):
-        return [_lower(value, body, place) for value in data]
-    return data

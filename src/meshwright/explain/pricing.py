@@ -1,8 +1,9 @@
 """Prices what else was possible: forces a sharding, solves the problem again, says what the difference is made of."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +22,11 @@ _CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to 
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
 _ROUNDS = 6
 _ALWAYS = 8  # shardings are priced without memory, however long it takes
-_ALWAYS_TIGHTLY = 4  # are priced under a limit that the plan itself fills
+_ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
 _FULL = 0.97  # of the limit: so much is full
 _FREE = 0.5  # of the time, at most, goes to solving without memory
+_SWEEPS = 40  # of the dual that bounds everything at once
+_DEAR = 1e4  # times the plan: so dear is what is impossible
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,34 @@ class Pricing:
             seconds -= time.perf_counter() - started
         return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
 
+    def bounded(self, node: int, codes: list[int]) -> list[Priced]:
+        """What plans with each sharding of a node cost at least, without solving for any; the least first."""
+        of_node, floors = self.problem.nodes[node].codes, self._floors[node]
+        found = []
+        for code in codes:
+            least = float(floors[of_node == code].min())
+            at_least = max(least, self._floor) if self._is_allowed(node, code) else least
+            found.append(Priced(code, float("inf"), at_least, 0, None))
+        return sorted(found, key=lambda p: (p.at_least, p.code))
+
+    @cached_property
+    def _floors(self) -> list[NDArray[np.float64]]:
+        """For each strategy of each node what any choice with it costs at least: one dual tells it of all of them."""
+        from meshwright.solver.dual import Dual, ascend_prices
+        from meshwright.solver.model import from_problem
+
+        problem, held = self.problem, self._tight
+        free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
+        model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
+        known = problem.cost_of(problem.choice)
+        # What is impossible must be finite for messages; as dear as this it still is in no plan.
+        dual = Dual(model._replace(**{k: np.minimum(getattr(model, k), _DEAR * known) for k in ("cost", "mat")}))
+        dual.converge(_SWEEPS)
+        if held:
+            ascend_prices(dual, known, _SWEEPS)
+        floors = np.where(dual.floor < _DEAR * known / 2, dual.floor - 1e-12 * known, np.inf)
+        return [floors[a:b] for a, b in pairwise(model.off.tolist())]
+
     def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
         found: list[Priced] = []
         order, begun = self._promising(node, codes), time.perf_counter()
@@ -177,15 +208,21 @@ class Pricing:
         bound = max(floor, float(view.solution.lower_bound)) if view.times else floor
         return Priced(code, view.cost, min(bound, view.cost), view.peak_bytes, view.solution.choice)
 
-    def changes(self, mesh: "Mesh", other: Ints) -> list[Change]:
-        """What another choice costs more and less than the plan's, the largest first."""
+    def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
+        """What another choice costs more and less than the plan's, the largest first.
+
+        Args:
+            mesh: The problem's mesh.
+            names: What its axes are called.
+            other: The other choice.
+        """
         found: dict[tuple[str, str], float] = {}
 
         def add(what: str, where: str, seconds: float) -> None:
             if seconds:
                 found[what, where] = found.get((what, where), 0.0) + seconds
 
-        mine, names = self.problem.choice, mesh.names
+        mine = self.problem.choice
         for node, a, b in zip(self.problem.nodes, mine, other, strict=True):
             phase = f" ({self.program.phases[node.phase]})" if node.phase >= 0 else ""
             where = label_words(node.label) + phase

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.explain.notation import notation
-from meshwright.explain.record import VIRTUAL
+from meshwright.explain.traced import VIRTUAL
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import label_words, symbols
 
@@ -11,9 +11,12 @@ from meshwright.explain.words import label_words, symbols
 def program_lines(facts: Facts) -> Iterator[str]:
     """Arguments, then operations: ``%12 = dot_general  B_x S D · D F_y → B_x S F_y  forward  mlp  # file:line``."""
     program = facts.program
+    here = program.touched
     for value, path in enumerate(program.inputs):
+        if value not in here:
+            continue  # another stage's
         yield f"%{value} = {path}  {_type(facts, value)}  {_symbols(facts, value)}"
-    for op in range(program.num_ops):
+    for op in program.running:
         made = ", ".join(f"%{value}" for value in program.made_by(op))
         reads = ", ".join(f"%{value}" for value in program.reads_of(op))
         name, scope = program.primitive(op), label_words(program.labels[program.label[op]]).rpartition("/")[0]
@@ -22,7 +25,8 @@ def program_lines(facts: Facts) -> Iterator[str]:
         phase, source = program.phases[program.phase[op]], program.sources[program.source[op]]
         yield f"{made} = {name}({reads})  {how}  {phase}{trips}  {scope or '-'}  # {source}"
     for path, value in zip(program.outputs, program.made.tolist(), strict=True):
-        yield f"{path} = %{value}"
+        if value in here:
+            yield f"{path} = %{value}"
 
 
 def _type(facts: Facts, value: int) -> str:

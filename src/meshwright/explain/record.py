@@ -5,120 +5,19 @@ explained, priced again and drawn where there is neither the function nor JAX.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.explain.traced import Array, Ints, Kept, Nest, Program
 from meshwright.planner.priced import EdgeKey, Usage, choice_problem
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Dims = Sequence[Sequence[int]]
-
 MEMORY_ROLES = ("parameters", "optimizer", "data", "gradients", "activations", "temporaries", "copies")
-VIRTUAL = -1  # the assignment of an operation that every reader makes for itself
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Plain data that packs itself field by field."""
-
-    def to_data(self) -> dict[str, Any]:
-        return {f.name: _to_data(getattr(self, f.name)) for f in fields(self)}
-
-
-def _to_data(value: Any) -> Any:
-    if isinstance(value, Kept):
-        return value.to_data()
-    return [_to_data(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class Nest(Kept):
-    """The loop nest of operations with one signature; fields as in `rules.LoopNest`, types by number."""
-
-    sizes: Sequence[int]
-    kinds: Sequence[str]
-    operands: Sequence[Dims]
-    results: Sequence[Dims]
-    flops: float
-
-
-@dataclass(frozen=True)
-class Program(Kept):
-    """The traced program, operations as columns.
-
-    Attributes:
-        types: ``(shape, dtype, itemsize)`` of each type.
-        kind: Number of each value's type.
-        code: Sharding in which each value is made; 0 for virtual ones.
-        inputs, outputs: Paths of the arguments, whose values are the first ones; paths of the results.
-        made: Value of each result.
-        taken: For each result the argument whose next value it is; -1 for none.
-        nests, labels, sources, assignments: What the columns below point into. An assignment has one loop an axis.
-        nest, label, source, assignment: Of each operation.
-        phases, phase: Names of the phases, and the number of each operation's.
-        trips: How often it runs in one step.
-        reads, start: Values read, operation after operation, and where they begin.
-        first_made: The first value it makes; the others follow.
-        node: Its node in the problem; -1 for virtual ones.
-        run, lap: The repeated stretch of the program it belongs to, and which repetition; -1 for none.
-    """
-
-    types: Sequence[tuple[Sequence[int], str, int]]
-    kind: Ints
-    code: Ints
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    made: Ints
-    taken: Ints
-    nests: Sequence[Nest]
-    labels: Sequence[str]
-    sources: Sequence[str]
-    assignments: Sequence[Sequence[int]]
-    nest: Ints
-    label: Ints
-    source: Ints
-    assignment: Ints
-    phases: Sequence[str]
-    phase: Ints
-    trips: Array
-    reads: Ints
-    start: Ints
-    first_made: Ints
-    node: Ints
-    run: Ints
-    lap: Ints
-
-    @property
-    def num_ops(self) -> int:
-        return len(self.nest)
-
-    def reads_of(self, op: int) -> list[int]:
-        return self.reads[self.start[op] : self.start[op + 1]].tolist()
-
-    def made_by(self, op: int) -> list[int]:
-        first = int(self.first_made[op])
-        return list(range(first, first + len(self.nests[self.nest[op]].results)))
-
-    def shape(self, value: int) -> tuple[int, ...]:
-        return tuple(self.types[self.kind[value]][0])
-
-    def primitive(self, op: int) -> str:
-        return self.labels[self.label[op]].rpartition("/")[2]
-
-    @cached_property
-    def producer(self) -> Ints:
-        """The operation that makes each value; -1 for arguments and constants."""
-        found = np.full(len(self.kind), -1)
-        for op in range(self.num_ops):
-            found[self.made_by(op)] = op
-        return found
 
 
 @dataclass(frozen=True)
@@ -128,7 +27,7 @@ class Node(Kept):
     Attributes:
         label: An argument's path with ``*`` for what differs, an operation's label, or whose copy it is.
         phase: Number of its phase, as in `Program`; -1 for arguments.
-        num: How many are tied.
+        num: How many are tied; a stage may have a part of one, where a loop's trips are layers.
         paths: The arguments' paths; none for operations.
         type: Number of the type of what it makes first.
         codes: That value's sharding, for each strategy.
@@ -139,7 +38,7 @@ class Node(Kept):
 
     label: str
     phase: int
-    num: int
+    num: float
     paths: Sequence[str]
     type: int
     codes: Ints
@@ -169,7 +68,7 @@ class Edge(Kept):
     place: int
     reader: int
     slot: int
-    num: int
+    num: float
     value: str
     type: int
     num_bytes: int
@@ -199,6 +98,8 @@ class Problem(Kept):
         role: What each column is: the number of one of `MEMORY_ROLES`.
         choice: The strategy that was chosen for each node.
         limit: Bytes allowed on each device; None for no limit.
+        once: Of a stage's nodes, the seconds that are spent once a step, not with every microbatch:
+            ``(node, seconds for each strategy)``.
     """
 
     sizes: Sequence[int]
@@ -215,13 +116,14 @@ class Problem(Kept):
     share: Array
     choice: Ints
     limit: float | None
+    once: Sequence[tuple[int, Array]] = ()
 
     @cached_property
     def axes(self) -> Axes:
         return Axes(tuple(self.sizes))
 
     @cached_property
-    def copies(self) -> list[int]:
+    def copies(self) -> list[float]:
         return [node.num for node in self.nodes]
 
     @cached_property
@@ -233,7 +135,7 @@ class Problem(Kept):
         return found
 
     @cached_property
-    def matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
+    def matrices(self) -> dict[EdgeKey, tuple[float, Array]]:
         return {(e.source, e.place, e.reader, e.slot): (e.num, e.matrix) for e in self.edges}
 
     @cached_property
@@ -255,6 +157,11 @@ class Problem(Kept):
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], allowed=allowed)
         return replace(self, nodes=nodes)
+
+    def cost_of(self, choice: Ints) -> float:
+        """Seconds of a choice."""
+        nodes = sum(n * float(cost[s]) for n, cost, s in zip(self.copies, self.costs, choice, strict=True))
+        return nodes + sum(e.num * float(e.matrix[choice[e.source], choice[e.reader]]) for e in self.edges)
 
     def copies_made(self, choice: Ints) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes under a choice."""

@@ -16,14 +16,14 @@ idle            no loop: the devices along the axis all do the same
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from meshwright.explain.dims import DimClasses, major_loops, name_dims
-from meshwright.explain.record import VIRTUAL, Nest, Program
+from meshwright.explain.owners import find_owners
+from meshwright.explain.traced import VIRTUAL, Nest, Program
 from meshwright.strategy.sharding import Axes
 
 if TYPE_CHECKING:
@@ -74,6 +74,17 @@ class Facts:
             by_role.setdefault(roles.get(path, "data"), []).append(value)
         self.parameters, self.optimizer, self.data = (by_role[r] for r in ("parameters", "optimizer", "data"))
 
+    def within(self, program: Program) -> "Facts":
+        """The same facts about a part of the program: a stage's, in which fewer operations run.
+
+        What dims and values are is known from the whole: a stage in the middle sees neither the data nor the loss.
+        """
+        found = copy(self)
+        known = {name: getattr(self, name) for name in ("letters", "weight_ops", "_kept", "_owners")}
+        vars(found).update(known, program=program)
+        vars(found).pop("uses", None)
+        return found
+
     @cached_property
     def classes(self) -> DimClasses:
         """Which dims are the same."""
@@ -108,7 +119,7 @@ class Facts:
         """Products of a parameter with activations, and look-ups: ``(operation, operand, parameter)``."""
         program, origin = self.program, self._origin
         forward = program.phases.index("forward")
-        candidates = [n.flops > 0 or bool(_looked_up(n)) for n in program.nests]
+        candidates = [n.flops > 0 or bool(looked_up(n)) for n in program.nests]
         found = []
         for op, nest in enumerate(program.nest.tolist()):
             if not candidates[nest] or program.phase[op] != forward or program.assignment[op] == VIRTUAL:
@@ -125,11 +136,11 @@ class Facts:
         program, found = self.program, set()
         weights = [c for value in self.parameters for c in self.classes.of(value)]
         batch_like = self.batch | self.sequence
-        sizes = [bool(_looked_up(nest)) for nest in program.nests]
+        sizes = [bool(looked_up(nest)) for nest in program.nests]
         for op, nest in enumerate(program.nest.tolist()):
             if sizes[nest]:
                 table = self.classes.of(program.reads_of(op)[0])
-                found |= {table[d] for d in _looked_up(program.nests[nest]) if table[d] not in batch_like}
+                found |= {table[d] for d in looked_up(program.nests[nest]) if table[d] not in batch_like}
         found &= set(weights)
         lengths = {self._length(c) for c in found}
         # A head that is read otherwise than by index: the only weight that has this dim, as long as a vocabulary.
@@ -166,7 +177,8 @@ class Facts:
     @cached_property
     def uses(self) -> list[Use]:
         """Every axis in every product and look-up of the forward pass."""
-        return [use for op, operand, parameter in self.weight_ops for use in self._uses(op, operand, parameter)]
+        running = [found for found in self.weight_ops if self.program.trips[found[0]] > 0]
+        return [use for op, operand, parameter in running for use in self._uses(op, operand, parameter)]
 
     def _uses(self, op: int, operand: int, parameter: int) -> Iterator[Use]:
         program = self.program
@@ -178,39 +190,12 @@ class Facts:
                 dim = next((d for d, dim in enumerate(nest.operands[operand]) if loop in dim), -1)
                 yield Use(op, parameter, axis, part, dim_class, dim, flops)
 
-    def dim_parts(self, parameter: int) -> list[str]:
-        """For each dim of a parameter what an axis that splits it in place does in the first product with it."""
-        rank = len(self.program.shape(parameter))
-        for op, operand in self._readers(parameter):
-            nest = self.program.nests[int(self.program.nest[op])]
-            if nest.flops > 0 or _looked_up(nest):
-                parts = [self._place(nest, operand, loop) for loop in major_loops(nest, nest.operands[operand])]
-                return ["layer"] * (rank - len(parts)) + parts[:rank]  # a scan reads one layer at a time
-        return [""] * rank
-
-    def _readers(self, parameter: int) -> Iterator[tuple[int, int]]:
-        """Operations that read a parameter, or what casts and the like make of it alone, with the operand."""
-        program, waiting = self.program, [parameter]
-        for value in waiting:
-            for at in np.flatnonzero(program.reads == value).tolist():
-                op = int(np.searchsorted(program.start, at, side="right")) - 1
-                yield op, at - int(program.start[op])
-                if program.nests[int(program.nest[op])].flops == 0 and set(program.reads_of(op)) == {value}:
-                    waiting += program.made_by(op)
-
-    def _place(self, nest: Nest, operand: int, loop: int) -> str:
-        in_others = any(loop in dim for i, dims in enumerate(nest.operands) if i != operand for dim in dims)
-        in_result = any(loop in dim for dim in nest.results[0])
-        if in_result:
-            return "expert" if in_others else "column"
-        return "row" if in_others else "vocabulary"
-
     def _part(self, op: int, nest: Nest, operand: int, loop: int) -> tuple[str, int]:
         if loop < 0:
             return "idle", -1
         dim_class = self._class_of(op, nest, loop)
         if any(loop in dim for dim in nest.operands[operand]):
-            return "vocabulary" if dim_class in self.vocabulary else self._place(nest, operand, loop), dim_class
+            return "vocabulary" if dim_class in self.vocabulary else place_of(nest, operand, loop), dim_class
         if dim_class in self.batch:
             return "batch", dim_class
         if dim_class in self.sequence:
@@ -259,7 +244,8 @@ class Facts:
     def letters(self) -> dict[int, str]:
         """Letters of the dims' classes."""
         paths = {value: self.program.inputs[value] for value in self.parameters}
-        return name_dims(self.classes, paths, self.data, self.vocabulary, self._experts, self._stacked)
+        products = {p for op, _, p in self.weight_ops if self.program.nests[int(self.program.nest[op])].flops > 0}
+        return name_dims(self.classes, paths, self.data, self.vocabulary, self._experts, self._stacked, products)
 
     @cached_property
     def _experts(self) -> set[int]:
@@ -280,6 +266,14 @@ class Facts:
         taken = {program.reads_of(op)[0] for op, label in enumerate(program.label.tolist()) if label in slices}
         return {self.classes.of(value)[0] for value in taken & set(self.parameters)}
 
+    def owner(self, value: int) -> int:
+        """The parameter that optimizer state belongs to: of its dims' classes, and of the most similar path."""
+        return self._owners.get(value, value)
+
+    @cached_property
+    def _owners(self) -> dict[int, int]:
+        return find_owners(self.program, self.classes, self.parameters, self.optimizer)
+
     def letters_of(self, value: int) -> list[str]:
         return [self.letters.get(c, "") for c in self.classes.of(value)]
 
@@ -289,7 +283,16 @@ class Facts:
         return tuple(tuple(self.names[a] for a in axes) for axes in self.axes.dims(code, rank))
 
 
-def _looked_up(nest: Nest) -> list[int]:
+def place_of(nest: Nest, operand: int, loop: int) -> str:
+    """What an axis does that splits a loop of a parameter, by where else the loop runs."""
+    in_others = any(loop in dim for i, dims in enumerate(nest.operands) if i != operand for dim in dims)
+    in_result = any(loop in dim for dim in nest.results[0])
+    if in_result:
+        return "expert" if in_others else "column"
+    return "row" if in_others else "vocabulary"
+
+
+def looked_up(nest: Nest) -> list[int]:
     """Dims of the first operand that are looked up by index."""
     if nest.flops or len(nest.operands) < 2 or not nest.results:
         return []

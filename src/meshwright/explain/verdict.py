@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.explain.judgement import Part, Verdict
 from meshwright.explain.kinds import ZERO, Kinds
 from meshwright.explain.notation import notation
-from meshwright.explain.record import VIRTUAL
+from meshwright.explain.traced import VIRTUAL
 from meshwright.explain.uses import Facts, Use
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class _Judge:
         program, facts = self.facts.program, self.facts
         total, split = 0.0, defaultdict[int, float](float)
         forward = program.phases.index("forward")
-        for op in range(program.num_ops):
+        for op in program.running:
             nest = program.nests[program.nest[op]]
             if program.phase[op] != forward or nest.flops or program.assignment[op] == VIRTUAL or not nest.results:
                 continue
@@ -156,16 +156,20 @@ class _Judge:
         shares: dict[str, float] = {}
         for a in self.used:
             share = {role: state[role][self.facts.names[a]] for role in state}
+            on_data = self.facts.names[a] in (*self.kinds.data_axes, *self.at_rest)
             if share["parameters"] >= _MOST:
                 words = "parameters, gradients and optimizer state sharded over {over} (ZeRO-3, FSDP)"
-                if share["optimizer"] < _MOST or self.facts.names[a] not in (*self.kinds.data_axes, *self.at_rest):
+                if share["optimizer"] < _MOST or not on_data:
                     words = "parameters sharded over {over} and gathered before use"
             elif share["optimizer"] >= _MOST:
                 words = "optimizer state sharded over {over} (ZeRO-1)"
                 if self._scattered(self.facts.names[a]):
                     words = "gradients and optimizer state sharded over {over} (ZeRO-2)"
             elif share["parameters"] >= _SOME:
-                words = f"{100 * share['parameters']:.0f}% of the parameters sharded over {{over}}, gathered before use"
+                what = ", gathered before use"
+                if share["optimizer"] >= _SOME and on_data:
+                    what = " with their gradients and optimizer state (ZeRO-3, FSDP)"
+                words = f"{100 * share['parameters']:.0f}% of the parameters sharded over {{over}}{what}"
             elif share["optimizer"] >= _SOME:
                 words = f"{100 * share['optimizer']:.0f}% of the optimizer state sharded over {{over}}"
             else:
@@ -210,7 +214,7 @@ class _Judge:
     def _in_symbols(self) -> Part:
         """A program without weights: its largest product as it is split."""
         program = self.facts.program
-        products = [op for op in range(program.num_ops) if program.nests[program.nest[op]].flops > 0]
+        products = [op for op in program.running if program.nests[program.nest[op]].flops > 0]
         if not products:
             split = any(axes for tensor in self.tensors for axes in tensor.spec)
             return Part("none", (), 1, 1.0, "split as its arguments are" if split else "nothing is split")

@@ -1,21 +1,22 @@
 """Why a tensor is split as it is: the runner-ups at their true price, and what forced the choice."""
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
-from meshwright.explain.explanation import BARELY, Alternative, Explanation
-from meshwright.explain.judging import facts_of
+from meshwright.explain.explanation import BARELY, Alternative, Effect, Explanation
 from meshwright.explain.pricing import Priced, Pricing
-from meshwright.explain.record import Record
-from meshwright.explain.uses import Facts
+from meshwright.explain.reading import dim_parts
+from meshwright.explain.subjects import Subject, Subjects
 from meshwright.explain.words import sharding_words, symbols
 from meshwright.planner.show import cost_text
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
+    from meshwright.explain.effects import Effects
     from meshwright.planner.plan import Plan, Spec, Tensor
 
 Ints = NDArray[np.int64]
@@ -26,34 +27,54 @@ def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
     found = plan.find(path)
     if plan.record is None:
         raise ShardingError(
-            "this plan keeps no record of its search (it has stages, or an earlier Meshwright wrote it), so nothing "
-            "else can be priced; make a plan of one program with this version"
+            "this plan keeps no record of its search (an earlier Meshwright wrote it), so nothing else can be priced; "
+            "make the plan again with this version"
         )
     if len(found) > 1:
         names = ", ".join(t.path for t in found[:3])
         raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")
-    return Explainer(plan).explain(found[0], seconds)
+    return Explainer(Subjects(plan).of(found[0])).explain(found[0], seconds)
+
+
+def _effects(subject: Subject) -> "Effects":
+    from meshwright.explain.effects import Effects  # only stages need schedules
+
+    return Effects(subject)
 
 
 class Explainer:
-    """Explains tensors of one plan, one after another.
+    """Explains tensors of one program, one after another.
 
     Args:
-        plan: The plan.
-        facts: What the plan's axes do, where that is known already.
+        subject: The program of a plan, or a stage of it.
     """
 
-    def __init__(self, plan: "Plan", facts: Facts | None = None):
-        self.plan = plan
-        self.record: Record = plan.record
-        self.facts = facts or facts_of(plan, self.record.program)
-        floor = plan.cost.total if plan.solution.status == "optimal" else plan.solution.lower_bound
-        self.pricing = Pricing(self.record, floor)
-        self._free: Priced | None = None
+    def __init__(self, subject: Subject):
+        self.subject, self.plan, self.record = subject, subject.plan, subject.record
+        self._values = {path: value for value, path in enumerate(self.record.program.inputs)}
+        self.effects = None if subject.number is None else _effects(subject)
         self._nodes = {p: i for i, node in enumerate(self.record.problem.nodes) for p in node.paths}
 
-    def explain(self, tensor: "Tensor", seconds: float) -> Explanation:
-        """One tensor's explanation, given the time for re-solving under the memory limit."""
+    @cached_property
+    def pricing(self) -> Pricing:
+        """Prices of everything else."""
+        solution = self.plan.solution
+        if self.effects is None:
+            floor = self.plan.cost.total if solution.status == "optimal" else solution.lower_bound
+            return Pricing(self.record, floor)
+        return Pricing(self.record, self._free.cost)
+
+    @cached_property
+    def _free(self) -> Priced:
+        return Pricing(self.record, 0.0).free()
+
+    def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
+        """One tensor's explanation.
+
+        Args:
+            tensor: The tensor.
+            seconds: Time for re-solving under the memory limit; None to bound everything else without solving for it.
+        """
         value, node = self._subject(tensor)
         if node < 0 or not tensor.shape:
             why = "a scalar cannot be split" if not tensor.shape else "every reader makes it as it needs it"
@@ -62,10 +83,15 @@ class Explainer:
         subject = problem.nodes[node]
         chosen = int(subject.codes[problem.choice[node]])
         codes = sorted({int(code) for code in subject.codes} - {chosen})
-        priced, left = self.pricing.forced(node, codes, seconds)
+        if seconds is None:
+            priced, left = self.pricing.bounded(node, codes), 0
+        else:
+            priced, left = self.pricing.forced(node, codes, seconds)
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
         found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
+        if self.effects is not None:  # what is cheap in the stage may not be so in the step
+            found = tuple(sorted(found, key=lambda a: (a.cost, a.at_least)))
         forced_by, reason = self._reason(tensor, node, chosen, found)
         return self._explanation(tensor, tied, found, forced_by, reason, left)
 
@@ -73,9 +99,9 @@ class Explainer:
         """The value that a tensor is, and the node that decides how it is split."""
         program = self.record.program
         if tensor.path in self._nodes:
-            return self.facts.values[tensor.path], self._nodes[tensor.path]
-        if tensor.path in self.facts.values:
-            return self.facts.values[tensor.path], -1
+            return self._values[tensor.path], self._nodes[tensor.path]
+        if tensor.path in self._values:
+            return self._values[tensor.path], -1
         place = list(program.outputs).index(tensor.path)
         if (argument := int(program.taken[place])) >= 0:
             return argument, self._nodes.get(program.inputs[argument], -1)
@@ -89,30 +115,54 @@ class Explainer:
         self, tensor: "Tensor", value: int, node: int, priced: Priced, allowed: bool, tied: tuple[str, ...]
     ) -> Alternative:
         limit = self.record.problem.limit
-        spec = self.facts.spec_of(value, priced.code)
-        changes = () if priced.choice is None else tuple(self.pricing.changes(self.plan.mesh, priced.choice))
-        priced_at = priced.at_least if priced.cost == float("inf") else priced.cost
+        spec = self._spec(tensor, priced.code)
+        where = (self.subject.mesh, self.subject.names)
+        changes = () if priced.choice is None else tuple(self.pricing.changes(*where, priced.choice))
         too_much = limit is not None and priced.peak_bytes > limit
+        cost, at_least, effect = self._costs(priced)
         return Alternative(
             spec,
             symbols(tensor.shape, self.plan.judgement.letters[tensor.path], spec),
             self._words(tensor, value, node, spec, priced),
-            priced.cost,
-            priced.at_least,
-            priced_at - self.plan.cost.total,
+            cost,
+            at_least,
+            (at_least if cost == float("inf") else cost) - self.plan.cost.total,
             priced.is_exact,
             allowed,
             not (too_much and priced.at_least == float("inf")),
-            priced.peak_bytes,
+            max(0, priced.peak_bytes - round(self.subject.level_bytes)) if priced.peak_bytes else 0,
             changes,
-            dict.fromkeys(tied, spec),
+            dict.fromkeys(tied, spec) if effect is None else {},
+            effect,
         )
+
+    def _costs(self, priced: Priced) -> tuple[float, float, Effect | None]:
+        """Of a step with what was found: its time, a bound on it, and of a stage what the stage has to do with it."""
+        if self.effects is None:
+            return priced.cost, priced.at_least, None
+        total = self.plan.cost.total
+        at_least = total + priced.at_least - self.effects.cost
+        if priced.choice is None:
+            return priced.cost, at_least, Effect(0.0, 0.0, 0.0)
+        effect = self.effects.of(priced.choice)
+        cost = total + effect.step_s
+        return cost, cost if priced.is_exact else min(cost, at_least), effect
+
+    def _spec(self, tensor: "Tensor", code: int) -> "Spec":
+        """A sharding with its axes' names; what is spread over replicas stays so."""
+        names, rank = self.subject.names, len(tensor.shape)
+        kept = [tuple(a for a in axes if a not in names) for axes in tensor.spec]
+        dims = self.record.problem.axes.dims(code, rank)
+        return tuple((*more, *(names[a] for a in axes)) for more, axes in zip(kept, dims, strict=True))
 
     def _words(self, tensor: "Tensor", value: int, node: int, spec: "Spec", priced: Priced) -> str:
         """``column-split over y``: what each axis would do, in the plan that was found."""
         if not any(spec):
             return "whole on every device"
-        parts = self.facts.dim_parts(value) if tensor.role == "parameters" else [""] * len(spec)
+        spec = tuple(tuple(axis for axis in axes if axis in self.subject.names) for axes in spec)
+        if not any(spec):
+            return "not split further"
+        parts = dim_parts(self.record.program, value) if tensor.role == "parameters" else [""] * len(spec)
         words = []
         for part, axes in zip(parts, spec, strict=True):
             for axis in axes:
@@ -124,7 +174,7 @@ class Explainer:
 
     def _is_read_split(self, node: int, axis: str, choice: Ints) -> bool:
         """Whether some reader before the update takes the tensor as an axis splits it."""
-        problem, number = self.record.problem, self.facts.names.index(axis)
+        problem, number = self.record.problem, self.subject.names.index(axis)
         last = self.record.program.phases.index("update")
         readers = [e for e in problem.edges if e.source == node and problem.nodes[e.reader].phase not in (last, -1)]
         codes = [int(e.needed[choice[e.reader]]) for e in readers]
@@ -143,9 +193,17 @@ class Explainer:
         if (memory := self._memory_reason(node, chosen)) is not None:
             return "memory", memory
         known = [a for a in usable if a.cost < float("inf")]
+        if not known and not any(a.peak_bytes for a in usable):
+            at_least = min(a.difference for a in usable)
+            if at_least <= BARELY * plan.cost.total:
+                return "cost", "that others cost more is not proven; they were not solved for."
+            return "cost", f"every other way costs at least {cost_text(plan, at_least)} more."
         if not known:
-            return "cost", "no other way was found that fits the memory."
+            return "cost", "no other way that fits the memory was found in time."
         best = min(known, key=lambda a: a.cost)
+        if best.difference < -BARELY * plan.cost.total:
+            saved = cost_text(plan, -best.difference)
+            return "cost", f"all layers were solved together; for this stage alone {best.symbols} would save {saved}."
         if best.difference <= BARELY * plan.cost.total:
             return "cost", f"{best.symbols} would cost the same: either would do."
         more, least = cost_text(plan, best.difference), "" if best.is_exact else "up to "
@@ -161,20 +219,24 @@ class Explainer:
         problem, plan = self.record.problem, self.plan
         if problem.limit is None:
             return None
-        if self._free is None:
-            self._free = self.pricing.free()
         assert self._free.choice is not None
         code = int(problem.nodes[node].codes[self._free.choice[node]])
         if code == chosen or self._free.peak_bytes <= problem.limit:
             return None
         shape = tuple(self.record.program.types[problem.nodes[node].type][0])
-        names = tuple(tuple(self.facts.names[a] for a in axes) for axes in problem.axes.dims(code, len(shape)))
-        gain = cost_text(plan, plan.cost.total - self._free.cost)
+        names = tuple(tuple(self.subject.names[a] for a in axes) for axes in problem.axes.dims(code, len(shape)))
+        gain = cost_text(plan, plan.cost.total - self._costs(self._free)[0])
+        level = self.subject.level_bytes
         return (
-            f"memory forces it: without the limit of {format_bytes(problem.limit)} it would be "
-            f"{sharding_words(shape, [''] * len(shape), names, plan.mesh.shape)}, in a plan that is {gain} faster and "
-            f"needs {format_bytes(self._free.peak_bytes)} on each device."
+            f"memory forces it: without the limit of {format_bytes(problem.limit - level)} it would be "
+            f"{sharding_words(shape, [''] * len(shape), names, self._mesh)}, in a plan that is {gain} faster and "
+            f"needs {format_bytes(self._free.peak_bytes - level)} on each device."
         )
+
+    @property
+    def _mesh(self) -> dict[str, int]:
+        stage = self.subject.stage
+        return (self.plan.mesh if stage is None else stage.mesh).shape
 
     def _explanation(
         self,
@@ -193,11 +255,13 @@ class Explainer:
             tied,
             tensor.spec,
             symbols(tensor.shape, letters, tensor.spec),
-            sharding_words(tensor.shape, letters, tensor.spec, self.plan.mesh.shape),
+            sharding_words(tensor.shape, letters, tensor.spec, self._mesh),
             judgement.kinds[tensor.path],
             self.plan.cost.total,
             found,
             forced_by,
             reason,
             num_left,
+            self.subject.number,
+            "" if self.effects is None else self.effects.text(),
         )

@@ -12,10 +12,11 @@ from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.line import place
 from meshwright.pipeline.options import Option
 from meshwright.pipeline.prices import Item
+from meshwright.pipeline.recording import StagedDetails
 from meshwright.pipeline.search import Found, FoundStage, Search
 from meshwright.pipeline.transfer import exchange_s, transfer_s
 from meshwright.planner.methods import Method
-from meshwright.planner.plan import Cost, KnownDetails, Memory, Plan, SolutionSummary
+from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.planner import provenance, unsplittable
 from meshwright.planner.roles import find_roles
 from meshwright.planner.stage import Stage, StageTime, Submesh
@@ -42,7 +43,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     bound = min(search.bound_s, found.total_s)  # which may differ in the last digit
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
-    arguments = tuple(_arguments(traced, state))
+    arguments = tuple(_arguments(traced, state, found.stages[0].option, catalogue.rows.batch))
     results, call = tuple(_results(traced, arguments)), traced.call
     mesh = Mesh((cluster.num_devices,), cluster)
     stages_from = (
@@ -63,7 +64,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         solution=SolutionSummary("feasible", bound, (found.total_s - bound) / found.total_s, seconds),
         arguments=arguments,
         results=results,
-        details=KnownDetails((), ()),
+        details=StagedDetails.of(catalogue, found),
         unsplittable=unsplittable(traced.graph),
         considered=(),
         provenance=provenance(traced.graph, mesh) | {"stages": stages_from},
@@ -166,15 +167,21 @@ def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
     return spec
 
 
-def _arguments(traced: Traced, state: dict[str, Tensor]) -> Iterator[Tensor]:
-    """All arguments; what is no stage's state is data, which the stages that read it get."""
+def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: int) -> Iterator[Tensor]:
+    """All arguments; what is no stage's state is data, which the stages that read it get, split as on the first."""
     graph = traced.graph
+    axes, parts = ["x"] if option.data > 1 else [], option.prices.batch_parts
+    for name, size in list(option.mesh.shape.items())[1:]:
+        if size > 1 and parts % size == 0:
+            axes, parts = [*axes, name], parts // size
     for position in traced.call.arguments.positions:
         if position is None:
             yield KEPT
             continue
         path, kind = graph.input_paths[position], graph.types[graph.inputs[position]]
-        yield state.get(path, Tensor(path, kind.shape, kind.dtype, ((),) * len(kind.shape), "data"))
+        split = tuple(axes) if kind.shape and kind.shape[0] == rows else ()
+        spec = (split, *((),) * (len(kind.shape) - 1)) if kind.shape else ()
+        yield state.get(path, Tensor(path, kind.shape, kind.dtype, spec, "data"))
 
 
 def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:

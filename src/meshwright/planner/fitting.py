@@ -5,13 +5,14 @@ until it does.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.considered import Improvement, Round
 from meshwright.planner.priced import Usage
 from meshwright.solver import ChoiceProblem, Solution, price, solve
 from meshwright.solver.bounds import lower_bound
@@ -34,8 +35,11 @@ _DEAR_ROUNDS = 4
 class Priced(Protocol):
     """A problem with the memory that its choices take: a `Formulation`, or what a saved plan keeps of one."""
 
-    copies: list[int]
-    costs: list[NDArray[np.float64]]
+    @property
+    def copies(self) -> Sequence[float]: ...
+
+    @property
+    def costs(self) -> Sequence[NDArray[np.float64]]: ...
 
     @property
     def memory(self) -> Usage: ...
@@ -62,6 +66,7 @@ class View:
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
         initial: A choice to start from; None for none.
+        rounds: Every solve so far.
     """
 
     formulation: Any  # a `Priced`
@@ -74,6 +79,7 @@ class View:
     seconds: float = 0.0
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES
     initial: NDArray[np.int64] | None = None
+    rounds: list[Round] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -89,7 +95,8 @@ class View:
         started = time.perf_counter()
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
         known = self.solution.choice if self.fits and self.solution is not None else self.initial
-        solution = _solve(problem, self.allowances, known, gap)
+        for solution in _solves(problem, self.allowances, known, gap):
+            self.rounds.append(_round(len(self.times), solution))
         if solution.choice is not None:
             self.solution = solution
             self._hold_memory(solution.choice)
@@ -153,7 +160,8 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(_DEAR_ROUNDS):
-        choice = _solve(formulation.problem({}, None, dear)).choice
+        *_, solution = _solves(formulation.problem({}, None, dear))
+        choice = solution.choice
         assert choice is not None
         profile = formulation.memory.profile(choice, formulation.copies_made(choice))
         found.append((choice, profile.peak_bytes))
@@ -163,20 +171,31 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     return min(found, key=lambda it: it[1])
 
 
-def _solve(
+def _solves(
     problem: ChoiceProblem,
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
     choice: NDArray[np.int64] | None = None,
     gap: float = 0.0,
-) -> Solution:
+) -> Iterator[Solution]:
+    """Solves once for each allowance, until one will do."""
     held = len(problem.row_node) > 0
     for seconds, close in allowances:
         solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap)
+        yield solution
         proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
         if proven or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break
         choice = solution.choice
-    return solution
+
+
+def _round(num_held: int, solution: Solution) -> Round:
+    def known(value: float) -> float | None:
+        return float(value) if np.isfinite(value) else None
+
+    steps = [Improvement(known(p.cost), known(p.lower_bound), p.seconds) for p in solution.history]
+    steps.append(Improvement(known(solution.cost), known(solution.lower_bound), solution.seconds))
+    progress = tuple(a for a, b in zip(steps, [*steps[1:], None], strict=True) if a != b)
+    return Round(num_held, solution.status.value, progress, solution.seconds)
 
 
 def peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
+from meshwright.planner.considered import Considered as Considered
 from meshwright.planner.details import Collective as Collective
 from meshwright.planner.details import Details as Details
 from meshwright.planner.details import KnownDetails as KnownDetails
@@ -64,16 +65,6 @@ class SolutionSummary:
     seconds: float = field(default=0.0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """One mesh view that was solved on the way: its cost and memory, or why it was left."""
-
-    shape: tuple[int, ...]
-    cost: float | None
-    peak_bytes: int | None
-    remark: str
-
-
 @dataclass(frozen=True)
 class Plan:
     """What to do and what it will cost.
@@ -108,9 +99,9 @@ class Plan:
     in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 
     def __eq__(self, other: object) -> bool:
-        from meshwright.planner.storage import plan_to_json
+        from meshwright.planner.storage import comparable
 
-        return plan_to_json(self) == plan_to_json(other) if isinstance(other, Plan) else NotImplemented
+        return comparable(self) == comparable(other) if isinstance(other, Plan) else NotImplemented
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -124,22 +115,24 @@ class Plan:
 
     @cached_property
     def record(self) -> Any:
-        """What is kept of the program and of the search: an `explain.record.Record`; None where nothing is known."""
+        """What is kept of the program and of the search: an `explain.record.Record`, with stages an
+        `explain.staged.StagedRecord`; None where nothing is known."""
         return self.details.make_record(self.memory.limit_bytes)
 
     @cached_property
     def judgement(self) -> Any:
         """What the plan amounts to: an `explain.judgement.Judgement`."""
-        if self.pipeline is None:
-            return self.details.make_judgement(self)
-        from meshwright.explain.at_rest import judge_at_rest
-
-        return judge_at_rest(self)
+        return self.details.make_judgement(self)
 
     @property
     def verdict(self) -> Any:
         """What kind of parallelism it is; print it."""
         return self.judgement.verdict
+
+    @property
+    def stage_verdicts(self) -> tuple[Any, ...]:
+        """What kind of parallelism each stage is; none for a plan without stages."""
+        return self.judgement.stages
 
     @property
     def step_s(self) -> float:

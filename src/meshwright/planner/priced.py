@@ -93,9 +93,9 @@ class Usage:
 
 
 def choice_problem(
-    copies: Sequence[int],
+    copies: Sequence[float],
     node_costs: Sequence[Array],
-    edge_matrices: Mapping[EdgeKey, tuple[int, Array]],
+    edge_matrices: Mapping[EdgeKey, tuple[float, Array]],
     memory: Usage,
     times: Mapping[int, float],
     limit: float | None,

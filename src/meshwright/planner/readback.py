@@ -207,7 +207,8 @@ class Readback:
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
-        from meshwright.explain.judging import facts_of, judge_plan
+        from meshwright.explain.judging import judge_plan
+        from meshwright.explain.subjects import facts_of
 
         return judge_plan(plan, facts_of(plan, plan.record.program))
 

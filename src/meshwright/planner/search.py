@@ -6,7 +6,7 @@ memory, and a view whose bound is no better than the best plan so far is left.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from meshwright.errors import DoesNotFit, ShardingError
@@ -87,7 +87,8 @@ def search(
         if not misfits:
             raise refused[0]
         raise _does_not_fit(misfits)
-    return best, [remarks[mesh.sizes] for mesh in meshes]
+    rounds = {view.formulation.mesh.sizes: tuple(view.rounds) for view in views}
+    return best, [replace(remarks[mesh.sizes], rounds=rounds.get(mesh.sizes, ())) for mesh in meshes]
 
 
 def _best(

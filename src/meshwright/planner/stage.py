@@ -1,6 +1,7 @@
 """The stages of a pipelined plan: plain data, like the plan they are part of."""
 
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.errors import ClusterError
 from meshwright.hardware import Cluster, Mesh
@@ -111,6 +112,14 @@ class Stage:
     peak_bytes: int
     chunks: tuple[tuple[int, int], ...] = ()
     tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def replica(self) -> Mesh:
+        """The mesh of one replica: the axes behind the first."""
+        cluster, sizes = self.mesh.cluster, self.mesh.sizes[1:]
+        assert cluster is not None
+        devices, per_host = prod(sizes), cluster.devices_per_host
+        return cluster.part(max(devices // per_host, 1), min(devices, per_host)).mesh(sizes)
 
     @property
     def cost(self) -> StageTime:

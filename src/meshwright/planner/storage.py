@@ -3,21 +3,27 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
-from meshwright.planner.details import Collective, Load, OpPlan
-from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.planner.considered import Considered, Improvement, Round
+from meshwright.planner.details import Collective, OpPlan
+from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
-from meshwright.planner.tensor import Spec, Tensor
+from meshwright.planner.stored_ops import ops_to_json, parse_ops
+from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 
 FORMAT = "meshwright-plan"
-VERSION = 2
-READABLE = (1, VERSION)  # the first version has neither record nor judgement
+VERSION = 3
+READABLE = (
+    1,
+    2,
+    VERSION,
+)  # the first has neither record nor judgement, the second none of stages; both list operations
 
 
 @dataclass(frozen=True)
@@ -36,22 +42,27 @@ class SavedDetails:
     def ops(self) -> tuple[OpPlan, ...]:
         """See `Details`."""
         with _damage("ops"):
-            return tuple(map(_parse_op, self.data["ops"]))
+            return parse_ops(self.data["ops"])
 
     def make_record(self, limit: float | None) -> Any:
         """See `Details`."""
         from meshwright.explain.packing import unpack
         from meshwright.explain.record import Record
+        from meshwright.explain.staged import StagedRecord
 
         packed = self.data.get("record")
+        if packed is None:
+            return None
         with _damage("record"):
-            return None if packed is None else Record.from_data(unpack(packed))
+            found = unpack(packed)
+            return (StagedRecord if "views" in found else Record).from_data(found)
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
         from meshwright.explain.judgement import Judgement
 
-        if "judgement" not in self.data:
+        saved = self.data.get("judgement")
+        if saved is None or (plan.pipeline is not None and self.data.get("record") is None):
             from meshwright.explain.at_rest import judge_at_rest
 
             return judge_at_rest(plan)
@@ -72,10 +83,33 @@ def _damage(part: str) -> Iterator[None]:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Writes a plan; the file is complete or not there at all."""
-    text = json.dumps(plan_to_json(plan), indent=1, ensure_ascii=False)
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text + "\n", encoding="utf-8")
+    scratch.write_text(plan_json(plan), encoding="utf-8")
     scratch.replace(path)
+
+
+def comparable(plan: Plan) -> dict[str, Any]:
+    """What makes two plans equal: all of it but the solver's progress, which a clock may have cut short."""
+    data = plan_to_json(plan)
+    return data | {"considered": [view | {"rounds": []} for view in data["considered"]]}
+
+
+def plan_json(plan: Plan) -> str:
+    """The text of a plan's file."""
+    return _text(plan_to_json(plan), 2) + "\n"
+
+
+def _text(data: Any, depth: int) -> str:
+    """JSON with a line for each entry down to a depth, so that files are short and can be compared line by line."""
+    if not depth or not isinstance(data, dict | list) or not data:
+        return json.dumps(data, ensure_ascii=False)
+    pad = " " * (3 - depth)
+    if isinstance(data, dict):
+        rows = [f"{pad}{json.dumps(key, ensure_ascii=False)}: {_text(value, depth - 1)}" for key, value in data.items()]
+        return "{\n" + ",\n".join(rows) + "\n" + pad[1:] + "}"
+    if all(isinstance(value, int | float | str) for value in data):
+        return json.dumps(data, ensure_ascii=False)
+    return "[\n" + ",\n".join(f"{pad}{_text(value, 0)}" for value in data) + "\n" + pad[1:] + "]"
 
 
 def load_plan(path: Path) -> Plan:
@@ -108,20 +142,6 @@ def load_plan(path: Path) -> Plan:
         ) from error
 
 
-def spec_text(spec: Spec | None) -> str:
-    """A sharding in a few characters: dims by spaces, axes joined by ``+``, ``-`` for none; ``.`` for scalars."""
-    if spec is None or spec == ():
-        return "."
-    return " ".join("+".join(axes) or "-" for axes in spec)
-
-
-def parse_spec(text: str) -> Spec:
-    """Reads what `spec_text` wrote."""
-    if text == ".":
-        return ()
-    return tuple(() if dim == "-" else tuple(dim.split("+")) for dim in text.split(" "))
-
-
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain JSON data."""
     data = {
@@ -135,7 +155,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "memory": asdict(plan.memory),
         "solution": {k: v for k, v in asdict(plan.solution).items() if k != "seconds"},
         "unsplittable": list(plan.unsplittable),
-        "considered": [asdict(c) for c in plan.considered],
+        "considered": [_considered_to_json(c) for c in plan.considered],
         "provenance": dict(plan.provenance),
         "arguments": [_tensor_to_json(t) for t in plan.arguments],
         "results": [_tensor_to_json(t) for t in plan.results],
@@ -154,7 +174,7 @@ def _details_to_json(plan: Plan) -> dict[str, Any]:
 
     return {
         "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
-        "ops": list(map(_op_row, plan.ops)),
+        "ops": ops_to_json(plan.ops),
         "record": None if plan.record is None else pack(plan.record.to_data()),
     }
 
@@ -178,13 +198,26 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         results=tuple(_tensor_from_json(t) for t in data["results"]),
         details=_details_from_json(data),
         unsplittable=tuple(data["unsplittable"]),
-        considered=tuple(Considered(**(c | {"shape": tuple(c["shape"])})) for c in data["considered"]),
+        considered=tuple(map(_considered_from_json, data["considered"])),
         provenance=data["provenance"],
         in_structure=data["in_structure"],
         out_structure=data["out_structure"],
         pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
         stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
     )
+
+
+def _considered_to_json(view: Considered) -> dict[str, Any]:
+    rounds = [[r.num_held, r.status, [[p.cost, p.lower_bound] for p in r.progress]] for r in view.rounds]
+    return asdict(replace(view, rounds=())) | {"rounds": rounds}
+
+
+def _considered_from_json(data: dict[str, Any]) -> Considered:
+    rounds = tuple(
+        Round(held, status, tuple(Improvement(*step) for step in progress))
+        for held, status, progress in data.get("rounds", ())
+    )
+    return Considered(**(data | {"shape": tuple(data["shape"]), "rounds": rounds}))
 
 
 def stage_to_json(stage: Stage) -> dict[str, Any]:
@@ -214,22 +247,3 @@ def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
 
 def _tensor_from_json(data: dict[str, Any]) -> Tensor:
     return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))
-
-
-def _op_row(op: OpPlan) -> list[Any]:
-    specs = (_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))
-    load = [list(astuple(op.load))] if op.load else []
-    return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits), op.live_bytes, *load]
-
-
-def _parse_op(row: list[Any]) -> OpPlan:
-    specs, axes = (_parse_specs(text) for text in row[3:7]), map(tuple, row[7:9])
-    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *(Load(*load) for load in row[10:]))
-
-
-def _specs_text(specs: tuple[Spec | None, ...]) -> str:
-    return ", ".join(spec_text(s) for s in specs)
-
-
-def _parse_specs(text: str) -> tuple[Spec | None, ...]:
-    return tuple(None if part == "." else parse_spec(part) for part in text.split(", ")) if text else ()

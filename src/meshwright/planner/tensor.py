@@ -27,3 +27,21 @@ class Tensor:
 
 
 KEPT = Tensor("", (), "", (), "static")  # a leaf that is not an array: it has no sharding
+
+
+def spec_text(spec: Spec | None) -> str:
+    """A sharding in a few characters: dims by spaces, axes joined by ``+``, ``-`` for none; ``.`` for scalars.
+
+    >>> spec_text((("x", "y"), ()))
+    'x+y -'
+    """
+    if spec is None or spec == ():
+        return "."
+    return " ".join("+".join(axes) or "-" for axes in spec)
+
+
+def parse_spec(text: str) -> Spec:
+    """Reads what `spec_text` wrote."""
+    if text == ".":
+        return ()
+    return tuple(() if dim == "-" else tuple(dim.split("+")) for dim in text.split(" "))

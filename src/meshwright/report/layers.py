@@ -5,29 +5,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.explain.notation import notation
-from meshwright.explain.record import VIRTUAL, Program
+from meshwright.explain.traced import VIRTUAL, Program
 from meshwright.explain.uses import Facts
 from meshwright.explain.words import label_words
 from meshwright.strategy.reshard import SLICE, Resharding
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.hardware import Mesh
 
 _MOST_GROUPS = 160  # in one drawing
 _LAPS = 2  # neighbouring layers may differ: two of them are shown
 
 
-def layer_data(plan: "Plan", facts: Facts) -> dict[str, Any]:
-    """Graphs of the repeated layers (of the whole program where nothing repeats), and all operations."""
-    layers = _Layers(plan, facts)
+def layer_data(mesh: "Mesh", facts: Facts, late: str = "") -> dict[str, Any]:
+    """Graphs of the repeated layers (of the whole program where nothing repeats), and all operations.
+
+    Args:
+        mesh: The mesh that the program is split over.
+        facts: What its axes do.
+        late: The axis over which gradients are summed once a step, after all microbatches; empty for none.
+    """
+    layers = _Layers(mesh, facts, late)
     return {"layers": layers.graphs(), "operations": layers.operations()}
 
 
 class _Layers:
-    def __init__(self, plan: "Plan", facts: Facts):
-        self.facts = facts
+    def __init__(self, mesh: "Mesh", facts: Facts, late: str):
+        self.facts, self.late = facts, late
         self.program: Program = facts.program
-        self.resharding = Resharding(plan.mesh, self.facts.axes)
+        self.resharding = Resharding(mesh, self.facts.axes)
         self._notations: dict[tuple[Any, ...], str] = {}
         self._sent: dict[tuple[int, int, int], list[str]] = {}
 
@@ -111,7 +117,8 @@ class _Layers:
         for axis, loop in enumerate(assigned):
             if loop >= 0 and loop not in indexed and nest.kinds[loop] not in ("parallel", "unsplittable"):
                 kind = "reduce_scatter" if after[axis] >= 0 else "all_reduce"
-                found.append(f"{kind} over {self.facts.names[axis]}")
+                name = self.facts.names[axis]
+                found.append(f"sum over {name} once a step" if name == self.late else f"{kind} over {name}")
         return found
 
     def _resharded(self, op: int, position: int, value: int) -> list[str]:

@@ -42,8 +42,9 @@ MW.drawGraph = (graph, detail) => {
   out.append(edges, nodes, texts);
   return out;
 };
+MW.graphs = () => MW.plan().programs.flatMap((p) => p.layers.map((g) => (p.name ? { ...g, name: `${p.name}: ${g.name}` } : g)));
 MW.section("layer", "A layer", "Operations that share one choice, and what flows between them. Red is communication.", (body) => {
-  const graphs = MW.plan().layers, picture = MW.el("div", { class: "card graph" }), facts = MW.el("div");
+  const graphs = MW.graphs(), picture = MW.el("div", { class: "card graph" }), facts = MW.el("div");
   const detail = (node) => facts.replaceChildren(MW.el("div", { class: "card" }, MW.el("b", {}, node.label), ` (${node.phase}, ${node.num_ops} operations)`, MW.el("p", {}, MW.symbols(node.notation)),
     MW.el("p", { class: "note" }, node.source), ...Object.entries(node.reads).map(([path, sent]) => MW.el("p", { class: "note" }, `reads ${path}${sent.length ? `, after ${sent.join(", ")}` : " as it lies"}`))));
   const choose = MW.el("select", { "aria-label": "Which layer", onchange: (e) => show(Number(e.target.value)) }, graphs.map((g, i) => MW.el("option", { value: i }, g.name)));
@@ -55,4 +56,4 @@ MW.section("layer", "A layer", "Operations that share one choice, and what flows
   };
   body.append(MW.el("div", { class: "row" }, choose), picture, facts);
   show(0);
-}, () => (MW.plan().layers || []).length > 0);
+}, () => MW.graphs().length > 0);

@@ -7,13 +7,16 @@ MW.alternatives = (row) => {
     return out;
   }
   out.append(MW.el("p", { class: "reason" }, `Why: ${row.reason}`));
+  if (row.counts) out.append(MW.el("p", { class: "note" }, `On stage ${row.stage}; ${row.counts}.`));
   if (!row.alternatives.length) return out;
+  const effects = (a) => (row.counts ? [a.microbatch, a.once].map((s) => MW.el("td", { class: "num" }, a.difference === null || a.sure === "at least" ? "" : MW.signed(s))) : []);
   const rows = row.alternatives.map((a) => MW.el("tr", {},
-    MW.el("td", {}, MW.symbols(a.symbols)), MW.el("td", {}, a.words),
+    MW.el("td", {}, MW.symbols(a.symbols)), MW.el("td", {}, a.words), effects(a),
     MW.el("td", { class: `num ${a.difference > 0 ? "more" : "less"}` }, a.difference === null ? "impossible" : `${{ "at least": "≥ ", "at most": "≤ ", exact: "" }[a.sure]}${MW.signed(a.difference)}`),
     MW.el("td", { class: "num" }, a.peak ? MW.bytes(a.peak) : ""),
-    MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? "the fastest such plan does not fit" : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
-  out.append(MW.el("div", { class: "scroll" }, MW.el("table", { class: "alternatives" }, MW.el("thead", {}, MW.el("tr", {}, ["instead", "in words", "step", "memory", "because"].map((t, i) => MW.el("th", { class: i === 2 || i === 3 ? "num" : "" }, t)))), MW.el("tbody", {}, rows))));
+    MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? (a.peak ? "the fastest such plan does not fit" : "bounded, not solved for") : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
+  out.append(MW.el("div", { class: "scroll" }, MW.el("table", { class: "alternatives" }, MW.el("thead", {}, MW.el("tr", {}, ["instead", "in words", ...(row.counts ? ["a microbatch", "once"] : []), "step", "memory", "because"].map((t) => MW.el("th", { class: /^(instead|in words|because)$/.test(t) ? "" : "num" }, t)))), MW.el("tbody", {}, rows))));
+  if (row.alternatives.some((a) => a.sure === "at least" && !a.peak)) out.append(MW.el("p", { class: "note" }, "≥ marks a bound: no such plan costs less. What they really cost: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
   if (row.left) out.append(MW.el("p", { class: "note" }, `${row.left} more were not priced: `, MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]} --seconds 10`)));
   return out;
 };

@@ -1,0 +1,145 @@
+"""Makes the record of a fresh pipelined plan: each view that its stages have is solved once more."""
+
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from math import prod
+
+import numpy as np
+
+from meshwright.explain.making import make_record, plain_nest, unrestricted
+from meshwright.explain.record import Record
+from meshwright.explain.staged import StagedRecord, StageView
+from meshwright.graph.collector import heap_frozen
+from meshwright.graph.phases import PHASES, UPDATE
+from meshwright.hardware import Mesh
+from meshwright.pipeline.catalogue import _WAYS as WAYS
+from meshwright.pipeline.catalogue import submesh
+from meshwright.pipeline.flow import Array, Ints
+from meshwright.pipeline.prices import LayerPrices, Pricing
+from meshwright.pipeline.recording import StagedDetails
+from meshwright.pipeline.rows import Resized
+from meshwright.pipeline.search import FoundStage
+from meshwright.planner.formulate import Formulation
+from meshwright.planner.readback import Readback
+
+_Key = tuple[int, tuple[int, ...], str, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
+
+
+def make_staged_record(plan: StagedDetails) -> StagedRecord:
+    """The record of a plan's stages, given what the plan holds of them."""
+    layers, graph = plan.layers, plan.rows.whole
+    keys = [_key(plan, stage) for stage in plan.stages]
+    distinct = list(dict.fromkeys(keys))
+    with heap_frozen():
+        views = [_view(plan, key) for key in distinct]
+    return StagedRecord(
+        views=views,
+        view=[distinct.index(key) for key in keys],
+        unit=layers.places.unit,
+        first=layers.first,
+        count=layers.count,
+        argument_unit=np.array([layers.places.arguments[v][0] for v in graph.inputs], np.int64),
+    )
+
+
+def _key(plan: StagedDetails, stage: FoundStage) -> _Key:
+    """Between two numbers of rows that were priced, a stage is split as with the fewer."""
+    sizes = stage.option.mesh.sizes
+    rows = plan.rows.batch // plan.num_microbatches // sizes[0]
+    way = stage.option.way if prod(sizes[1:]) > 1 else next(iter(WAYS))
+    return stage.group, sizes, way, max(n for n in plan.grid if n <= rows)
+
+
+def _view(plan: StagedDetails, key: _Key) -> StageView:
+    group, (data, *inner), way, rows = key
+    resized = plan.rows.at(rows)
+    assert resized is not None  # it was priced
+    mesh = submesh(plan.cluster.groups[group], prod(inner)).mesh(inner)
+    view = _Recorder(resized, plan.layers).view(mesh, way, rows, plan.limits[group])
+    whole = plan.rows.at(data * rows)
+    return view if whole is None else replace(view, record=_enlarged(view.record, whole))
+
+
+class _Recorder(Pricing):
+    """Prices once more, and keeps the choice that it reads the prices from."""
+
+    _back: Readback | None = None
+
+    def _read(self, back: Readback) -> LayerPrices:
+        self._back = back
+        return super()._read(back)
+
+    def view(self, mesh: Mesh, way: str, rows: int, limit: float) -> StageView:
+        """The view of some stages."""
+        method, lean = WAYS[way]
+        self.price(mesh, method, lean)
+        back = self._back
+        assert back is not None
+        free = unrestricted(back.formulation)
+        record = make_record(back, limit, free)
+        once = [(i, seconds) for i, seconds in enumerate(self._once(free)) if seconds.any()]
+        folded, units = back.folded, self._units(back)
+        order = np.argsort(folded.untied.which, kind="stable")
+        kinds, sent, at = _sent(back)
+        used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
+        return StageView(
+            record=replace(record, problem=replace(record.problem, once=once)),
+            rows=rows,
+            member_node=np.array([*folded.group_class, *folded.shared_class], np.int64),
+            member_unit=units,
+            source_unit=units[folded.untied.source[order]],
+            held=used[used < len(self.graph.inputs)],
+            sent_kinds=kinds,
+            sent=sent,
+            sent_op=at,
+        )
+
+    def _units(self, back: Readback) -> Ints:
+        """The unit of each group, then of each shared reading: that of its first reader."""
+        places, slots = self.layers.places, self.grouping.slots
+        led = [
+            places.unit[group.leader] if group.argument is None else places.arguments[group.argument][0]
+            for group in self.grouping.groups
+        ]
+        read = [slots.op[slots.start[group] + rank] for group, rank in (s.readers[0] for s in back.folded.shared)]
+        return np.array([*led, *places.unit[read]], np.int64)
+
+    def _once(self, free: Formulation) -> Iterator[Array]:
+        """For each group's node the seconds of one of them that are spent once a step, for each strategy."""
+        phase, ops = self.graph.columns.phase, self.grouping.ops
+        for table, members in zip(free.tables, free.folded.members, strict=True):
+            found = np.zeros(len(table.compute))
+            first = ops.start[members[0]]
+            for member, purpose, seconds in table.items:
+                op = ops.items[first + member]
+                sums = purpose not in ("compute", "reshard") and self._ends[op]
+                if sums or phase[op] == PHASES.index(UPDATE):
+                    found += seconds
+            yield found
+
+
+def _enlarged(record: Record, whole: Resized) -> Record:
+    """A replica's record with the program of the whole microbatch; the problem keeps the replica's types."""
+    program, (graph, nests) = record.program, whole
+    examples = np.unique(program.nest, return_index=True)[1]
+    kinds = [(kind.shape, kind.dtype, kind.itemsize) for kind in graph.kinds]
+    larger = replace(
+        program,
+        types=[*program.types, *kinds],
+        kind=len(program.types) + graph.kind,
+        nests=[plain_nest(nests[number]) for number in graph.columns.signature[examples].tolist()],
+    )
+    return replace(record, program=larger)
+
+
+def _sent(back: Readback) -> tuple[list[tuple], Ints, Ints]:
+    """Distinct communication, which of it happens, and at which operation."""
+    at = {op.serial: i for i, op in enumerate(back.graph.ops)}
+    known: dict[tuple, int] = {}
+    sent, ops = [], []
+    for item in back.collectives:
+        if item.serial in at:
+            kind = astuple(replace(item, serial=-1))[:9]
+            sent.append(known.setdefault(kind, len(known)))
+            ops.append(at[item.serial])
+    return list(known), np.array(sent, np.int64), np.array(ops, np.int64)

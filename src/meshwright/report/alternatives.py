@@ -1,0 +1,58 @@
+"""What else was possible, for every tensor that the page shows, as far as there is time to price it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.explain.explanation import Explanation
+from meshwright.explain.subjects import Subjects
+from meshwright.explain.tensors import Row
+from meshwright.explain.why import Explainer
+
+_CHANGES = 3
+
+
+def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], deadline: float) -> None:
+    """Bounds what else was possible, then solves for it, the largest tensors first, while there is time.
+
+    Args:
+        subjects: The plan's program, or its stages.
+        rows: Tensors, as tables show them.
+        shown: What the page has of each; the alternatives are put there.
+        deadline: When the time is over, as `time.perf_counter` counts.
+    """
+    explainers: dict[int | None, Explainer] = {}
+    tensors = {t.path: t for t in subjects.plan.arguments}
+    wanted = [i for i, row in enumerate(rows) if row.role in ("parameters", "data") and row.shape]
+    wanted.sort(key=lambda i: (rows[i].role != "parameters", -rows[i].bytes_on_device * len(rows[i].paths)))
+    found = []
+    for i in wanted:
+        tensor = tensors[rows[i].paths[0]]
+        subject = subjects.of(tensor)
+        explainer = explainers.setdefault(subject.number, Explainer(subject))
+        found.append((i, tensor, explainer))
+        shown[i] |= _explanation(explainer.explain(tensor, None))
+    for done, (i, tensor, explainer) in enumerate(found):
+        left = deadline - time.perf_counter()
+        if left <= 0:
+            return
+        shown[i] |= _explanation(explainer.explain(tensor, left / (len(found) - done)))
+
+
+def _explanation(found: Explanation) -> dict[str, Any]:
+    alternatives = [
+        {
+            "symbols": a.symbols,
+            "words": a.words,
+            "difference": a.difference if a.at_least < float("inf") else None,
+            "sure": "exact" if a.is_exact else "at least" if a.cost == float("inf") else "at most",
+            "allowed": a.allowed,
+            "fits": a.fits,
+            "peak": a.peak_bytes,
+            "changes": [[c.what, c.where, c.seconds] for c in a.changes[:_CHANGES]],
+            **({} if a.effect is None else {"microbatch": a.effect.microbatch_s, "once": a.effect.once_s}),
+        }
+        for a in found.alternatives
+    ]
+    where = {} if found.stage is None else {"stage": found.stage, "counts": found.counts}
+    return {"reason": found.reason, "alternatives": alternatives, "left": found.num_left, **where}

@@ -1,0 +1,48 @@
+"""The programs that the page shows: the plan's one, or one for all stages that are split alike."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshwright.explain.record import MEMORY_ROLES, Record
+from meshwright.explain.subjects import Subjects
+from meshwright.explain.timeline import memory_over_time
+from meshwright.report.layers import layer_data
+
+if TYPE_CHECKING:
+    from meshwright.planner.plan import Plan
+
+_MOMENTS = 480  # of memory over time
+
+
+def programs_data(plan: "Plan", subjects: Subjects) -> list[dict[str, Any]]:
+    """Layers and operations of each program, memory over time of a plan without stages."""
+    if not plan.stages:
+        return [{"name": "", **layer_data(plan.mesh, s.facts), "timeline": _timeline(s.record)} for s in subjects]
+    found: dict[int, dict[str, Any]] = {}
+    stages: dict[int, list[int]] = {}
+    for number in range(len(subjects)):
+        view = plan.record.view[number]
+        stages.setdefault(view, []).append(number)
+        if view not in found:
+            found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number), late="x")
+    return [{"name": _stages_text(stages[view]), **data} for view, data in found.items()]
+
+
+def _stages_text(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"stage {numbers[0]}"
+    runs = numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"stages {numbers[0]}–{numbers[-1]}" if runs else f"stages {', '.join(map(str, numbers))}"
+
+
+def _timeline(record: Record) -> dict[str, Any]:
+    whole = memory_over_time(record.problem)
+    thin = whole.thinned(_MOMENTS)
+    used = [i for i in range(len(MEMORY_ROLES)) if thin.by_role[i].any()]
+    phases = record.program.phases
+    return {
+        "num_ops": len(whole.at),
+        "at": thin.at.tolist(),
+        "roles": {MEMORY_ROLES[i]: thin.by_role[i].round().astype(int).tolist() for i in used},
+        "phase": [phases[record.program.phase[op]] for op in thin.at.tolist()],
+    }
