@@ -4,9 +4,10 @@ import numpy as np
 
 from meshwright.explain.explanation import Effect
 from meshwright.explain.record import MEMORY_ROLES
-from meshwright.explain.subjects import EXCHANGED, Subject
+from meshwright.explain.subjects import Subject
 from meshwright.explain.traced import Ints
 from meshwright.pipeline.step_time import seconds_of, step_s
+from meshwright.planner.stage import EXCHANGED
 
 _PARAMETERS = MEMORY_ROLES.index("parameters")
 

@@ -12,8 +12,7 @@ from meshwright.explain.staged import StagedRecord, StageView
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.phases import PHASES, UPDATE
 from meshwright.hardware import Mesh
-from meshwright.pipeline.catalogue import _WAYS as WAYS
-from meshwright.pipeline.catalogue import submesh
+from meshwright.pipeline.catalogue import WAYS, submesh
 from meshwright.pipeline.flow import Array, Ints
 from meshwright.pipeline.prices import LayerPrices, Pricing
 from meshwright.pipeline.recording import StagedDetails

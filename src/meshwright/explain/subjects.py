@@ -13,21 +13,13 @@ from meshwright.explain.uses import Facts
 from meshwright.explain.words import bytes_on_device
 from meshwright.hardware.mesh import AXIS_NAMES
 from meshwright.planner.details import Collective
-from meshwright.planner.stage import Stage
+from meshwright.planner.stage import EXCHANGED, Stage
 from meshwright.planner.tensor import Tensor
 
 if TYPE_CHECKING:
     from meshwright.hardware import Mesh
     from meshwright.planner.plan import Plan
 
-# What brings gradients of all replicas together and parameters back to them: once a step, and with every microbatch;
-# by how much of the state is spread over the replicas, as ZeRO counts it.
-EXCHANGED = (
-    (("all_reduce",), ()),
-    (("reduce_scatter", "all_gather"), ()),
-    (("all_gather",), ("reduce_scatter",)),
-    ((), ("all_gather", "all_gather", "reduce_scatter")),
-)
 _SPREAD_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 

@@ -21,7 +21,7 @@ from meshwright.planner.roles import find_roles
 View = tuple[int, ...]  # sizes of the axes inside a replica
 
 FREE, TENSOR, LEAN = "free", "tensor", "lean"
-_WAYS: dict[str, tuple[Method, bool]] = {
+WAYS: dict[str, tuple[Method, bool]] = {
     FREE: (Auto(), False),  # the fastest
     LEAN: (Auto(), True),  # the one that needs least memory
     TENSOR: (TensorParallel(), False),  # weights split, as in Megatron-LM
@@ -122,7 +122,7 @@ class Catalogue:
         key = (group, view, way, rows)
         if key not in self._solved:
             pricing = self._pricing(rows)
-            method, lean = _WAYS[way]
+            method, lean = WAYS[way]
             self.num_solves += pricing is not None
             mesh = submesh(self.cluster.groups[group], math.prod(view)).mesh(view)
             self._solved[key] = None if pricing is None else pricing.price(mesh, method, lean)
@@ -151,7 +151,7 @@ def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     per_host = machines.devices_per_host
     several = [n for n in _MORE_HOSTS if n <= machines.num_hosts and per_host * n <= max(_MOST_INNER, 2 * per_host)]
     found: list[tuple[View, str]] = [((1,), FREE)]
-    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in _WAYS]
+    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
     found += [((n * per_host,), TENSOR) for n in several]
     squares = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
     return (*found, *((view, way) for view in squares for way in (FREE, LEAN)))

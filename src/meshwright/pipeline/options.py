@@ -13,6 +13,7 @@ from meshwright.pipeline.flow import Array, Ints
 from meshwright.pipeline.kernel import GRADIENTS, MICROBATCH, ONCE, WEIGHTS, price_ranges
 from meshwright.pipeline.prices import Item, LayerPrices
 from meshwright.pipeline.transfer import exchange_s
+from meshwright.planner.stage import EXCHANGED
 
 CHECKPOINTS = ("none", "selective", "full")
 _RANKS = 4  # options of a range for which room is made at first
@@ -107,7 +108,7 @@ class Option:
         """What brings the gradients of all replicas together once a step, and new parameters back to them."""
         if self.data == 1:
             return ()
-        return (("all_reduce",), ("reduce_scatter", "all_gather"), ("all_gather",), ())[self.zero]
+        return EXCHANGED[self.zero][0]
 
 
 class Pace(NamedTuple):

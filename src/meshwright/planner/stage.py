@@ -7,6 +7,15 @@ from meshwright.errors import ClusterError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.tensor import Tensor
 
+# What brings gradients of all replicas together and parameters back to them: once a step, and with every microbatch;
+# by how much of the state is spread over the replicas, as ZeRO counts it.
+EXCHANGED = (
+    (("all_reduce",), ()),
+    (("reduce_scatter", "all_gather"), ()),
+    (("all_gather",), ("reduce_scatter",)),
+    ((), ("all_gather", "all_gather", "reduce_scatter")),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
