@@ -1,4 +1,8 @@
-"""Time of one operation's own work on one device: a roofline over matrix products and memory traffic."""
+"""Time of one operation's own work on one device: a roofline over matrix products and memory traffic.
+
+A convolution is a product once the numbers under its windows are fetched; how many fetches there are does not hang on
+the number of features, so where features are few, fetching takes most of the time.
+"""
 
 from typing import Any, Protocol
 
@@ -16,13 +20,21 @@ class ChipTimes(Protocol):
     @property
     def launch_s(self) -> float: ...
 
+    @property
+    def fetch_s(self) -> float: ...
+
     def matmul_s(self, flops: Any, dtype: str = ..., num_bytes: Any = ...) -> Any: ...
 
     def memory_s(self, num_bytes: Any) -> Any: ...
 
 
 def compute_s(
-    chip: ChipTimes | None, op: Signature, nest: LoopNest, num_parts: NDArray[np.int64], moved_bytes: Array
+    chip: ChipTimes | None,
+    op: Signature,
+    nest: LoopNest,
+    num_parts: NDArray[np.int64],
+    num_fetches: Array,
+    moved_bytes: Array,
 ) -> Array:
     """Seconds on one device for each strategy.
 
@@ -31,10 +43,12 @@ def compute_s(
         op: The operation.
         nest: Its loop nest.
         num_parts: Over how many devices each strategy spreads the work; what is not split is done by everyone.
+        num_fetches: How often one device fetches numbers under a convolution's window.
         moved_bytes: Bytes that one device reads from and writes to memory.
     """
     if chip is None:
         return np.zeros(len(num_parts))
     if nest.flops:
-        return chip.launch_s + chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
+        product_s = chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
+        return chip.launch_s + product_s + chip.fetch_s * num_fetches
     return np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)

@@ -51,6 +51,7 @@ class Load:
         kernel: Whether it is a kernel of its own; if not, it is fused with others.
         trips: How often it runs in one step.
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
+        fetches: How often numbers under a convolution's window are fetched; 0 for everything else.
     """
 
     flops: float
@@ -59,6 +60,7 @@ class Load:
     kernel: bool
     trips: float
     recomputed: bool
+    fetches: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,15 +188,16 @@ class _Walk:
         moved = sum(read + written, np.zeros(self.size))
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
+        fetches = nest.num_fetches / np.where(np.isin(loops, nest.fetching), sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
-        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, fetches, moved)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
         if self.size == 1:
             kernel = nest.flops > 0 or not nest.fusible
             dtype = op.signature.operands[0].dtype if op.signature.operands else ""
-            flops = float(nest.flops / parts[0])
-            self.table.loads.append(Load(flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed))
+            flops, num_bytes, num_fetches = float(nest.flops / parts[0]), float(moved[0]), float(fetches[0])
+            self.table.loads.append(Load(flops, num_bytes, dtype, kernel, op.trips, op.recomputed, num_fetches))
 
     def _made_bytes(self, index: int, loops: Assignment) -> Array:
         """Bytes of an operation's first result on one device, before partial sums are settled."""

@@ -24,7 +24,11 @@ def conv_general_dilated(op: Signature) -> LoopNest:
     result[out_at[0]], result[out_at[1]] = batch, feature_group + batch_group + outputs
     for i, at in enumerate(zip(lhs_at[2:], rhs_at[2:], out_at[2:], strict=True)):
         left[at[0]], right[at[1]], result[at[2]] = _spatial(loops, op, i, (lhs[at[0]], rhs[at[1]], out[at[2]]))
-    return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True)
+    windows = [dim for at in zip(rhs_at[2:], out_at[2:], strict=True) for dim in (right[at[0]], result[at[1]])]
+    # Features lie side by side and are fetched in one run, but under a window with holes number by number.
+    runs = [feature_group, batch_group, batch, *windows, *([inputs] if any(holes > 1 for holes in op.params["rhs_dilation"]) else [])]
+    fetching = tuple(dict.fromkeys(loop for dim in runs for loop in dim))
+    return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True, fetching=fetching)
 
 
 def _group(loops: Loops, count: int) -> Dim:

@@ -78,7 +78,8 @@ class Kernels:
         """Seconds of one trip of a plan's operation."""
         start = self.chip.launch_s if load.kernel else 0.0
         if load.flops:
-            return start + self.product_s(load.flops, load.num_bytes, load.dtype)
+            fetch_s = self.chip.fetch_s * load.fetches
+            return start + self.product_s(load.flops, load.num_bytes, load.dtype) + fetch_s
         return start + self._moved_s(load.num_bytes)
 
     def _half(self, dtype: str) -> str:
