@@ -30,8 +30,9 @@ from meshwright import zoo
 from meshwright.hardware.collectives import KINDS
 from meshwright.hardware.load import local_cluster
 from meshwright.profiler.local import measured_cluster
+from meshwright.profiler.looping import looped
 from meshwright.profiler.measure import time_probes
-from meshwright.profiler.probes import collective_probe, looped, probes
+from meshwright.profiler.probes import collective_probe, probes
 from meshwright.profiler.survey import Survey, this_machine
 from meshwright.runtime.spmd import spmd
 
@@ -51,6 +52,7 @@ class Work:
     size: int = 1
     across: bool = False
     unroll: int = 1
+    flops: float = 0.0
 
     def compile(self) -> Callable[[int], Any]:
         return looped(self.body, self.arrays, (jax.device_count(), 1, 1))

@@ -1,7 +1,8 @@
 """Time of one operation's own work on one device: a roofline over matrix products and memory traffic.
 
 A convolution is a product once the numbers under its windows are fetched; how many fetches there are does not hang on
-the number of features, so where features are few, fetching takes most of the time.
+the number of features, so where features are few, fetching takes most of the time. Special functions cost time even
+where they are fused with what makes or reads their numbers.
 """
 
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ class ChipTimes(Protocol):
 
     @property
     def fetch_s(self) -> float: ...
+
+    @property
+    def special_s(self) -> float: ...
 
     def matmul_s(self, flops: Any, dtype: str = ..., num_bytes: Any = ...) -> Any: ...
 
@@ -51,4 +55,5 @@ def compute_s(
     if nest.flops:
         product_s = chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
         return chip.launch_s + product_s + chip.fetch_s * num_fetches
-    return np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
+    moving_s = np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
+    return moving_s + chip.special_s * nest.num_special / num_parts

@@ -52,6 +52,7 @@ class Load:
         trips: How often it runs in one step.
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
         fetches: How often numbers under a convolution's window are fetched; 0 for everything else.
+        special: How many divisions, roots, exponentials and the like are taken.
     """
 
     flops: float
@@ -61,6 +62,7 @@ class Load:
     trips: float
     recomputed: bool
     fetches: float = 0.0
+    special: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,8 +196,9 @@ class _Walk:
         if self.size == 1:
             kernel = nest.flops > 0 or not nest.fusible
             dtype = op.signature.operands[0].dtype if op.signature.operands else ""
-            flops, num_bytes, num_fetches = float(nest.flops / parts[0]), float(moved[0]), float(fetches[0])
-            self.table.loads.append(Load(flops, num_bytes, dtype, kernel, op.trips, op.recomputed, num_fetches))
+            flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
+            work = (flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed, float(fetches[0]), special)
+            self.table.loads.append(Load(*work))
 
     def _made_bytes(self, index: int, loops: Assignment) -> Array:
         """Bytes of an operation's first result on one device, before partial sums are settled."""

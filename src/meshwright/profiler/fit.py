@@ -3,6 +3,7 @@
     launch    the time of a product of 8 × 8 matrices                                     launch_s
     products  seconds = launch + ramp + FLOPs / rate, over two sizes of each type         flops, half_flops
     memory    seconds = bytes / rate, over two sizes                                      memory_bandwidth
+    special   seconds = memory + functions · special_s                                    special_s
     window    seconds = launch + product + fetches · fetch_s, over two convolutions       fetch_s
     collective seconds = α + β · bytes, over two or three sizes of each kind and group    timings
 
@@ -85,6 +86,7 @@ def fitted_chip(chip: Chip, survey: Survey) -> Chip:
     if memory:
         slope = fit_slope([r.amount for r in memory], [r.seconds for r in memory])
         changes |= {"memory_bandwidth": 1 / max(slope, LEAST_BETA_S), "memory_efficiency": 1.0}
+        changes["special_s"] = _special_s(replace(chip, **changes), survey.readings)  # type: ignore[arg-type]
     if rates:
         sixteen = replace(chip, flops=flops).peak_flops("float16")
         changes |= {"best_fraction": 1.0, "half_flops": float(np.mean(ramps)) * sixteen}
@@ -109,6 +111,13 @@ def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, floa
         rates[dtype] = 1 / slope if slope > 0 else largest.amount / largest.seconds
         ramps.append(max(fixed - launch_s, 0.0))
     return rates, ramps
+
+
+def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
+    """Time of a division, root or the like, of which a probe takes two for each number that it reads and writes."""
+    found = _of(readings, "special")
+    left = [(r.seconds - chip.memory_s(4.0 * r.amount)) / r.amount for r in found]
+    return max(min(left), 0.0) if left else chip.special_s
 
 
 def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:

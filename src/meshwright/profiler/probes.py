@@ -47,7 +47,7 @@ class Probe:
         """One device's arrays."""
         dtype = jnp.dtype(self.dtype)
         if self.what not in ("matmul", "launch"):
-            return (np.zeros(self.length, dtype),)
+            return (np.ones(self.length, dtype),)
         # Products of such matrices neither vanish nor overflow, however often they are repeated.
         drawn = np.random.default_rng(0).normal(size=(2, self.length, self.length)) / math.sqrt(self.length)
         return tuple(drawn.astype(dtype))
@@ -59,6 +59,10 @@ def _matmul(x: Any, w: Any) -> Any:
 
 def _stream(x: Any) -> Any:
     return (x * jnp.asarray(0.5, x.dtype) + jnp.asarray(1, x.dtype),)
+
+
+def _special(x: Any) -> Any:
+    return (x / (jnp.sqrt(x) + jnp.asarray(1, x.dtype)),)  # what begins at 1 stays above 0 for any number of trips
 
 
 def _all_reduce(x: Any) -> Any:
@@ -89,6 +93,7 @@ _BODIES: dict[str, Callable[..., Any]] = {
     "launch": _matmul,
     "matmul": _matmul,
     "memory": _stream,
+    "special": _special,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -106,7 +111,8 @@ class Sizes:
         memory: Bytes that are streamed.
         collective: Bytes of collectives among all devices; those of smaller groups leave out the middle one.
         images: Number of images under a convolution, and pixels on each side of one.
-        unroll: How often a trip does its thing; streaming is done once, since several times would be fused.
+        unroll: How often a trip does its thing; what works on each number by itself is done once, since several times
+            would be fused.
     """
 
     matmul: tuple[int, ...]
@@ -132,6 +138,8 @@ def _compute(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
     yield Probe("launch", 0.0, "float32", view, 8, unroll=sizes.unroll)
     for length in sizes.memory:
         yield Probe("memory", 2.0 * length, "float32", view, length // 4)
+    length = sizes.memory[0] // 4  # reads and writes a number, which takes a root and a division
+    yield Probe("special", 2.0 * length, "float32", view, length)
     for dtype in ("float32", "bfloat16"):
         for length in sizes.matmul:
             yield Probe("matmul", 2.0 * length**3, dtype, view, length, unroll=sizes.unroll)

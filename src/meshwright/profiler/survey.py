@@ -5,7 +5,7 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 2  # 1 knew no convolutions
+FORMAT = 2  # 1 knew neither convolutions nor special functions
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Reading:
     """One thing that was measured, all devices at once.
 
     Attributes:
-        what: ``"launch"``, ``"matmul"``, ``"memory"``, ``"window"`` or a kind of collective.
-        amount: What one device does each time: FLOPs of a product, bytes that it reads and writes, fetches under a
-            convolution's window, bytes of a collective as `Mesh.collective_s` counts them.
+        what: ``"launch"``, ``"matmul"``, ``"memory"``, ``"special"``, ``"window"`` or a kind of collective.
+        amount: What one device does each time: FLOPs of a product, bytes that it reads and writes, special functions,
+            fetches under a convolution's window, bytes of a collective as `Mesh.collective_s` counts them.
         seconds: Time of doing it once.
         dtype: Type of the numbers.
         size: Number of devices in a group of a collective.

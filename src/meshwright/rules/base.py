@@ -81,6 +81,7 @@ class LoopNest:
         leads: Whether the operation's split is a choice of its own rather than that of its largest operand.
         fetching: Indices of the loops of whose iterations each fetches a run of the first operand by itself: those of
             a convolution's windows. Splitting them spreads the fetches, splitting other loops does not.
+        special: Whether each number takes a special function: a division, a root, an exponential or the like.
     """
 
     loops: tuple[Loop, ...]
@@ -90,11 +91,17 @@ class LoopNest:
     fusible: bool = field(default=False, kw_only=True)
     leads: bool = field(default=False, kw_only=True)
     fetching: tuple[int, ...] = field(default=(), kw_only=True)
+    special: bool = field(default=False, kw_only=True)
 
     @property
     def num_fetches(self) -> float:
         """How many runs of the first operand are fetched."""
         return float(prod(self.loops[loop].size for loop in self.fetching)) if self.fetching else 0.0
+
+    @property
+    def num_special(self) -> float:
+        """How many special functions are evaluated."""
+        return float(prod(loop.size for loop in self.loops)) if self.special else 0.0
 
 
 Rule = Callable[[Signature], LoopNest | None]

@@ -80,7 +80,7 @@ class Kernels:
         if load.flops:
             fetch_s = self.chip.fetch_s * load.fetches
             return start + self.product_s(load.flops, load.num_bytes, load.dtype) + fetch_s
-        return start + self._moved_s(load.num_bytes)
+        return start + self._moved_s(load.num_bytes) + self.chip.special_s * load.special
 
     def _half(self, dtype: str) -> str:
         """The half-precision type that the chip has: V100 knows float16 only."""
