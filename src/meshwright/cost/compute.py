@@ -1,6 +1,6 @@
 """Time of one operation's own work on one device: a roofline over matrix products and memory traffic.
 
-A convolution is a product once the numbers under its windows are fetched; how many fetches there are does not hang on
+A convolution is a product once the pixels under its windows are fetched; how many fetches there are does not hang on
 the number of features, so where features are few, fetching takes most of the time. Special functions cost time even
 where they are fused with what makes or reads their numbers.
 """
@@ -47,7 +47,7 @@ def compute_s(
         op: The operation.
         nest: Its loop nest.
         num_parts: Over how many devices each strategy spreads the work; what is not split is done by everyone.
-        num_fetches: How often one device fetches numbers under a convolution's window.
+        num_fetches: How many rows of pixels under a convolution's window one device fetches.
         moved_bytes: Bytes that one device reads from and writes to memory.
     """
     if chip is None:

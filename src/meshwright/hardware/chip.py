@@ -49,7 +49,7 @@ class Chip:
         flops: Matrix rate by type, FLOP/s, dense.
         vector_flops: Rate of everything that is not a matrix product.
         launch_s: Fixed time of one kernel.
-        fetch_s: Time to fetch the numbers of one position under a convolution's window; 0 where the product hides it.
+        fetch_s: Time to fetch a row of pixels under a convolution's window; 0 where the product hides it.
         special_s: Time of a division, a root, an exponential or the like; 0 where moving the numbers hides it.
         best_fraction: Fraction of peak that large matrix products reach.
         half_flops: Size of a half-precision product that reaches half of that.

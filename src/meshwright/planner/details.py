@@ -51,7 +51,7 @@ class Load:
         kernel: Whether it is a kernel of its own; if not, it is fused with others.
         trips: How often it runs in one step.
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
-        fetches: How often numbers under a convolution's window are fetched; 0 for everything else.
+        fetches: How many rows of pixels under a convolution's window are fetched; 0 for everything else.
         special: How many divisions, roots, exponentials and the like are taken.
     """
 

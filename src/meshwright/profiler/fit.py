@@ -85,7 +85,8 @@ def fitted_chip(chip: Chip, survey: Survey) -> Chip:
     memory = _of(survey.readings, "memory")
     if memory:
         slope = fit_slope([r.amount for r in memory], [r.seconds for r in memory])
-        changes |= {"memory_bandwidth": 1 / max(slope, LEAST_BETA_S), "memory_efficiency": 1.0}
+        bandwidth = 1 / max(slope, LEAST_BETA_S)
+        changes |= {"memory_bandwidth": bandwidth, "memory_efficiency": _efficiency(chip, bandwidth)}
         changes["special_s"] = _special_s(replace(chip, **changes), survey.readings)  # type: ignore[arg-type]
     if rates:
         sixteen = replace(chip, flops=flops).peak_flops("float16")
@@ -113,6 +114,15 @@ def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, floa
     return rates, ramps
 
 
+def _efficiency(chip: Chip, bandwidth: float) -> float:
+    """The fraction of a stream's rate that the kernels of whole steps reach.
+
+    A stream is the best case. Where the catalogue knows from profiles what kernels reach, that is not exceeded.
+    """
+    profiled = any(f.name == "memory_efficiency" and f.sure == "measured" for f in chip.figures)
+    return min(1.0, chip.memory_bandwidth * chip.memory_efficiency / bandwidth) if profiled else 1.0
+
+
 def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
     """Time of a division, root or the like, of which a probe takes two for each number that it reads and writes."""
     found = _of(readings, "special")
@@ -123,7 +133,7 @@ def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
 def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:
     """Time of a fetch under a convolution's window: what is left of its time without launch and product.
 
-    On CPUs it is some ten nanoseconds, whatever the window and the number of features; 0 where products hide it.
+    On CPUs it is some tens of nanoseconds, whatever the window and the number of features; 0 where products hide it.
     """
     windows = _of(readings, "window")
     if not windows:

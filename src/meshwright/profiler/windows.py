@@ -46,20 +46,23 @@ class WindowProbe:
 
     @property
     def amount(self) -> float:
-        """Positions of the window times pixels under it."""
-        return float(self.batch * (-(-self.side // self.stride) * self.window) ** 2)
+        """Positions of the window times rows of pixels under it."""
+        return float(self.batch * self._positions**2 * self.window)
+
+    @property
+    def _positions(self) -> int:
+        return -(-self.side // self.stride)
 
     @property
     def flops(self) -> float:
-        return 2.0 * self.amount * self.inputs * self.outputs
+        return 2.0 * self.amount * self.window * self.inputs * self.outputs
 
     def compile(self) -> Callable[[int], Any]:
         """The program, as `Probe.compile` makes it."""
         draw = np.random.default_rng(0).normal
         image = draw(size=(self.batch, self.side, self.side, self.inputs))
         kernel = draw(size=(self.window, self.window, self.inputs, self.outputs))
-        positions = -(-self.side // self.stride)
-        made = np.zeros((self.batch, positions, positions, self.outputs))
+        made = np.zeros((self.batch, self._positions, self._positions, self.outputs))
         arrays = tuple(array.astype(self.dtype) for array in (image, kernel, made))
         return looped(self._body, arrays, self.view, self.unroll)
 

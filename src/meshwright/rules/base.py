@@ -79,8 +79,8 @@ class LoopNest:
         flops: Floating-point operations of the whole nest on the matrix unit; 0 where memory traffic decides the time.
         fusible: Whether a compiler merges the operation into its neighbours, so that it moves no memory of its own.
         leads: Whether the operation's split is a choice of its own rather than that of its largest operand.
-        fetching: Indices of the loops of whose iterations each fetches a run of the first operand by itself: those of
-            a convolution's windows. Splitting them spreads the fetches, splitting other loops does not.
+        fetching: Indices of the loops of whose iterations each fetches a run of the first operand by itself: a row of
+            pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
         special: Whether each number takes a special function: a division, a root, an exponential or the like.
     """
 

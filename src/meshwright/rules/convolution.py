@@ -24,10 +24,7 @@ def conv_general_dilated(op: Signature) -> LoopNest:
     result[out_at[0]], result[out_at[1]] = batch, feature_group + batch_group + outputs
     for i, at in enumerate(zip(lhs_at[2:], rhs_at[2:], out_at[2:], strict=True)):
         left[at[0]], right[at[1]], result[at[2]] = _spatial(loops, op, i, (lhs[at[0]], rhs[at[1]], out[at[2]]))
-    windows = [dim for at in zip(rhs_at[2:], out_at[2:], strict=True) for dim in (right[at[0]], result[at[1]])]
-    # Features lie side by side and are fetched in one run, but under a window with holes number by number.
-    runs = [feature_group, batch_group, batch, *windows, *([inputs] if any(holes > 1 for holes in op.params["rhs_dilation"]) else [])]
-    fetching = tuple(dict.fromkeys(loop for dim in runs for loop in dim))
+    fetching = _fetching(op, [*feature_group, *batch_group, *batch], inputs, right, result)
     return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True, fetching=fetching)
 
 
@@ -56,6 +53,17 @@ def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -
     over_offsets = Sliding(image, window, (positions - 1) * stride + 1, holes, low, dilation)
     image_dim, offset_dim = over_offsets.dims(loops, "sum")
     return image_dim, offset_dim, loops.add(positions, "unsplittable")
+
+
+def _fetching(op: Signature, groups: list[int], inputs: Dim, right: dict[int, Dim], result: dict[int, Dim]) -> Dim:
+    """Loops of fetches under the windows: a row of pixels with their features is one, if the window has no holes."""
+    numbers, holes = op.params["dimension_numbers"], op.params["rhs_dilation"]
+    found = [*groups, *(loop for at in numbers.out_spec[2:] for loop in result[at])]
+    minor = max(range(len(holes)), key=lambda i: numbers.lhs_spec[2 + i], default=0)
+    for i, at in enumerate(numbers.rhs_spec[2:]):
+        found += right[at] if i != minor or holes[i] > 1 else ()
+        found += inputs if i == minor and holes[i] > 1 else ()
+    return tuple(dict.fromkeys(found))
 
 
 def _flops(op: Signature) -> float:
