@@ -50,7 +50,7 @@ def convolution(kind="forward", stride=1, batch=4, side=8, inputs=3, outputs=6, 
         ({"groups": 3}, 3 * 4 * 8 * 8 * 3),
         ({"kind": "inputs"}, 4 * 8 * 8 * 3),
         ({"kind": "weights"}, 3 * 9 * 8),  # here the batch is what comes along
-        ({"kind": "weights", "stride": 2}, 4 * 3 * 9 * 4 * 4),  # but nothing does under a window with holes
+        ({"kind": "weights", "stride": 2}, 4 * 3 * 9 * 4),  # but not where the rows have holes
     ],
     ids=str,
 )

@@ -56,13 +56,19 @@ def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -
 
 
 def _fetching(op: Signature, groups: list[int], inputs: Dim, right: dict[int, Dim], result: dict[int, Dim]) -> Dim:
-    """Loops of fetches under the windows: a row of pixels with their features is one, if the window has no holes."""
+    """Loops of fetches under the windows: of each row of pixels, and where the row has holes of each of its features.
+
+    Pixels of a row and their features lie side by side, so that they are fetched in one go. In the gradient of the
+    kernel of a convolution with strides there are holes, and it takes far longer.
+    """
     numbers, holes = op.params["dimension_numbers"], op.params["rhs_dilation"]
     found = [*groups, *(loop for at in numbers.out_spec[2:] for loop in result[at])]
     minor = max(range(len(holes)), key=lambda i: numbers.lhs_spec[2 + i], default=0)
     for i, at in enumerate(numbers.rhs_spec[2:]):
-        found += right[at] if i != minor or holes[i] > 1 else ()
-        found += inputs if i == minor and holes[i] > 1 else ()
+        if i != minor:
+            found += right[at]
+        elif holes[i] > 1:
+            found += inputs
     return tuple(dict.fromkeys(found))
 
 
