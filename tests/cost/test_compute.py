@@ -26,9 +26,7 @@ def convolution(kind="forward", stride=1, batch=4, side=8, inputs=3, outputs=6, 
     def forward(x, w):
         layout = ("NHWC", "HWIO", "NHWC")
         strides = (stride, stride)
-        return lax.conv_general_dilated(
-            x, w, strides, "SAME", dimension_numbers=layout, feature_group_count=groups
-        )
+        return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=layout, feature_group_count=groups)
 
     x, w = (batch, side, side, inputs), (window, window, inputs // groups, outputs)
     y = (batch, -(-side // stride), -(-side // stride), outputs)

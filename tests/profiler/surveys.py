@@ -20,7 +20,8 @@ def compute(launch_s=5e-6, ramp_s=1e-5, float32=4e9, bfloat16=2e9, bandwidth=8e9
     streams = [Reading("memory", b, b / bandwidth) for b in (1e6, 1e7)]
     special = Reading("special", 1e5, 4e5 / bandwidth + 1e5 * special_s)
     convolutions = [
-        Reading("window", n, launch_s + ramp_s + f / float32 + n * fetch_s, flops=f) for n, f in ((2e4, 1e6), (1e4, 3e6))
+        Reading("window", n, launch_s + ramp_s + f / float32 + n * fetch_s, flops=f)
+        for n, f in ((2e4, 1e6), (1e4, 3e6))
     ]
     return [Reading("launch", 0.0, launch_s), *streams, *products, special, *convolutions]
 

@@ -186,7 +186,8 @@ def test_describing_another_cluster_measures_nothing_and_loads_no_jax():
 
 def few_probes(machine):
     """One small probe of each kind."""
-    return list({p.what: p for p in reversed(probes(machine, Sizes((16,), (2**10,), (2**10, 2**12), (1, 8), 1)))}.values())
+    sizes = Sizes((16,), (2**10,), (2**10, 2**12), (1, 8), 1)
+    return list({p.what: p for p in reversed(probes(machine, sizes))}.values())
 
 
 def test_this_machine_is_really_measured_and_then_known(tmp_path, monkeypatch):

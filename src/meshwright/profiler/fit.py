@@ -92,7 +92,7 @@ def fitted_chip(chip: Chip, survey: Survey) -> Chip:
         sixteen = replace(chip, flops=flops).peak_flops("float16")
         changes |= {"best_fraction": 1.0, "half_flops": float(np.mean(ramps)) * sixteen}
         changes["vector_flops"] = chip.vector_flops * _factor(chip, rates, "float32")
-        changes["fetch_s"] = _fetch_s(replace(chip, flops=flops, **changes), survey.readings)
+        changes["fetch_s"] = _fetch_s(replace(chip, flops=flops, **changes), survey.readings)  # type: ignore[arg-type]
     if survey.memory_bytes:
         changes["memory_bytes"] = survey.memory_bytes
     measured = {f"flops.{dtype}": rate for dtype, rate in rates.items()} | changes

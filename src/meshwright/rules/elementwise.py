@@ -20,18 +20,16 @@ OTHER = """
     philox2x32 philox4x32 threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
 """
 # Of these, the ones that take processors without a unit for them far longer than a sum or a product.
-SPECIAL = frozenset(
-    """
+SPECIAL = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh div erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow
     rsqrt sin sinh sqrt tan tanh
-    """.split()
-)
+"""
 
 
 def elementwise(op: Signature) -> LoopNest | None:
     """One parallel loop for each dim; scalars (predicates, bounds, literals) are needed everywhere."""
     found = same_shape(op, fusible=True)
-    return replace(found, special=True) if found is not None and op.primitive in SPECIAL else found
+    return replace(found, special=op.primitive in SPECIAL.split()) if found is not None else None
 
 
 def pairwise(op: Signature) -> LoopNest | None:
