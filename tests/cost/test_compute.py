@@ -60,7 +60,7 @@ def test_splitting_features_does_not_spread_the_fetches():
     op = convolution()
     nest, parts, moved = loop_nest(op.signature), np.array([1, 2, 2]), np.zeros(3)
     fetches = nest.num_fetches / np.array([1, 2, 1])
-    whole, batch, features = compute_s(CHIP, op.signature, nest, parts, fetches, moved)
+    whole, batch, features = compute_s(CHIP, op.signature, nest, parts, moved, fetches)
     assert whole > features > batch
     assert features - batch == pytest.approx(1e-8 * nest.num_fetches / 2)
 
@@ -69,7 +69,7 @@ def test_splitting_features_does_not_spread_the_fetches():
 def test_special_functions_cost_time_even_where_nothing_is_moved(function, is_special):
     (op,) = ops(function, (32, 8))
     nest = loop_nest(op.signature)
-    seconds = compute_s(CHIP, op.signature, nest, np.array([1, 8]), np.zeros(2), np.zeros(2))
+    seconds = compute_s(CHIP, op.signature, nest, np.array([1, 8]), np.zeros(2))
     assert seconds.tolist() == pytest.approx([256e-9, 32e-9] if is_special else [0, 0])
 
 

@@ -37,8 +37,8 @@ def compute_s(
     op: Signature,
     nest: LoopNest,
     num_parts: NDArray[np.int64],
-    num_fetches: Array,
     moved_bytes: Array,
+    num_fetches: Array | float = 0.0,
 ) -> Array:
     """Seconds on one device for each strategy.
 
@@ -47,8 +47,8 @@ def compute_s(
         op: The operation.
         nest: Its loop nest.
         num_parts: Over how many devices each strategy spreads the work; what is not split is done by everyone.
-        num_fetches: How many rows of pixels under a convolution's window one device fetches.
         moved_bytes: Bytes that one device reads from and writes to memory.
+        num_fetches: How many rows of pixels under a convolution's window one device fetches.
     """
     if chip is None:
         return np.zeros(len(num_parts))

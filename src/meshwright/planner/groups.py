@@ -19,8 +19,8 @@ from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import PHASES
 from meshwright.planner.numbering import Numbers, sort_by
 from meshwright.planner.placing import Facts, Placed, follow_gradients, place
+from meshwright.planner.starts import find_starts
 from meshwright.rules import LoopNest, loop_nest
-from meshwright.rules.base import REDUCING
 
 Ints = NDArray[np.int64]
 
@@ -107,8 +107,7 @@ class Grouping:
         nests: Loop nest of each operation.
         accumulated: Operations whose results a loop adds up: what they leave partial is settled when it is over.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
-        starts: For each operation, the part of a collective's fixed time that settling its sums costs: XLA combines
-            those of gradients, which wait for nothing of each other, into one collective, and those of the update.
+        starts: For each operation, the part of a collective's fixed time that settling its sums costs.
         placed: Where operations and values went, as columns.
         ops: Operations by group.
         values: Real values by group.
@@ -134,7 +133,7 @@ class Grouping:
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
         self.accumulated = find_accumulated(graph)
-        self.starts = _starts(graph, nests, self.gradients, self.accumulated)
+        self.starts = find_starts(graph, nests, self.gradients, self.accumulated)
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""
@@ -286,19 +285,3 @@ def _gradients(graph: Graph, facts: Facts) -> set[int]:
     producer = graph.columns.producer
     made = np.flatnonzero(found & (producer >= 0))
     return set(made[backward[producer[made]]].tolist())
-
-
-def _starts(
-    graph: Graph, nests: Mapping[int, LoopNest], gradients: set[int], accumulated: Iterable[int]
-) -> NDArray[np.float64]:
-    """See `Grouping.starts`: all sums of gradients together cost one start, and so do those of the update."""
-    columns = graph.columns
-    summing = [n for n, nest in nests.items() if any(loop.kind in REDUCING for loop in nest.loops)]
-    sums = np.isin(columns.signature, summing)
-    of_gradients = np.zeros(len(sums), bool)
-    of_gradients[[*columns.producer[sorted(gradients)].tolist(), *accumulated]] = True
-    of_update = ~of_gradients & (columns.phase == PHASES.index(UPDATE))
-    starts = np.ones(len(sums))
-    for together in (sums & of_gradients, sums & of_update):
-        starts[together] = 1 / max(int(together.sum()), 1)
-    return starts

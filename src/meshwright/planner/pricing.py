@@ -190,7 +190,7 @@ class _Walk:
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
         fetches = nest.num_fetches / np.where(np.isin(loops, nest.fetching), sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
-        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, fetches, moved)
+        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
         if self.size == 1:
