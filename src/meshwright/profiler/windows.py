@@ -59,14 +59,18 @@ class WindowProbe:
 
     def compile(self) -> Callable[[int], Any]:
         """The program, as `Probe.compile` makes it."""
+        return looped(self.body, self.arrays(), self.view, self.unroll)
+
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Images, kernel and result of one device."""
         draw = np.random.default_rng(0).normal
         image = draw(size=(self.batch, self.side, self.side, self.inputs))
         kernel = draw(size=(self.window, self.window, self.inputs, self.outputs))
         made = np.zeros((self.batch, self._positions, self._positions, self.outputs))
-        arrays = tuple(array.astype(self.dtype) for array in (image, kernel, made))
-        return looped(self._body, arrays, self.view, self.unroll)
+        return tuple(array.astype(self.dtype) for array in (image, kernel, made))
 
-    def _body(self, image: Any, kernel: Any, made: Any) -> Any:
+    def body(self, image: Any, kernel: Any, made: Any) -> Any:
+        """What is done again and again."""
         made = lax.conv_general_dilated(image, kernel, (self.stride,) * 2, "SAME", dimension_numbers=_LAYOUT)
         first = (0, 0, 0, 0)
         return lax.dynamic_update_slice(image, made[:1, :1, :1, :1], first), kernel, made  # so that trips differ
