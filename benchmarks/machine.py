@@ -1,8 +1,9 @@
 """How well do figures measured once on this machine, and those of the catalogue, predict other work on it?
 
-Work that was not timed for the figures: products of other shapes, elementwise work, collectives of other sizes among
-other groups, and whole training steps, all on 8 virtual CPU devices at once unless JAX_PLATFORMS says otherwise. The
-figures and the work are timed in the same rounds, so that others who use the machine disturb both alike.
+Work that was not timed for the figures: products of other shapes, elementwise work, convolutions with few and with many
+features, collectives of other sizes among other groups, and whole training steps, all on 8 virtual CPU devices at once
+unless JAX_PLATFORMS says otherwise. The figures and the work are timed in the same rounds, so that others who use the
+machine disturb both alike.
 """
 
 import os
@@ -30,9 +31,11 @@ from meshwright import zoo
 from meshwright.hardware.collectives import KINDS
 from meshwright.hardware.load import local_cluster
 from meshwright.profiler.local import measured_cluster
+from meshwright.profiler.looping import looped
 from meshwright.profiler.measure import time_probes
-from meshwright.profiler.probes import collective_probe, looped, probes
+from meshwright.profiler.probes import collective_probe, probes
 from meshwright.profiler.survey import Survey, this_machine
+from meshwright.profiler.windows import WindowProbe
 from meshwright.runtime.spmd import spmd
 
 STEPS = 20
@@ -51,6 +54,7 @@ class Work:
     size: int = 1
     across: bool = False
     unroll: int = 1
+    flops: float = 0.0
 
     def compile(self) -> Callable[[int], Any]:
         return looped(self.body, self.arrays, (jax.device_count(), 1, 1))
@@ -72,10 +76,27 @@ def product(m: int, k: int, n: int, dtype: str) -> Work:
     return Work(f"product {m} × {k} × {n}, {dtype}", body, (x, w, y), predict)
 
 
-def stream(name: str, body: Callable[..., Any], num_arrays: int, moved: int, megabytes: float) -> Work:
+def stream(
+    name: str, body: Callable[..., Any], num_arrays: int, moved: int, megabytes: float, functions: int = 0
+) -> Work:
     length = int(megabytes * 2**20) // 4
     arrays = tuple(np.ones(length, np.float32) for _ in range(num_arrays))
-    return Work(f"{name}, {megabytes:g} MiB", body, arrays, lambda m: m.chip.memory_s(4 * length * moved))
+
+    def predict(machine: mw.Cluster) -> float:
+        return machine.chip.memory_s(4 * length * moved) + machine.chip.special_s * length * functions
+
+    return Work(f"{name}, {megabytes:g} MiB", body, arrays, predict)
+
+
+def convolution(batch: int, side: int, inputs: int, outputs: int, window: int, stride: int) -> Work:
+    probe = WindowProbe((jax.device_count(), 1, 1), batch, side, inputs, outputs, window, stride)
+
+    def predict(machine: mw.Cluster) -> float:
+        chip = machine.chip
+        return chip.launch_s + chip.matmul_s(probe.flops, "float32") + chip.fetch_s * probe.amount
+
+    name = f"convolution {window} × {window}, {inputs} → {outputs} features, stride {stride}"
+    return Work(name, probe.body, probe.arrays(), predict)
 
 
 def works() -> list[Work]:
@@ -87,7 +108,9 @@ def works() -> list[Work]:
         stream("x + y", lambda x, y: (x + y, y), 2, 3, 0.5),
         stream("x + y", lambda x, y: (x + y, y), 2, 3, 4),
         stream("max(x, 0)", lambda x: (jnp.maximum(x - 1e-3, 0),), 1, 2, 1),
-        stream("tanh(x)", lambda x: (jnp.tanh(x),), 1, 2, 1),
+        stream("tanh(x)", lambda x: (jnp.tanh(x),), 1, 2, 1, functions=1),
+        *(convolution(2, 32, 3, outputs, 7, 2) for outputs in (2, 16, 64)),
+        *(convolution(4, 8, inputs, outputs, 3, 1) for inputs, outputs in ((4, 32), (32, 4), (32, 32))),
     ]
 
 

@@ -46,6 +46,8 @@ def chip_table(machine: Any) -> Table:
     table.add_row("memory", format_bytes(chip.memory_bytes))
     table.add_row("memory bandwidth", f"{chip.memory_bandwidth / 1e9:.3g} GB/s")
     table.add_row("fixed time of a kernel", format_seconds(chip.launch_s))
+    table.add_row("a division, root, exponential", format_seconds(chip.special_s))
+    table.add_row("a row of pixels under a window", format_seconds(chip.fetch_s))
     return table
 
 

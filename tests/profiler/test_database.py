@@ -52,6 +52,14 @@ def test_a_damaged_file_is_not_used_and_is_replaced(tmp_path, caplog, text):
     assert load_survey(tmp_path, MACHINE) == survey()
 
 
+def test_a_file_of_an_earlier_format_is_measured_anew(tmp_path, caplog):
+    """Such as those that knew no convolutions."""
+    old = survey().to_json() | {"format": 1}
+    survey_path(tmp_path, MACHINE).write_text(json.dumps(old))
+    assert load_survey(tmp_path, MACHINE) is None
+    assert "format 1" in caplog.text and "measured again" in caplog.text
+
+
 def test_a_foreign_file_is_not_used(tmp_path, caplog):
     other = survey(machine=replace(MACHINE, host="there"))
     survey_path(tmp_path, MACHINE).write_text(json.dumps(other.to_json()))

@@ -56,6 +56,30 @@ def test_a_chip_takes_the_time_that_was_measured():
     assert chip.matmul_s(1e9, "bfloat16") == pytest.approx(1e9 / 2e9 + 1e-5)
 
 
+@pytest.mark.parametrize("special_s, fetch_s", [(2e-9, 5e-8), (0.0, 1e-8), (1e-8, 0.0)])
+def test_slow_steps_inside_kernels_come_back(special_s, fetch_s):
+    chip = fitted_chip(CPU, survey(compute(special_s=special_s, fetch_s=fetch_s)))
+    assert chip.special_s == pytest.approx(special_s, abs=1e-15)
+    assert chip.fetch_s == pytest.approx(fetch_s, abs=1e-14)
+
+
+def test_what_products_and_streams_hide_costs_nothing():
+    quick = [Reading("special", 1e5, 1e-6), Reading("window", 1e4, 1e-6, flops=1e6)]
+    readings = [r for r in compute() if r.what not in ("special", "window")]
+    assert fitted_chip(CPU, survey([*readings, *quick])).special_s == 0
+    assert fitted_chip(CPU, survey([*readings, *quick])).fetch_s == 0
+    assert fitted_chip(CPU, survey(readings)).fetch_s == CPU.fetch_s == 0
+
+
+def test_a_stream_is_no_faster_than_profiled_kernels():
+    h200 = find_chip("h200")
+    reached = h200.memory_bandwidth * h200.memory_efficiency
+    for bandwidth in (0.5 * reached, 1.2 * reached):
+        chip = fitted_chip(h200, survey([Reading("memory", 1e9, 1e9 / bandwidth)]))
+        assert chip.memory_bandwidth == pytest.approx(bandwidth)
+        assert chip.memory_s(1e9) == pytest.approx(1e9 / min(bandwidth, reached))
+
+
 def test_types_that_were_not_measured_follow_those_that_were():
     chip = fitted_chip(CPU, survey(compute(float32=CPU.peak_flops("float32") / 10, bfloat16=1e9)))
     assert chip.peak_flops("float64") == pytest.approx(CPU.peak_flops("float64") / 10)

@@ -186,7 +186,8 @@ def test_describing_another_cluster_measures_nothing_and_loads_no_jax():
 
 def few_probes(machine):
     """One small probe of each kind."""
-    return list({p.what: p for p in reversed(probes(machine, Sizes((16,), (2**10,), (2**10, 2**12), 1)))}.values())
+    sizes = Sizes((16,), (2**10,), (2**10, 2**12), (1, 8), 1)
+    return list({p.what: p for p in reversed(probes(machine, sizes))}.values())
 
 
 def test_this_machine_is_really_measured_and_then_known(tmp_path, monkeypatch):
@@ -200,7 +201,7 @@ def test_this_machine_is_really_measured_and_then_known(tmp_path, monkeypatch):
     with jax.set_mesh(mesh), jax.transfer_guard("disallow"), jax.disable_jit():  # no business of ours
         machine = mw.cluster("local")
     found = known_survey()
-    assert {r.what for r in found.readings} == {"launch", "memory", "matmul", *KINDS}
+    assert {r.what for r in found.readings} == {"launch", "memory", "special", "matmul", "window", *KINDS}
     assert all(r.seconds > 0 and r.amount >= 0 for r in found.readings)
     assert machine.memory_bytes > 0 and machine.chip.memory_bandwidth > 0 and machine.chip.peak_flops("float32") > 0
     forget(monkeypatch)

@@ -34,6 +34,7 @@ class Fake:
     size: int = 1
     across: bool = False
     unroll: int = 1
+    flops: float = 0.0
     runs: list[int] = field(default_factory=list)
 
     def compile(self):
@@ -120,7 +121,7 @@ def test_views_hold_all_devices_in_groups_of_several(processes, devices):
 
 
 def test_one_device_has_no_collectives_to_time():
-    assert {p.what for p in probes(replace_devices(MACHINE, 1))} == {"launch", "memory", "matmul"}
+    assert {p.what for p in probes(replace_devices(MACHINE, 1))} == {"launch", "memory", "special", "matmul", "window"}
 
 
 def test_probes_cut_evenly_whatever_the_number_of_devices():

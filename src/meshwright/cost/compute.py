@@ -1,4 +1,9 @@
-"""Time of one operation's own work on one device: a roofline over matrix products and memory traffic."""
+"""Time of one operation's own work on one device: a roofline over matrix products and memory traffic.
+
+A convolution is a product once the pixels under its windows are fetched; how many fetches there are does not hang on
+the number of features, so where features are few, fetching takes most of the time. Special functions cost time even
+where they are fused with what makes or reads their numbers.
+"""
 
 from typing import Any, Protocol
 
@@ -16,13 +21,24 @@ class ChipTimes(Protocol):
     @property
     def launch_s(self) -> float: ...
 
+    @property
+    def fetch_s(self) -> float: ...
+
+    @property
+    def special_s(self) -> float: ...
+
     def matmul_s(self, flops: Any, dtype: str = ..., num_bytes: Any = ...) -> Any: ...
 
     def memory_s(self, num_bytes: Any) -> Any: ...
 
 
 def compute_s(
-    chip: ChipTimes | None, op: Signature, nest: LoopNest, num_parts: NDArray[np.int64], moved_bytes: Array
+    chip: ChipTimes | None,
+    op: Signature,
+    nest: LoopNest,
+    num_parts: NDArray[np.int64],
+    moved_bytes: Array,
+    num_fetches: Array | float = 0.0,
 ) -> Array:
     """Seconds on one device for each strategy.
 
@@ -32,9 +48,12 @@ def compute_s(
         nest: Its loop nest.
         num_parts: Over how many devices each strategy spreads the work; what is not split is done by everyone.
         moved_bytes: Bytes that one device reads from and writes to memory.
+        num_fetches: How many rows of pixels under a convolution's window one device fetches.
     """
     if chip is None:
         return np.zeros(len(num_parts))
     if nest.flops:
-        return chip.launch_s + chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
-    return np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
+        product_s = chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
+        return chip.launch_s + product_s + chip.fetch_s * num_fetches
+    moving_s = np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
+    return moving_s + chip.special_s * nest.num_special / num_parts

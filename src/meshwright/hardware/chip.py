@@ -49,6 +49,8 @@ class Chip:
         flops: Matrix rate by type, FLOP/s, dense.
         vector_flops: Rate of everything that is not a matrix product.
         launch_s: Fixed time of one kernel.
+        fetch_s: Time to fetch a row of pixels under a convolution's window; 0 where the product hides it.
+        special_s: Time of a division, a root, an exponential or the like; 0 where moving the numbers hides it.
         best_fraction: Fraction of peak that large matrix products reach.
         half_flops: Size of a half-precision product that reaches half of that.
         devices_per_host: The usual number in a host.
@@ -69,6 +71,8 @@ class Chip:
     device_kinds: tuple[str, ...] = ()
     memory_efficiency: float = 1.0
     launch_s: float = 0.0
+    fetch_s: float = 0.0
+    special_s: float = 0.0
     best_fraction: float = 1.0
     half_flops: float = 0.0
     devices_per_host: int = 8

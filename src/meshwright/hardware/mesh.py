@@ -126,7 +126,7 @@ class Mesh:
             found = self._ways[key] = self._find_ways(kind, key[1])
         return found
 
-    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Any) -> Any:
+    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Any, start: float = 1.0) -> Any:
         """Seconds (or the abstract mesh's units) of a collective; a number or an array, like ``num_bytes``.
 
         Args:
@@ -135,8 +135,9 @@ class Mesh:
             num_bytes: All-gather: bytes of the gathered result on one device. Reduce-scatter: of the full unreduced
                 buffer on one device. All-reduce: of the buffer. All-to-all: of the whole tensor over the group (local
                 part × number of devices). Permute: what each device sends.
+            start: The part of the fixed time that counts, where a compiler combines several collectives into one.
         """
-        found = self.alternatives(kind, axes)
+        found = [(start * alpha, beta) for alpha, beta in self.alternatives(kind, axes)]
         if isinstance(num_bytes, int | float):
             return min(alpha + beta * num_bytes for alpha, beta in found) if num_bytes > 0 else 0.0
         import numpy as np  # here, so that a plan is read and printed without it

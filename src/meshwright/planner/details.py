@@ -51,6 +51,8 @@ class Load:
         kernel: Whether it is a kernel of its own; if not, it is fused with others.
         trips: How often it runs in one step.
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
+        fetches: How many rows of pixels under a convolution's window are fetched; 0 for everything else.
+        special: How many divisions, roots, exponentials and the like are taken.
     """
 
     flops: float
@@ -59,6 +61,8 @@ class Load:
     kernel: bool
     trips: float
     recomputed: bool
+    fetches: float = 0.0
+    special: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

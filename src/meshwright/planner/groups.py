@@ -19,6 +19,7 @@ from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import PHASES
 from meshwright.planner.numbering import Numbers, sort_by
 from meshwright.planner.placing import Facts, Placed, follow_gradients, place
+from meshwright.planner.starts import find_starts
 from meshwright.rules import LoopNest, loop_nest
 
 Ints = NDArray[np.int64]
@@ -106,6 +107,7 @@ class Grouping:
         nests: Loop nest of each operation.
         accumulated: Operations whose results a loop adds up: what they leave partial is settled when it is over.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
+        starts: For each operation, the part of a collective's fixed time that settling its sums costs.
         placed: Where operations and values went, as columns.
         ops: Operations by group.
         values: Real values by group.
@@ -131,6 +133,7 @@ class Grouping:
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
         self.accumulated = find_accumulated(graph)
+        self.starts = find_starts(graph, nests, self.gradients, self.accumulated)
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""

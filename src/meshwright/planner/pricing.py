@@ -188,15 +188,17 @@ class _Walk:
         moved = sum(read + written, np.zeros(self.size))
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
+        fetches = nest.num_fetches / np.where(np.isin(loops, nest.fetching), sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
-        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved)
+        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
         if self.size == 1:
             kernel = nest.flops > 0 or not nest.fusible
             dtype = op.signature.operands[0].dtype if op.signature.operands else ""
-            flops = float(nest.flops / parts[0])
-            self.table.loads.append(Load(flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed))
+            flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
+            work = (flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed, float(fetches[0]), special)
+            self.table.loads.append(Load(*work))
 
     def _made_bytes(self, index: int, loops: Assignment) -> Array:
         """Bytes of an operation's first result on one device, before partial sums are settled."""
@@ -248,20 +250,25 @@ class _Walk:
         gradient = waits is not None or not self.grouping.gradients.isdisjoint(op.outputs)
         purpose = "gradient" if gradient else "activation"
         trips, left = (op.trips, local.copy()) if waits is None else (waits.trips, local * waits.growth)
+        start = 1.0 if mesh.is_abstract else float(self.grouping.starts[index])
         for axis, size in enumerate(mesh.sizes):
             on = partial[:, axis] & (scatter[:, axis] >= 0)
             if on.any():
-                self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, trips, purpose)
+                self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, trips, purpose, start)
                 left[on] /= size
         rest = partial & (scatter < 0)
         masks = rest @ (1 << np.arange(len(mesh.sizes)))
         for mask in np.unique(masks):
             if mask:
                 on_axes = tuple(a for a in range(len(mesh.sizes)) if mask >> a & 1)
-                self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, trips, purpose)
+                self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, trips, purpose, start)
 
     def _halo(self, member: int, index: int, loops: Assignment) -> None:
-        """A split window reads its neighbour's border: a permute of the halo's share of the first operand."""
+        """A split window reads its neighbours' borders: permutes of the halo's share of the first operand.
+
+        One border comes from each side, so there are two of them but where a single number is read, as by most windows
+        of stride 2.
+        """
         op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
         for i, loop in enumerate(nest.loops):
             if not loop.halo or not (loops == i).any():
@@ -273,8 +280,10 @@ class _Walk:
             local = kind.num_bytes / axes.num_parts(need)
             for axis in range(axes.num_axes):
                 share = min(1.0, loop.halo * axes.sizes[axis] / size)
-                border = np.where(loops[:, axis] == i, local * share, 0.0)
-                self._event("permute", (axis,), border, member, op.trips, "halo")
+                sides = min(loop.halo, 2)
+                border = np.where(loops[:, axis] == i, local * share / sides, 0.0)
+                for _ in range(sides):
+                    self._event("permute", (axis,), border, member, op.trips, "halo")
 
     def _internal(self, member: int, value: int, need: Codes, phase: str, trips: float) -> None:
         """Reshards a value within the group where an operation needs it otherwise than it was made."""
@@ -326,9 +335,16 @@ class _Walk:
         return [(root, wanted[root]) for root in self.grouping.roots(value)]
 
     def _event(
-        self, kind: str, axes: tuple[int, ...], num_bytes: Array, member: int, trips: float, purpose: str
+        self,
+        kind: str,
+        axes: tuple[int, ...],
+        num_bytes: Array,
+        member: int,
+        trips: float,
+        purpose: str,
+        start: float = 1.0,
     ) -> None:
-        seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes), 0.0)
+        seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes, start), 0.0)
         self._send(kind, axes, seconds)
         self._item(member, purpose, seconds)
         if self.size == 1 and num_bytes[0] > 0:

@@ -257,7 +257,7 @@ class Readback:
                 via = tuple(shared.get((index, operand)) for operand in range(len(op.inputs)))
                 operands, partial, results, sums = cache[key]
                 load = self._explain(group_id).loads[member]
-                some = load if load.flops or load.num_bytes else None
+                some = load if load.flops or load.num_bytes or load.special else None
                 about = (int(live[index]), some)
                 plan = OpPlan(op.serial, op.label, op.phase, operands, partial, results, via, sums, (), *about)
                 found.append((index, plan))

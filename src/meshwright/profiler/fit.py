@@ -3,6 +3,8 @@
     launch    the time of a product of 8 × 8 matrices                                     launch_s
     products  seconds = launch + ramp + FLOPs / rate, over two sizes of each type         flops, half_flops
     memory    seconds = bytes / rate, over two sizes                                      memory_bandwidth
+    special   seconds = memory + functions · special_s                                    special_s
+    window    seconds = launch + product + fetches · fetch_s, over two convolutions       fetch_s
     collective seconds = α + β · bytes, over two or three sizes of each kind and group    timings
 
 All are least squares of relative errors, so that small and large amounts count alike.
@@ -83,11 +85,14 @@ def fitted_chip(chip: Chip, survey: Survey) -> Chip:
     memory = _of(survey.readings, "memory")
     if memory:
         slope = fit_slope([r.amount for r in memory], [r.seconds for r in memory])
-        changes |= {"memory_bandwidth": 1 / max(slope, LEAST_BETA_S), "memory_efficiency": 1.0}
+        bandwidth = 1 / max(slope, LEAST_BETA_S)
+        changes |= {"memory_bandwidth": bandwidth, "memory_efficiency": _efficiency(chip, bandwidth)}
+        changes["special_s"] = _special_s(replace(chip, **changes), survey.readings)  # type: ignore[arg-type]
     if rates:
         sixteen = replace(chip, flops=flops).peak_flops("float16")
         changes |= {"best_fraction": 1.0, "half_flops": float(np.mean(ramps)) * sixteen}
         changes["vector_flops"] = chip.vector_flops * _factor(chip, rates, "float32")
+        changes["fetch_s"] = _fetch_s(replace(chip, flops=flops, **changes), survey.readings)  # type: ignore[arg-type]
     if survey.memory_bytes:
         changes["memory_bytes"] = survey.memory_bytes
     measured = {f"flops.{dtype}": rate for dtype, rate in rates.items()} | changes
@@ -107,6 +112,36 @@ def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, floa
         rates[dtype] = 1 / slope if slope > 0 else largest.amount / largest.seconds
         ramps.append(max(fixed - launch_s, 0.0))
     return rates, ramps
+
+
+def _efficiency(chip: Chip, bandwidth: float) -> float:
+    """The fraction of a stream's rate that the kernels of whole steps reach.
+
+    A stream is the best case. Where the catalogue knows from profiles what kernels reach, that is not exceeded.
+    """
+    profiled = any(f.name == "memory_efficiency" and f.sure == "measured" for f in chip.figures)
+    return min(1.0, chip.memory_bandwidth * chip.memory_efficiency / bandwidth) if profiled else 1.0
+
+
+def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
+    """Time of a division, root or the like, of which a probe takes two for each number that it reads and writes."""
+    found = _of(readings, "special")
+    left = [(r.seconds - chip.memory_s(4.0 * r.amount)) / r.amount for r in found]
+    return max(min(left), 0.0) if left else chip.special_s
+
+
+def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:
+    """Time of a fetch under a convolution's window: what is left of its time without launch and product.
+
+    On CPUs it is some tens of nanoseconds, whatever the window and the number of features; 0 where products hide it.
+    """
+    windows = _of(readings, "window")
+    if not windows:
+        return chip.fetch_s
+    seconds = np.array([r.seconds for r in windows])
+    products = np.array([chip.launch_s + chip.matmul_s(r.flops, r.dtype) for r in windows])
+    speeds = np.array([r.amount for r in windows]) / seconds  # least squares of errors relative to the whole time
+    return max(float((speeds * (1 - products / seconds)).sum() / (speeds**2).sum()), 0.0)
 
 
 def _scaled(chip: Chip, rates: dict[str, float]) -> tuple[tuple[str, float], ...]:

@@ -58,7 +58,8 @@ class _Run:
     def reading(self) -> Reading:
         probe, repeats = self.probe, self.trips * self.probe.unroll
         seconds = max((self.busy_s - self.idle_s) / repeats, LEAST_S)
-        return Reading(probe.what, probe.amount, seconds, probe.dtype, probe.size, probe.across, repeats, self.rounds)
+        where = (probe.dtype, probe.size, probe.across)
+        return Reading(probe.what, probe.amount, seconds, *where, repeats, self.rounds, probe.flops)
 
 
 def measure(machine: Machine, say: Say = lambda _: None) -> Survey:

@@ -1,26 +1,18 @@
-"""The programs that are timed: each does one thing again and again on all devices at once.
-
-All devices work at the same time, since that is what a plan makes them do: virtual CPU devices share their cores, and
-groups of a collective share their wires. Each program is a loop whose number of trips is an argument, so that it is
-compiled once, can run as long as a clock needs, and can run without a trip to show what starting it costs. On
-accelerators a trip does its thing several times, since asking whether there is another trip takes microseconds there.
-"""
+"""The programs that are timed: products, streams and collectives, each looped on all devices at once."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.hardware.collectives import KINDS
+from meshwright.profiler.looping import looped
 from meshwright.profiler.survey import Machine
-
-AXES = ("outer", "group", "inner")  # collectives run along the middle one
+from meshwright.profiler.windows import WindowProbe
 
 
 @dataclass(frozen=True)
@@ -31,6 +23,7 @@ class Probe:
         view: Sizes of the device mesh; the middle axis holds the groups of a collective.
         length: Rows of a product's operands, numbers in a buffer otherwise, on one device.
         unroll: How often it is done in one trip.
+        flops: As in `Reading`: FLOPs beside the amount.
     """
 
     what: str
@@ -40,6 +33,7 @@ class Probe:
     length: int
     across: bool = False
     unroll: int = 1
+    flops: float = 0.0
 
     @property
     def size(self) -> int:
@@ -53,45 +47,10 @@ class Probe:
         """One device's arrays."""
         dtype = jnp.dtype(self.dtype)
         if self.what not in ("matmul", "launch"):
-            return (np.zeros(self.length, dtype),)
+            return (np.ones(self.length, dtype),)
         # Products of such matrices neither vanish nor overflow, however often they are repeated.
         drawn = np.random.default_rng(0).normal(size=(2, self.length, self.length)) / math.sqrt(self.length)
         return tuple(drawn.astype(dtype))
-
-
-def looped(
-    body: Callable[..., Any], arrays: Sequence[np.ndarray], view: tuple[int, int, int], unroll: int = 1
-) -> Callable[[int], Any]:
-    """A program that runs a body on every device's arrays again and again.
-
-    Args:
-        body: Takes and returns as many arrays as there are.
-        arrays: What each device begins with.
-        view: Sizes of the device mesh along `AXES`.
-        unroll: How often a trip runs the body.
-    """
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(view), AXES)
-    spec = PartitionSpec(AXES)
-    spread = tuple(_spread(array, NamedSharding(mesh, spec)) for array in arrays)
-
-    def trip(_: Any, kept: Any) -> Any:
-        for _ in range(unroll):
-            kept = body(*kept)
-        return kept
-
-    def repeat(trips: Any, *kept: Any) -> Any:
-        return lax.fori_loop(0, trips, trip, kept)
-
-    specs = (spec,) * len(spread)
-    mapped = jax.shard_map(repeat, mesh=mesh, in_specs=(PartitionSpec(), *specs), out_specs=specs, check_vma=False)
-    program = jax.jit(mapped)
-    return lambda trips: program(np.int32(trips), *spread)
-
-
-def _spread(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """An array of which every device has a copy as its part."""
-    shape = (sharding.num_devices * array.shape[0], *array.shape[1:])
-    return jax.make_array_from_callback(shape, sharding, lambda _: array)
 
 
 def _matmul(x: Any, w: Any) -> Any:
@@ -100,6 +59,10 @@ def _matmul(x: Any, w: Any) -> Any:
 
 def _stream(x: Any) -> Any:
     return (x * jnp.asarray(0.5, x.dtype) + jnp.asarray(1, x.dtype),)
+
+
+def _special(x: Any) -> Any:
+    return (x / (jnp.sqrt(x) + jnp.asarray(1, x.dtype)),)  # what begins at 1 stays above 0 for any number of trips
 
 
 def _all_reduce(x: Any) -> Any:
@@ -130,6 +93,7 @@ _BODIES: dict[str, Callable[..., Any]] = {
     "launch": _matmul,
     "matmul": _matmul,
     "memory": _stream,
+    "special": _special,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -146,24 +110,27 @@ class Sizes:
         matmul: Rows of the operands of products.
         memory: Bytes that are streamed.
         collective: Bytes of collectives among all devices; those of smaller groups leave out the middle one.
-        unroll: How often a trip does its thing; streaming is done once, since several times would be fused.
+        images: Number of images under a convolution, and pixels on each side of one.
+        unroll: How often a trip does its thing; what works on each number by itself is done once, since several times
+            would be fused.
     """
 
     matmul: tuple[int, ...]
     memory: tuple[int, ...]
     collective: tuple[int, ...]
+    images: tuple[int, int]
     unroll: int
 
 
-CPU = Sizes((64, 192), (2**18, 2**21), (2**12, 2**20), 1)
-ACCELERATOR = Sizes((512, 4096), (2**29,), (2**16, 2**22, 2**26), 8)
+CPU = Sizes((64, 192), (2**18, 2**21), (2**12, 2**20), (2, 32), 1)
+ACCELERATOR = Sizes((512, 4096), (2**29,), (2**16, 2**22, 2**26), (32, 128), 8)
 
 
-def probes(machine: Machine, sizes: Sizes | None = None) -> list[Probe]:
+def probes(machine: Machine, sizes: Sizes | None = None) -> list[Probe | WindowProbe]:
     """Everything that is worth timing on a machine, what matters most first."""
     sizes = sizes or (CPU if machine.platform == "cpu" else ACCELERATOR)
     compute = list(_compute(machine.num_devices, sizes))
-    return [*compute, *_collectives(machine, sizes)]
+    return [*compute, *_windows(machine.num_devices, sizes), *_collectives(machine, sizes)]
 
 
 def _compute(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
@@ -171,9 +138,17 @@ def _compute(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
     yield Probe("launch", 0.0, "float32", view, 8, unroll=sizes.unroll)
     for length in sizes.memory:
         yield Probe("memory", 2.0 * length, "float32", view, length // 4)
+    length = sizes.memory[0] // 4  # reads and writes a number, which takes a root and a division
+    yield Probe("special", 2.0 * length, "float32", view, length)
     for dtype in ("float32", "bfloat16"):
         for length in sizes.matmul:
             yield Probe("matmul", 2.0 * length**3, dtype, view, length, unroll=sizes.unroll)
+
+
+def _windows(num_devices: int, sizes: Sizes) -> Iterator[WindowProbe]:
+    """What a network for images begins with, and what is left of a further layer where its features are split."""
+    for inputs, outputs, window, stride in ((3, 8, 7, 2), (16, 8, 3, 1)):
+        yield WindowProbe((num_devices, 1, 1), *sizes.images, inputs, outputs, window, stride, sizes.unroll)
 
 
 def _collectives(machine: Machine, sizes: Sizes) -> Iterator[Probe]:

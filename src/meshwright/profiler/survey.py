@@ -5,7 +5,7 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2  # 1 knew neither convolutions nor special functions
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,16 @@ class Reading:
     """One thing that was measured, all devices at once.
 
     Attributes:
-        what: ``"launch"``, ``"matmul"``, ``"memory"`` or a kind of collective.
-        amount: What one device does each time: FLOPs of a product, bytes that it reads and writes, bytes of a
-            collective as `Mesh.collective_s` counts them.
+        what: ``"launch"``, ``"matmul"``, ``"memory"``, ``"special"``, ``"window"`` or a kind of collective.
+        amount: What one device does each time: FLOPs of a product, bytes that it reads and writes, special functions,
+            fetches under a convolution's window, bytes of a collective as `Mesh.collective_s` counts them.
         seconds: Time of doing it once.
         dtype: Type of the numbers.
         size: Number of devices in a group of a collective.
         across: Whether its groups reach over several processes.
         repeats: How often it was done in one run of the program.
         rounds: How many runs were timed; the quickest counts.
+        flops: FLOPs that are done beside the amount.
     """
 
     what: str
@@ -82,6 +83,7 @@ class Reading:
     across: bool = False
     repeats: int = 1
     rounds: int = 1
+    flops: float = 0.0
 
 
 @dataclass(frozen=True)

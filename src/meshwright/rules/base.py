@@ -79,6 +79,9 @@ class LoopNest:
         flops: Floating-point operations of the whole nest on the matrix unit; 0 where memory traffic decides the time.
         fusible: Whether a compiler merges the operation into its neighbours, so that it moves no memory of its own.
         leads: Whether the operation's split is a choice of its own rather than that of its largest operand.
+        fetching: Indices of the loops of whose iterations each fetches a run of the first operand by itself: a row of
+            pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
+        special: Whether each number takes a special function: a division, a root, an exponential or the like.
     """
 
     loops: tuple[Loop, ...]
@@ -87,6 +90,18 @@ class LoopNest:
     flops: float = 0.0
     fusible: bool = field(default=False, kw_only=True)
     leads: bool = field(default=False, kw_only=True)
+    fetching: tuple[int, ...] = field(default=(), kw_only=True)
+    special: bool = field(default=False, kw_only=True)
+
+    @property
+    def num_fetches(self) -> float:
+        """How many runs of the first operand are fetched."""
+        return float(prod(self.loops[loop].size for loop in self.fetching)) if self.fetching else 0.0
+
+    @property
+    def num_special(self) -> float:
+        """How many special functions are evaluated."""
+        return float(prod(loop.size for loop in self.loops)) if self.special else 0.0
 
 
 Rule = Callable[[Signature], LoopNest | None]

@@ -33,9 +33,11 @@ class Loops:
         *,
         fusible: bool = False,
         leads: bool = False,
+        fetching: tuple[int, ...] = (),
     ) -> LoopNest:
         """The finished nest."""
-        return LoopNest(tuple(self.loops), tuple(operands), tuple(results), flops, fusible=fusible, leads=leads)
+        loops, kinds = tuple(self.loops), {"fusible": fusible, "leads": leads}
+        return LoopNest(loops, tuple(operands), tuple(results), flops, **kinds, fetching=fetching)
 
 
 def same_shape(

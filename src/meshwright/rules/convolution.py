@@ -24,7 +24,8 @@ def conv_general_dilated(op: Signature) -> LoopNest:
     result[out_at[0]], result[out_at[1]] = batch, feature_group + batch_group + outputs
     for i, at in enumerate(zip(lhs_at[2:], rhs_at[2:], out_at[2:], strict=True)):
         left[at[0]], right[at[1]], result[at[2]] = _spatial(loops, op, i, (lhs[at[0]], rhs[at[1]], out[at[2]]))
-    return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True)
+    fetching = _fetching(op, [*feature_group, *batch_group, *batch], inputs, right, result)
+    return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True, fetching=fetching)
 
 
 def _group(loops: Loops, count: int) -> Dim:
@@ -52,6 +53,23 @@ def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -
     over_offsets = Sliding(image, window, (positions - 1) * stride + 1, holes, low, dilation)
     image_dim, offset_dim = over_offsets.dims(loops, "sum")
     return image_dim, offset_dim, loops.add(positions, "unsplittable")
+
+
+def _fetching(op: Signature, groups: list[int], inputs: Dim, right: dict[int, Dim], result: dict[int, Dim]) -> Dim:
+    """Loops of fetches under the windows: of each row of pixels, and where the row has holes of each of its features.
+
+    Pixels of a row and their features lie side by side, so that they are fetched in one go. In the gradient of the
+    kernel of a convolution with strides there are holes, and it takes far longer.
+    """
+    numbers, holes = op.params["dimension_numbers"], op.params["rhs_dilation"]
+    found = [*groups, *(loop for at in numbers.out_spec[2:] for loop in result[at])]
+    minor = max(range(len(holes)), key=lambda i: numbers.lhs_spec[2 + i], default=0)
+    for i, at in enumerate(numbers.rhs_spec[2:]):
+        if i != minor:
+            found += right[at]
+        elif holes[i] > 1:
+            found += inputs
+    return tuple(dict.fromkeys(found))
 
 
 def _flops(op: Signature) -> float:

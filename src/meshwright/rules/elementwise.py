@@ -1,5 +1,7 @@
 """Elementwise operations: every result element depends on the same element of each operand, or on a scalar."""
 
+from dataclasses import replace
+
 from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops, same_shape
 
@@ -17,11 +19,17 @@ OTHER = """
     clamp layout_constraint name pvary regularized_incomplete_beta reshard select_n sharding_constraint stop_gradient
     philox2x32 philox4x32 threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
 """
+# Of these, the ones that take processors without a unit for them far longer than a sum or a product.
+SPECIAL = """
+    acos acosh asin asinh atan atan2 atanh cbrt cos cosh div erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow
+    rsqrt sin sinh sqrt tan tanh
+"""
 
 
 def elementwise(op: Signature) -> LoopNest | None:
     """One parallel loop for each dim; scalars (predicates, bounds, literals) are needed everywhere."""
-    return same_shape(op, fusible=True)
+    found = same_shape(op, fusible=True)
+    return replace(found, special=op.primitive in SPECIAL.split()) if found is not None else None
 
 
 def pairwise(op: Signature) -> LoopNest | None:

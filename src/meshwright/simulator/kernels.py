@@ -78,8 +78,9 @@ class Kernels:
         """Seconds of one trip of a plan's operation."""
         start = self.chip.launch_s if load.kernel else 0.0
         if load.flops:
-            return start + self.product_s(load.flops, load.num_bytes, load.dtype)
-        return start + self._moved_s(load.num_bytes)
+            fetch_s = self.chip.fetch_s * load.fetches
+            return start + self.product_s(load.flops, load.num_bytes, load.dtype) + fetch_s
+        return start + self._moved_s(load.num_bytes) + self.chip.special_s * load.special
 
     def _half(self, dtype: str) -> str:
         """The half-precision type that the chip has: V100 knows float16 only."""
