@@ -126,7 +126,7 @@ class _Problem:
         self.free = self.solved
         if restrictions.allowed:
             parts = (self.grouping, self.folded, self.solved.live, self.solved.mesh)
-            self.free = Formulation(*parts, replace(restrictions, allowed={}))
+            self.free = Formulation(*parts, replace(restrictions, allowed={}), held=self.solved.held)
 
     def make(self, limit: float | None) -> Problem:
         free, memory = self.free, self.free.memory

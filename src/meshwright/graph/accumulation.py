@@ -71,7 +71,7 @@ class _Finder:
         value = added
         while self.num_reads[value] == 1 and self.producer[value] >= 0:
             index = int(self.producer[value])
-            name = self._primitive(index)
+            name = self.columns.primitive(index)
             if name in CONTRIBUTING:
                 known = found.get(index)
                 if known is None or len(known.chain) < len(chain):
@@ -96,7 +96,12 @@ class _Finder:
     def _added(self, tie: Tie) -> int | None:
         """What each trip adds to a carry that it does nothing else with; None where that is not so."""
         index, carry = int(self.producer[tie.made]), int(self.producer[tie.carry])
-        if index < 0 or carry < 0 or self._primitive(index) not in _ADDING or not self.graph.types[tie.carry].shape:
+        if (
+            index < 0
+            or carry < 0
+            or self.columns.primitive(index) not in _ADDING
+            or not self.graph.types[tie.carry].shape
+        ):
             return None
         reads = self.columns.reads_of(index).tolist()
         if reads.count(tie.carry) != 1 or self.num_reads[tie.made] != 1:
@@ -112,6 +117,3 @@ class _Finder:
         """The operations of the loop whose carry and addition these are."""
         around = [(a, b) for a, b in self.graph.loops if a <= carry < b and a <= made < b]
         return min(around, key=lambda span: span[1] - span[0])
-
-    def _primitive(self, index: int) -> str:
-        return self.columns.signatures[self.columns.signature[index]].primitive
