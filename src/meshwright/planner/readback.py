@@ -15,7 +15,7 @@ from meshwright.planner.plan import Collective, OpPlan, Plan
 from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import GroupTable
 from meshwright.planner.tensor import Spec
-from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
+from meshwright.strategy.candidates import keeps_apart, reducing_axes, result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes
 
@@ -274,8 +274,15 @@ class Readback:
                 found.append((index, plan))
         plans = dict(sorted(found, key=lambda pair: pair[0]))
         for index, accumulated in self.grouping.accumulated.items():
-            self._let_wait(plans, index, accumulated.chain)
+            if self._keeps_apart(index):
+                self._let_wait(plans, index, accumulated.chain)
         return tuple(plans.values())
+
+    def _keeps_apart(self, index: int) -> bool:
+        """Whether devices can contribute to an operation's sums each by itself."""
+        which = self.folded.group_class[int(self.grouping.placed.group[index])]
+        assignments = self.formulation.tables[which].assignments[self.grouping.ops.rank[index]]
+        return bool(keeps_apart(self.grouping.nests[index], assignments[[self.choice[which]]])[0])
 
     def _let_wait(self, plans: dict[int, OpPlan], index: int, chain: tuple[int, ...]) -> None:
         """Marks an operation whose partial results a loop adds up before they are settled, and what hands them on."""
