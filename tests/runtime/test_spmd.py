@@ -277,5 +277,7 @@ def test_a_widened_result_is_brought_to_its_place_narrow():
     assert [(c.kind, c.bytes) for c in plan.collectives] == [("all_gather", 64 * 32 * 2)]
     program = spmd(plan, function)
     laid_down = [line for line in program.lower(x).as_text().splitlines() if "sharding_constraint" in line]
-    assert [line for line in laid_down if "[{}, {}]" in line and "64x32xbf16" in line]  # the CPU backend widens it itself
+    assert [
+        line for line in laid_down if "[{}, {}]" in line and "64x32xbf16" in line
+    ]  # the CPU backend widens it itself
     np.testing.assert_array_equal(program(x), function(x))

@@ -55,7 +55,7 @@ class Kernels:
         reader = np.full(columns.num_values, -1)
         reader[columns.reads] = columns.reader
         once = facts.num_readers[columns.first_made] == 1
-        once[columns.producer[facts.ends]] = False
+        once[[columns.producer[v] for v in facts.ends if columns.producer[v] >= 0]] = False
         self._inside = np.zeros(len(found), bool)
         for index in np.flatnonzero(self._where("mul", "square", "integer_pow") & once)[::-1].tolist():
             by = reader[columns.first_made[index]]
