@@ -98,7 +98,7 @@ class Kernels:
         fused[facts.made] = facts.fusible[facts.maker]
         by_call = self._calls[self._reader] & ~inside[self._read]
         costly, carried = np.zeros((2, columns.num_values), bool)
-        costly[facts.made] = facts.where(lambda name, _: name in COSTLY)[facts.maker]
+        costly[facts.made] = self._costly()[facts.maker]
         carried[facts.made] = self._where("loop_carry")[facts.maker]
         carried[facts.ends] = True
         stored = ~fused & (columns.producer >= 0)
@@ -111,6 +111,21 @@ class Kernels:
         several = np.zeros(columns.num_values, bool)
         several[facts.made] = self._reads_several()[facts.maker]
         return stored.tolist(), (fused & ~carried & ~costly & ~(several & whole)).tolist()
+
+    def _costly(self) -> Bools:
+        """Work that is not done twice; a division by what is broadcast becomes a multiplication by its reciprocal."""
+        columns, found = self.columns, self._facts.where(lambda name, _: name in COSTLY)
+        divides = np.flatnonzero(self._where("div"))
+        by, size = columns.reads[columns.start[divides] + 1], self.graph.sizes
+        found[divides[self._spread()[by] | (size[by] < size[columns.first_made[divides]])]] = False
+        return found
+
+    def _spread(self) -> Bools:
+        """Values that are broadcast, or the same everywhere."""
+        found = np.zeros(self.columns.num_values, bool)
+        found[self._facts.made] = self._where("broadcast_in_dim", "iota")[self._facts.maker]
+        found[list(self.graph.constants)] = True
+        return found
 
     def _own_copies(self) -> Bools:
         """Reads by products that reshape or transpose what they read."""
@@ -132,11 +147,8 @@ class Kernels:
         """Operations that read more than one operand as large as their result, and more bytes than they write."""
         columns, graph, count = self.columns, self.graph, len(self._operands)
         num_bytes = np.array([kind.num_bytes for kind in graph.kinds], np.int64)[graph.kind]
-        spread = np.zeros(columns.num_values, bool)
-        spread[self._facts.made] = self._where("broadcast_in_dim", "iota")[self._facts.maker]
-        spread[list(graph.constants)] = True
         read, reader = columns.reads, columns.reader
-        large = ~spread[read] & (graph.sizes[read] >= graph.sizes[columns.first_made[reader]])
+        large = ~self._spread()[read] & (graph.sizes[read] >= graph.sizes[columns.first_made[reader]])
         more = np.bincount(reader, num_bytes[read], count) > num_bytes[columns.first_made]
         return (np.bincount(reader[large], minlength=count) > 1) & more
 
