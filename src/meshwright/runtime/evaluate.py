@@ -65,7 +65,8 @@ class Evaluator:
         """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
         outs, _ = self._jaxpr(closed, entries, 0)
-        return [self._to(entry, spec) for entry, spec in zip(outs, results, strict=True)]
+        # What has no sharding yet, such as a literal, is the caller's to place.
+        return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
 
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))

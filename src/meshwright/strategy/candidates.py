@@ -148,7 +148,8 @@ def reducing_axes(nest: LoopNest, loops: Assignment, dims: Dims) -> NDArray[np.b
 
 def keeps_apart(nest: LoopNest, loops: Assignment) -> NDArray[np.bool_]:
     """For each strategy, whether each device's contribution to a sum needs nothing of its neighbours' shards."""
-    return ~np.array([*(loop.halo > 0 for loop in nest.loops), False])[loops].any(axis=1)
+    reaches = np.array([*(loop.halo > 0 for loop in nest.loops), False])[loops]
+    return np.equal(reaches.sum(axis=1), 0)
 
 
 def result_holders(nest: LoopNest, loops: Assignment, scatter: Holders, result: int) -> Holders:
