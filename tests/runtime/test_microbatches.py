@@ -246,3 +246,29 @@ def test_gradients_are_brought_together_once_a_step(name, options, mesh, method)
     gradients = sum(np.prod(p.shape) * 4 for p in jax.tree.leaves(example.state["params"]))
     reduced = sum(size for (kind, _), size in made.items() if kind == "reduction")
     assert reduced < 1.3 * gradients
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)], ids=str)
+def test_gradients_of_convolutions_are_brought_together_once_a_step(mesh):
+    def loss(kernels, batch):
+        x = batch["x"]
+        for stride, kernel in enumerate(kernels, 1):
+            dims = ("NHWC", "HWIO", "NHWC")
+            x = jnp.tanh(jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=dims))
+        return jnp.mean((x.mean((1, 2)) - batch["y"]) ** 2)
+
+    def step(kernels, batch):
+        value, slopes = jax.value_and_grad(loss)(kernels, batch)
+        return [k - 0.1 * slope for k, slope in zip(kernels, slopes, strict=True)], value
+
+    kernels = [draw(3, 3, 4, 8, seed=1), draw(3, 3, 8, 8, seed=2)]
+    batch = {"x": draw(32, 8, 8, 4, seed=3), "y": draw(32, 8, seed=4)}
+    method = mw.DataParallel()
+    many = mw.parallelize(step, cluster="1x8 cpu", mesh=mesh, method=method, microbatches=2, donate_argnums=())
+    assert_same(jax.jit(step)(kernels, batch), many(kernels, batch))
+    plan = many.plan(kernels, batch)
+    made = collectives_of(compiled(many, kernels, batch).as_text(), plan.mesh.shape)
+    assert {item.kind for item in made} == {"all_reduce"}  # nothing is gathered to be convolved
+    assert sent(made) == sent(plan.collectives)
+    (gradients,) = (item for item in made if item.trips == 1)  # combined; the loss is a number for each part
+    assert gradients.bytes == sum(k.nbytes for k in kernels)

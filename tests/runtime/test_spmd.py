@@ -265,3 +265,19 @@ def test_a_widened_value_that_is_sent_narrow_is_the_same():
     assert any("64x32xbf16" in line for line in laid_down)
     assert program(x).dtype == jnp.float32
     np.testing.assert_allclose(program(x), function(x), rtol=1e-6)
+
+
+def test_a_widened_result_is_brought_to_its_place_narrow():
+    x = jax.random.normal(jax.random.key(0), (64, 32), jnp.bfloat16)
+
+    def function(x):
+        return (x * 2).astype(jnp.float32)
+
+    plan = mw.plan(function, x, mesh=abstract((8,)), method=mw.Auto(fix={"x": P("x"), "out": P()}))
+    assert [(c.kind, c.bytes) for c in plan.collectives] == [("all_gather", 64 * 32 * 2)]
+    program = spmd(plan, function)
+    laid_down = [line for line in program.lower(x).as_text().splitlines() if "sharding_constraint" in line]
+    assert [
+        line for line in laid_down if "[{}, {}]" in line and "64x32xbf16" in line
+    ]  # the CPU backend widens it itself
+    np.testing.assert_array_equal(program(x), function(x))

@@ -37,7 +37,8 @@ def unrestricted(solved: Formulation) -> Formulation:
     if not solved.restrictions.allowed:
         return solved
     parts = (solved.grouping, solved.folded, solved.live, solved.mesh)
-    return Formulation(*parts, replace(solved.restrictions, allowed={}), itemise=solved.pricer.itemise)
+    allowed = replace(solved.restrictions, allowed={})
+    return Formulation(*parts, allowed, itemise=solved.pricer.itemise, held=solved.held)
 
 
 def _program(back: Readback) -> Program:

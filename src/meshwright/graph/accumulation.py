@@ -5,7 +5,8 @@ use. What is added may be transposed or converted to another dtype on the way, s
 the sum of an inner loop.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,13 @@ from meshwright.graph.graph import Graph, Tie
 
 _ADDING = ("add", "add_any")
 _PASSING = ("convert_element_type", "transpose", "loop_stack")
-# Operations whose contributions the runtime can keep apart, one for each device.
-CONTRIBUTING = ("dot_general", "reduce_sum", "scatter-add")
+_CONTRIBUTING = ("dot_general", "conv_general_dilated", "reduce_sum", "scatter-add")
+
+
+def contributes(primitive: str, params: Mapping[str, Any]) -> bool:
+    """Whether the runtime can keep contributions to an operation's sums apart, one for each device."""
+    groups = (params.get(name, 1) for name in ("feature_group_count", "batch_group_count"))
+    return primitive in _CONTRIBUTING and all(count == 1 for count in groups)
 
 
 class Accumulated(NamedTuple):
@@ -71,8 +77,8 @@ class _Finder:
         value = added
         while self.num_reads[value] == 1 and self.producer[value] >= 0:
             index = int(self.producer[value])
-            name = self._primitive(index)
-            if name in CONTRIBUTING:
+            name = self.columns.primitive(index)
+            if contributes(name, self.columns.signatures[self.columns.signature[index]].params):
                 known = found.get(index)
                 if known is None or len(known.chain) < len(chain):
                     found[index] = self._accumulated(index, value, chain, outermost)
@@ -96,7 +102,12 @@ class _Finder:
     def _added(self, tie: Tie) -> int | None:
         """What each trip adds to a carry that it does nothing else with; None where that is not so."""
         index, carry = int(self.producer[tie.made]), int(self.producer[tie.carry])
-        if index < 0 or carry < 0 or self._primitive(index) not in _ADDING or not self.graph.types[tie.carry].shape:
+        if (
+            index < 0
+            or carry < 0
+            or self.columns.primitive(index) not in _ADDING
+            or not self.graph.types[tie.carry].shape
+        ):
             return None
         reads = self.columns.reads_of(index).tolist()
         if reads.count(tie.carry) != 1 or self.num_reads[tie.made] != 1:
@@ -112,6 +123,3 @@ class _Finder:
         """The operations of the loop whose carry and addition these are."""
         around = [(a, b) for a, b in self.graph.loops if a <= carry < b and a <= made < b]
         return min(around, key=lambda span: span[1] - span[0])
-
-    def _primitive(self, index: int) -> str:
-        return self.columns.signatures[self.columns.signature[index]].primitive

@@ -119,6 +119,10 @@ class Columns:
         """The values that one operation reads."""
         return self.reads[self.start[index] : self.start[index + 1]]
 
+    def primitive(self, index: int) -> str:
+        """The primitive of one operation."""
+        return self.signatures[self.signature[index]].primitive
+
     @cached_property
     def num_made(self) -> Ints:
         """How many values an operation makes."""

@@ -1,6 +1,7 @@
 """Which values take memory, and from when to when, counted in operations of the graph.
 
-A model of what XLA makes of a program; each of its rules was read off XLA's own assignment of buffers:
+A model of what XLA makes of a program for GPUs (for its CPU backend see `cpu_liveness.py`); each of its rules was read
+off XLA's own assignment of buffers:
 
 - **Fusion.** What a kernel that cannot be fused reads or writes is in memory; cheap elementwise work lives inside
   kernels and is done again in each reader, costly work with several readers is written once.
@@ -26,7 +27,7 @@ from meshwright.rules.base import LoopNest
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-_COSTLY = frozenset(
+COSTLY = frozenset(
     "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
 )
 _MOST_AGAIN = 64  # operations that are looked through, at most, for what a value is made from
@@ -34,33 +35,46 @@ _MOST_AGAIN = 64  # operations that are looked through, at most, for what a valu
 
 @dataclass(frozen=True)
 class Liveness:
-    """When each stored value takes memory.
+    """When each stored value takes memory. Times count operations in the order in which they run.
 
     Attributes:
         stored: Whether a value is written to memory; the rest live inside fused kernels.
-        start: First operation index at which it takes memory.
-        stop: Operation index after its last; no later than `start` where readers make it again.
-        copied: Operation index at which a second copy of it is in memory; -1 for never.
-        copy_size: Size of that copy, relative to the value.
-        runs: For each operation the latest index at which it runs: its own, or for a gradient that of its first reader.
-            What a gradient makes starts then; what it reads ends as if nothing waited.
+        start: First time at which it takes memory.
+        stop: Time after its last; no later than `start` where readers make it again.
+        step: The time at which each operation runs, or runs first.
+        last: The time at which it runs last: what is fused into several kernels runs in each of them.
     """
 
     stored: Bools
     start: Ints
     stop: Ints
+    step: Ints
+    last: Ints
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class AcceleratorLiveness(Liveness):
+    """When values take memory on GPUs; operations run in the program's order.
+
+    Attributes:
+        copied: Time at which a second copy of a value is in memory; -1 for never.
+        copy_size: Size of that copy, relative to the value.
+        runs: For each operation the latest time at which it runs: its own, or for a gradient that of its first reader.
+            What a gradient makes starts then; what it reads ends as if nothing waited.
+    """
+
     copied: Ints
     copy_size: NDArray[np.float64]
     runs: Ints
 
-    @property
-    def num_steps(self) -> int:
-        return len(self.runs)
 
-
-def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
+def liveness(graph: Graph, nests: Sequence[LoopNest]) -> AcceleratorLiveness:
     """Works out which values are stored, and their intervals; a donated argument and its next value are one buffer."""
-    facts = _Facts(graph, nests)
+    facts = Facts(graph, nests)
     stored, costly = _stored(facts)
     again = _made_again(graph, stored, costly)
     runs = _moments(facts)
@@ -68,10 +82,12 @@ def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
     held[again] = False
     start, stop = _intervals(facts, held, runs)
     stop[again] = start[again]
-    return _pin_ends(graph, Liveness(stored, start, stop, *_copies(facts, runs), runs))
+    pin_ends(graph, stored, stop, len(runs))
+    order = np.arange(len(runs))
+    return AcceleratorLiveness(stored, start, stop, order, order, *_copies(facts, runs), runs)
 
 
-class _Facts:
+class Facts:
     """What the rules look at: of each operation, what it is; of each value, who makes it and how many read it."""
 
     def __init__(self, graph: Graph, nests: Sequence[LoopNest]):
@@ -93,19 +109,18 @@ class _Facts:
         return found[self.columns.signature]
 
 
-def _pin_ends(graph: Graph, live: Liveness) -> Liveness:
+def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
     """Results live to the end, and so do arguments that the caller keeps; donated buffers are counted once."""
-    live.stop[list(graph.outputs)] = live.num_steps
-    live.stop[[v for v in graph.inputs if v not in graph.donated]] = live.num_steps
+    stop[list(graph.outputs)] = num_steps
+    stop[[v for v in graph.inputs if v not in graph.donated]] = num_steps
     for output, argument in graph.state.items():
         made, taken = graph.outputs[output], graph.inputs[argument]
         if taken in graph.donated and made != taken:
-            live.stop[taken] = live.num_steps
-            live.stored[made] = False
-    return live
+            stop[taken] = num_steps
+            stored[made] = False
 
 
-def _stored(facts: _Facts) -> tuple[Bools, list[int]]:
+def _stored(facts: Facts) -> tuple[Bools, list[int]]:
     """Whether each value is stored, and the values that are so for their cost alone, in the order they are made."""
     columns, stored = facts.columns, np.zeros(facts.columns.num_values, bool)
     stored[facts.made] = ~facts.fusible[facts.maker]
@@ -113,7 +128,7 @@ def _stored(facts: _Facts) -> tuple[Bools, list[int]]:
     stored[columns.reads[~fuses_inputs[columns.reader]]] = True
     stored[[*facts.graph.inputs, *facts.ends]] = True
     stored[list(facts.graph.constants)] = False
-    costly = facts.made[facts.where(lambda name, _: name in _COSTLY)[facts.maker]]
+    costly = facts.made[facts.where(lambda name, _: name in COSTLY)[facts.maker]]
     costly = costly[(facts.num_readers[costly] > 1) & ~stored[costly]]
     stored[costly] = True
     return stored, costly[np.argsort(columns.producer[costly])].tolist()
@@ -140,7 +155,7 @@ def _made_again(graph: Graph, stored: Bools, costly: Sequence[int]) -> list[int]
     return sorted(again)
 
 
-def _moments(facts: _Facts) -> Ints:
+def _moments(facts: Facts) -> Ints:
     """When each operation runs at the latest: a weight's gradient, and what is fused to it, at its first reader."""
     columns = facts.columns
     aside = columns.phase == PHASES.index(UPDATE)  # nothing in the backward pass waits for these
@@ -167,7 +182,7 @@ def _moments(facts: _Facts) -> Ints:
     return runs
 
 
-def _intervals(facts: _Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:
+def _intervals(facts: Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:
     """Start and stop of each value."""
     columns = facts.columns
     start, stop = np.zeros((2, columns.num_values), np.int64)
@@ -195,7 +210,7 @@ def _reach(reads, begin, first_made, num_made, held, stop):
             stop[reads[k]] = max(stop[reads[k]], last)
 
 
-def _copies(facts: _Facts, runs: Ints) -> tuple[Ints, NDArray[np.float64]]:
+def _copies(facts: Facts, runs: Ints) -> tuple[Ints, NDArray[np.float64]]:
     """When a second copy of each value is in memory, and how large it is."""
     columns, graph = facts.columns, facts.graph
     copied, size = np.full(columns.num_values, -1), np.ones(columns.num_values)

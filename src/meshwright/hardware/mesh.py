@@ -101,6 +101,11 @@ class Mesh:
         return None if self.cluster is None else self.cluster.chip
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether XLA's CPU backend makes its programs; an abstract mesh stands for accelerators."""
+        return self.chip is not None and "cpu" in self.chip.device_kinds
+
+    @property
     def memory_bytes(self) -> int | None:
         """Usable bytes of each device; None where an abstract mesh has no limit."""
         return self.limit_bytes if self.cluster is None else self.cluster.memory_bytes

@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
-from meshwright.graph.liveness import Liveness
+from meshwright.graph.cpu_liveness import CpuLiveness
+from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.hardware import Mesh
+from meshwright.planner.cpu_memory import CpuMemory
 from meshwright.planner.folding import Folded
 from meshwright.planner.groups import Grouping
-from meshwright.planner.memory import MemoryModel
+from meshwright.planner.memory import AcceleratorMemory, MemoryModel
 from meshwright.planner.priced import EdgeKey, Usage, choice_problem
 from meshwright.planner.pricing import GroupTable, Pricer
 from meshwright.solver import ChoiceProblem
@@ -55,14 +57,17 @@ class Formulation:
         self,
         grouping: Grouping,
         folded: Folded,
-        live: Liveness,
+        live: AcceleratorLiveness,
         mesh: Mesh,
         restrictions: Restrictions,
         itemise: bool = False,
+        held: AcceleratorLiveness | CpuLiveness | None = None,
     ):
+        """Formulates a problem; ``held`` says how memory is taken where the mesh is not of accelerators."""
         self.grouping = grouping
         self.folded = folded
         self.live = live
+        self.held = held or live
         self.mesh = mesh
         self.restrictions = restrictions
         self.pricer = Pricer(grouping, live.stored, mesh, itemise)
@@ -85,7 +90,8 @@ class Formulation:
     @property
     def memory(self) -> MemoryModel:
         if self._memory is None:
-            self._memory = MemoryModel(self.grouping, self.folded, self.live, self.tables, self.axes)
+            model = CpuMemory if isinstance(self.held, CpuLiveness) else AcceleratorMemory
+            self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes)
         return self._memory
 
     def problem(

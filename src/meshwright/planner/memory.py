@@ -1,11 +1,12 @@
 """Memory of a choice over time: which stored values are live when, and how many bytes each strategy gives them."""
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph.liveness import Liveness
+from meshwright.graph.liveness import AcceleratorLiveness, Liveness
 from meshwright.planner.folding import Folded
 from meshwright.planner.groups import Grouping
 from meshwright.planner.numbering import pack
@@ -30,17 +31,16 @@ class MemoryModel(Usage):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
         super().__init__(live.num_steps)
         values, columns = self._values()
-        twice = live.copied[values] >= 0
-        at, size = live.copied[values[twice]], live.copy_size[values[twice]]
+        in_passing = (self._transients(), self._accumulators(), self._backend(values, columns))
         spans = [
-            (columns, live.start[values], live.stop[values], np.ones(len(values))),
-            (columns[twice], at, at + 1, size),
-            *(
-                np.array(list(found), float).reshape(-1, 4).T
-                for found in (self._transients(), self._gradients(), self._accumulators())
-            ),
+            np.array([columns, live.start[values], live.stop[values], np.ones(len(values))]),
+            *(np.array(list(found), float).reshape(-1, 4).T for found in in_passing),
         ]
         self.take(*(np.concatenate(parts) for parts in zip(*spans, strict=True)))
+
+    @abstractmethod
+    def _backend(self, values: Ints, columns: Ints) -> Iterable[Span]:
+        """What takes memory besides with one of XLA's backends, given all values that do and their columns."""
 
     def _values(self) -> tuple[Ints, Ints]:
         """The values that take memory, and their columns."""
@@ -60,8 +60,42 @@ class MemoryModel(Usage):
         for which, members in enumerate(self.folded.members):
             for member, size in self.tables[which].transient:
                 column = self.add(which, size)
-                for time in ops.items[ops.start[members] + member].tolist():
+                for time in self.live.step[ops.items[ops.start[members] + member]].tolist():
                     yield column, time, time + 1, 1.0
+
+    def _accumulators(self) -> Iterator[Span]:
+        """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
+        accumulated, ops = self.grouping.accumulated, self.grouping.ops
+        for index, found in accumulated.items():
+            group = int(self.grouping.placed.group[index])
+            which = self.folded.group_class[group]
+            nest, table = self.grouping.nests[index], self.tables[which]
+            loops = table.assignments[ops.rank[index]]
+            made = self.grouping.graph.columns.first_made[index]
+            before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
+            after = table.codes[self.grouping.place[made]]
+            more = found.growth * (self._local(made, before) - self._local(made, after))
+            if more.any():
+                times = self.live.step[found.start : found.stop]
+                yield self.add(which, more), int(times.min()), int(times.max()) + 1, 1.0
+
+    def _local(self, value: int, codes: Codes) -> Array:
+        """Bytes of a value on one device, for each of its shardings."""
+        graph = self.grouping.graph
+        return graph.kinds[graph.kind[value]].num_bytes / self.axes.num_parts(codes)
+
+
+class AcceleratorMemory(MemoryModel):
+    """What takes memory on GPUs."""
+
+    live: AcceleratorLiveness
+
+    def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
+        at = self.live.copied[values]
+        twice = at >= 0
+        found = (columns[twice], at[twice], at[twice] + 1, self.live.copy_size[values[twice]])
+        yield from zip(*(part.tolist() for part in found), strict=True)
+        yield from self._gradients()
 
     def _gradients(self) -> Iterator[Span]:
         """A gradient that is reduced waits, and what it reads is held as it needs it; any other is there at once."""
@@ -87,23 +121,3 @@ class MemoryModel(Usage):
             if until[value] <= time:
                 yield column, until[value], time + 1, 1.0
                 until[value] = time + 1
-
-    def _accumulators(self) -> Iterator[Span]:
-        """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
-        accumulated, ops = self.grouping.accumulated, self.grouping.ops
-        for index, found in accumulated.items():
-            group = int(self.grouping.placed.group[index])
-            which = self.folded.group_class[group]
-            nest, table = self.grouping.nests[index], self.tables[which]
-            loops = table.assignments[ops.rank[index]]
-            made = self.grouping.graph.columns.first_made[index]
-            before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
-            after = table.codes[self.grouping.place[made]]
-            more = found.growth * (self._local(made, before) - self._local(made, after))
-            if more.any():
-                yield self.add(which, more), found.start, found.stop, 1.0
-
-    def _local(self, value: int, codes: Codes) -> Array:
-        """Bytes of a value on one device, for each of its shardings."""
-        graph = self.grouping.graph
-        return graph.kinds[graph.kind[value]].num_bytes / self.axes.num_parts(codes)

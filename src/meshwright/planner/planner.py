@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import meshwright
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph, Traced, trace
 from meshwright.graph.collector import heap_frozen
+from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.certify import unfolded_bound
@@ -112,7 +114,12 @@ class Task:
         """The choice problem on one mesh."""
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
-        return Formulation(self.grouping, self.folded, self.live, mesh, restrictions)
+        held = self._cpu_live if mesh.is_cpu else None
+        return Formulation(self.grouping, self.folded, self.live, mesh, restrictions, held=held)
+
+    @cached_property
+    def _cpu_live(self) -> CpuLiveness:
+        return cpu_liveness(self.graph, self.grouping.nests)
 
     def limit(self, mesh: Mesh) -> float | None:
         """Bytes that the plan may use on each device."""
@@ -152,7 +159,7 @@ class Task:
                 profile.peak_bytes,
                 None if limit is None else int(limit),
                 self._argument_bytes(back),
-                self.graph.ops[profile.peak_at].label if self.graph.ops else "",
+                back.op_at(profile.peak_at).label if self.graph.ops else "",
             ),
             solution=SolutionSummary(
                 solved.solution.status.value,

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.compute import compute_s
 from meshwright.graph import Graph
+from meshwright.graph.accumulation import Accumulated
 from meshwright.hardware import Mesh
 from meshwright.planner.groups import Group, Grouping
 from meshwright.planner.plan import Load
@@ -15,6 +16,7 @@ from meshwright.strategy.candidates import (
     Candidates,
     enumerate_candidates,
     follow,
+    keeps_apart,
     most_split,
     reducing_axes,
     result_holders,
@@ -235,18 +237,29 @@ class _Walk:
         kind, nest, axes = self.graph.types[value], self.grouping.nests[index], self.pricer.axes
         partial = reducing_axes(nest, loops, nest.results[position])
         before = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
-        self._settle(member, index, kind.num_bytes / axes.num_parts(before), partial, scatter)
+        apart = keeps_apart(nest, loops)
+        for waits, on in ((self.grouping.accumulated.get(index), apart), (None, ~apart)):
+            local = kind.num_bytes / axes.num_parts(before)
+            self._settle(member, index, local, partial & on[:, None], scatter, waits)
         after = axes.pack(result_holders(nest, loops, scatter, position))
         if value in self.own:
             self.table.codes.append(after)
         local = kind.num_bytes / axes.num_parts(before)
         return local if self.pricer._stored[value] else np.zeros(self.size)
 
-    def _settle(self, member: int, index: int, local: Array, partial: NDArray[np.bool_], scatter: Holders) -> None:
+    def _settle(
+        self,
+        member: int,
+        index: int,
+        local: Array,
+        partial: NDArray[np.bool_],
+        scatter: Holders,
+        waits: Accumulated | None,
+    ) -> None:
         """Adds the reduce-scatters, then one all-reduce over the axes that are left."""
         if not partial.any():
             return
-        op, mesh, waits = self.graph.ops[index], self.pricer.mesh, self.grouping.accumulated.get(index)
+        op, mesh = self.graph.ops[index], self.pricer.mesh
         gradient = waits is not None or not self.grouping.gradients.isdisjoint(op.outputs)
         purpose = "gradient" if gradient else "activation"
         trips, left = (op.trips, local.copy()) if waits is None else (waits.trips, local * waits.growth)

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph.graph import Op
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Collective, OpPlan, Plan
 from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import GroupTable
 from meshwright.planner.tensor import Spec
-from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
+from meshwright.strategy.candidates import keeps_apart, reducing_axes, result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes
 
@@ -29,7 +30,7 @@ class Resharded(NamedTuple):
         value: The value.
         source: The sharding it has.
         target: The sharding it is brought to.
-        start, stop: Operation indices between which the copy is live.
+        readers: Operations for which the copy is made; the last of all where a result takes it on.
         trips: How often that happens in one step.
         phase: Phase of the readers.
         op: Index of the first operation that reads the copy, or that makes what an argument, carry or result takes on;
@@ -41,8 +42,7 @@ class Resharded(NamedTuple):
     value: int
     source: int
     target: int
-    start: int
-    stop: int
+    readers: tuple[int, ...]
     trips: float
     phase: str
     op: int
@@ -108,7 +108,7 @@ class Readback:
             source, made, last = self.code(value), graph.producer.get(value, -1), len(graph.ops)
             if output not in graph.state and value in self.grouping.home and source != code:
                 phase = graph.ops[made].phase if made >= 0 else "forward"
-                yield Resharded(value, source, code, last - 1, last, 1.0, phase, made, output=output)
+                yield Resharded(value, source, code, tuple(range(last)[-1:]), 1.0, phase, made, output=output)
 
     def _of_shared(self) -> Iterator[Resharded]:
         slots, shared = self.grouping.slots, self.folded.shared
@@ -117,7 +117,7 @@ class Readback:
             reads = [slots.start[group] + rank for group, rank in shared[i].readers]
             at, codes = slots.op[reads].tolist(), (int(source[i]), int(self._copied[i]))
             trips = float(slots.trips[reads].max())
-            yield Resharded(shared[i].value, *codes, min(at), max(at) + 1, trips, shared[i].phase, at[0])
+            yield Resharded(shared[i].value, *codes, tuple(at), trips, shared[i].phase, at[0])
 
     def _of_slots(self) -> Iterator[Resharded]:
         columns, slots, values = self.graph.columns, self.grouping.slots, self.grouping.values
@@ -133,8 +133,9 @@ class Readback:
         taken[late] = values.items[values.start[slots.group[moved][late]] + slots.operand[moved][late]]
         # The last operation's phase where none makes the value; forward if there is no operation at all.
         phases = [PHASES[number] for number in np.append(columns.phase, 0)[at].tolist()]
-        numbers = (column.tolist() for column in (value, source[moved], target[moved], at, at + 1, slots.trips[moved]))
-        return map(Resharded, *numbers, phases, op.tolist(), taken.tolist())
+        value, source, target, trips = (x.tolist() for x in (value, source[moved], target[moved], slots.trips[moved]))
+        readers = [(index,) if index >= 0 else () for index in at.tolist()]
+        return map(Resharded, value, source, target, readers, trips, phases, op.tolist(), taken.tolist())
 
     def _label(self, item: Resharded) -> str:
         """A name for people of what needs the copy."""
@@ -153,6 +154,10 @@ class Readback:
         path = self.formulation.pricer.resharding.path(shape, itemsize, item.source, item.target)
         return [hop for hop in path if hop.kind != SLICE]
 
+    def op_at(self, time: int) -> Op:
+        """The operation that runs at a time."""
+        return self.graph.ops[int(np.flatnonzero(self.formulation.held.step == time)[0])]
+
     def profile(self) -> Profile:
         """Memory over time, resharded copies counted."""
         return self.formulation.memory.profile(self.choice, self.copies())
@@ -160,8 +165,15 @@ class Readback:
     def copies(self) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes."""
         sent_bytes, parts = self.graph.sizes * self.graph.sent_itemsize, self.axes.num_parts
+        step, last = self.formulation.held.step.tolist(), self.formulation.held.last.tolist()
         return [
-            (item.start, item.stop, float(sent_bytes[item.value] / parts(item.target))) for item in self.resharded()
+            (
+                min(step[i] for i in item.readers),
+                max(last[i] for i in item.readers) + 1,
+                float(sent_bytes[item.value] / parts(item.target)),
+            )
+            for item in self.resharded()
+            if item.readers
         ]
 
     @cached_property
@@ -196,7 +208,7 @@ class Readback:
                 axes = tuple(names[a] for a in hop.axes)
                 seconds = read.trips * hop.seconds
                 item = Collective(hop.kind, axes, hop.num_bytes, seconds, *about, read.value in arguments)
-                found.append((read.start, item))
+                found.append((min(read.readers, default=0), item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
 
     def make_record(self, limit: float | None) -> Any:
@@ -246,7 +258,7 @@ class Readback:
         """How every operation that belongs to a group is split, in program order."""
         cache: dict[tuple[int, int, int], tuple[Specs, Specs, Specs, tuple[str, ...]]] = {}
         found: list[tuple[int, OpPlan]] = []
-        shared, live = self._shared_copies(), self.profile().bytes_at
+        shared, live = self._shared_copies(), self.profile().bytes_at[self.formulation.held.step]
         for group_id, group in enumerate(self.grouping.groups):
             which = self.folded.group_class[group_id]
             for member, index in enumerate(group.ops):
@@ -263,8 +275,15 @@ class Readback:
                 found.append((index, plan))
         plans = dict(sorted(found, key=lambda pair: pair[0]))
         for index, accumulated in self.grouping.accumulated.items():
-            self._let_wait(plans, index, accumulated.chain)
+            if self._keeps_apart(index):
+                self._let_wait(plans, index, accumulated.chain)
         return tuple(plans.values())
+
+    def _keeps_apart(self, index: int) -> bool:
+        """Whether devices can contribute to an operation's sums each by itself."""
+        which = self.folded.group_class[int(self.grouping.placed.group[index])]
+        assignments = self.formulation.tables[which].assignments[self.grouping.ops.rank[index]]
+        return bool(keeps_apart(self.grouping.nests[index], assignments[[self.choice[which]]])[0])
 
     def _let_wait(self, plans: dict[int, OpPlan], index: int, chain: tuple[int, ...]) -> None:
         """Marks an operation whose partial results a loop adds up before they are settled, and what hands them on."""

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph.accumulation import CONTRIBUTING
+from meshwright.graph.accumulation import contributes
 from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan, partition_spec
@@ -40,6 +40,8 @@ class Waiting(NamedTuple):
     settled: Spec
 
 
+_CONVOLUTION = "conv_general_dilated"
+
 # A value, the sharding it is known to have, the phase that made it.
 Entry = tuple[Any, Spec | Waiting | None, str]
 Known = tuple[Any, Spec | None, str]
@@ -59,10 +61,12 @@ class Evaluator:
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
         self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with what it was before
 
-    def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec]) -> list[Any]:
+    def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
+        """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
         outs, _ = self._jaxpr(closed, entries, 0)
-        return [self._settled(entry)[0] for entry in outs]
+        # What has no sharding yet, such as a literal, is the caller's to place.
+        return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
 
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
@@ -103,7 +107,7 @@ class Evaluator:
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
         if op is not None and op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
-        if op is not None and len(op.sums) > 1 and eqn.primitive.name in CONTRIBUTING:
+        if op is not None and len(op.sums) > 1 and _contributes(eqn, op):
             # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one.
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
@@ -200,6 +204,8 @@ class Evaluator:
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
         """Each device's own part of a sum, or what becomes of it on the way to where it is added up."""
+        if eqn.primitive.name == _CONVOLUTION:
+            return self._apart(eqn, op, axes, [self._bring(entry, op, i) for i, entry in enumerate(ins)])
         operands, exposed = [], []
         for i, entry in enumerate(ins):
             if isinstance(entry[1], Waiting):
@@ -220,6 +226,22 @@ class Evaluator:
 
         for axis in reversed(axes):
             function = jax.vmap(function, in_axes=tuple(0 if axis in held else None for held in exposed))
+        return self._waiting(function(*operands), op, axes)
+
+    def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> Entry:
+        """The same by hand: XLA would gather a convolution's operands if their parts were exposed as dims."""
+
+        def contribution(*xs: Any) -> Any:
+            return jnp.expand_dims(jax_compat.bind(eqn, xs)[0], range(len(axes)))
+
+        partial = op.partial[0] or ()
+        function = jax.shard_map(
+            contribution,
+            mesh=self.mesh,
+            in_specs=tuple(partition_spec(spec or ()) for spec in op.operands),
+            out_specs=partition_spec((*((axis,) for axis in axes), *partial)),
+            check_vma=False,
+        )
         return self._waiting(function(*operands), op, axes)
 
     def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
@@ -365,6 +387,14 @@ class Evaluator:
 
 def _result(op: OpPlan | None) -> Spec | None:
     return None if op is None else op.results[0]
+
+
+def _contributes(eqn: Any, op: OpPlan) -> bool:
+    """Whether each device's part of an operation's sums can be had from its own operands."""
+    image = op.operands[0] or ()
+    if eqn.primitive.name == _CONVOLUTION and any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:]):
+        return False  # windows reach into neighbours' parts
+    return contributes(eqn.primitive.name, eqn.params)
 
 
 def _phase(op: OpPlan | None) -> str:

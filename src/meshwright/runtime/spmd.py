@@ -179,7 +179,8 @@ class Program:
                 raise Strange
             leaves = tree_leaves(args)
             check_types(taken, map(jax_compat.abstract, leaves))
-            outs = Evaluator(self.plan, self.mesh).run(call.jaxpr, leaves, [t.spec for t in taken])
+            specs = ([t.spec for t in tensors] for tensors in (taken, made))
+            outs = Evaluator(self.plan, self.mesh).run(call.jaxpr, leaves, *specs)
             return results.fill(outs)
 
         shardings = self._shardings(taken)

@@ -146,6 +146,12 @@ def reducing_axes(nest: LoopNest, loops: Assignment, dims: Dims) -> NDArray[np.b
     return np.array([*partial, False])[loops]
 
 
+def keeps_apart(nest: LoopNest, loops: Assignment) -> NDArray[np.bool_]:
+    """For each strategy, whether each device's contribution to a sum needs nothing of its neighbours' shards."""
+    reaches = np.array([*(loop.halo > 0 for loop in nest.loops), False])[loops]
+    return np.equal(reaches.sum(axis=1), 0)
+
+
 def result_holders(nest: LoopNest, loops: Assignment, scatter: Holders, result: int) -> Holders:
     """The dims of a result that the axes hold once partial sums are settled."""
     held = tensor_holders(nest.results[result], loops, len(nest.loops))
