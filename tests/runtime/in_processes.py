@@ -108,7 +108,7 @@ def measured(directory):
     """The devices of all processes, measured by them together; the file of the first one is enough the next time."""
     from meshwright.profiler import local, measure, probes
 
-    sizes = probes.Sizes((8,), (2**10,), (2**10, 2**12), 1)
+    sizes = probes.Sizes((8,), (2**10,), (2**10, 2**12), (1, 8), 1)
     measure.probes = lambda machine: [p for p in probes.probes(machine, sizes) if p.what in ("launch", "all_reduce")]
     measure.MOST_TRIPS = 2
     os.environ |= {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": f"{directory}/{jax.process_index()}"}

@@ -4,6 +4,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from tests.compiling import QUICK
 
 # Every model once, with methods and meshes in turn: all of them together take minutes (see benchmarks/compiled.py).
 CASES = [
@@ -17,12 +18,6 @@ CASES = [
     ("vit-tiny", {"batch": 32}, mw.TensorParallel(), (2, 4)),
     ("wide-resnet-tiny", {"batch": 8}, mw.Zero(stage=3), (8,)),
 ]
-# Compiles several times as quickly, to the same memory.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
 
 
 @pytest.mark.parametrize(("name", "options", "method", "mesh"), CASES, ids=str)

@@ -14,23 +14,11 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.compiled import collectives_of
 from meshwright.runtime.spmd import device_mesh, spmd
-
-# Most of the time goes into compiling: XLA's older emitters are several times as quick. Its CPU backend would drop the
-# barriers and then merge what a checkpoint computes again with the first time, which undoes checkpoints.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_disable_hlo_passes": "cse_barrier_expander",
-}
+from tests.compiling import KEEPING_CHECKPOINTS
 
 
 def compiled(function, *args):
-    lowered = function.lower(*args)
-    try:
-        return lowered.compile(compiler_options=QUICK)
-    except jax.errors.JaxRuntimeError:  # another XLA may not know these options
-        return lowered.compile()
+    return function.lower(*args).compile(compiler_options=KEEPING_CHECKPOINTS)
 
 
 def abstract(shape):

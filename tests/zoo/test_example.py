@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 
 from meshwright import zoo
+from tests.compiling import QUICK
 
 TINY = ["mlp", *(name for name in zoo.names() if name.endswith("-tiny"))]
 SCANNED = [name for name in TINY if zoo.entry(name).family not in ("wide_resnet", "unet")]
-
-# Compiling is most of the time these tests take, and what is compiled runs twice: XLA's newer emitters take five times
-# as long as the older ones.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
 
 
 def build(name, **options):
@@ -30,11 +23,7 @@ def build(name, **options):
 
 
 def compiled(function, *args):
-    lowered = jax.jit(function).lower(*args)
-    try:
-        return lowered.compile(compiler_options=QUICK)
-    except jax.errors.JaxRuntimeError:  # another XLA may not know these options
-        return lowered.compile()
+    return jax.jit(function).lower(*args).compile(compiler_options=QUICK)
 
 
 def run(function, *args):
