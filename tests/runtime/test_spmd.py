@@ -14,11 +14,15 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.compiled import collectives_of
 from meshwright.runtime.spmd import device_mesh, spmd
-from tests.compiling import KEEPING_CHECKPOINTS
+from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
 
 def compiled(function, *args):
-    return function.lower(*args).compile(compiler_options=KEEPING_CHECKPOINTS)
+    lowered = function.lower(*args)
+    try:
+        return lowered.compile(compiler_options=KEEPING_CHECKPOINTS)
+    except jax.errors.JaxRuntimeError:  # the CPU backend cannot keep a barrier everywhere
+        return lowered.compile(compiler_options=QUICK)
 
 
 def abstract(shape):
