@@ -97,3 +97,17 @@ def test_the_plan_of_least_memory_stands_where_nothing_else_was_found(monkeypatc
     view = View(formulation, peak)
     assert fit(view) and view.fits and view.solution.status == "feasible"
     assert not fit(View(formulation, peak - 1))
+
+
+def test_a_view_that_cannot_be_better_is_left(monkeypatch):
+    step, args = mlp_step(64, 64)
+    formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
+    _, peak = least_memory(formulation)
+    steps, solve_once = [], View.step
+    monkeypatch.setattr(View, "step", lambda view, gap=0.0: steps.append(gap) or solve_once(view, gap))
+    best = View(formulation, peak)
+    assert fit(best) and best.fits and steps[-1] == 0.0
+    steps.clear()
+    other = View(formulation, peak)
+    assert fit(other, goal=best.cost / 2) and other.floor >= best.cost / 2
+    assert 0.0 not in steps  # it was solved on the way only

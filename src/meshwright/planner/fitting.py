@@ -140,14 +140,20 @@ class View:
             self.times[profile.peak_at] += self.peak_bytes - self.limit
 
 
-def fit(view: View) -> bool:
-    """Solves a view until its choice fits; False where nothing can."""
+def fit(view: View, goal: float = np.inf) -> bool:
+    """Solves a view until its choice fits, or until its floor shows that none costs less than the goal.
+
+    Returns:
+        False where nothing can fit.
+    """
     for _ in range(_MAX_ROUNDS):
-        if view.fits:
+        if view.fits or view.floor >= goal:
             return True
         if not view.step(_ON_THE_WAY):
             return view.squeeze()
-        if view.fits:  # now as well as can be; that may not fit again
+        assert view.solution is not None
+        view.floor = max(view.floor, view.solution.lower_bound)
+        if view.fits and view.floor < goal:  # now as well as can be; that may not fit again
             view.step()
     return view.fits or view.squeeze()
 

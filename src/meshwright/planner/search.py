@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.hardware import Mesh
 from meshwright.planner.fitting import View, fit, least_memory
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.units import format_bytes
+
+_LESS = 1 - 1e-9  # of a cost: what is worth having
 
 
 @dataclass(frozen=True)
@@ -97,26 +101,32 @@ def _best(
     best: View | None = None
     for view in sorted(views, key=lambda v: (not v.fits, v.floor)):
         mesh = view.formulation.mesh
-        if best is not None and not _can_beat(view, best):
-            remarks[mesh.sizes] = Considered(mesh.sizes, view.floor, None, "at least this much: left")
+        goal = np.inf if best is None else best.cost * _LESS
+        if not _can_beat(view, goal):
+            remarks[mesh.sizes] = _left(view)
             continue
         say(f"solving on mesh {_name(mesh)}")
-        if not fit(view):
+        if not fit(view, goal):
             misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
             remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
             continue
+        if view.floor >= goal:
+            remarks[mesh.sizes] = _left(view)
+            continue
         remarks[mesh.sizes] = Considered(mesh.sizes, view.cost, view.peak_bytes, "")
-        if best is None or view.cost < best.cost * (1 - 1e-9):
+        if view.cost < goal:
             best = view
     return best
 
 
-def _can_beat(view: View, best: View) -> bool:
-    goal = best.cost * (1 - 1e-9)
-    if view.fits or view.floor >= goal:
-        return view.floor < goal
-    view.floor = view.bound(best.cost)
+def _can_beat(view: View, goal: float) -> bool:
+    if not view.fits and view.floor < goal < np.inf:
+        view.floor = view.bound(goal / _LESS)
     return view.floor < goal
+
+
+def _left(view: View) -> Considered:
+    return Considered(view.formulation.mesh.sizes, view.floor, None, "at least this much: left")
 
 
 def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
