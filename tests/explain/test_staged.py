@@ -140,8 +140,7 @@ def test_a_stage_that_memory_binds_says_so():
     args = (example.train_step, example.state, example.batch)
     method = mw.Auto(pipeline=True, memory_fraction=2.2e-5)
     plan = mw.plan(*args, cluster="1x4 h100", method=method)
-    if not plan.stages:
-        pytest.skip("the plan without stages is quicker")
+    assert plan.stages
     limit = plan.memory.limit_bytes
     for tensor in [t for t in plan.stages[0].tensors if t.role == "parameters" and len(t.shape) > 1][:3]:
         found = plan.explain(tensor.path, 1)

@@ -93,18 +93,22 @@ def everything(page):
     page.evaluate("document.querySelectorAll('section').forEach(MW.draw)")
 
 
+def opened(page, plan):
+    """Clicks on the layers' up-projection, as Megatron splits it; what it explains, and the table of its alternatives."""
+    leaf = page.locator('.leaf[data-path="state/params/layers/*/up"]')
+    assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
+    assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")
+    leaf.click()
+    return plan.explain("state/params/layers/0/up", seconds=30), page.locator("table.alternatives").first
+
+
 def test_a_plan_of_one_program(visit, shots):
     plan = tensor_parallel()
     page = visit(plan)
     assert int(page.evaluate("document.documentElement.dataset.ready")) < 1000
     assert page.inner_text("#verdict") == str(plan.verdict)
     assert page.inner_text("#peak") == format_bytes(plan.memory.peak_bytes)
-    leaf = page.locator('.leaf[data-path="state/params/layers/*/up"]')
-    assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
-    assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")
-    leaf.click()
-    explained = plan.explain("state/params/layers/0/up", seconds=30)
-    table = page.locator("table.alternatives").first
+    explained, table = opened(page, plan)
     assert table.locator("tbody tr").count() == len(explained.alternatives)
     shown = [cell.get_attribute("data-text") for cell in table.locator("tbody .symbols").all()]
     assert set(shown) == {a.symbols for a in explained.alternatives}
@@ -179,12 +183,7 @@ def test_a_plan_in_stages(visit, shots):
 def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
     plan = planned("replicas")
     page = visit(plan)
-    leaf = page.locator('.leaf[data-path="state/params/layers/*/up"]')
-    assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
-    assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")
-    leaf.click()
-    explained = plan.explain("state/params/layers/0/up", seconds=30)
-    table = page.locator("table.alternatives").first
+    explained, table = opened(page, plan)
     shown = [cell.get_attribute("data-text") for cell in table.locator("tbody .symbols").all()]
     assert shown == [a.symbols for a in explained.alternatives]
     assert [cell.inner_text() for cell in table.locator("th").all()][2:4] == ["a microbatch", "once"]

@@ -7,40 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
-from jax.sharding import NamedSharding
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph.accumulation import contributes
 from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import widens
-from meshwright.planner.plan import OpPlan, Plan, partition_spec
+from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
+from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, takes_contributions
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
-
-
-class Waiting(NamedTuple):
-    """The sharding of a value that is yet to be added up over some axes: its contributions lie apart, in leading dims.
-
-    Attributes:
-        axes: The axes, one leading dim each.
-        partial: Sharding of the other dims.
-        settled: Sharding of the sum.
-    """
-
-    axes: tuple[str, ...]
-    partial: Spec
-    settled: Spec
-
-
-_CONVOLUTION = "conv_general_dilated"
 
 # A value, the sharding it is known to have, the phase that made it.
 Entry = tuple[Any, Spec | Waiting | None, str]
@@ -55,6 +36,7 @@ class Evaluator:
         self.mesh = mesh
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
+        self.contributions = Contributions(mesh)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # one that is not
@@ -107,7 +89,7 @@ class Evaluator:
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
         if op is not None and op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
-        if op is not None and len(op.sums) > 1 and _contributes(eqn, op):
+        if op is not None and len(op.sums) > 1 and can_contribute(eqn, op):
             # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one.
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
@@ -193,85 +175,20 @@ class Evaluator:
 
     def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         """Loop carries: each is an operation of the plan's with one operand and one result."""
-        given = []
+        given: list[Entry] = []
         for i, entry in enumerate(entries):
             op = self.ops.get(serial + i)
             if op is not None and op.waits:
-                given.append(self._waiting(self._counted_once(self._bring(entry, op, 0), op.waits), op, op.waits))
+                value = self.contributions.counted_once(self._bring(entry, op, 0), op.waits)
+                given.append((*self.contributions.waiting(value, op, op.waits), op.phase))
             else:
                 given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
         return given, serial + len(entries)
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
-        """Each device's own part of a sum, or what becomes of it on the way to where it is added up."""
-        if eqn.primitive.name == _CONVOLUTION:
-            return self._apart(eqn, op, axes, [self._bring(entry, op, i) for i, entry in enumerate(ins)])
-        operands, exposed = [], []
-        for i, entry in enumerate(ins):
-            if isinstance(entry[1], Waiting):
-                operands.append(entry[0])
-                exposed.append(list(axes))
-                continue
-            value, spec = self._bring(entry, op, i), op.operands[i]
-            held = [axis for axis in axes if spec is not None and any(axis in dim for dim in spec)]
-            if held:
-                value = self._expose(value, spec or (), held)
-            elif eqn.primitive.name == "scatter-add" and i == 0:
-                value, held = self._counted_once(value, axes), list(axes)
-            operands.append(value)
-            exposed.append(held)
-
-        def function(*xs: Any) -> Any:
-            return jax_compat.bind(eqn, xs)[0]
-
-        for axis in reversed(axes):
-            function = jax.vmap(function, in_axes=tuple(0 if axis in held else None for held in exposed))
-        return self._waiting(function(*operands), op, axes)
-
-    def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> Entry:
-        """The same by hand: XLA would gather a convolution's operands if their parts were exposed as dims."""
-
-        def contribution(*xs: Any) -> Any:
-            return jnp.expand_dims(jax_compat.bind(eqn, xs)[0], range(len(axes)))
-
-        partial = op.partial[0] or ()
-        function = jax.shard_map(
-            contribution,
-            mesh=self.mesh,
-            in_specs=tuple(partition_spec(spec or ()) for spec in op.operands),
-            out_specs=partition_spec((*((axis,) for axis in axes), *partial)),
-            check_vma=False,
-        )
-        return self._waiting(function(*operands), op, axes)
-
-    def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
-        """Splits the dims that some axes hold, and brings what falls to each device to the front."""
-        shape: list[int] = []
-        names: list[str | None] = []
-        rest: list[tuple[str, ...]] = []
-        for size, dim in zip(value.shape, spec, strict=True):
-            own = [axis for axis in dim if axis in axes]
-            for axis in own:
-                shape.append(self.plan.mesh.shape[axis])
-                names.append(axis)
-                size //= self.plan.mesh.shape[axis]
-            shape.append(size)
-            names.append(None)
-            rest.append(tuple(axis for axis in dim if axis not in axes))
-        order = [names.index(axis) for axis in axes] + [i for i, name in enumerate(names) if name is None]
-        exposed = jnp.transpose(value.reshape(shape), order)
-        return self._constrain(exposed, (*((axis,) for axis in axes), *rest))
-
-    def _counted_once(self, value: Any, axes: Sequence[str]) -> Any:
-        """A value as the contribution of the first device, with nothing from the others."""
-        sizes = [self.plan.mesh.shape[axis] for axis in axes]
-        first = jnp.zeros(sizes, bool).at[(0,) * len(sizes)].set(True).reshape(*sizes, *(1,) * value.ndim)
-        return jnp.where(first, value, jnp.zeros((), value.dtype))
-
-    def _waiting(self, value: Any, op: OpPlan, axes: tuple[str, ...]) -> Entry:
-        partial, settled = op.partial[0] or (), op.results[0] or ()
-        value = self._constrain(value, (*((axis,) for axis in axes), *partial))
-        return value, Waiting(axes, partial, settled), op.phase
+        waits = [isinstance(spec, Waiting) and takes_contributions(eqn) for _, spec, _ in ins]
+        operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
+        return (*self.contributions.make(eqn, op, axes, operands, waits), op.phase)
 
     def _settled(self, entry: Entry) -> Known:
         """A value with its contributions added up, if they were not; once for all its readers."""
@@ -280,25 +197,8 @@ class Evaluator:
             return value, spec, phase
         _, copies = self._copies.setdefault((id(value), "settled"), (value, {}))
         if not copies:
-            copies[spec.settled] = self._add_up(value, spec)
+            copies[spec.settled] = self.contributions.add_up(value, spec)
         return copies[spec.settled], spec.settled, phase
-
-    def _add_up(self, value: Any, spec: Waiting) -> Any:
-        """Adds contributions up as was priced: axis by axis where the sum is left scattered, then over all others."""
-        axes, partial = list(spec.axes), [list(dim) for dim in spec.partial]
-        for axis in spec.axes:
-            dim = next((d for d, held in enumerate(spec.settled) if axis in held), None)
-            if dim is None:
-                continue
-            value = value.sum(axis=axes.index(axis), dtype=value.dtype)
-            axes.remove(axis)
-            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
-            partial[dim].append(axis)
-            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
-        if axes:
-            merged = value.reshape(-1, *value.shape[len(axes) :])
-            value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
-        return self._constrain(value, spec.settled)
 
     def _carried(self, out: Entry, op: OpPlan | None) -> Any:
         return out[0] if op is not None and op.waits else self._to(out, _result(op))
@@ -371,7 +271,7 @@ class Evaluator:
 
     def _give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]:
         return [
-            self._waiting(x, op, op.waits)
+            (*self.contributions.waiting(x, op, op.waits), op.phase)
             if op is not None and op.waits
             else (x if _result(op) is None else self._constrain(x, _result(op)), _result(op), phase)
             for x, op, phase in zip(values, ops, phases, strict=True)
@@ -379,7 +279,7 @@ class Evaluator:
 
     def _constrain(self, value: Any, spec: Spec | None) -> Any:
         assert spec is not None
-        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, partition_spec(spec)))
+        return constrain(value, self.mesh, spec)
 
     def _indices(self, spec: Spec) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(self.plan.mesh.names.index(n) for n in axes) for axes in spec)
@@ -387,14 +287,6 @@ class Evaluator:
 
 def _result(op: OpPlan | None) -> Spec | None:
     return None if op is None else op.results[0]
-
-
-def _contributes(eqn: Any, op: OpPlan) -> bool:
-    """Whether each device's part of an operation's sums can be had from its own operands."""
-    image = op.operands[0] or ()
-    if eqn.primitive.name == _CONVOLUTION and any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:]):
-        return False  # windows reach into neighbours' parts
-    return contributes(eqn.primitive.name, eqn.params)
 
 
 def _phase(op: OpPlan | None) -> str:
