@@ -99,7 +99,7 @@ TABLE = [
     ),
     ("gpt-tiny", (2, 2, 2), mw.Manual(OVER_Z | {"batch/*": P(("x", "y"))}), {}, THREE),
     ("llama-tiny", (2, 2, 2), mw.Auto(fix=ON_THREE | {"batch/*": P(("x", "y"))}), {}, THREE + ZERO[3]),
-    ("moe-tiny", (2, 2, 2), mw.Manual(BY_EXPERTS), {}, "data parallel ×8 over x, y and z, experts over y"),
+    ("moe-tiny", (2, 4), mw.Manual(BY_EXPERTS), {}, "data parallel ×8 over x and y, experts over y"),
     ("mixtral-tiny", (4,), mw.Auto(), {}, "data parallel ×4 over x, experts over x"),
     ("llama-tiny", (4,), mw.Manual(WHOLE), {"batch": 1}, "sequence parallel ×4 over x"),
     ("unet-tiny", (4,), mw.Zero(3), {}, "data parallel ×4 over x" + ZERO[3]),

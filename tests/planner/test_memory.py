@@ -35,6 +35,25 @@ def waiting(formulation, choice):
     return sorted(found)
 
 
+def joinable(formulation):
+    """The operations whose sums may be settled together with others', and the last addition until which they wait."""
+    grouping, found = formulation.grouping, {}
+    for leader, addition in grouping.joining.joins.items():
+        for one in (leader, grouping.groups[int(grouping.placed.group[addition])].leader):
+            found[one] = max(found.get(one, 0), addition)
+    return found
+
+
+def unsettled(formulation, choice, leader):
+    """Bytes of an operation's result on one device before its sums are settled."""
+    grouping = formulation.grouping
+    which, nest = formulation.folded.group_class[int(grouping.placed.group[leader])], grouping.nests[leader]
+    split = formulation.tables[which].assignments[0][choice[which]].tolist()
+    kept = {loop for dim in nest.results[0] for loop in dim}
+    parts = np.prod([n for n, loop in zip(formulation.mesh.sizes, split, strict=True) if loop in kept])
+    return grouping.graph.types[grouping.graph.ops[leader].outputs[0]].num_bytes / parts
+
+
 def counted(formulation, choice):
     """Bytes at each operation: every stored value while it lives, its copy, and what waiting gradients hold."""
     live, back, grouping = formulation.live, Readback(formulation, choice), formulation.grouping
@@ -59,6 +78,9 @@ def counted(formulation, choice):
                 code = formulation.tables[which].needs[number][choice[which]]
                 total[stop[slot.value] : time + 1] += size(slot.value, code)
                 stop[slot.value] = time + 1
+    for leader, until in joinable(formulation).items():
+        value = graph.ops[leader].outputs[0]
+        total[leader : until + 1] += unsettled(formulation, choice, leader) - size(value, back.code(value))
     for which, members in enumerate(formulation.folded.members):
         for member, needed in formulation.tables[which].transient:
             for group in members:

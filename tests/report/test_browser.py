@@ -94,7 +94,7 @@ def everything(page):
 
 
 def opened(page, plan):
-    """Clicks on the layers' up-projection, as Megatron splits it; what it explains, and the table of its alternatives."""
+    """Clicks on the layers' up-projection, split by columns: what is explained of it, and its alternatives' table."""
     leaf = page.locator('.leaf[data-path="state/params/layers/*/up"]')
     assert leaf.locator(".symbols").get_attribute("data-text") == "D F_y"
     assert leaf.locator(".tag").inner_text() == plan.kind("state/params/layers/0/up")

@@ -54,12 +54,16 @@ class Effects:
         """Seconds of one microbatch, and of what is done once."""
         problem, program = self.problem, self.subject.record.program
         total = problem.cost_of(choice)
+        at_end = dict(problem.once)
         once = sum(problem.nodes[node].num * float(cost[choice[node]]) for node, cost in problem.once)
         update = program.phases.index("update")
         for edge in problem.edges:
             phase = program.phase[edge.start[0]] if len(edge.start) else problem.nodes[edge.reader].phase
+            ends = choice[edge.source], choice[edge.reader]
             if phase == update:
-                once += edge.num * float(edge.matrix[choice[edge.source], choice[edge.reader]])
+                once += edge.num * float(edge.matrix[ends])
+            elif len(edge.offers) and edge.source in at_end:
+                once -= edge.num * float(edge.joined[ends])
         at_once, with_each = self._exchanged(choice)
         return total - once + with_each, once + at_once
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +217,10 @@ class _Problem:
         found = []
         for number, (key, (count, matrix)) in enumerate(free.edges.items()):
             source, place, reader, slot = key
+            joins: tuple[Any, ...] = ()
+            if free.joined_s(*key) is not None:
+                matrix = free.resharding_s(*key)
+                joins = (free.tables[source].offers, free.tables[source].settling, free.tables[reader].takes[slot])
             some = order[ends[number] : ends[number + 1]]
             value = self._value(source, place)
             made = self._made(source, place)
@@ -229,7 +234,7 @@ class _Problem:
             size = self.graph.kinds[kind].num_bytes
             table = matrix[np.ix_(rows, columns)]
             lives = (starts[some], stops[some])
-            found.append(Edge(*key, count, self._name(value), kind, size, made, needed, paid, table, *lives))
+            found.append(Edge(*key, count, self._name(value), kind, size, made, needed, paid, table, *lives, *joins))
         assert len(slots.value) + len(folded.shared) == len(folded.untied.which)
         return found
 

@@ -232,9 +232,11 @@ class Pricing:
         resharding = Resharding(mesh, self.problem.axes)
         for edge in self.problem.edges:
             for choice, sign in ((other, 1.0), (mine, -1.0)):
-                cost = edge.num * float(edge.matrix[choice[edge.source], choice[edge.reader]])
-                if cost:
-                    add(self._hops(resharding, edge, choice, names), label_words(edge.value), sign * cost)
+                ends, where = (choice[edge.source], choice[edge.reader]), label_words(edge.value)
+                if cost := edge.num * float(edge.resharding[ends]):
+                    add(self._hops(resharding, edge, choice, names), where, sign * cost)
+                if len(edge.offers):
+                    add("settled with another sum", where, -sign * edge.num * float(edge.joined[ends]))
         rows = [Change(what, where, seconds) for (what, where), seconds in found.items() if abs(seconds) > 1e-12]
         return sorted(rows, key=lambda change: -abs(change.seconds))
 

@@ -5,7 +5,7 @@ explained, priced again and drawn where there is neither the function nor JAX.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.explain.traced import Array, Ints, Kept, Nest, Program
-from meshwright.planner.priced import EdgeKey, Usage, choice_problem
+from meshwright.planner.priced import EdgeKey, Usage, choice_problem, joined_s
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes
 
@@ -62,6 +62,8 @@ class Edge(Kept):
         free: Where the reader has paid for the resharding already.
         table: Costs, over distinct shardings made and distinct pairs of sharding needed and free.
         start, stop: When each occurrence's copy is live.
+        offers, settling, takes: Where the source's sum may be settled together with the reader's, as in
+            `planner.priced.joined_s`; empty where not.
     """
 
     source: int
@@ -78,9 +80,22 @@ class Edge(Kept):
     table: Array
     start: Ints
     stop: Ints
+    offers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    settling: Array = field(default_factory=lambda: np.zeros(0))
+    takes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @cached_property
     def matrix(self) -> Array:
+        """Seconds by strategies of both: of resharding, less what is saved."""
+        return self.resharding if not len(self.offers) else self.resharding - self.joined
+
+    @cached_property
+    def joined(self) -> Array:
+        """Seconds that are saved where the source's sum joins the reader's."""
+        return joined_s(self.offers, self.settling, self.takes) if len(self.offers) else np.zeros((1, 1))
+
+    @cached_property
+    def resharding(self) -> Array:
         rows = np.unique(self.made, return_inverse=True)[1]
         columns = np.unique(2 * self.needed + self.free, return_inverse=True)[1]
         return self.table[rows[:, None], columns[None, :]]

@@ -15,6 +15,7 @@ from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
 from meshwright.explain.traced import Ints, Kept, Program
 
 Array = NDArray[np.float64]
+_APART: dict[str, Any] = {name: np.zeros(0) for name in ("offers", "settling", "takes")}  # an edge that joins no sums
 _ACTIVATIONS = MEMORY_ROLES.index("activations")
 
 
@@ -177,7 +178,7 @@ class _Cut:
 
     def _coming(self, found: Edge, edge: Edge) -> Edge:
         row, made = self._row(edge)
-        return replace(found, source=self._outside(edge.source), made=made, table=edge.table[[row]])
+        return replace(found, source=self._outside(edge.source), made=made, table=edge.table[[row]], **_APART)
 
     def _going(self, found: Edge, edge: Edge) -> Edge:
         """What the next stage would have to pay more if it were handed something else than now."""
@@ -187,7 +188,7 @@ class _Cut:
         table = edge.table[:, column]
         more = np.maximum(table - table[self._row(edge)[0]], 0.0)
         reader = self._outside(edge.reader)
-        return replace(found, reader=reader, needed=edge.needed[chosen], free=edge.free[chosen], table=more)
+        return replace(found, reader=reader, needed=edge.needed[chosen], free=edge.free[chosen], table=more, **_APART)
 
     def _row(self, edge: Edge) -> tuple[int, Ints]:
         """The row of an edge's table, and the sharding, in which its source makes the value."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.graph.graph import Graph, Tie
 
-_ADDING = ("add", "add_any")
+ADDING = ("add", "add_any")
 _PASSING = ("convert_element_type", "transpose", "loop_stack")
 _CONTRIBUTING = ("dot_general", "conv_general_dilated", "reduce_sum", "scatter-add")
 
@@ -105,7 +105,7 @@ class _Finder:
         if (
             index < 0
             or carry < 0
-            or self.columns.primitive(index) not in _ADDING
+            or self.columns.primitive(index) not in ADDING
             or not self.graph.types[tie.carry].shape
         ):
             return None

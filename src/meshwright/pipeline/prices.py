@@ -21,6 +21,7 @@ from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.rows import Resized
 from meshwright.planner.folding import Folded, fold
 from meshwright.planner.formulate import Formulation
+from meshwright.planner.group_table import SETTLING
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Method
 from meshwright.planner.readback import Readback
@@ -156,12 +157,14 @@ class Pricing:
         """Compute, communication and reductions of gradients of each operation."""
         ops, size = self.grouping.ops, len(self.graph.columns.signature)
         compute, sent, gradients = np.zeros(size), np.zeros(size), np.zeros(size)
+        joined = list(back.joined)
         for which, members in enumerate(back.folded.members):
             strategy = back.choice[which]
             for member, purpose, seconds in back.formulation.tables[which].items:
                 if seconds[strategy]:
                     target = compute if purpose == "compute" else sent if purpose == "reshard" else gradients
-                    target[ops.items[ops.start[members] + member]] += seconds[strategy]
+                    at = ops.items[ops.start[members] + member]
+                    target[at[~np.isin(at, joined)] if purpose in SETTLING else at] += seconds[strategy]
         last = self._ends
         sent += np.where(last, 0.0, gradients)
         gradients[~last] = 0.0

@@ -4,7 +4,8 @@ Nodes are classes of groups and of shared readings; a node's strategies are its 
 each node ``i`` minimises
 
     Σ_i  n_i · (compute_i(s_i) + collectives_i(s_i))                    (`_node_costs`)
-  + Σ_e  n_e · reshard(sharding made by s_u, sharding needed by s_v)    (`_edge_matrices`)
+  + Σ_e  n_e · (reshard(sharding made by s_u, sharding needed by s_v)   (`_edge_matrices`)
+                − what is saved where the sum of u joins v's)
 
 subject to, at every operation ``t`` of the step, ``Σ bytes live at t ≤ memory``   (`MemoryModel.usage`)
 
@@ -23,10 +24,11 @@ from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.hardware import Mesh
 from meshwright.planner.cpu_memory import CpuMemory
 from meshwright.planner.folding import Folded
+from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
 from meshwright.planner.memory import AcceleratorMemory, MemoryModel
 from meshwright.planner.priced import EdgeKey, Usage, choice_problem
-from meshwright.planner.pricing import GroupTable, Pricer
+from meshwright.planner.pricing import Pricer
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes, Codes
 
@@ -154,9 +156,19 @@ class Formulation:
         return costs + [np.zeros(len(codes)) for codes in self.shared_codes]
 
     def _edge_matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
-        return {key: (count, self._edge_matrix(*key)) for key, count in self.folded.edges.items()}
+        found = {}
+        for (source, place, reader, slot), count in self.folded.edges.items():
+            matrix, saved = self.resharding_s(source, place, reader, slot), self.joined_s(source, place, reader, slot)
+            found[source, place, reader, slot] = count, matrix if saved is None else matrix - saved
+        return found
 
-    def _edge_matrix(self, source: int, place: int, reader: int, slot: int) -> Array:
+    def joined_s(self, source: int, place: int, reader: int, slot: int) -> Array | None:
+        """Seconds that an edge saves, by strategies of its ends; None where no sum joins another."""
+        is_between_groups = place >= 0 and slot >= 0
+        return self.tables[source].joined_s(self.tables[reader], slot) if is_between_groups else None
+
+    def resharding_s(self, source: int, place: int, reader: int, slot: int) -> Array:
+        """Seconds of resharding of an edge, by strategies of its ends."""
         if place >= 0:
             value = self.grouping.groups[self.folded.members[source][0]].values[place]
             made = self.tables[source].codes[place]

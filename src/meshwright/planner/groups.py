@@ -17,6 +17,7 @@ from meshwright.graph import BACKWARD, UPDATE, Graph
 from meshwright.graph.accumulation import find_accumulated
 from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import PHASES
+from meshwright.planner.joining import find_joining
 from meshwright.planner.numbering import Numbers, sort_by
 from meshwright.planner.placing import Facts, Placed, follow_gradients, place
 from meshwright.planner.starts import find_starts
@@ -106,6 +107,7 @@ class Grouping:
         place: Position of each real value within its group's `values`.
         nests: Loop nest of each operation.
         accumulated: Operations whose results a loop adds up: what they leave partial is settled when it is over.
+        joining: Which sums may be settled together, since they are added to one another.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
         starts: For each operation, the part of a collective's fixed time that settling its sums costs.
         placed: Where operations and values went, as columns.
@@ -133,6 +135,7 @@ class Grouping:
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
         self.accumulated = find_accumulated(graph)
+        self.joining = find_joining(graph, self.placed, self.accumulated)
         self.starts = find_starts(graph, nests, self.gradients, self.accumulated)
 
     def is_real(self, value: int) -> bool:

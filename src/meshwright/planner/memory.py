@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from meshwright.graph.liveness import AcceleratorLiveness, Liveness
 from meshwright.planner.folding import Folded
+from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
 from meshwright.planner.numbering import pack
 from meshwright.planner.priced import Usage
-from meshwright.planner.pricing import GroupTable
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
 
@@ -31,7 +31,7 @@ class MemoryModel(Usage):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
         super().__init__(live.num_steps)
         values, columns = self._values()
-        in_passing = (self._transients(), self._accumulators(), self._backend(values, columns))
+        in_passing = (self._transients(), self._accumulators(), self._joining(), self._backend(values, columns))
         spans = [
             np.array([columns, live.start[values], live.stop[values], np.ones(len(values))]),
             *(np.array(list(found), float).reshape(-1, 4).T for found in in_passing),
@@ -65,19 +65,30 @@ class MemoryModel(Usage):
 
     def _accumulators(self) -> Iterator[Span]:
         """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
-        accumulated, ops = self.grouping.accumulated, self.grouping.ops
-        for index, found in accumulated.items():
-            group = int(self.grouping.placed.group[index])
-            which = self.folded.group_class[group]
-            nest, table = self.grouping.nests[index], self.tables[which]
-            loops = table.assignments[ops.rank[index]]
-            made = self.grouping.graph.columns.first_made[index]
-            before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
-            after = table.codes[self.grouping.place[made]]
-            more = found.growth * (self._local(made, before) - self._local(made, after))
-            if more.any():
-                times = self.live.step[found.start : found.stop]
-                yield self.add(which, more), int(times.min()), int(times.max()) + 1, 1.0
+        for index, found in self.grouping.accumulated.items():
+            times = self.live.step[found.start : found.stop]
+            yield from self._unsettled(index, found.growth, int(times.min()), int(times.max()) + 1)
+
+    def _joining(self) -> Iterator[Span]:
+        """So is what may join another sum, and that one, until they are added to each other."""
+        joining, placed = self.grouping.joining, self.grouping.placed
+        until: dict[int, int] = {}
+        for leader, addition in joining.joins.items():
+            for op in (leader, int(placed.leader[placed.group[addition]])):
+                until[op] = max(until.get(op, 0), addition)
+        for op, addition in until.items():
+            yield from self._unsettled(op, 1.0, int(self.live.step[op]), int(self.live.step[addition]) + 1)
+
+    def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
+        """What an operation's result takes more as long as its partial sums are not settled."""
+        which = self.folded.group_class[int(self.grouping.placed.group[index])]
+        nest, table = self.grouping.nests[index], self.tables[which]
+        loops = table.assignments[self.grouping.ops.rank[index]]
+        made = self.grouping.graph.columns.first_made[index]
+        before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
+        more = growth * (self._local(made, before) - self._local(made, table.codes[self.grouping.place[made]]))
+        if more.any():
+            yield self.add(which, more), start, stop, 1.0
 
     def _local(self, value: int, codes: Codes) -> Array:
         """Bytes of a value on one device, for each of its shardings."""

@@ -92,6 +92,18 @@ class Usage:
         return found
 
 
+def joined_s(offers: Ints, settling: Array, takes: Ints) -> Array:
+    """Seconds saved, by strategies of two nodes, where the sum of the first is settled together with the second's.
+
+    Args:
+        offers: How the first one's sum is held, as a number; 0 where there is nothing to settle.
+        settling: Seconds that settling it by itself takes.
+        takes: How the second one's sum is held, with which it can be added up if they are held alike.
+    """
+    alike = (offers[:, None] == takes[None, :]) & (offers[:, None] > 0)
+    return np.where(alike, settling[:, None], 0.0)
+
+
 def choice_problem(
     copies: Sequence[float],
     node_costs: Sequence[Array],
@@ -124,6 +136,10 @@ def choice_problem(
             continue
         key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
         edges[key] = edges[key] + count * part if key in edges else count * part
+    for (u, v), matrix in edges.items():
+        saved = np.minimum(matrix.min(axis=1), 0.0)
+        if saved.any():  # costs of choice problems are not below 0
+            costs[u], edges[u, v] = costs[u] + saved, matrix - saved[:, None]
     rows = []
     for order, (time, reserve) in enumerate(sorted(times.items())):
         for which, usage in enumerate(memory.usage(time, len(costs))):

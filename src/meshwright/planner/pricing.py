@@ -1,7 +1,5 @@
 """Prices every strategy of a group on one mesh: shardings, compute, collectives and memory, all strategies at once."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +7,9 @@ from meshwright.cost.compute import compute_s
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import Accumulated
 from meshwright.hardware import Mesh
+from meshwright.planner.group_table import Event, GroupTable
 from meshwright.planner.groups import Group, Grouping
+from meshwright.planner.joining import PartialSum
 from meshwright.planner.plan import Load
 from meshwright.strategy.candidates import (
     Assignment,
@@ -36,66 +36,6 @@ MAX_STRATEGIES = 160
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than they give
 _PUTTING = ("dynamic_update_slice", "loop_stack")  # write no more than they are given; the rest stays where it is
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Communication of one member of a group under a chosen strategy."""
-
-    kind: str
-    axes: tuple[int, ...]
-    num_bytes: float
-    seconds: float  # of all trips together
-    member: int
-    purpose: str
-    trips: float
-
-
-@dataclass(slots=True)
-class GroupTable:
-    """All strategies of one group.
-
-    Attributes:
-        candidates: The leader's strategies; None where an argument leads.
-        codes: Sharding of each of the group's values, by position.
-        needs: Sharding in which each slot's value is needed.
-        duplicate: Where a slot's resharding is already paid for by an earlier slot of the same value.
-        compute: Seconds of compute.
-        communication: Seconds of collectives inside the group.
-        sent: The same by kind and axes; resharding inside the group has no axes of its own.
-        transient: ``(member, bytes)`` of operands that are made for one operation only.
-        assignments: For each member, which loop each axis splits.
-        events: The collectives, one by one; noted only where the table has a single strategy.
-        loads: Each member's work on one device; noted likewise.
-        items: ``(member, purpose, seconds)`` of what `compute` (purpose ``compute``) and `communication` are made of;
-            noted only where the pricer itemises.
-    """
-
-    candidates: Candidates | None
-    codes: list[Codes]
-    needs: list[Codes] = field(default_factory=list)
-    duplicate: list[NDArray[np.bool_]] = field(default_factory=list)
-    compute: Array = field(default_factory=lambda: np.zeros(0))
-    communication: Array = field(default_factory=lambda: np.zeros(0))
-    sent: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
-    transient: list[tuple[int, Array]] = field(default_factory=list)
-    assignments: list[Assignment] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
-    items: list[tuple[int, str, Array]] = field(default_factory=list)
-
-    def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
-        """Keeps only some of the strategies."""
-        if self.candidates is not None:
-            self.candidates = Candidates(self.candidates.loops[keep], self.candidates.scatter[keep])
-        self.codes = [c[keep] for c in self.codes]
-        self.needs = [c[keep] for c in self.needs]
-        self.duplicate = [d[keep] for d in self.duplicate]
-        self.compute, self.communication = self.compute[keep], self.communication[keep]
-        self.sent = {key: seconds[keep] for key, seconds in self.sent.items()}
-        self.transient = [(i, b[keep]) for i, b in self.transient]
-        self.assignments = [a[keep] for a in self.assignments]
-        self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
 
 
 class Pricer:
@@ -162,6 +102,7 @@ class _Walk:
         self.size = len(table.compute)
         self.place = pricer.grouping.place
         self.own = set(group.values)
+        self.path = self.grouping.joining.paths.get(-1 if group.leader is None else group.leader, ())
         self.paid: dict[tuple[int, str, float], list[Codes]] = {}
 
     def run(self) -> None:
@@ -182,6 +123,8 @@ class _Walk:
         self.table.assignments.append(loops)
         read = [self._operand(member, index, position, value, loops) for position, value in enumerate(op.inputs)]
         written = [self._result(member, index, at, value, loops, scatter) for at, value in enumerate(op.outputs)]
+        if index in self.path:
+            self._hand_on(member, index, followed, loops)
         if op.primitive in _TAKING:
             read[0] = np.minimum(read[0], self._made_bytes(index, loops))
         elif op.primitive in _PUTTING:
@@ -201,6 +144,21 @@ class _Walk:
             flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
             work = (flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed, float(fetches[0]), special)
             self.table.loads.append(Load(*work))
+
+    def _hand_on(self, member: int, index: int, followed: int, loops: Assignment) -> None:
+        """Follows the group's sum to where it joins another or is joined."""
+        nest, joining, table = self.grouping.nests[index], self.grouping.joining, self.table
+        inputs, outputs = self.graph.ops[index].inputs, self.graph.ops[index].outputs
+        if followed < 0:
+            self.sum = PartialSum(self.pricer.axes, nest, loops)
+        else:
+            self.sum.pass_through(nest, followed, loops, table.codes[self.place[inputs[followed]]])
+        held = self.sum.held(table.codes[self.place[outputs[0]]])
+        if index in joining.joints:
+            slots = enumerate(self.group.slots)
+            table.takes[next(i for i, slot in slots if slot.member == member and slot.operand != followed)] = held
+        if index == self.path[-1] and self.group.leader in joining.joins:
+            table.offers = held
 
     def _made_bytes(self, index: int, loops: Assignment) -> Array:
         """Bytes of an operation's first result on one device, before partial sums are settled."""
@@ -237,10 +195,12 @@ class _Walk:
         kind, nest, axes = self.graph.types[value], self.grouping.nests[index], self.pricer.axes
         partial = reducing_axes(nest, loops, nest.results[position])
         before = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
-        apart = keeps_apart(nest, loops)
+        apart, sent = keeps_apart(nest, loops), self.table.communication.copy()
         for waits, on in ((self.grouping.accumulated.get(index), apart), (None, ~apart)):
             local = kind.num_bytes / axes.num_parts(before)
             self._settle(member, index, local, partial & on[:, None], scatter, waits)
+        if index in self.grouping.joining.joins:
+            self.table.settling = self.table.communication - sent
         after = axes.pack(result_holders(nest, loops, scatter, position))
         if value in self.own:
             self.table.codes.append(after)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from meshwright.graph.graph import Op
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
+from meshwright.planner.group_table import SETTLING, GroupTable
+from meshwright.planner.joining import PartialSum
 from meshwright.planner.plan import Collective, OpPlan, Plan
 from meshwright.planner.priced import Profile
-from meshwright.planner.pricing import GroupTable
 from meshwright.planner.tensor import Spec
 from meshwright.strategy.candidates import keeps_apart, reducing_axes, result_holders, tensor_holders
 from meshwright.strategy.reshard import SLICE, Hop
@@ -97,6 +98,21 @@ class Readback:
             names = self.formulation.mesh.names
             self._specs[key] = tuple(tuple(names[a] for a in axes) for axes in self.axes.dims(code, rank))
         return self._specs[key]
+
+    @cached_property
+    def joined(self) -> dict[int, int]:
+        """Leading operations whose sums are settled together with others', and the additions at which they join."""
+        joining, slots, group = self.grouping.joining, self.grouping.slots, self.grouping.placed.group
+        found = {}
+        for leader, addition in joining.joins.items():
+            source, reader = (self.folded.group_class[int(group[op])] for op in (leader, addition))
+            at = slice(*slots.start[[group[addition], group[addition] + 1]])
+            end = self.graph.columns.first_made[joining.paths[leader][-1]]
+            slot = int(np.flatnonzero((slots.op[at] == addition) & (slots.value[at] == end))[0])
+            saved = self.formulation.tables[source].joined_s(self.formulation.tables[reader], slot)
+            if saved is not None and saved[self.choice[source], self.choice[reader]] > 0:
+                found[leader] = addition
+        return found
 
     def resharded(self) -> Iterator[Resharded]:
         """Every resharding between groups."""
@@ -184,6 +200,8 @@ class Readback:
         for group_id, group in enumerate(self.grouping.groups):
             for event in self._explain(group_id).events:
                 index = group.ops[event.member]
+                if index in self.joined and event.purpose in SETTLING:
+                    continue
                 op = self.graph.ops[index]
                 axes = tuple(names[a] for a in event.axes)
                 item = Collective(
@@ -277,6 +295,8 @@ class Readback:
         for index, accumulated in self.grouping.accumulated.items():
             if self._keeps_apart(index):
                 self._let_wait(plans, index, accumulated.chain)
+        for leader, path in self.grouping.joining.paths.items():
+            self._let_join(plans, leader, path)
         return tuple(plans.values())
 
     def _keeps_apart(self, index: int) -> bool:
@@ -306,6 +326,23 @@ class Readback:
                 return
             waiting[other] = replace(step, partial=(partial,), waits=axes)
         plans.update(waiting)
+
+    def _let_join(self, plans: dict[int, OpPlan], leader: int, path: tuple[int, ...]) -> None:
+        """Marks what hands a sum on until it joins another, or until the last other has joined it."""
+        if leader not in self.joined:
+            last = max((i for i, op in enumerate(path) if op in self.joined.values()), default=-1)
+            path = path[: last + 1]
+        which = self.folded.group_class[int(self.grouping.placed.group[leader])]
+        table, strategy = self.formulation.tables[which], self.choice[which]
+        for index in path:
+            op, nest, followed = self.graph.ops[index], self.grouping.nests[index], self.grouping.placed.follows[index]
+            loops = table.assignments[self.grouping.ops.rank[index]][[strategy]]
+            if index == leader:
+                handed = PartialSum(self.axes, nest, loops)
+            else:
+                handed.pass_through(nest, followed, loops, self.made[[op.inputs[followed]]])
+            partial = self.spec(int(handed.before[0]), len(self.graph.types[op.outputs[0]].shape))
+            plans[index] = replace(plans[index], partial=(partial,), waits=plans[leader].sums)
 
     def _shared_copies(self) -> dict[tuple[int, int], Spec]:
         """For each operation and operand that reads a shared copy, the copy's sharding."""

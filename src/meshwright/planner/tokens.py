@@ -52,7 +52,9 @@ def _op_codes(grouping: Grouping) -> Ints:
     known: dict[tuple[float, float], int] = {}
     for index, found in grouping.accumulated.items():
         settled[index] = 1 + known.setdefault((found.trips, found.growth), len(known))
-    return pack(columns.signature, grouping.placed.follows, trips, columns.phase, settled)
+    joined = np.zeros(len(trips), np.int64)
+    joined[[*grouping.joining.joins, *grouping.joining.joints]] = 1
+    return pack(columns.signature, grouping.placed.follows, trips, columns.phase, settled, joined)
 
 
 def _recipes(grouping: Grouping) -> Ints:

@@ -28,11 +28,13 @@ class Waiting(NamedTuple):
         axes: The axes, one leading dim each.
         partial: Sharding of the other dims.
         settled: Sharding of the sum.
+        plus: What is added to it afterwards, in that sharding; None for nothing.
     """
 
     axes: tuple[str, ...]
     partial: Spec
     settled: Spec
+    plus: Any = None
 
 
 def can_contribute(eqn: Any, op: OpPlan) -> bool:
@@ -151,7 +153,8 @@ class Contributions:
         if axes:
             merged = value.reshape(-1, *value.shape[len(axes) :])
             value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
-        return self._constrain(value, spec.settled)
+        value = self._constrain(value, spec.settled)
+        return value if spec.plus is None else value + spec.plus
 
     def _constrain(self, value: Any, spec: Spec) -> Any:
         return constrain(value, self.mesh, spec)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
+from meshwright.graph.accumulation import ADDING
 from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan
@@ -188,14 +189,31 @@ class Evaluator:
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
         waits = [isinstance(spec, Waiting) and takes_contributions(eqn) for _, spec, _ in ins]
         operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        return (*self.contributions.make(eqn, op, axes, operands, waits), op.phase)
+        if eqn.primitive.name in ADDING and not all(waits):
+            return self._add_later(op, ins[waits.index(True)], operands[waits.index(False)])
+        made, waiting = self.contributions.make(eqn, op, axes, operands, waits)
+        return made, waiting._replace(plus=self._beside(eqn, op, ins)), op.phase
+
+    def _add_later(self, op: OpPlan, sum_: Entry, other: Any) -> Entry:
+        """A sum that waits, and what is to be added to it when it is settled."""
+        value, spec, _ = sum_
+        assert isinstance(spec, Waiting)
+        return value, spec._replace(plus=other if spec.plus is None else spec.plus + other), op.phase
+
+    def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Any:
+        """What becomes of that on the way."""
+        beside = [spec.plus for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None]
+        if not beside:
+            return None
+        made = sum(beside[1:], beside[0]) if eqn.primitive.name in ADDING else jax_compat.bind(eqn, beside)[0]
+        return self._constrain(made, op.results[0])
 
     def _settled(self, entry: Entry) -> Known:
         """A value with its contributions added up, if they were not; once for all its readers."""
         value, spec, phase = entry
         if not isinstance(spec, Waiting):
             return value, spec, phase
-        _, copies = self._copies.setdefault((id(value), "settled"), (value, {}))
+        _, copies = self._copies.setdefault((id(value), f"settled, {id(spec.plus)}"), (value, {}))
         if not copies:
             copies[spec.settled] = self.contributions.add_up(value, spec)
         return copies[spec.settled], spec.settled, phase

@@ -25,6 +25,7 @@ class Axes:
     def __init__(self, sizes: tuple[int, ...]):
         self.sizes = sizes
         self.num_axes = len(sizes)
+        self.num_bits = self.num_axes * _BITS  # of a code
         self._shifts = np.arange(self.num_axes) * _BITS
 
     def pack(self, holders: Holders) -> Codes:

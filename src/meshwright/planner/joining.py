@@ -1,0 +1,107 @@
+"""Sums that are added to one another: where devices hold them alike, their contributions are added first, settled once.
+
+So it is with the gradient of what several products read, as queries, keys and values do: it is the sum of their own
+gradients. A sum may be transposed, reshaped or converted to another dtype on the way.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph import Graph
+from meshwright.graph.accumulation import ADDING, Accumulated, contributes
+from meshwright.planner.placing import Placed
+from meshwright.rules import LoopNest
+from meshwright.strategy.candidates import Assignment, follow, keeps_apart, reducing_axes, tensor_holders
+from meshwright.strategy.sharding import Axes, Codes
+
+Ints = NDArray[np.int64]
+
+_PASSING = ("convert_element_type", "transpose", "reshape")
+
+
+class Joining(NamedTuple):
+    """Which sums may be settled together with which.
+
+    Attributes:
+        paths: For a leading operation that joins or is joined, itself and what hands its sum on, in order; all of them
+            are of its group.
+        joins: For one that joins, the addition, of another group's path, that reads the end of its own path.
+        joints: For each such addition the leading operation that joins there.
+    """
+
+    paths: dict[int, tuple[int, ...]]
+    joins: dict[int, int]
+    joints: dict[int, int]
+
+
+def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulated]) -> Joining:
+    """Follows every sum to where it is added to another; what a loop adds up waits for the loop's end instead."""
+    columns, reader = graph.columns, _only_readers(graph)
+    paths: dict[int, tuple[int, ...]] = {}
+    ends: dict[int, int] = {}
+    for leader in placed.leader[placed.leader >= 0].tolist():
+        params = columns.signatures[columns.signature[leader]].params
+        if leader in accumulated or not contributes(columns.primitive(leader), params):
+            continue
+        path, after = [leader], int(reader[columns.first_made[leader]])
+        while after >= 0 and columns.trips[after] == columns.trips[leader]:
+            name, made = columns.primitive(after), columns.first_made[path[-1]]
+            follows = placed.group[after] == placed.group[leader]
+            follows = follows and columns.reads_of(after)[placed.follows[after]] == made
+            if not follows or name not in (*ADDING, *_PASSING):
+                if name in ADDING and placed.group[after] >= 0:
+                    ends[leader] = after
+                break
+            path.append(after)
+            after = int(reader[columns.first_made[after]])
+        paths[leader] = tuple(path)
+    taking = {op for path in paths.values() for op in path}
+    joins = {leader: addition for leader, addition in ends.items() if addition in taking}
+    joints = {addition: leader for leader, addition in joins.items()}
+    kept = {leader: path for leader, path in paths.items() if leader in joins or not joints.keys().isdisjoint(path)}
+    return Joining(kept, joins, joints)
+
+
+def _only_readers(graph: Graph) -> Ints:
+    """The operation that is the only one to read a value; -1 where there are several, or none, or it is a result."""
+    columns = graph.columns
+    reader, count = np.full(columns.num_values, -1), np.bincount(columns.reads, minlength=columns.num_values)
+    count[[*graph.outputs, *(t.made for t in graph.ties)]] += 1
+    reader[columns.reads] = columns.reader
+    return np.where(count == 1, reader, -1)
+
+
+class PartialSum:
+    """How devices hold a sum before it is settled, on its way through operations, under each strategy of its group."""
+
+    def __init__(self, axes: Axes, nest: LoopNest, loops: Assignment):
+        """What the leading operation makes under its assignments."""
+        self._axes = axes
+        apart = reducing_axes(nest, loops, nest.results[0]) & keeps_apart(nest, loops)[:, None]
+        self.over = apart @ (1 << np.arange(axes.num_axes))  # the axes that it is yet to be added up over, as bits
+        self.before = axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
+
+    def pass_through(self, nest: LoopNest, followed: int, loops: Assignment, after: Codes) -> None:
+        """Hands the sum on through an operation; where that would reshard it, settled or not, it ends.
+
+        Args:
+            nest: The operation.
+            followed: Which of its operands the sum is.
+            loops: Its assignments.
+            after: How the operand is held when it is settled.
+        """
+        dims, axes = nest.operands[followed], self._axes
+        unsettled = follow(nest, axes, dims, axes.unpack(self.before))
+        for have, split in ((after, loops), (self.before, unsettled)):
+            self.over[axes.pack(tensor_holders(dims, split, len(nest.loops))) != have] = 0
+        self.before = axes.pack(tensor_holders(nest.results[0], unsettled, len(nest.loops)))
+
+    def held(self, after: Codes) -> Codes:
+        """One number for the axes, how it is held before it is settled, and after; 0 where there is nothing to settle.
+
+        Sums with the same number can be added up before they are settled.
+        """
+        width = self._axes.num_bits
+        return np.where(self.over > 0, (((self.over << width) | self.before) << width) | after, 0)
