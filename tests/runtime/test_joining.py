@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.graph import trace
@@ -26,12 +27,12 @@ class Sums:
     def __init__(self, seed):
         rng = np.random.default_rng(seed)
         self.terms = rng.integers(len(TERMS), size=rng.integers(3, 6)).tolist()
-        self.nested = rng.random() < 0.5
+        self.nested, self.at_once = (rng.random(2) < 0.5).tolist()
 
     def __call__(self, x, w):
         *front, last = [TERMS[term](x * (i + 1), w) for i, term in enumerate(self.terms)]
-        total = sum(front[1:], front[0])
-        return jnp.sin(total + (last + front[0] if self.nested else last))
+        total = sum(front[1:], front[0]) + (last + front[0] if self.nested else last)
+        return jnp.sum(total, axis=0) / ROWS if self.at_once else jnp.sin(total)
 
 
 TERMS = [
@@ -99,3 +100,17 @@ def test_xla_sends_what_was_planned(name, options):
         sum(getattr(pair, side) for pair in found.collectives.values()) for side in ("planned", "compiled")
     )
     assert made == pytest.approx(planned, rel=0.01)
+
+
+def test_what_sums_over_two_axes_reads_a_sum_that_waited():
+    def function(x, w, v):
+        return jnp.sum(x @ w + x @ v, axis=0)
+
+    args = [
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(ROWS, WIDTH), *[(WIDTH, WIDTH)] * 2])
+    ]
+    fix = {"x": P(("x", "y"), "z"), "w": P("z"), "v": P("z"), "out": P()}
+    mesh = Mesh.abstract((2, 2, 2), alpha=1.0, beta=(1.0, 1.0, 0.01))
+    plan = mw.plan(function, *args, mesh=mesh, method=mw.Manual(fix))
+    assert [(op.sums, op.waits) for op in plan.ops][-2:] == [((), ("z",)), (("x", "y"), ())]
+    np.testing.assert_allclose(compiled(spmd(plan, function), *args)(*args), jax.jit(function)(*args), rtol=2e-4)

@@ -62,6 +62,9 @@ class CpuMemory(MemoryModel):
             for index in ops.tolist():
                 value = columns.first_made[index]
                 start, time, stop = int(step[index]), int(done[index]), int(self.live.stop[value])
+                if index in self.grouping.joining.joins:  # it is added to another, and that one is reduced
+                    yield waiting, start, int(step[self.grouping.joining.joins[index]]), 1.0
+                    continue
                 yield more, time, time + 1, 1.0
                 yield waiting, start, max(start, min(stop, time)), 1.0
                 if stop <= time:  # without the reduction it would be gone by then
@@ -83,6 +86,8 @@ class CpuMemory(MemoryModel):
         np.maximum.at(last, which, step[ops])
         found = step.copy()
         found[ops] = last[which]
+        for op, addition in self.grouping.joining.until.items():
+            found[op] = max(found[op], step[addition])
         return found
 
     def _held_by(self, index: int, loops: Ints, operand: int) -> Ints:

@@ -29,11 +29,13 @@ class Joining(NamedTuple):
             are of its group.
         joins: For one that joins, the addition, of another group's path, that reads the end of its own path.
         joints: For each such addition the leading operation that joins there.
+        until: For each leading operation that joins or is joined, the last addition at which that happens.
     """
 
     paths: dict[int, tuple[int, ...]]
     joins: dict[int, int]
     joints: dict[int, int]
+    until: dict[int, int]
 
 
 def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulated]) -> Joining:
@@ -61,7 +63,8 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
     joins = {leader: addition for leader, addition in ends.items() if addition in taking}
     joints = {addition: leader for leader, addition in joins.items()}
     kept = {leader: path for leader, path in paths.items() if leader in joins or not joints.keys().isdisjoint(path)}
-    return Joining(kept, joins, joints)
+    until = {leader: max((op for op in path if op in joints), default=-1) for leader, path in kept.items()}
+    return Joining(kept, joins, joints, until | joins)
 
 
 def _only_readers(graph: Graph) -> Ints:

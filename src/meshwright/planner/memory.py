@@ -31,7 +31,7 @@ class MemoryModel(Usage):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
         super().__init__(live.num_steps)
         values, columns = self._values()
-        in_passing = (self._transients(), self._accumulators(), self._joining(), self._backend(values, columns))
+        in_passing = (self._transients(), self._accumulators(), self._backend(values, columns))
         spans = [
             np.array([columns, live.start[values], live.stop[values], np.ones(len(values))]),
             *(np.array(list(found), float).reshape(-1, 4).T for found in in_passing),
@@ -69,16 +69,6 @@ class MemoryModel(Usage):
             times = self.live.step[found.start : found.stop]
             yield from self._unsettled(index, found.growth, int(times.min()), int(times.max()) + 1)
 
-    def _joining(self) -> Iterator[Span]:
-        """So is what may join another sum, and that one, until they are added to each other."""
-        joining, placed = self.grouping.joining, self.grouping.placed
-        until: dict[int, int] = {}
-        for leader, addition in joining.joins.items():
-            for op in (leader, int(placed.leader[placed.group[addition]])):
-                until[op] = max(until.get(op, 0), addition)
-        for op, addition in until.items():
-            yield from self._unsettled(op, 1.0, int(self.live.step[op]), int(self.live.step[addition]) + 1)
-
     def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
         """What an operation's result takes more as long as its partial sums are not settled."""
         which = self.folded.group_class[int(self.grouping.placed.group[index])]
@@ -106,7 +96,13 @@ class AcceleratorMemory(MemoryModel):
         twice = at >= 0
         found = (columns[twice], at[twice], at[twice] + 1, self.live.copy_size[values[twice]])
         yield from zip(*(part.tolist() for part in found), strict=True)
+        yield from self._joining()
         yield from self._gradients()
+
+    def _joining(self) -> Iterator[Span]:
+        """What may join another sum, and that one, are as large as before they are settled until they are added up."""
+        for op, addition in self.grouping.joining.until.items():
+            yield from self._unsettled(op, 1.0, int(self.live.step[op]), int(self.live.step[addition]) + 1)
 
     def _gradients(self) -> Iterator[Span]:
         """A gradient that is reduced waits, and what it reads is held as it needs it; any other is there at once."""

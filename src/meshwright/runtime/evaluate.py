@@ -187,12 +187,14 @@ class Evaluator:
         return given, serial + len(entries)
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
-        waits = [isinstance(spec, Waiting) and takes_contributions(eqn) for _, spec, _ in ins]
+        hands_on = bool(op.waits) and takes_contributions(eqn)
+        waits = [isinstance(spec, Waiting) and hands_on for _, spec, _ in ins]
         operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
         if eqn.primitive.name in ADDING and not all(waits):
             return self._add_later(op, ins[waits.index(True)], operands[waits.index(False)])
         made, waiting = self.contributions.make(eqn, op, axes, operands, waits)
-        return made, waiting._replace(plus=self._beside(eqn, op, ins)), op.phase
+        beside = self._beside(eqn, op, ins) if hands_on else None
+        return made, waiting._replace(plus=beside), op.phase
 
     def _add_later(self, op: OpPlan, sum_: Entry, other: Any) -> Entry:
         """A sum that waits, and what is to be added to it when it is settled."""
