@@ -45,11 +45,6 @@ def can_contribute(eqn: Any, op: OpPlan) -> bool:
     return contributes(eqn.primitive.name, eqn.params)
 
 
-def takes_contributions(eqn: Any) -> bool:
-    """Whether an operation can go on with contributions of its operands."""
-    return eqn.primitive.name != _CONVOLUTION
-
-
 def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:
     """A value laid down on devices as a sharding says."""
     return lax.with_sharding_constraint(value, NamedSharding(mesh, partition_spec(spec)))
@@ -73,7 +68,7 @@ class Contributions:
             operands: As the plan wants them, or contributions themselves.
             waits: Which of them are contributions.
         """
-        if not takes_contributions(eqn):
+        if eqn.primitive.name == _CONVOLUTION:
             return self._apart(eqn, op, axes, operands)
         ready, exposed = [], []
         for i, (value, spec) in enumerate(zip(operands, op.operands, strict=True)):

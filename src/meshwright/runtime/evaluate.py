@@ -20,7 +20,7 @@ from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
-from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, takes_contributions
+from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
@@ -187,7 +187,7 @@ class Evaluator:
         return given, serial + len(entries)
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
-        hands_on = bool(op.waits) and takes_contributions(eqn)
+        hands_on = not op.sums  # what sums by itself reads what is settled
         waits = [isinstance(spec, Waiting) and hands_on for _, spec, _ in ins]
         operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
         if eqn.primitive.name in ADDING and not all(waits):
