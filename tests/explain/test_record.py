@@ -37,6 +37,22 @@ def test_a_record_prices_and_holds_what_the_plan_says(name, shape, method, optio
     assert over_time.thinned(7).total.max() == over_time.total.max()
 
 
+def test_a_record_of_the_third_version_joins_no_sums():
+    record = plan_of("moe-tiny", (4, 2), mw.TensorParallel()).record
+    data = record.to_data()
+    for edge in data["problem"]["edges"]:
+        for name in ("offers", "settling", "takes"):
+            del edge[name]
+    problem = Record.from_data(data).problem
+    saved = sum(
+        edge.num * edge.joined[problem.choice[edge.source], problem.choice[edge.reader]]
+        for edge in record.problem.edges
+        if len(edge.offers)
+    )
+    assert saved > 0
+    assert problem.cost_of(problem.choice) == pytest.approx(record.problem.cost_of(problem.choice) + saved)
+
+
 nested = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

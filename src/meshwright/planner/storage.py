@@ -18,12 +18,10 @@ from meshwright.planner.stored_ops import ops_to_json, parse_ops
 from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 
 FORMAT = "meshwright-plan"
-VERSION = 3
-READABLE = (
-    1,
-    2,
-    VERSION,
-)  # the first has neither record nor judgement, the second none of stages; both list operations
+VERSION = 4
+# The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
+# sums that are settled together.
+READABLE = (1, 2, 3, VERSION)
 
 
 @dataclass(frozen=True)
