@@ -58,7 +58,7 @@ def price_ranges(
         How many ranks there are; if more than were given room, the tables are not complete.
     """
     num_options, num_layers = transient.shape
-    room, most = fill.shape[0], fill.shape[1]
+    most = fill.shape[1]
     peak = np.zeros(num_options)
     adds, own, held = np.empty(num_options), np.empty(num_options), np.empty(num_options, np.int64)
     front = np.empty(num_options, np.int64)
@@ -93,24 +93,41 @@ def price_ranges(
                 if part[ACTIVATIONS] > 0:
                     held[option] = int(min(float(most), free / part[ACTIVATIONS]))
                 some = True
-            if not some:
-                continue
-            order, count, changes = np.argsort(adds), 0, most
-            for number in range(most - 1, -1, -1):
-                if number < changes:
-                    count, changes, shortest = 0, 0, np.inf
-                    for option in order:
-                        if held[option] > number and own[option] < shortest:
-                            shortest, front[count] = own[option], option
-                            count += 1
-                        elif held[option] <= number:
-                            changes = max(changes, held[option])
-                    ranks = max(ranks, count)
-                for rank in range(min(count, room)):
-                    option = front[count - 1 - rank]
-                    fill[rank, number, first, last] = adds[option]
-                    busy[rank, number, first, last] = own[option] - adds[option]
-                    which[rank, number, first, last] = option
+            if some:
+                ranks = max(ranks, _rank(adds, own, held, front, fill, busy, which, first, last))
+    return ranks
+
+
+@njit(cache=True)
+def _rank(adds, own, held, front, fill, busy, which, first, last):
+    """Writes down the options that no other one beats in both times, for each number of microbatches in flight.
+
+    Args:
+        adds, own: What each option adds to the time of all, and its own time.
+        held: How many microbatches it can hold; none where it is out of the question.
+        front: Room for the options that are kept.
+        fill, busy, which, first, last: As in `price_ranges`.
+
+    Returns:
+        The most that are kept for any number.
+    """
+    room, most = fill.shape[0], fill.shape[1]
+    order, ranks, count, changes = np.argsort(adds), 0, 0, most
+    for number in range(most - 1, -1, -1):
+        if number < changes:
+            count, changes, shortest = 0, 0, np.inf
+            for option in order:
+                if held[option] > number and own[option] < shortest:
+                    shortest, front[count] = own[option], option
+                    count += 1
+                elif held[option] <= number:
+                    changes = max(changes, held[option])
+            ranks = max(ranks, count)
+        for rank in range(min(count, room)):
+            option = front[count - 1 - rank]
+            fill[rank, number, first, last] = adds[option]
+            busy[rank, number, first, last] = own[option] - adds[option]
+            which[rank, number, first, last] = option
     return ranks
 
 
