@@ -3,18 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from meshwright.graph import trace
 from meshwright.graph.kernels import Kernels
-from meshwright.rules import loop_nest
-
-
-def shaped(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+from tests.graph.examples import shaped, traced
 
 
 def kernels_of(function, *args):
-    graph = trace(function, *args).graph
-    return graph, Kernels(graph, [loop_nest(op.signature) for op in graph.ops])
+    graph, nests = traced(function, *args)
+    return graph, Kernels(graph, nests)
 
 
 def stored(graph, kernels):

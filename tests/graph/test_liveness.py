@@ -5,18 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwright.graph import trace
 from meshwright.graph.liveness import liveness
-from meshwright.rules import loop_nest
-
-
-def shaped(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+from tests.graph.examples import shaped, traced
 
 
 def live_of(function, *args):
-    graph = trace(function, *args).graph
-    return graph, liveness(graph, [loop_nest(op.signature) for op in graph.ops])
+    graph, nests = traced(function, *args)
+    return graph, liveness(graph, nests)
 
 
 def bytes_at(graph, live):

@@ -9,13 +9,10 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.groups import Grouping
+from tests.graph.examples import shaped
 from tests.planner.examples import all_reduce, mesh, traced_zoo
 
 ROWS, WIDTH = 4, 64
-
-
-def shaped(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 X, W = shaped(ROWS, WIDTH), shaped(WIDTH, WIDTH)
