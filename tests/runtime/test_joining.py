@@ -114,3 +114,21 @@ def test_what_sums_over_two_axes_reads_a_sum_that_waited():
     plan = mw.plan(function, *args, mesh=mesh, method=mw.Manual(fix))
     assert [(op.sums, op.waits) for op in plan.ops][-2:] == [((), ("z",)), (("x", "y"), ())]
     np.testing.assert_allclose(compiled(spmd(plan, function), *args)(*args), jax.jit(function)(*args), rtol=2e-4)
+
+
+def test_loops_read_sums_that_are_settled():
+    def function(x, w, v):
+        total = x @ w + x @ v
+        rows = jax.lax.fori_loop(0, 3, lambda i, c: c + total, jnp.zeros_like(total))
+        return jax.lax.scan(lambda c, _: (c * 0.5 + total, None), rows, None, length=2)[0]
+
+    args = [
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(ROWS, WIDTH), *[(WIDTH, WIDTH)] * 2])
+    ]
+    fix = {"x": P(None, "x"), "w": P("x"), "v": P("x"), "out": P()}
+    plan = mw.plan(function, *args, mesh=Mesh.abstract((4,), alpha=1.0, beta=1.0), method=mw.Manual(fix))
+    assert plan.details.joined
+    assert sum(c.bytes * c.trips for c in plan.collectives if c.purpose == "activation") == ROWS * WIDTH * 4
+    np.testing.assert_allclose(
+        compiled(spmd(plan, function), *args)(*args), jax.jit(function)(*args), rtol=2e-4, atol=1e-4
+    )

@@ -135,6 +135,7 @@ class Evaluator:
         params = eqn.params
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         condition, body = jax_compat.close(params["cond_jaxpr"]), jax_compat.close(params["body_jaxpr"])
+        ins = [self._settled(entry) for entry in ins]
         init, start = self._pseudo(ins[num_cond + num_body :], serial)
         carry_ops = [self.ops.get(serial + i) for i in range(len(init))]
         inside = start + count_ops(condition)
