@@ -93,7 +93,7 @@ def test_the_plan_of_least_memory_stands_where_nothing_else_was_found(monkeypatc
     step, args = mlp_step(64, 64)
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
     _, peak = least_memory(formulation)
-    monkeypatch.setattr(View, "step", lambda view, gap: False)
+    monkeypatch.setattr(View, "step", lambda view, gap, goal: False)
     view = View(formulation, peak)
     assert fit(view) and view.fits and view.solution.status == "feasible"
     assert not fit(View(formulation, peak - 1))
@@ -104,7 +104,7 @@ def test_a_view_that_cannot_be_better_is_left(monkeypatch):
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
     _, peak = least_memory(formulation)
     steps, solve_once = [], View.step
-    monkeypatch.setattr(View, "step", lambda view, gap=0.0: steps.append(gap) or solve_once(view, gap))
+    monkeypatch.setattr(View, "step", lambda view, gap=0.0, goal=0.0: steps.append(gap) or solve_once(view, gap, goal))
     best = View(formulation, peak)
     assert fit(best) and best.fits and steps[-1] == 0.0
     steps.clear()

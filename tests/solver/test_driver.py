@@ -40,6 +40,32 @@ def test_a_solve_up_to_a_gap_stops_there_with_a_true_bound():
     assert stopped
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_solve_with_a_goal_ends_once_nothing_below_it_is_left(seed):
+    problem = example(True, num_nodes=14, num_states=5, seed=seed)
+    proven = solve(problem, seconds=20, workers=1)
+    for part in (0.8, 0.95, 1.0):
+        found = solve(problem, seconds=20, workers=1, goal=part * proven.cost)
+        assert part * proven.cost <= found.lower_bound <= proven.cost
+        assert found.choice is None or price(problem, found.choice).legal
+    assert solve(problem, seconds=20, workers=1, goal=1.01 * proven.cost).cost == proven.cost
+
+
+@pytest.mark.parametrize("num_nodes", [6, 14, 30])
+def test_moments_that_no_choice_fits_together_are_recognised(num_nodes):
+    """Each moment by itself would fit, but what one saves the other takes: together they need 10 a node."""
+    rng = np.random.default_rng(num_nodes)
+    usages = np.array([3.0, 5.0, 7.0])
+    rows = [(i, at, at + 1, usages[:: 1 - 2 * at]) for i in range(num_nodes) for at in (0, 1)]
+    edges = [(i, i + 1, rng.random((3, 3))) for i in range(num_nodes - 1)]
+    costs = 1 + rng.random((num_nodes, 3))
+    short, enough = (ChoiceProblem.from_rows(costs, edges, rows, limit) for limit in (5 * num_nodes - 1, 5 * num_nodes))
+    found = solve(short, seconds=20, workers=1)
+    assert found.status == Status.INFEASIBLE
+    assert short.limit < found.least_limit <= enough.limit
+    assert solve(enough, seconds=20, workers=1).status == Status.OPTIMAL
+
+
 def test_bad_arguments_are_named():
     problem = ChoiceProblem(costs=[[1.0]])
     with pytest.raises(ProblemError, match="seconds is 0"):
@@ -48,5 +74,7 @@ def test_bad_arguments_are_named():
         solve(problem, workers=0)
     with pytest.raises(ProblemError, match="gap is 2"):
         solve(problem, gap=2)
+    with pytest.raises(ProblemError, match="goal is nan"):
+        solve(problem, goal=float("nan"))
     with pytest.raises(ProblemError, match="problem is list"):
         solve([1])

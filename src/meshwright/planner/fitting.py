@@ -90,13 +90,18 @@ class View:
         assert self.solution is not None
         return float(self.solution.cost)
 
-    def step(self, gap: float = 0.0) -> bool:
-        """Solves once, up to a gap, and notes where memory is short; False where nothing can fit."""
+    def step(self, gap: float = 0.0, goal: float = np.inf) -> bool:
+        """Solves once, up to a gap, and notes where memory is short; False where nothing can fit.
+
+        It is left as soon as the floor is no lower than the goal, then perhaps without a choice.
+        """
         started = time.perf_counter()
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
         known = self.solution.choice if self.fits and self.solution is not None else self.initial
-        for solution in _solves(problem, self.allowances, known, gap):
+        for solution in _solves(problem, self.allowances, known, gap, goal):
             self.rounds.append(_round(len(self.times), solution))
+        if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
+            self.floor = max(self.floor, solution.lower_bound)
         if solution.choice is not None:
             self.solution = solution
             self._hold_memory(solution.choice)
@@ -149,12 +154,10 @@ def fit(view: View, goal: float = np.inf) -> bool:
     for _ in range(_MAX_ROUNDS):
         if view.fits or view.floor >= goal:
             return True
-        if not view.step(_ON_THE_WAY):
+        if not view.step(_ON_THE_WAY, goal) and view.floor < goal:
             return view.squeeze()
-        assert view.solution is not None
-        view.floor = max(view.floor, view.solution.lower_bound)
         if view.fits and view.floor < goal:  # now as well as can be; that may not fit again
-            view.step()
+            view.step(goal=goal)
     return view.fits or view.squeeze()
 
 
@@ -182,12 +185,17 @@ def _solves(
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
     choice: NDArray[np.int64] | None = None,
     gap: float = 0.0,
+    goal: float = np.inf,
 ) -> Iterator[Solution]:
     """Solves once for each allowance, until one will do."""
     held = len(problem.row_node) > 0
     for seconds, close in allowances:
-        solution = solve(problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap)
+        solution = solve(
+            problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap, goal=goal
+        )
         yield solution
+        if solution.lower_bound >= goal:
+            break
         proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
         if proven or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break

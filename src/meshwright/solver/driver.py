@@ -1,5 +1,6 @@
 """The door of the solver: `solve` takes a problem and returns its best choice with a certificate."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ def solve(
     steps: int | None = None,
     keep_interrupted: bool = True,
     gap: float = 0.0,
+    goal: float = math.inf,
 ) -> Solution:
     """Finds the cheapest choice that fits the memory limit.
 
@@ -35,6 +37,7 @@ def solve(
         steps: Most rounds of random search per worker; None for no such limit.
         keep_interrupted: Whether Ctrl-C ends the search with the best so far, rather than being raised.
         gap: The gap at which to stop; 0 to go on until the choice is proven optimal.
+        goal: A cost from which on choices are of no use: the search ends once it is proven that none is cheaper.
 
     >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
     >>> solution = solve(problem)
@@ -49,6 +52,8 @@ def solve(
         raise ProblemError(f"workers is {workers!r}: give 1 or more")
     if not 0 <= gap < 1:
         raise ProblemError(f"gap is {gap!r}: give a part of the cost from 0 up to 1, such as 0.01")
+    if math.isnan(goal):
+        raise ProblemError(f"goal is {goal!r}: give a cost, or inf for none")
     from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
 
-    return Run(problem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap).solve()
+    return Run(problem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap, goal).solve()

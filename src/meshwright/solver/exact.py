@@ -61,6 +61,7 @@ class Closer:
         width: Most labels that a frontier search keeps after each node.
         splits: Whether to split at all.
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
+        goal: A bound at which to stop, whatever was found.
         slack: The same as a difference, once the bound is known.
     """
 
@@ -72,6 +73,7 @@ class Closer:
     splits: bool = True
     gap: float = 0.0
     offset: float = 0.0
+    goal: float = np.inf
     slack: float = 0.0
 
     def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
@@ -95,7 +97,7 @@ class Closer:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
         best = self._first(dual, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
-        while self.splits and time.perf_counter() < self.deadline:
+        while self.splits and best.bound < self.goal and time.perf_counter() < self.deadline:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
@@ -109,7 +111,7 @@ class Closer:
         """Looks for cheaper choices: goals just above what is proven, and further each time."""
         ceiling = min(best.cost, cutoff)
         step = max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
-        while best.bound < ceiling - self.slack and time.perf_counter() < self.deadline:
+        while best.bound < min(ceiling - self.slack, self.goal) and time.perf_counter() < self.deadline:
             alive = dual.floor <= ceiling
             if alive.mean() < _SHRUNK:  # for good
                 best = better(best, self._attempt_part(dual, alive, ceiling, best.bound))

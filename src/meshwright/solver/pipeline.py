@@ -25,14 +25,14 @@ class Run:
     """The books of one solve: the clock, the best choice of the full problem, the bound, the history."""
 
     def __init__(
-        self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap
+        self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap, goal
     ):
         self.start = time.perf_counter()
         self.deadline = self.start + seconds
         self.problem = problem
         self.seed, self.workers, self.steps = seed, workers, steps
         self.keep_interrupted = keep_interrupted
-        self.gap = gap
+        self.gap, self.goal = gap, goal
         self.on_progress: Callable[[Progress], None] | None = on_progress
         self.choice: np.ndarray | None = None
         self.cost = np.inf
@@ -40,7 +40,7 @@ class Run:
         self.peak = 0.0
         self.bound = -np.inf
         self.history: list[Progress] = []
-        self.tolerance = whole_tolerance(problem)
+        self.tolerance, self.most = whole_tolerance(problem), most_possible(problem)
         self.giant = problem.num_strategies > _GIANT_STATES
         if initial is not None:
             self.offer(np.asarray(initial))
@@ -53,7 +53,7 @@ class Run:
                 return self.finish_infeasible(simple.excess)
             small = len(simple.model.cost) <= _SMALL_STATES and len(simple.model.cap) <= _FEW_TIMES
             if small and self._closed(simple):
-                return self.finish_infeasible(0.0) if self.choice is None else self.finish()
+                return self.finish()
             self._search(simple)
         except KeyboardInterrupt:
             if not self.keep_interrupted:
@@ -65,7 +65,9 @@ class Run:
         now = time.perf_counter()
         part = 0.03 if self.giant else 0.7
         until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
-        closer = Closer(self.tolerance, until, gap=self.gap, offset=simple.offset)
+        closer = Closer(
+            self.tolerance, until, gap=self.gap, offset=simple.offset, goal=min(self.goal, self.most) - simple.offset
+        )
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
@@ -113,6 +115,8 @@ class Run:
                 crew.close()
 
     def _enough(self, cost: float, bound: float) -> bool:
+        if bound >= self.goal or bound > self.most:
+            return True
         return bound >= cost - max(self.tolerance, self.gap * abs(cost)) if np.isfinite(cost) else False
 
     def _told(self, bound: float) -> None:
@@ -133,6 +137,8 @@ class Run:
             self._tell()
 
     def finish(self) -> Solution:
+        if self.choice is None and self.bound > self.most:  # whatever fits would cost more than anything can
+            return self.finish_infeasible(0.0)
         if self.choice is None:
             status = Status.NO_SOLUTION_FOUND
         elif self.bound >= self.cost - 2 * self.tolerance:
@@ -166,6 +172,13 @@ class Run:
         self.history.append(progress)
         if self.on_progress is not None:
             self.on_progress(progress)
+
+
+def most_possible(problem: ChoiceProblem) -> float:
+    """No choice without impossible strategies and pairs costs more."""
+    sizes = ((problem.cost, problem.num_nodes), (problem.matrix, problem.num_edges))
+    worst = sum(count * np.max(part, where=part < IMPOSSIBLE, initial=0.0) for part, count in sizes)
+    return float(worst) * (1 + 1e-9) + whole_tolerance(problem)
 
 
 def whole_tolerance(problem: ChoiceProblem) -> float:
