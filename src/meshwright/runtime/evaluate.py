@@ -20,9 +20,12 @@ from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
+from meshwright.rules.elementwise import BINARY, UNARY
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
+
+EVEN = frozenset(f"{BINARY} {UNARY} clamp select_n".split())
 
 # A value, the sharding it is known to have, the phase that made it.
 Entry = tuple[Any, Spec | Waiting | None, str]
@@ -43,6 +46,7 @@ class Evaluator:
         self._varying: Any = ()  # one that is not
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
         self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with what it was before
+        self._loose: dict[int, list[Any]] = {}  # values that are not laid down, each with itself as it was later
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
         """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
@@ -50,6 +54,10 @@ class Evaluator:
         outs, _ = self._jaxpr(closed, entries, 0)
         # What has no sharding yet, such as a literal, is the caller's to place.
         return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
+
+    def _body(self, closed: Any, entries: Sequence[Entry], serial: int) -> list[Entry]:
+        """The results of a loop's body or a branch."""
+        return [self._firm(out) for out in self._jaxpr(closed, entries, serial)[0]]
 
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
@@ -66,6 +74,8 @@ class Evaluator:
     def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         name = eqn.primitive.name
         inner = jax_compat.called_jaxpr(eqn)
+        if name in ("scan", "while", "cond") or name in jax_compat.CHECKPOINTS:
+            ins = [self._firm(entry) for entry in ins]
         if inner is not None:
             if name in jax_compat.CHECKPOINTS and eqn.params.get("prevent_cse", True):
                 # Without a barrier the compiler would merge the recomputation with the first computation.
@@ -88,14 +98,22 @@ class Evaluator:
             return self._operation(eqn, op, ins), serial + 1
 
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+        even = op is not None and is_even(eqn, op)
+        if not even:
+            ins = [self._firm(entry) for entry in ins]
         if op is not None and op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
         if op is not None and len(op.sums) > 1 and can_contribute(eqn, op):
             # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one.
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        given = self._give(jax_compat.bind(eqn, operands), op)
-        if eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn)):
+        made = jax_compat.bind(eqn, operands)
+        widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
+        if even and op is not None and not widened:
+            self._loose[id(made[0])] = [made[0], None]
+            return [(made[0], op.results[0], op.phase)]
+        given = self._give(made, op)
+        if widened:
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
         return given
 
@@ -118,7 +136,7 @@ class Evaluator:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             slices = [self.ops.get(first_slice + i) for i in range(len(x))]
             entries = [*consts, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
-            outs, _ = self._jaxpr(body, entries, inside)
+            outs = self._body(body, entries, inside)
             made = [self._carried(out, op) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
             stacked = [self._stacked(out, self.ops.get(after + i)) for i, out in enumerate(outs[num_carry:])]
             return made, stacked
@@ -149,7 +167,7 @@ class Evaluator:
         @self._inside()
         def step(carry: list[Any]) -> list[Any]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
-            outs, _ = self._jaxpr(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
+            outs = self._body(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
             return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
 
         last = lax.while_loop(go_on, step, [x for x, _, _ in init])
@@ -167,7 +185,7 @@ class Evaluator:
             @self._inside()
             def call(*values: Any) -> list[Any]:
                 entries = [(x, *k) for x, k in zip(values, known, strict=True)]
-                outs, _ = self._jaxpr(branches[index], entries, starts[index])
+                outs = self._body(branches[index], entries, starts[index])
                 return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
 
             return call
@@ -227,6 +245,16 @@ class Evaluator:
     def _stacked(self, out: Entry, op: OpPlan | None) -> Any:
         return out[0] if op is not None and op.waits else self._bring(out, op, 0)
 
+    def _firm(self, entry: Entry) -> Entry:
+        """A value laid down in its sharding, if it was not; once for all its readers."""
+        value, spec, phase = entry
+        known = self._loose.get(id(value))
+        if known is None or isinstance(spec, Waiting):
+            return entry
+        if known[1] is None:
+            known[1] = self._constrain(value, spec)
+        return known[1], spec, phase
+
     def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
         """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
         value, spec, phase = self._settled(entry)
@@ -235,6 +263,7 @@ class Evaluator:
         target = op.operands[position]
         if spec is None or target is None or spec == target:
             return self._to((value, spec, phase), target)
+        value = self._firm((value, spec, phase))[0]
         wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), op.phase), (value, {}))
         if not copies:
             before = self._narrow(value)
@@ -261,11 +290,12 @@ class Evaluator:
             self._copies, self._outer, self._varying = before
 
     def _to(self, entry: Entry, target: Spec | None) -> Any:
-        value, spec, _ = self._settled(entry)
+        value, spec, phase = self._settled(entry)
         if target is None or spec == target:
             return value
         if spec is None:
             return self._constrain(value, target)
+        value = self._firm((value, spec, phase))[0]
         source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
         wide, value = value.dtype, self._narrow(value)
         for hop in self.resharding.path(value.shape, jax_compat.itemsize(value.dtype), source, goal):
@@ -312,6 +342,23 @@ def _result(op: OpPlan | None) -> Spec | None:
 
 def _phase(op: OpPlan | None) -> str:
     return "forward" if op is None else op.phase
+
+
+def is_even(eqn: Any, op: OpPlan) -> bool:
+    """Whether an operation has all its arrays in one sharding, element by element: XLA's propagation sees to that.
+
+    What is neither split otherwise before nor after it needs no constraint. The first reader of another kind lays such
+    a value down, so that nothing but this sharding comes to it from any side.
+    """
+    shape, spec = eqn.outvars[0].aval.shape, op.results[0]
+    return (
+        eqn.primitive.name in EVEN
+        and spec is not None
+        and not op.waits
+        and op.partial[0] in (None, spec)
+        and all(v.aval.shape in ((), shape) for v in eqn.invars)
+        and all(s == spec for v, s in zip(eqn.invars, op.operands, strict=True) if v.aval.shape)
+    )
 
 
 @lru_cache(maxsize=4096)
