@@ -241,12 +241,13 @@ def _see(arguments: list[str]) -> bool:
 def main() -> None:
     """The entry point of the `meshwright` command."""
     gc.set_threshold(100_000)  # most that is loaded stays: looking for garbage takes a tenth of a short command
-    if _see(sys.argv[1:]):
-        return
     try:
-        app()
+        if not _see(sys.argv[1:]):
+            app()
     except KeyboardInterrupt:  # before a command has begun
         sys.exit(130)
+    finally:
+        gc.freeze()  # nor need the interpreter look through all of it when it ends: that takes as long again
 
 
 if __name__ == "__main__":

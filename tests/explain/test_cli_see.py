@@ -79,7 +79,8 @@ def main(monkeypatch, capsys):
         return code, found.out, found.err
 
     yield call
-    gc.enable()  # a command that is over soon leaves it off
+    gc.enable()  # a command that is over soon leaves it off,
+    gc.unfreeze()  # and all that it loaded alone
 
 
 def test_plain_commands_go_past_the_parser_and_say_the_same(main, saved, other, tmp_path):
@@ -155,3 +156,15 @@ def test_showing_loads_neither_jax_nor_numpy(which, request):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.split() == [] and "verdict" in done.stdout
+
+
+def test_explaining_loads_neither_jax_nor_a_blas_for_numba(saved):
+    code = (
+        f"import sys; from meshwright.cli import main\n"
+        f"sys.argv = ['meshwright', 'explain', {str(saved)!r}, 'state/params/layers/0/up']\n"
+        "main()\n"
+        "print(*(m for m in sys.modules if m.startswith(('jax.', 'scipy.linalg'))), file=sys.stderr)\n"
+        "import scipy.linalg"  # whoever needs it can have it
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr.split() == [] and "because" in done.stdout

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright.explain.record import Edge, Record
 from meshwright.explain.words import label_words
-from meshwright.planner.fitting import View, peaks
+from meshwright.planner.fitting import ALLOWANCES, View, peaks
 from meshwright.strategy.reshard import SLICE, Resharding
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 _CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to its bound as planning itself asks
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
+_PATIENT = ALLOWANCES[-1:]  # a solve that ran out of time while the solver was loaded would begin again
 _ROUNDS = 6
 _ALWAYS = 8  # shardings are priced without memory, however long it takes
 _ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
@@ -67,16 +68,21 @@ class Pricing:
 
     Args:
         record: The record.
-        floor: No plan that the method allows costs less.
+        floor: No plan that the method allows costs less; None where that is known of plans without a limit alone.
     """
 
-    def __init__(self, record: Record, floor: float):
+    def __init__(self, record: Record, floor: float | None):
         self.problem, self.program = record.problem, record.program
-        self._floor = floor
+        self._given_floor = floor
 
+    @cached_property
+    def _floor(self) -> float:
+        return self.free.cost if self._given_floor is None else self._given_floor
+
+    @cached_property
     def free(self) -> Priced:
         """The best plan if memory were no matter."""
-        view = View(self.problem, None)
+        view = View(self.problem, None, allowances=_PATIENT)
         view.step()
         assert view.solution is not None
         return Priced(-1, view.cost, view.cost, view.peak_bytes, view.solution.choice)
@@ -143,6 +149,7 @@ class Pricing:
 
     def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
         found: list[Priced] = []
+        least = max(self._floor, self.free.cost)  # which also loads the solver, before time counts
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
             left = seconds - (time.perf_counter() - begun)
@@ -150,10 +157,9 @@ class Pricing:
                 break
             view = self._view(node, code)
             view.limit, view.times = self.problem.limit, dict(self._tight)
-            floor = self._floor if self._is_allowed(node, code) else 0.0
-            found.append(self._under_limit(code, view, floor, max(left, seconds / _ALWAYS_TIGHTLY)))
-            if number == 0:
-                begun = time.perf_counter()
+            floor = least if self._is_allowed(node, code) else 0.0
+            share = left / (_ALWAYS_TIGHTLY - number) if number < _ALWAYS_TIGHTLY else left
+            found.append(self._under_limit(code, view, floor, max(share, seconds / _ALWAYS_TIGHTLY)))
         return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
 
     def _promising(self, node: int, codes: list[int]) -> list[int]:
@@ -187,7 +193,7 @@ class Pricing:
         strategies = self.problem.nodes[node].codes == code
         start = self.problem.choice.copy()
         start[node] = np.flatnonzero(strategies)[0]
-        return View(self.problem.forced(node, strategies), None, initial=start)
+        return View(self.problem.forced(node, strategies), None, initial=start, allowances=_PATIENT)
 
     def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
         peak = view.peak_bytes
@@ -231,6 +237,8 @@ class Pricing:
                 add(_collective(kind, [names[i] for i in axes]), where, node.num * float(seconds[b] - seconds[a]))
         resharding = Resharding(mesh, self.problem.axes)
         for edge in self.problem.edges:
+            if mine[edge.source] == other[edge.source] and mine[edge.reader] == other[edge.reader]:
+                continue
             for choice, sign in ((other, 1.0), (mine, -1.0)):
                 ends, where = (choice[edge.source], choice[edge.reader]), label_words(edge.value)
                 if cost := edge.num * float(edge.resharding[ends]):

@@ -62,11 +62,11 @@ class Explainer:
         if self.effects is None:
             floor = self.plan.cost.total if solution.status == "optimal" else solution.lower_bound
             return Pricing(self.record, floor)
-        return Pricing(self.record, self._free.cost)
+        return Pricing(self.record, None)
 
-    @cached_property
+    @property
     def _free(self) -> Priced:
-        return Pricing(self.record, 0.0).free()
+        return self.pricing.free
 
     def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
         """One tensor's explanation.
