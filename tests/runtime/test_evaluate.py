@@ -1,11 +1,14 @@
 """What a plan becomes in the program: constraints where XLA needs them, and no others."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.runtime.spmd import spmd
 from tests.compiling import QUICK
 
@@ -63,3 +66,16 @@ def test_a_loop_reads_and_gives_values_as_planned_where_they_come_from_elementwi
     plan = mw.plan(function, *args, cluster=CLUSTER, mesh=(2, 4))
     for one, many in zip(function(*args), spmd(plan, function)(*args), strict=True):
         np.testing.assert_allclose(one, many, rtol=1e-4, atol=1e-4)
+
+
+def test_what_some_reader_wants_otherwise_is_laid_down_for_all_of_them():
+    """Of a value that is constrained twice in a row, XLA's propagation hands the last to all readers."""
+    example = zoo.build("bert-tiny", batch=16)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster=CLUSTER, mesh=(8,))
+    text = spmd(plan, example.train_step).lower(example.state, example.batch).as_text()
+    found = re.findall(r"(%\d+) = sdy.sharding_constraint (%\w+) <@mesh, (.*)> :", text)
+    before = {name: (value, spec) for name, value, spec in found}
+    moved = [before[value][0] for _, value, spec in found if value in before and before[value][1] != spec]
+    assert moved
+    for value in moved:
+        assert len(re.findall(rf"{value}\b(?!\s*=)", text)) == 1, value

@@ -5,7 +5,6 @@ Operations are counted as the tracer counts them, so that each finds its own par
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,7 @@ from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.elementwise import BINARY, UNARY
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain
+from meshwright.runtime.counting import count, count_ops, is_operation
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
@@ -46,6 +46,7 @@ class Evaluator:
         self._varying: Any = ()  # one that is not
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
         self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with what it was before
+        self._wanted: dict[Any, set[Spec | None]] = {}  # how a variable's readers want it; None where one does not say
         self._loose: dict[int, list[Any]] = {}  # values that are not laid down, each with itself as it was later
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
@@ -55,10 +56,6 @@ class Evaluator:
         # What has no sharding yet, such as a literal, is the caller's to place.
         return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
 
-    def _body(self, closed: Any, entries: Sequence[Entry], serial: int) -> list[Entry]:
-        """The results of a loop's body or a branch."""
-        return [self._firm(out) for out in self._jaxpr(closed, entries, serial)[0]]
-
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
         env |= {v: (c, None, "forward") for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
@@ -66,16 +63,27 @@ class Evaluator:
         def read(v: Any) -> Entry:
             return (v.val, None, "forward") if isinstance(v, jax_compat.Literal) else env[v]
 
+        self._note_readers(closed.jaxpr, serial)
         for eqn in closed.jaxpr.eqns:
             outs, serial = self._equation(eqn, [read(v) for v in eqn.invars], serial)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in closed.jaxpr.outvars], serial
 
+    def _note_readers(self, jaxpr: Any, serial: int) -> None:
+        """Notes how a jaxpr's operations want each variable; loops, calls and whoever takes the results do not say."""
+        results = [v for v in jaxpr.outvars if not isinstance(v, jax_compat.Literal)]
+        wanted: dict[Any, set[Spec | None]] = {v: {None} for v in results}
+        for eqn in jaxpr.eqns:
+            op = self.ops.get(serial) if is_operation(eqn) else None
+            for i, v in enumerate(eqn.invars):
+                if not isinstance(v, jax_compat.Literal):
+                    wanted.setdefault(v, set()).add(None if op is None else op.operands[i])
+            serial += count(eqn)
+        self._wanted.update(wanted)
+
     def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         name = eqn.primitive.name
         inner = jax_compat.called_jaxpr(eqn)
-        if name in ("scan", "while", "cond") or name in jax_compat.CHECKPOINTS:
-            ins = [self._firm(entry) for entry in ins]
         if inner is not None:
             if name in jax_compat.CHECKPOINTS and eqn.params.get("prevent_cse", True):
                 # Without a barrier the compiler would merge the recomputation with the first computation.
@@ -109,7 +117,7 @@ class Evaluator:
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         made = jax_compat.bind(eqn, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
-        if even and op is not None and not widened:
+        if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
             return [(made[0], op.results[0], op.phase)]
         given = self._give(made, op)
@@ -136,7 +144,7 @@ class Evaluator:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             slices = [self.ops.get(first_slice + i) for i in range(len(x))]
             entries = [*consts, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
-            outs = self._body(body, entries, inside)
+            outs, _ = self._jaxpr(body, entries, inside)
             made = [self._carried(out, op) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
             stacked = [self._stacked(out, self.ops.get(after + i)) for i, out in enumerate(outs[num_carry:])]
             return made, stacked
@@ -167,7 +175,7 @@ class Evaluator:
         @self._inside()
         def step(carry: list[Any]) -> list[Any]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
-            outs = self._body(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
+            outs, _ = self._jaxpr(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
             return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
 
         last = lax.while_loop(go_on, step, [x for x, _, _ in init])
@@ -185,7 +193,7 @@ class Evaluator:
             @self._inside()
             def call(*values: Any) -> list[Any]:
                 entries = [(x, *k) for x, k in zip(values, known, strict=True)]
-                outs = self._body(branches[index], entries, starts[index])
+                outs, _ = self._jaxpr(branches[index], entries, starts[index])
                 return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
 
             return call
@@ -263,7 +271,6 @@ class Evaluator:
         target = op.operands[position]
         if spec is None or target is None or spec == target:
             return self._to((value, spec, phase), target)
-        value = self._firm((value, spec, phase))[0]
         wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), op.phase), (value, {}))
         if not copies:
             before = self._narrow(value)
@@ -290,12 +297,11 @@ class Evaluator:
             self._copies, self._outer, self._varying = before
 
     def _to(self, entry: Entry, target: Spec | None) -> Any:
-        value, spec, phase = self._settled(entry)
+        value, spec, _ = self._settled(entry)
         if target is None or spec == target:
             return value
         if spec is None:
             return self._constrain(value, target)
-        value = self._firm((value, spec, phase))[0]
         source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
         wide, value = value.dtype, self._narrow(value)
         for hop in self.resharding.path(value.shape, jax_compat.itemsize(value.dtype), source, goal):
@@ -347,8 +353,9 @@ def _phase(op: OpPlan | None) -> str:
 def is_even(eqn: Any, op: OpPlan) -> bool:
     """Whether an operation has all its arrays in one sharding, element by element: XLA's propagation sees to that.
 
-    What is neither split otherwise before nor after it needs no constraint. The first reader of another kind lays such
-    a value down, so that nothing but this sharding comes to it from any side.
+    If all readers want its result like that, it needs no constraint. The first reader of another kind lays it down,
+    so that nothing but this sharding comes to it from any side. Where a reader wants it otherwise it must be laid down
+    at once: XLA would hand what it was resharded to also to its other readers.
     """
     shape, spec = eqn.outvars[0].aval.shape, op.results[0]
     return (
@@ -359,28 +366,3 @@ def is_even(eqn: Any, op: OpPlan) -> bool:
         and all(v.aval.shape in ((), shape) for v in eqn.invars)
         and all(s == spec for v, s in zip(eqn.invars, op.operands, strict=True) if v.aval.shape)
     )
-
-
-@lru_cache(maxsize=4096)
-def count_ops(closed: Any) -> int:
-    """How many operations the tracer makes of a jaxpr."""
-    total = 0
-    for eqn in closed.jaxpr.eqns:
-        inner = jax_compat.called_jaxpr(eqn)
-        params = eqn.params
-        if inner is not None:
-            total += count_ops(inner)
-        elif eqn.primitive.name == "scan":
-            body = jax_compat.close(params["jaxpr"])
-            num_consts, num_carry = jax_compat.scan_counts(eqn)
-            moved = len(eqn.invars) - num_consts + len(eqn.outvars) - num_carry
-            total += count_ops(body) + moved
-        elif eqn.primitive.name == "while":
-            carries = len(eqn.invars) - params["cond_nconsts"] - params["body_nconsts"]
-            parts = (params["cond_jaxpr"], params["body_jaxpr"])
-            total += carries + sum(count_ops(jax_compat.close(p)) for p in parts)
-        elif eqn.primitive.name == "cond":
-            total += len(eqn.outvars) + sum(count_ops(jax_compat.close(b)) for b in params["branches"])
-        else:
-            total += 1
-    return total
