@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.compiled import collectives_of
-from meshwright.runtime.spmd import device_mesh, spmd
+from meshwright.runtime.spmd import compiler_options, device_mesh, spmd
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
 
@@ -103,6 +103,23 @@ def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name, shape,
     for axis in plan.mesh.names[:-1]:
         assert found[axis] >= 0.98 * planned[axis] - 2048
     assert_memory(plan, program)
+
+
+@pytest.mark.parametrize(("shape", "method"), [((2, 2, 2), mw.Auto()), ((2, 4), mw.TensorParallel())])
+def test_gradients_of_weights_that_are_summed_over_pixels_send_what_was_planned(shape, method):
+    example = zoo.build("wide-resnet-tiny", batch=16, dtype="float32")
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster="1x8 cpu", mesh=shape, method=method)
+    images = [op.operands[0] for op in plan.ops if op.label.endswith("conv_general_dilated") and op.sums]
+    assert any(image[1] or image[2] for image in images)
+    found = plan.verify(compiler_options=QUICK)
+    for pair in found.collectives.values():
+        assert pair.compiled == pytest.approx(pair.planned, rel=0.01)
+
+
+def test_the_users_own_flags_for_xla_stay(monkeypatch):
+    assert "xla_backend_optimization_level" in compiler_options("cpu") and compiler_options("gpu") == {}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    assert "xla_backend_optimization_level" not in compiler_options("cpu")
 
 
 def assert_memory(plan, program):

@@ -15,8 +15,10 @@ from jax.sharding import NamedSharding
 
 from meshwright import jax_compat
 from meshwright.graph.accumulation import contributes
+from meshwright.graph.flatten import signature_of
 from meshwright.planner.plan import OpPlan, partition_spec
 from meshwright.planner.tensor import Spec
+from meshwright.rules import loop_nest
 
 _CONVOLUTION = "conv_general_dilated"
 
@@ -39,10 +41,20 @@ class Waiting(NamedTuple):
 
 def can_contribute(eqn: Any, op: OpPlan) -> bool:
     """Whether each device's part of an operation's sums can be had from its own operands."""
-    image = op.operands[0] or ()
-    if eqn.primitive.name == _CONVOLUTION and any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:]):
-        return False  # windows reach into neighbours' parts
+    if sums_over_pixels(eqn, op):
+        nest = loop_nest(signature_of(eqn))
+        pairs = zip(nest.operands[0], op.operands[0] or (), strict=True)
+        if any(held and any(nest.loops[loop].halo for loop in dim) for dim, held in pairs):
+            return False  # windows reach into neighbours' parts
     return contributes(eqn.primitive.name, eqn.params)
+
+
+def sums_over_pixels(eqn: Any, op: OpPlan) -> bool:
+    """Whether an operation is a convolution whose image is split by rows or columns: a gradient of weights may be."""
+    if eqn.primitive.name != _CONVOLUTION or not op.sums:
+        return False
+    image = op.operands[0] or ()
+    return any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:])
 
 
 def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:

@@ -5,6 +5,7 @@ operation needs, hop by hop, and each result is given the sharding that the plan
 nothing left to guess. The numbers stay the user's: constraints move data, they never change it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ from meshwright.runtime.processes import put
 _COMPILER_OPTIONS = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED", "xla_backend_optimization_level": 2}
 }
+
+
+def compiler_options(platform: str) -> dict[str, Any]:
+    """XLA's options for a platform; what the user's own flags say stays as it is."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in _COMPILER_OPTIONS.get(platform, {}).items() if name not in flags}
 
 
 def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> DeviceMesh:
@@ -192,7 +199,7 @@ class Program:
             in_shardings=arguments.fill(shardings),
             out_shardings=results.fill(self._shardings(made)),
             donate_argnums=_donated(self.plan, arguments.tree),
-            compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
+            compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
         )
         return _Variant(jitted, call.arguments, shardings, call.results)
 
