@@ -54,8 +54,10 @@ class CpuMemory(MemoryModel):
             after = self._local(
                 made, self.axes.pack(result_holders(nest, table.assignments[0], table.candidates.scatter, 0))
             )
-            # What is scattered is reduced whole, and then cut.
+            # What is scattered is reduced whole, and then cut. The sum of two takes the memory that they had.
             both = np.where(after < before, 2 * before - after, before)
+            if int(ops[0]) in self.grouping.joining.paths:
+                both = 2 * (before - after)
             more, partial, result, waiting = (
                 self.add(which, size * reduced) for size in (both, before, after, before - after)
             )
