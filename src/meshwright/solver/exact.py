@@ -32,6 +32,7 @@ _LABELS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
+_DEAR = 0.02  # the part of the bound above it from which a first choice is looked for at several prices
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,13 +206,18 @@ class Closer:
         return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
     def _first(self, dual: Dual, cutoff: float) -> Closed:
-        """A choice to begin with: the decoded one if it fits, else a mended one."""
+        """A choice to begin with: decoded if it fits, else mended; where it is dear, mended from other prices, too."""
         dual.restore()
         decoded = State.of(dual.model, dual.decode())
         if decoded.fits(dual.model):
             found = Closed(decoded.choice, decoded.cost, dual.bound)
         else:
             found = self._mended(dual, Closed(None, np.inf, dual.bound))
+        dear = dual.bound + _DEAR * abs(dual.bound + self.offset)
+        for scale in _SCALES if found.cost > dear and dual.prices.any() else ():
+            found = self._mended(self._scaled(dual, scale), found)
+            if found.cost <= dear or time.perf_counter() > self.deadline:
+                break
         return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
 
     def _mended(self, dual: Dual, found: Closed) -> Closed:
@@ -227,14 +233,15 @@ class Closer:
 
     def _fan(self, dual: Dual) -> list[Dual]:
         """The dual, and others with its prices scaled down and up."""
-        fan = [dual]
-        if dual.prices.any():
-            for scale in _SCALES:
-                scaled = Dual(dual.model, dual.links, dual.prices * scale)
-                scaled.m[:] = dual.m
-                scaled.converge(10, 1e-6, self.deadline)
-                fan.append(scaled)
-        return fan
+        scales = _SCALES if dual.prices.any() else ()
+        return [dual, *(self._scaled(dual, scale) for scale in scales)]
+
+    def _scaled(self, dual: Dual, scale: float) -> Dual:
+        """The dual at other prices."""
+        scaled = Dual(dual.model, dual.links, dual.prices * scale)
+        scaled.m[:] = dual.m
+        scaled.converge(10, 1e-6, self.deadline)
+        return scaled
 
 
 def better(one: Closed, other: Closed) -> Closed:
