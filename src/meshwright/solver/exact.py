@@ -30,6 +30,7 @@ _SEARCHED = 1000  # states beyond one for each node up to which a model is searc
 _HARDLY = 0.1  # the part of the gap that a split should close on one side at least
 _LABELS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
+_PAUSE = 0.5
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
 _DEAR = 0.02  # the part of the bound above it from which a first choice is looked for at several prices
@@ -59,6 +60,7 @@ class Closer:
         deadline: `time.perf_counter()` at which to stop with what is there.
         effort: Most labels of one frontier search; where they do not suffice, the states of one node are split.
         patience: How many times as many are made where splitting hardly raises the bound; it grows as that fails.
+        pause: Splits to make before that is tried again: they take about as long as the search that failed.
         width: Most labels that a frontier search keeps after each node.
         splits: Whether to split at all.
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
@@ -69,6 +71,7 @@ class Closer:
     deadline: float
     effort: float = _EFFORT
     patience: float = 10.0
+    pause: float = 0.0
     width: int = _WIDTH
     splits: bool = True
     gap: float = 0.0
@@ -136,11 +139,13 @@ class Closer:
             return self._mended(dual, best)
         dual.restore()
         parts, worth = split(dual, goal)
-        if worth < _HARDLY:  # many lumps are alike: splitting leads nowhere, but they make few different labels
+        self.pause -= 1.0
+        if worth < _HARDLY and self.pause < 0.0:  # many lumps are alike: they make few different labels
             left = _LABELS_A_SECOND * (self.deadline - time.perf_counter())
             best = better(best, self._searched(dual, goal, min(self.patience * self.effort, left)))
             if best.bound >= min(best.cost, goal):
                 return best
+            self.pause = _PAUSE * self.patience
             self.patience = min(_MORE_PATIENCE * self.patience, _MOST_PATIENCE)
         if len(parts) > 1:
             best = self._mended(dual, best)
