@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.solver import ChoiceProblem, Status, price, solve
-from meshwright.solver.dual import Dual, ascend_prices
+from meshwright.solver import ChoiceProblem, Status, exact, price, solve
+from meshwright.solver.dual import Dual, ascend_prices, climb_prices
 from meshwright.solver.exact import Closer
 from meshwright.solver.frontier import search
 from meshwright.solver.links import link
@@ -129,3 +129,19 @@ def test_kinds_stand_for_the_states_that_an_edge_does_not_tell_apart():
     assert rows.tolist() == [0, 1, 0, 2] and columns.tolist() == [0, 1, 2]
     lean = links.leans[links.lean[1] : links.lean[1] + 9].reshape(3, 3)
     assert (lean[rows][:, columns] == matrix).all()
+
+
+@pytest.mark.parametrize("limit_part", [0.3, 0.15])
+def test_a_first_choice_fits_and_is_no_dearer_for_looking_at_several_prices(limit_part, monkeypatch):
+    simple = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=limit_part)))
+    dual = Dual(simple.model)
+    dual.converge(20)
+    climb_prices(dual, 0.1 * abs(dual.bound), 60)
+    closer = Closer(1e-9, time.perf_counter() + 60)
+    monkeypatch.setattr(exact, "_DEAR", 0.0)
+    found = closer._first(dual, np.inf)
+    monkeypatch.setattr(exact, "_DEAR", np.inf)
+    single = closer._first(dual, np.inf)
+    assert found.choice is not None
+    assert State.of(simple.model, found.choice).fits(simple.model)
+    assert dual.bound - 1e-9 <= found.cost <= single.cost

@@ -30,8 +30,10 @@ _SEARCHED = 1000  # states beyond one for each node up to which a model is searc
 _HARDLY = 0.1  # the part of the gap that a split should close on one side at least
 _LABELS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
+_PAUSE = 0.5
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
+_DEAR = 0.02  # the part of the bound above it from which a first choice is looked for at several prices
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,7 @@ class Closer:
         deadline: `time.perf_counter()` at which to stop with what is there.
         effort: Most labels of one frontier search; where they do not suffice, the states of one node are split.
         patience: How many times as many are made where splitting hardly raises the bound; it grows as that fails.
+        pause: Splits to make before that is tried again: they take about as long as the search that failed.
         width: Most labels that a frontier search keeps after each node.
         splits: Whether to split at all.
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
@@ -69,6 +72,7 @@ class Closer:
     deadline: float
     effort: float = _EFFORT
     patience: float = 10.0
+    pause: float = 0.0
     width: int = _WIDTH
     splits: bool = True
     gap: float = 0.0
@@ -137,11 +141,13 @@ class Closer:
             return self._mended(dual, best)
         dual.restore()
         parts, worth = split(dual, goal)
-        if worth < _HARDLY:  # many lumps are alike: splitting leads nowhere, but they make few different labels
+        self.pause -= 1.0
+        if worth < _HARDLY and self.pause < 0.0:  # many lumps are alike: they make few different labels
             left = _LABELS_A_SECOND * (self.deadline - time.perf_counter())
             best = better(best, self._searched(dual, goal, min(self.patience * self.effort, left)))
             if best.bound >= min(best.cost, goal):
                 return best
+            self.pause = _PAUSE * self.patience
             self.patience = min(_MORE_PATIENCE * self.patience, _MOST_PATIENCE)
         if len(parts) > 1:
             best = self._mended(dual, best)
@@ -207,13 +213,18 @@ class Closer:
         return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
     def _first(self, dual: Dual, cutoff: float) -> Closed:
-        """A choice to begin with: the decoded one if it fits, else a mended one."""
+        """A choice to begin with: decoded if it fits, else mended; where it is dear, mended from other prices, too."""
         dual.restore()
         decoded = State.of(dual.model, dual.decode())
         if decoded.fits(dual.model):
             found = Closed(decoded.choice, decoded.cost, dual.bound)
         else:
             found = self._mended(dual, Closed(None, np.inf, dual.bound))
+        dear = dual.bound + _DEAR * abs(dual.bound + self.offset)
+        for scale in _SCALES if found.cost > dear and dual.prices.any() else ():
+            found = self._mended(self._scaled(dual, scale), found)
+            if found.cost <= dear or time.perf_counter() > self.deadline:
+                break
         return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
 
     def _mended(self, dual: Dual, found: Closed) -> Closed:
@@ -229,14 +240,15 @@ class Closer:
 
     def _fan(self, dual: Dual) -> list[Dual]:
         """The dual, and others with its prices scaled down and up."""
-        fan = [dual]
-        if dual.prices.any():
-            for scale in _SCALES:
-                scaled = Dual(dual.model, dual.links, dual.prices * scale)
-                scaled.m[:] = dual.m
-                scaled.converge(10, 1e-6, self.deadline)
-                fan.append(scaled)
-        return fan
+        scales = _SCALES if dual.prices.any() else ()
+        return [dual, *(self._scaled(dual, scale) for scale in scales)]
+
+    def _scaled(self, dual: Dual, scale: float) -> Dual:
+        """The dual at other prices."""
+        scaled = Dual(dual.model, dual.links, dual.prices * scale)
+        scaled.m[:] = dual.m
+        scaled.converge(10, 1e-6, self.deadline)
+        return scaled
 
 
 def better(one: Closed, other: Closed) -> Closed:

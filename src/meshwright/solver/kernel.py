@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 
 # Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan, but never ninf.
 _FASTMATH = {"nnan", "nsz", "contract"}
+
+# Where an array is read in an inner loop: an unsigned place never counts from the end. Loops over such places, with a
+# plain choice of the lesser number rather than `min`, are the ones that are compiled to vectors; slices would be too,
+# but cost more than they gain where nodes have few states.
+place = np.uint64
 
 
 @cache

@@ -7,39 +7,43 @@ pulled last, so Σ_u min_s (θ_u + Σ m)(s) is a lower bound. Kolmogorov, "Conve
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.kernel import inline, kernel, place
 
 
 @inline
 def pull(links, off, m, h, u, spare, moved):
     """Moves all that the edge can spare into u: m_h(s) = min_t E(s,t) - m_back(t), by kinds of states."""
     v, other = links.far[h], links.back[h]
-    back, here = links.msg[other], links.msg[h]
-    own, far = links.num_kinds[h], links.num_kinds[other]
+    back, here = place(links.msg[other]), place(links.msg[h])
+    own, far = place(links.num_kinds[h]), place(links.num_kinds[other])
     for t in range(far):
         spare[t] = -np.inf
-    for t in range(off[v + 1] - off[v]):
-        k = links.kinds[links.kind[other] + t]
+    kind = place(links.kind[other])
+    for t in range(place(off[v + 1] - off[v])):
+        k = place(links.kinds[kind + t])
         spare[k] = max(spare[k], m[back + t])
     for s in range(own):
         moved[s] = np.inf
+    line = place(links.lean[h])
     for t in range(far):
         base = -spare[t]
-        line = links.lean[h] + t * own
         for s in range(own):
-            moved[s] = min(moved[s], base + links.leans[line + s])
-    for s in range(off[u + 1] - off[u]):
-        m[here + s] = moved[links.kinds[links.kind[h] + s]]
+            value = base + links.leans[line + s]
+            moved[s] = value if value < moved[s] else moved[s]
+        line += own
+    kind = place(links.kind[h])
+    for s in range(place(off[u + 1] - off[u])):
+        m[here + s] = moved[place(links.kinds[kind + s])]
 
 
 @inline
 def gather(links, off, theta, m, u, d):
     """d(s) = θ_u(s) + Σ_h m_h(s); returns its minimum."""
-    ku = off[u + 1] - off[u]
+    ku, here = place(off[u + 1] - off[u]), place(off[u])
     for s in range(ku):
-        d[s] = theta[off[u] + s]
+        d[s] = theta[here + s]
     for h in range(links.hoff[u], links.hoff[u + 1]):
-        here = links.msg[h]
+        here = place(links.msg[h])
         for s in range(ku):
             d[s] += m[here + s]
     least = np.inf
@@ -80,8 +84,8 @@ def sweep(links, off, theta, m, rc, forward):
         share = 1.0 / max(earlier, later)
         first, last = (middle, end) if forward else (begin, middle)
         for h in range(first, last):
-            here = links.msg[h]
-            for s in range(len(d)):
+            here = place(links.msg[h])
+            for s in range(place(len(d))):
                 m[here + s] -= share * d[s]
     return bound
 

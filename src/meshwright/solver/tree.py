@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.kernel import inline, kernel, place
 from meshwright.solver.links import Links
 from meshwright.solver.model import Model
 
@@ -164,22 +164,27 @@ def solve(tree, links, count):
     for x in range(tree.off[count]):
         tree.best[x] = tree.taxed[x]
     for i in range(count - 1, 0, -1):
-        h, here = tree.half[i], tree.off[tree.parent[i]]
+        h, here = tree.half[i], place(tree.off[tree.parent[i]])
         other = links.back[h]
-        own, far = links.num_kinds[h], links.num_kinds[other]
+        own, far = place(links.num_kinds[h]), place(links.num_kinds[other])
         for t in range(far):
             tree.spare[t] = np.inf
-        for t in range(tree.off[i + 1] - tree.off[i]):
-            k = links.kinds[links.kind[other] + t]
-            tree.spare[k] = min(tree.spare[k], tree.best[tree.off[i] + t])
+        kind, there = place(links.kind[other]), place(tree.off[i])
+        for t in range(place(tree.off[i + 1] - tree.off[i])):
+            k = place(links.kinds[kind + t])
+            tree.spare[k] = min(tree.spare[k], tree.best[there + t])
         for s in range(own):
             tree.moved[s] = np.inf
+        line = place(links.lean[h])
         for t in range(far):
-            line = links.lean[h] + t * own
+            base = tree.spare[t]
             for s in range(own):
-                tree.moved[s] = min(tree.moved[s], tree.spare[t] + links.leans[line + s])
-        for s in range(tree.off[tree.parent[i] + 1] - here):
-            tree.best[here + s] += tree.moved[links.kinds[links.kind[h] + s]]
+                total = base + links.leans[line + s]
+                tree.moved[s] = total if total < tree.moved[s] else tree.moved[s]
+            line += own
+        kind = place(links.kind[h])
+        for s in range(place(tree.off[tree.parent[i] + 1]) - here):
+            tree.best[here + s] += tree.moved[place(links.kinds[kind + s])]
     differ = False
     for i in range(count):
         least, pick = np.inf, 0
