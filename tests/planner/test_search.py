@@ -1,9 +1,12 @@
 """Memory as a hard limit: kept, dearer as it tightens, and at the end said how much would do."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.planner import search as search_module
 from meshwright.planner.planner import Task
 from meshwright.planner.search import View, fit, least_memory
 from tests.planner.examples import mesh, mlp_step, traced_zoo
@@ -111,3 +114,35 @@ def test_a_view_that_cannot_be_better_is_left(monkeypatch):
     other = View(formulation, peak)
     assert fit(other, goal=best.cost / 2) and other.floor >= best.cost / 2
     assert 0.0 not in steps  # it was solved on the way only
+
+
+class Tight:
+    """A view whose best choice without memory does not fit, with what it costs with memory."""
+
+    def __init__(self, sizes, floor, cost):
+        self.formulation = SimpleNamespace(mesh=SimpleNamespace(sizes=sizes))
+        self.floor, self.cost, self.fits, self.limit, self.peak_bytes = floor, cost, False, 1.0, 1
+
+    def bound(self, target):
+        return self.floor
+
+
+@pytest.mark.parametrize(
+    ("deep", "solved", "taken"),
+    [
+        ((0.985, 0.986), [(2, 4), (2, 2, 2)], (2, 2, 2)),  # it promises enough, and holds it
+        ((0.985, 0.9999), [(2, 4), (2, 2, 2)], (2, 2, 2)),  # or some of it
+        ((0.995, 0.996), [(2, 4)], (2, 4)),
+        ((0.9, 0.95), [(2, 2, 2)], (2, 2, 2)),  # the other one is left then
+    ],
+)
+def test_three_axes_are_solved_under_memory_where_they_promise_a_hundredth(monkeypatch, deep, solved, taken):
+    def fits(view, goal):
+        view.fits = True
+        return True
+
+    monkeypatch.setattr(search_module, "fit", fits)
+    said, remarks = [], {}
+    best = search_module._best([Tight((2, 2, 2), *deep), Tight((2, 4), 0.98, 1.0)], remarks, [], said.append)
+    assert said == [f"solving on mesh {'×'.join(map(str, sizes))}" for sizes in solved]
+    assert best.formulation.mesh.sizes == taken and set(remarks) == {(2, 4), (2, 2, 2)}

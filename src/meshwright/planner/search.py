@@ -1,7 +1,8 @@
 """Finds the best choice over several mesh views under the memory limit, solving no more than the answer needs.
 
 Views are first solved without memory, which bounds what they can reach; then, best bound first, with
-memory, and a view whose bound is no better than the best plan so far is left.
+memory, and a view whose bound is no better than the best plan so far is left. A view of three axes, the dearest to
+solve, is left where it cannot be much better: mostly it is a little so than one of two axes that has the same parts.
 """
 
 import time
@@ -18,7 +19,8 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.units import format_bytes
 
-_LESS = 1 - 1e-9  # of a cost: what is worth having
+_LESS = 1 - 1e-9  # of a cost: what is worth having,
+_LESS_ON_THREE = 0.99  # and on three axes, worth solving for under a memory limit
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,9 @@ def _best(
     views: list[View], remarks: dict[tuple[int, ...], Considered], misfits: list[Misfit], say: Callable
 ) -> View | None:
     best: View | None = None
-    for view in sorted(views, key=lambda v: (not v.fits, v.floor)):
+    for view in sorted(views, key=lambda v: (not v.fits, v.floor / _worthwhile(v))):
         mesh = view.formulation.mesh
-        goal = np.inf if best is None else best.cost * _LESS
+        goal = np.inf if best is None else best.cost * _worthwhile(view)
         if not _can_beat(view, goal):
             remarks[mesh.sizes] = _left(view)
             continue
@@ -114,14 +116,19 @@ def _best(
             remarks[mesh.sizes] = _left(view)
             continue
         remarks[mesh.sizes] = Considered(mesh.sizes, view.cost, view.peak_bytes, "")
-        if view.cost < goal:
+        if best is None or view.cost < best.cost * _LESS:
             best = view
     return best
 
 
+def _worthwhile(view: View) -> float:
+    """The part of the best cost that a view must promise to come below."""
+    return _LESS_ON_THREE if len(view.formulation.mesh.sizes) > 2 and not view.fits else _LESS
+
+
 def _can_beat(view: View, goal: float) -> bool:
     if not view.fits and view.floor < goal < np.inf:
-        view.floor = view.bound(goal / _LESS)
+        view.floor = view.bound(goal)
     return view.floor < goal
 
 
