@@ -90,7 +90,7 @@ class Closer:
         if len(model.cap):
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         closer = replace(self, slack=max(self.tolerance, self.gap * abs(dual.bound + self.offset)))
-        found = closer._below(dual, closer._probed(dual, cutoff), cutoff)
+        found = closer._below(dual, closer._probed(dual, cutoff), cutoff, self.goal)
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)
@@ -111,14 +111,14 @@ class Closer:
             reach *= 4.0
         return best
 
-    def _below(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
-        """Looks for cheaper choices: goals just above what is proven, and further each time."""
+    def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
+        """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound."""
         ceiling = min(best.cost, cutoff)
         step = max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
-        while best.bound < min(ceiling - self.slack, self.goal) and time.perf_counter() < self.deadline:
+        while best.bound < min(ceiling - self.slack, enough) and time.perf_counter() < self.deadline:
             alive = dual.floor <= ceiling
             if alive.mean() < _SHRUNK:  # for good
-                best = better(best, self._attempt_part(dual, alive, ceiling, best.bound))
+                best = better(best, self._attempt_part(dual, alive, ceiling, best.bound, enough))
                 break
             best = better(best, self.attempt(dual, min(ceiling, best.bound + step)))
             ceiling = min(best.cost, cutoff)
@@ -179,10 +179,12 @@ class Closer:
             bound = min(bound, part.bound)
         return Closed(best, cost, min(bound, goal))
 
-    def _attempt_part(self, dual: Dual, alive: np.ndarray, goal: float, proven: float | None = None) -> Closed:
+    def _attempt_part(
+        self, dual: Dual, alive: np.ndarray, goal: float, proven: float | None = None, enough: float = np.inf
+    ) -> Closed:
         """Searches the model without the states that are not alive, after all reductions that this allows.
 
-        Where a bound is proven, by rising goals from there on; else all that is cheaper than the goal at once.
+        Where a bound is proven, by rising goals from there on, up to a bound; else all that is cheaper at once.
         """
         if time.perf_counter() > self.deadline:
             return Closed(None, np.inf, dual.bound)
@@ -204,7 +206,7 @@ class Closer:
             found = self.attempt(smaller, target)
         else:
             start = Closed(None, np.inf, max(smaller.bound, proven - reduced.offset))
-            found = self._below(smaller, start, target)
+            found = self._below(smaller, start, target, enough - reduced.offset)
         bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
         if found.choice is None:
             return Closed(None, np.inf, bound)
