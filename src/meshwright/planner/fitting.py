@@ -23,8 +23,8 @@ from meshwright.solver.solution import Status
 # are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
 # fits need not be that close.
 ALLOWANCES = ((1.0, 1e-2), (3.0, 2e-2), (20.0, 5e-2), (20.0, 5e-2))
-_ON_THE_WAY = 1e-2  # the gap at which they stop,
-_FAR_OFF = 10.0  # and how many times as far they may be when their seconds are over
+_ON_THE_WAY = 2e-2  # the gap at which they stop,
+_FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
 _BOUND_SWEEPS = 40
@@ -65,7 +65,7 @@ class View:
         peak_bytes: What that choice needs.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
-        initial: A choice to start from; None for none.
+        initial: A choice to start from, as of now the last that fitted; None for none.
         rounds: Every solve so far.
     """
 
@@ -97,8 +97,9 @@ class View:
         """
         started = time.perf_counter()
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
-        known = self.solution.choice if self.fits and self.solution is not None else self.initial
-        for solution in _solves(problem, self.allowances, known, gap, goal):
+        if self.fits and self.solution is not None:
+            self.initial = self.solution.choice
+        for solution in _solves(problem, self.allowances, self.initial, gap, goal):
             self.rounds.append(_round(len(self.times), solution))
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
@@ -151,13 +152,15 @@ def fit(view: View, goal: float = np.inf) -> bool:
     Returns:
         False where nothing can fit.
     """
+    gap = _ON_THE_WAY
     for _ in range(_MAX_ROUNDS):
         if view.fits or view.floor >= goal:
             return True
-        if not view.step(_ON_THE_WAY, goal) and view.floor < goal:
+        if not view.step(gap, goal) and view.floor < goal:
             return view.squeeze()
-        if view.fits and view.floor < goal:  # now as well as can be; that may not fit again
-            view.step(goal=goal)
+        if gap and view.fits and view.floor < goal:  # now as well as can be; that may not fit again
+            gap = 0.0
+            view.step(gap, goal)
     return view.fits or view.squeeze()
 
 
