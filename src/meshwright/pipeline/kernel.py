@@ -17,6 +17,18 @@ def _collective(ways, num_bytes):
 
 
 @njit(cache=True)
+def _shared(ties, tie_s, tie_bytes, first, last):
+    """What a range pays for parameters that it shares with layers outside: seconds, and bytes where they own them."""
+    seconds, size = 0.0, 0.0
+    for tie in range(len(ties)):
+        owns, copies = first <= ties[tie, 0] < last, first <= ties[tie, 1] < last
+        if owns != copies:
+            seconds += tie_s[tie]
+            size += tie_bytes[tie] if copies else 0.0
+    return seconds, size
+
+
+@njit(cache=True)
 def price_ranges(
     sums,
     transient,
@@ -58,26 +70,19 @@ def price_ranges(
         How many ranks there are; if more than were given room, the tables are not complete.
     """
     num_options, num_layers = transient.shape
-    most = fill.shape[1]
-    peak = np.zeros(num_options)
+    ranks, most, peak = 0, fill.shape[1], np.zeros(num_options)
     adds, own, held = np.empty(num_options), np.empty(num_options), np.empty(num_options, np.int64)
     front = np.empty(num_options, np.int64)
-    ranks = 0
     for first in range(num_layers):
         peak[:] = 0.0
         for last in range(first + 1, num_layers + 1):
             least = best_s - (floor[num_layers] - floor[last] + floor[first])
-            some = False
             for option in range(num_options):
                 peak[option] = max(peak[option], transient[option, last - 1])
                 part = sums[option, :, last] - sums[option, :, first]
                 state, once = part[STATE], part[ONCE]
-                for tie in range(len(ties)):
-                    owns, copies = first <= ties[tie, 0] < last, first <= ties[tie, 1] < last
-                    if owns != copies:
-                        once += tie_s[option, tie]
-                        if copies:
-                            state += tie_bytes[option, tie]
+                shared_s, shared_bytes = _shared(ties, tie_s[option], tie_bytes[option], first, last)
+                once, state = once + shared_s, state + shared_bytes
                 free = limit - state - peak[option]
                 adds[option], held[option] = np.inf, 0
                 if free < part[ACTIVATIONS]:
@@ -92,8 +97,7 @@ def price_ranges(
                 held[option] = most
                 if part[ACTIVATIONS] > 0:
                     held[option] = int(min(float(most), free / part[ACTIVATIONS]))
-                some = True
-            if some:
+            if adds.min() < np.inf:
                 ranks = max(ranks, _rank(adds, own, held, front, fill, busy, which, first, last))
     return ranks
 

@@ -65,7 +65,7 @@ class View:
         peak_bytes: What that choice needs.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
-        initial: A choice to start from, as of now the last that fitted; None for none.
+        initial: A choice to start from: the one that was given, then the last that fitted; None for none.
         rounds: Every solve so far.
     """
 

@@ -40,7 +40,8 @@ class Run:
         self.peak = 0.0
         self.bound = -np.inf
         self.history: list[Progress] = []
-        self.tolerance, self.most = whole_tolerance(problem), most_possible(problem)
+        self.tolerance = whole_tolerance(problem)
+        self.most = most_possible(problem) + self.tolerance
         self.giant = problem.num_strategies > _GIANT_STATES
         if initial is not None:
             self.offer(np.asarray(initial))
@@ -178,7 +179,7 @@ def most_possible(problem: ChoiceProblem) -> float:
     """No choice without impossible strategies and pairs costs more."""
     sizes = ((problem.cost, problem.num_nodes), (problem.matrix, problem.num_edges))
     worst = sum(count * np.max(part, where=part < IMPOSSIBLE, initial=0.0) for part, count in sizes)
-    return float(worst) * (1 + 1e-9) + whole_tolerance(problem)
+    return float(worst) * (1 + 1e-9)
 
 
 def whole_tolerance(problem: ChoiceProblem) -> float:
