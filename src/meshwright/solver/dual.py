@@ -115,6 +115,14 @@ class Dual:
         return sweeps.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, forward)
 
 
+def scaled(dual: Dual, scale: float, deadline: float = np.inf) -> Dual:
+    """The dual at prices that are so many times its best ones, after a few sweeps."""
+    other = Dual(dual.model, dual.links, dual.prices * scale)
+    other.m[:] = dual.m
+    other.converge(10, 1e-6, deadline)
+    return other
+
+
 class PriceAscent:
     """Raises a dual's bound over the prices by subgradient steps.
 

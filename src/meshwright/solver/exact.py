@@ -1,13 +1,13 @@
 """Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.solver.decimate import settled
-from meshwright.solver.dual import Dual, carried, climb_prices
+from meshwright.solver.dual import Dual, carried, climb_prices, scaled
 from meshwright.solver.frontier import search
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.model import Model
@@ -33,7 +33,10 @@ _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many labels as usual that a failed search made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
-_DEAR = 0.02  # the part of the bound above it from which a first choice is looked for at several prices
+_DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
+_ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
+_THOROUGH = 5e5  # labels of that search
+_NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,7 @@ class Closer:
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
         goal: A bound at which to stop, whatever was found.
         slack: The same as a difference, once the bound is known.
+        improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance and the deadline.
     """
 
     tolerance: float
@@ -79,6 +83,7 @@ class Closer:
     offset: float = 0.0
     goal: float = np.inf
     slack: float = 0.0
+    improve: Callable[[Dual, np.ndarray | None, float, float], np.ndarray | None] | None = None
 
     def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
         """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff)."""
@@ -113,17 +118,41 @@ class Closer:
 
     def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound."""
-        ceiling = min(best.cost, cutoff)
-        step = max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
-        while best.bound < min(ceiling - self.slack, enough) and time.perf_counter() < self.deadline:
+        step, fresh = 0.0, self.improve is not None and len(dual.model.cap) > 0
+        while best.bound < min(best.cost - self.slack, cutoff - self.slack, enough):
+            ceiling = min(best.cost, cutoff)
+            if time.perf_counter() > self.deadline:
+                break
             alive = dual.floor <= ceiling
             if alive.mean() < _SHRUNK:  # for good
-                best = better(best, self._attempt_part(dual, alive, ceiling, best.bound, enough))
+                best = better(best, self._attempt_part(dual, alive, ceiling, best, enough))
                 break
-            best = better(best, self.attempt(dual, min(ceiling, best.bound + step)))
-            ceiling = min(best.cost, cutoff)
-            step *= 2.0
+            if fresh:
+                best, fresh = self._prepared(dual, best, cutoff), False
+                continue
+            step = 2.0 * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
+            near = best.choice is not None and step > _NEARLY * (ceiling - best.bound)
+            best = better(best, self.attempt(dual, ceiling if near else min(ceiling, best.bound + step)))
         return replace(best, bound=min(best.bound, best.cost, cutoff))
+
+    def _prepared(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
+        """Improves the choice where it is dear, or where splits promise little; then all below it is searched as well.
+
+        Splits promise little where many lumps are alike. Such lumps make few different labels, so that one search over
+        the whole model may do, if only its goal is low.
+        """
+        dual.restore()
+        dear = best.cost > dual.bound + _DEAR * abs(dual.bound + self.offset)
+        alike = not dear and split(dual, min(best.cost, cutoff)).worth < _ALIKE
+        if self.improve is None or not (dear or alike):
+            return best
+        choice = self.improve(dual, best.choice, self.tolerance, self.deadline)
+        if choice is not None:
+            cost = cost_of(dual.model, choice)
+            best = replace(best, choice=choice, cost=cost) if cost < best.cost else best
+        if alike and best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
+            best = better(best, self._searched(dual, min(best.cost, cutoff), _THOROUGH))
+        return best
 
     def attempt(self, dual: Dual, goal: float) -> Closed:
         """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
@@ -180,11 +209,11 @@ class Closer:
         return Closed(best, cost, min(bound, goal))
 
     def _attempt_part(
-        self, dual: Dual, alive: np.ndarray, goal: float, proven: float | None = None, enough: float = np.inf
+        self, dual: Dual, alive: np.ndarray, goal: float, known: Closed | None = None, enough: float = np.inf
     ) -> Closed:
         """Searches the model without the states that are not alive, after all reductions that this allows.
 
-        Where a bound is proven, by rising goals from there on, up to a bound; else all that is cheaper at once.
+        Where a bound and perhaps a choice are known, by rising goals from there on; else all that is cheaper at once.
         """
         if time.perf_counter() > self.deadline:
             return Closed(None, np.inf, dual.bound)
@@ -202,10 +231,13 @@ class Closer:
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
             climb_prices(smaller, target - smaller.bound, _SHORT_CLIMB, target, self.deadline)
-        if proven is None:
+        if known is None:
             found = self.attempt(smaller, target)
         else:
-            start = Closed(None, np.inf, max(smaller.bound, proven - reduced.offset))
+            start = Closed(None, np.inf, max(smaller.bound, known.bound - reduced.offset))
+            held = None if known.choice is None else reduced.way_back.restrict(known.choice)
+            if held is not None:
+                start = replace(start, choice=held[order], cost=cost_of(model, held))
             found = self._below(smaller, start, target, enough - reduced.offset)
         bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
         if found.choice is None:
@@ -215,18 +247,13 @@ class Closer:
         return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
 
     def _first(self, dual: Dual, cutoff: float) -> Closed:
-        """A choice to begin with: decoded if it fits, else mended; where it is dear, mended from other prices, too."""
+        """A choice to begin with: decoded if it fits, else mended."""
         dual.restore()
         decoded = State.of(dual.model, dual.decode())
         if decoded.fits(dual.model):
             found = Closed(decoded.choice, decoded.cost, dual.bound)
         else:
             found = self._mended(dual, Closed(None, np.inf, dual.bound))
-        dear = dual.bound + _DEAR * abs(dual.bound + self.offset)
-        for scale in _SCALES if found.cost > dear and dual.prices.any() else ():
-            found = self._mended(self._scaled(dual, scale), found)
-            if found.cost <= dear or time.perf_counter() > self.deadline:
-                break
         return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
 
     def _mended(self, dual: Dual, found: Closed) -> Closed:
@@ -243,14 +270,7 @@ class Closer:
     def _fan(self, dual: Dual) -> list[Dual]:
         """The dual, and others with its prices scaled down and up."""
         scales = _SCALES if dual.prices.any() else ()
-        return [dual, *(self._scaled(dual, scale) for scale in scales)]
-
-    def _scaled(self, dual: Dual, scale: float) -> Dual:
-        """The dual at other prices."""
-        scaled = Dual(dual.model, dual.links, dual.prices * scale)
-        scaled.m[:] = dual.m
-        scaled.converge(10, 1e-6, self.deadline)
-        return scaled
+        return [dual, *(scaled(dual, scale, self.deadline) for scale in scales)]
 
 
 def better(one: Closed, other: Closed) -> Closed:

@@ -13,10 +13,12 @@ from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 from meshwright.solver.search import Search
 from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
+from meshwright.solver.starts import improved
 from meshwright.solver.worker import Crew
 
 _SMALL_STATES = 40_000  # up to here closing is tried before anything else
 _FEW_TIMES = 400
+_FEWEST_TIMES = 8  # up to here even many strategies are mostly closed
 _GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
 _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
 
@@ -64,10 +66,15 @@ class Run:
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
         now = time.perf_counter()
-        part = 0.03 if self.giant else 0.7
+        part = 0.03 if self.giant and len(simple.model.cap) > _FEWEST_TIMES else 0.7
         until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
         closer = Closer(
-            self.tolerance, until, gap=self.gap, offset=simple.offset, goal=min(self.goal, self.most) - simple.offset
+            self.tolerance,
+            until,
+            gap=self.gap,
+            offset=simple.offset,
+            goal=min(self.goal, self.most) - simple.offset,
+            improve=improved,
         )
         found = closer.close(simple.model, self.cost - simple.offset)
         if found.choice is not None:

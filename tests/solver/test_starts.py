@@ -1,0 +1,87 @@
+"""First choices: legal, never dearer than what they came from, and the same every time."""
+
+import time
+
+import numpy as np
+import pytest
+
+from meshwright.solver.dual import Dual, climb_prices
+from meshwright.solver.exact import Closer
+from meshwright.solver.links import link
+from meshwright.solver.mend import mended
+from meshwright.solver.model import from_problem
+from meshwright.solver.problem import ChoiceProblem
+from meshwright.solver.starts import improved
+from meshwright.solver.state import State, cost_of
+from meshwright.solver.warm import example
+
+FOREVER = 1e18
+
+
+def lumps(num_nodes: int = 60, seed: int = 0) -> ChoiceProblem:
+    """A grid of alike nodes, each of which saves time for memory, with room for half of them and a bit."""
+    rng = np.random.default_rng(seed)
+    costs = [[10.0, 3.0] for _ in range(num_nodes)]
+    edges = [(i, j, rng.random((2, 2))) for i in range(num_nodes) for j in (i + 1, i + 6) if j < num_nodes]
+    rows = [(i, 0, 1, [0.0, 7.0]) for i in range(num_nodes)]
+    return ChoiceProblem.from_rows(costs, edges, rows, 7.0 * (num_nodes // 2) + 3.0)
+
+
+def _priced(model) -> Dual:
+    dual = Dual(model)
+    dual.converge(20)
+    climb_prices(dual, 0.1 * abs(dual.bound), 60)
+    return dual
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_choice_that_fits_becomes_one_that_fits_and_is_no_dearer(seed):
+    model = from_problem(example(True, seed=seed))
+    draws = np.random.default_rng(seed).random((20, model.num_nodes))
+    for draw in draws:
+        before = mended(model, link(model), (draw * np.diff(model.off)).astype(np.int64))
+        if before.fits(model):
+            after = State.of(model, improved(_priced(model), before.choice, 1e-9, FOREVER))
+            assert after.fits(model)
+            assert after.cost <= before.cost
+
+
+def test_a_choice_is_found_where_none_is_given_and_again_the_same():
+    model = from_problem(lumps())
+    dual = _priced(model)
+    first, second = (improved(dual, None, 1e-9, FOREVER) for _ in range(2))
+    assert first is not None and second is not None
+    assert (first == second).all()
+    assert State.of(model, first).fits(model)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_poor_choice_is_improved_to_within_two_percent_of_the_bound(seed):
+    model = from_problem(lumps(seed=seed))
+    dual = _priced(model)
+    poor = np.zeros(model.num_nodes, dtype=np.int64)  # no memory used at all
+    assert cost_of(model, improved(dual, poor, 1e-9, FOREVER)) <= 1.02 * dual.bound < 0.8 * cost_of(model, poor)
+
+
+def test_without_time_the_given_choice_comes_back_or_better():
+    model = from_problem(lumps())
+    poor = np.zeros(model.num_nodes, dtype=np.int64)
+    found = improved(_priced(model), poor, 1e-9, time.perf_counter())
+    assert State.of(model, found).fits(model)
+    assert cost_of(model, found) <= cost_of(model, poor)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_alike_lumps_are_closed_with_a_first_choice_in_hand(seed):
+    model = from_problem(lumps(seed=seed))
+    asked = []
+
+    def improve(dual, choice, tolerance, deadline):
+        asked.append(choice)
+        return improved(dual, choice, tolerance, deadline)
+
+    found = Closer(1e-9, time.perf_counter() + 60, improve=improve).close(model)
+    plain = Closer(1e-9, time.perf_counter() + 60).close(model)
+    assert asked
+    assert found.bound == pytest.approx(found.cost)
+    assert found.cost == pytest.approx(plain.cost)
