@@ -203,8 +203,8 @@ class Closer:
         best, cost, goal, bound = found.choice, found.cost, found.bound, np.inf
         for alive in parts:
             part = self._attempt_part(dual, alive, goal)
-            if part.cost < goal:
-                best, cost, goal = part.choice, part.cost, part.cost
+            if part.cost < cost:
+                best, cost, goal = part.choice, part.cost, min(goal, part.cost)
             bound = min(bound, part.bound)
         return Closed(best, cost, min(bound, goal))
 
