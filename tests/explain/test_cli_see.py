@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from meshwright import cli
+from meshwright.planner.storage import VERSION
 from tests.test_cli import refuse, run
 
 from .plans import plan_of, tensor_parallel
@@ -57,7 +58,7 @@ def test_bad_input_is_one_clear_line(saved, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text(saved.read_text()[:5000])
     assert "not valid JSON" in refuse("diff", saved, broken)
-    broken.write_text(saved.read_text().replace('"version": 4', '"version": 77'))
+    broken.write_text(saved.read_text().replace(f'"version": {VERSION}', '"version": 77'))
     assert "version 77" in refuse("report", broken, "-o", tmp_path / "page.html")
     assert "there is no folder" in refuse("report", saved, "-o", tmp_path / "no" / "page.html")
     assert "it is a folder" in refuse("report", saved, "-o", tmp_path)
@@ -105,7 +106,7 @@ def test_bad_input_is_said_in_a_line_by_every_command(main, saved, staged, tmp_p
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     damaged = {
-        "future": '"version": 4 -> "version": 5',
+        "future": f'"version": {VERSION} -> "version": {VERSION + 1}',
         "broken": '"arguments" -> "argument"',
         "record": '"record": " -> "record": "!',
     }
@@ -121,7 +122,7 @@ def test_bad_input_is_said_in_a_line_by_every_command(main, saved, staged, tmp_p
         ("there is no plan file", ("explain", tmp_path / "nothing.json", up)),
         ("there is no plan file", ("diff", saved, tmp_path / "nothing.json")),
         ("not valid JSON", ("show", tmp_path / "file")),
-        ("of version 5", ("show", tmp_path / "future.json")),
+        (f"of version {VERSION + 1}", ("show", tmp_path / "future.json")),
         ("damaged plan", ("explain", tmp_path / "broken.json", up)),
         ("damaged in its 'record'", ("explain", tmp_path / "record.json", up)),
         ("damaged in its 'record'", ("report", tmp_path / "record.json", "-o", tmp_path / "page.html")),

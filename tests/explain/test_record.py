@@ -1,5 +1,7 @@
 """The record: it prices and holds memory exactly as planning did, whatever it was packed into."""
 
+from dataclasses import replace
+
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 import meshwright as mw
 from meshwright.explain.dims import connected
 from meshwright.explain.packing import pack, unpack
+from meshwright.explain.pricing import Pricing
 from meshwright.explain.record import Record
 from meshwright.explain.timeline import memory_over_time
 from meshwright.solver import price
@@ -51,6 +54,20 @@ def test_a_record_of_the_third_version_joins_no_sums():
     )
     assert saved > 0
     assert problem.cost_of(problem.choice) == pytest.approx(record.problem.cost_of(problem.choice) + saved)
+
+
+@pytest.mark.parametrize("method", [mw.Auto(), mw.DataParallel()])
+def test_a_record_keeps_the_best_choice_without_the_limit(method):
+    least = plan_of("gpt-tiny", (4, 2), method).memory.peak_bytes
+    tight = plan_of("gpt-tiny", (4, 2), method, memory_bytes=int(least * (0.75 if method == mw.Auto() else 1)))
+    problem = Record.from_data(unpack(pack(tight.record.to_data()))).problem
+    solved = Pricing(replace(tight.record, problem=replace(problem, unlimited=problem.unlimited[:0])), None).free
+    kept = Pricing(replace(tight.record, problem=problem), None).free
+    assert len(problem.unlimited) == len(problem.choice)
+    assert kept.cost == pytest.approx(solved.cost, rel=1e-9)
+    profile = problem.memory.profile(problem.unlimited, problem.copies_made(problem.unlimited))
+    assert kept.peak_bytes == profile.peak_bytes
+    assert (kept.peak_bytes > problem.limit) == (method == mw.Auto())
 
 
 nested = st.recursive(

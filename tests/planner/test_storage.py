@@ -6,6 +6,7 @@ import jax
 import pytest
 
 import meshwright as mw
+from meshwright.planner.storage import VERSION
 from tests.planner.examples import mesh, mlp_step
 
 
@@ -39,7 +40,7 @@ def test_equal_plans_make_equal_files(planned, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text.replace('"version": 4', '"version": 99'), "version 99.*make the plan again"),
+        (lambda text: text.replace(f'"version": {VERSION}', '"version": 99'), "version 99.*make the plan again"),
         (lambda text: text[: len(text) // 2], "not valid JSON.*save the plan again"),
         (lambda text: "not a plan", "not valid JSON"),
         (lambda text: "[]", "is not a plan"),

@@ -1,7 +1,7 @@
 """Makes the record of a fresh plan from its graph and the problem that was solved."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,7 +159,8 @@ class _Problem:
             start=memory.start,
             stop=memory.stop,
             share=memory.share,
-            choice=np.array([self._chosen(which) for which in range(len(nodes))], np.int64),
+            choice=self._numbered(self.back.choice),
+            unlimited=self._numbered([] if self.back.unlimited is None else self.back.unlimited),
             limit=limit,
         )
 
@@ -170,9 +171,11 @@ class _Problem:
             return np.ones(len(table.compute), bool)
         return np.isin(table.codes[0], sorted(allowed))
 
-    def _chosen(self, which: int) -> int:
-        """The chosen strategy's number among all."""
-        choice = int(self.back.choice[which])
+    def _numbered(self, choice: Iterable[int]) -> Ints:
+        """The numbers that chosen strategies have among all."""
+        return np.array([self._number(which, int(chosen)) for which, chosen in enumerate(choice)], np.int64)
+
+    def _number(self, which: int, choice: int) -> int:
         if which < self.free.num_groups:
             return int(np.flatnonzero(self._allowed(which))[choice])
         order = which - self.free.num_groups

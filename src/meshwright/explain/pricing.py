@@ -25,6 +25,7 @@ _ROUNDS = 6
 _ALWAYS = 8  # shardings are priced without memory, however long it takes
 _ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
 _FULL = 0.97  # of the limit: so much is full
+_LOADING = 1.0  # seconds that the first solve has for loading the solver
 _FREE = 0.5  # of the time, at most, goes to solving without memory
 _SWEEPS = 40  # of the dual that bounds everything at once
 _DEAR = 1e4  # times the plan: so dear is what is impossible
@@ -82,6 +83,11 @@ class Pricing:
     @cached_property
     def free(self) -> Priced:
         """The best plan if memory were no matter."""
+        if len(self.problem.unlimited):
+            choice = self.problem.unlimited
+            cost = self.problem.cost_of(choice)
+            profile = self.problem.memory.profile(choice, self.problem.copies_made(choice))
+            return Priced(-1, cost, cost, profile.peak_bytes, choice)
         view = View(self.problem, None, allowances=_PATIENT)
         view.step()
         assert view.solution is not None
@@ -149,7 +155,7 @@ class Pricing:
 
     def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
         found: list[Priced] = []
-        least = max(self._floor, self.free.cost)  # which also loads the solver, before time counts
+        least = max(self._floor, self.free.cost)
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
             left = seconds - (time.perf_counter() - begun)
@@ -158,8 +164,10 @@ class Pricing:
             view = self._view(node, code)
             view.limit, view.times = self.problem.limit, dict(self._tight)
             floor = least if self._is_allowed(node, code) else 0.0
-            share = left / (_ALWAYS_TIGHTLY - number) if number < _ALWAYS_TIGHTLY else left
-            found.append(self._under_limit(code, view, floor, max(share, seconds / _ALWAYS_TIGHTLY)))
+            share = max(left / max(_ALWAYS_TIGHTLY - number, 1), seconds / _ALWAYS_TIGHTLY)
+            found.append(self._under_limit(code, view, floor, share if number else share + _LOADING))
+            if number == 0:
+                begun = max(begun, time.perf_counter() - share)
         return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
 
     def _promising(self, node: int, codes: list[int]) -> list[int]:

@@ -113,6 +113,7 @@ class Problem(Kept):
         role: What each column is: the number of one of `MEMORY_ROLES`.
         choice: The strategy that was chosen for each node.
         limit: Bytes allowed on each device; None for no limit.
+        unlimited: The strategy of each node in the best plan without that limit; empty where it is not known.
         once: Of a stage's nodes, the seconds that are spent once a step, not with every microbatch:
             ``(node, seconds for each strategy)``.
     """
@@ -131,6 +132,7 @@ class Problem(Kept):
     share: Array
     choice: Ints
     limit: float | None
+    unlimited: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     once: Sequence[tuple[int, Array]] = ()
 
     @cached_property

@@ -131,6 +131,7 @@ class _Cut:
             extra=[(int(self.number[i]), cost) for i, cost in self.whole.extra if self.inside[i]],
             once=[(int(self.number[i]), cost) for i, cost in self.whole.once if self.inside[i]],
             choice=np.concatenate([self.whole.choice[self.kept], np.zeros(len(self.outside), np.int64)]),
+            unlimited=np.zeros(0, np.int64),
             **self._memory(memory),
         )
         # The sums over layers that stages were found by know more of memory than one pass does: they set the level.

@@ -59,7 +59,7 @@ class View:
         formulation: Its problem.
         limit: Bytes allowed on each device; None for no limit.
         floor: No choice on this view costs less.
-        free_cost: Cost of the best choice if memory were no matter.
+        free: The best solution if memory were no matter; None until it is solved.
         times: Moments at which memory is held, with bytes kept free there for resharded copies.
         solution: The latest solution; its choice may not fit yet.
         peak_bytes: What that choice needs.
@@ -72,7 +72,7 @@ class View:
     formulation: Any  # a `Priced`
     limit: float | None
     floor: float = 0.0
-    free_cost: float = 0.0
+    free: Solution | None = None
     times: dict[int, float] = field(default_factory=dict)
     solution: Solution | None = None
     peak_bytes: int = 0

@@ -142,11 +142,11 @@ class Task:
         return float(sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in kinds))
 
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
-        assert solved.solution is not None and solved.solution.choice is not None
-        back = Readback(solved.formulation, solved.solution.choice)
+        assert solved.solution is not None and solved.solution.choice is not None and solved.free is not None
+        back = Readback(solved.formulation, solved.solution.choice, solved.free.choice)
         profile = back.profile()
         cost = Cost(back.compute(), back.communication())
-        bound = min(unfolded_bound(solved.formulation, solved.free_cost), cost.total)
+        bound = min(unfolded_bound(solved.formulation, solved.free.cost), cost.total)
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
         call, arguments, results = self.traced.call, tuple(self._arguments(back)), tuple(self._results(back))

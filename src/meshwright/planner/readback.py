@@ -52,11 +52,17 @@ class Resharded(NamedTuple):
 
 
 class Readback:
-    """A choice on one formulation, in terms of the graph."""
+    """A choice on one formulation, in terms of the graph.
 
-    def __init__(self, formulation: Formulation, choice: NDArray[np.int64]):
+    Args:
+        formulation: The problem.
+        choice: The choice.
+        unlimited: The best choice if memory were no matter, where it is known.
+    """
+
+    def __init__(self, formulation: Formulation, choice: NDArray[np.int64], unlimited: NDArray[np.int64] | None = None):
         self.formulation = formulation
-        self.choice = choice
+        self.choice, self.unlimited = choice, unlimited
         self.grouping = formulation.grouping
         self.graph = formulation.grouping.graph
         self.folded = formulation.folded

@@ -85,7 +85,7 @@ def search(
             refused.append(ShardingError(message))
             remarks[mesh.sizes] = Considered(mesh.sizes, None, None, message)
             continue
-        view.floor = view.free_cost = view.cost
+        view.floor, view.free = view.cost, view.solution
         view.seconds = time.perf_counter() - started
         views.append(view)
     best = _best(views, remarks, misfits, say)

@@ -18,10 +18,10 @@ from meshwright.planner.stored_ops import ops_to_json, parse_ops
 from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 
 FORMAT = "meshwright-plan"
-VERSION = 4
+VERSION = 5
 # The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
-# sums that are settled together.
-READABLE = (1, 2, 3, VERSION)
+# sums that are settled together; the fourth keeps no choice without a limit.
+READABLE = (1, 2, 3, 4, VERSION)
 
 
 @dataclass(frozen=True)
