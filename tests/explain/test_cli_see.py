@@ -57,7 +57,7 @@ def test_bad_input_is_one_clear_line(saved, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text(saved.read_text()[:5000])
     assert "not valid JSON" in refuse("diff", saved, broken)
-    broken.write_text(saved.read_text().replace('"version": 4', '"version": 77'))
+    broken.write_text(saved.read_text().replace('"version": 5', '"version": 77'))
     assert "version 77" in refuse("report", broken, "-o", tmp_path / "page.html")
     assert "there is no folder" in refuse("report", saved, "-o", tmp_path / "no" / "page.html")
     assert "it is a folder" in refuse("report", saved, "-o", tmp_path)
@@ -105,7 +105,7 @@ def test_bad_input_is_said_in_a_line_by_every_command(main, saved, staged, tmp_p
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     damaged = {
-        "future": '"version": 4 -> "version": 5',
+        "future": '"version": 5 -> "version": 6',
         "broken": '"arguments" -> "argument"',
         "record": '"record": " -> "record": "!',
     }
@@ -121,7 +121,7 @@ def test_bad_input_is_said_in_a_line_by_every_command(main, saved, staged, tmp_p
         ("there is no plan file", ("explain", tmp_path / "nothing.json", up)),
         ("there is no plan file", ("diff", saved, tmp_path / "nothing.json")),
         ("not valid JSON", ("show", tmp_path / "file")),
-        ("of version 5", ("show", tmp_path / "future.json")),
+        ("of version 6", ("show", tmp_path / "future.json")),
         ("damaged plan", ("explain", tmp_path / "broken.json", up)),
         ("damaged in its 'record'", ("explain", tmp_path / "record.json", up)),
         ("damaged in its 'record'", ("report", tmp_path / "record.json", "-o", tmp_path / "page.html")),

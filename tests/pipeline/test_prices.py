@@ -14,7 +14,10 @@ from meshwright.planner.planner import Task
 from tests.pipeline.models import flow_of
 
 TIMES = [i for i in Item if not i.name.endswith("_BYTES")]
-PARTS = {Item.WEIGHTS, Item.REPEATED, Item.REPEATED_SENT, Item.AGAIN, Item.AGAIN_SENT}  # of other items
+PARTS = {  # of other items
+    *(Item.WEIGHTS, Item.REPEATED, Item.REPEATED_SENT, Item.AGAIN, Item.AGAIN_SENT),
+    *(Item.FORWARD_PRODUCTS, Item.BACKWARD_PRODUCTS, Item.AGAIN_PRODUCTS),
+}
 
 
 @pytest.fixture(scope="module", params=[{}, {"scan": True}, {"checkpoint": True}])

@@ -39,7 +39,7 @@ def test_equal_plans_make_equal_files(planned, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda text: text.replace('"version": 4', '"version": 99'), "version 99.*make the plan again"),
+        (lambda text: text.replace('"version": 5', '"version": 99'), "version 99.*make the plan again"),
         (lambda text: text[: len(text) // 2], "not valid JSON.*save the plan again"),
         (lambda text: "not a plan", "not valid JSON"),
         (lambda text: "[]", "is not a plan"),

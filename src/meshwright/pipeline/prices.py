@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.liveness import liveness
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
@@ -44,9 +43,12 @@ class Item(IntEnum):
     BACKWARD = auto()  # compute; with what the user's own checkpoints repeat
     BACKWARD_SENT = auto()
     WEIGHTS = auto()  # the part of BACKWARD that makes weights' gradients
+    FORWARD_PRODUCTS = auto()  # the part of FORWARD in matrix products
+    BACKWARD_PRODUCTS = auto()
     REPEATED = auto()  # the part of BACKWARD that repeats forward work
     REPEATED_SENT = auto()
     AGAIN = auto()  # the part of FORWARD that selective recomputation repeats
+    AGAIN_PRODUCTS = auto()
     AGAIN_SENT = auto()
     GRADIENTS_SENT = auto()  # bringing gradients together inside the view, once a step
     UPDATE = auto()
@@ -127,7 +129,7 @@ class Pricing:
 
     def _read(self, back: Readback) -> LayerPrices:
         compute, sent, gradients = self._seconds(back)
-        masks = self._masks
+        masks, products = self._masks, self.flow.flops > 0
         items = np.zeros((len(Item), self.layers.num_layers))
         for item, weights in (
             (Item.FORWARD, compute * masks["forward"]),
@@ -135,9 +137,12 @@ class Pricing:
             (Item.BACKWARD, compute * masks["backward"]),
             (Item.BACKWARD_SENT, sent * masks["backward"]),
             (Item.WEIGHTS, compute * masks["weights"]),
+            (Item.FORWARD_PRODUCTS, compute * masks["forward"] * products),
+            (Item.BACKWARD_PRODUCTS, compute * masks["backward"] * products),
             (Item.REPEATED, compute * masks["repeated"]),
             (Item.REPEATED_SENT, sent * masks["repeated"]),
             (Item.AGAIN, compute * masks["again"]),
+            (Item.AGAIN_PRODUCTS, compute * masks["again"] * products),
             (Item.AGAIN_SENT, sent * masks["again"]),
             (Item.GRADIENTS_SENT, gradients),
             (Item.UPDATE, compute * masks["update"]),
@@ -224,13 +229,12 @@ class Pricing:
         """For each operation, 1 where it is part of something."""
         columns, flow = self.graph.columns, self.flow
         phase = {name: columns.phase == PHASES.index(name) for name in (FORWARD, BACKWARD, UPDATE)}
-        scopes = np.array([jax_compat.is_recomputed(scope) for scope in columns.scopes], bool)
         masks = {
             "forward": phase[FORWARD],
             "backward": phase[BACKWARD],
             "update": phase[UPDATE],
             "weights": self._ends & (flow.flops > 0),
-            "repeated": phase[BACKWARD] & scopes[columns.scope],
+            "repeated": flow.recomputed,
             "again": phase[FORWARD] & ~self._on_weights,
         }
         return {name: mask.astype(float) for name, mask in masks.items()}

@@ -66,6 +66,7 @@ class Search:
 
     Attributes:
         best: It, or None.
+        flops: Of each layer in one step, without what the user's own checkpoints repeat.
         tried: How many pipelines and dynamic programmes were priced.
         bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
             all devices were always busy (`Options.least_s`), for the best size of microbatch.
@@ -76,6 +77,7 @@ class Search:
         self.catalogue, self.flow, self.say = catalogue, flow, say
         layers, forward = catalogue.layers, flow.forward
         work = layers.gather(layers.places.unit[forward], flow.flops[forward])
+        self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
         self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000)
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
         self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]

@@ -133,7 +133,7 @@ def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
         yield "what is recomputed and sent to the host is known in part only"
     if recipe.cluster.chip.vendor == "Google":
         yield "rates of TPU kernels are estimates: no microbenchmark is at hand"
-    elif simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes:
+    elif simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes[0]:
         yield "memory may be nearly full: allocators free and retry then"
     if recipe.cluster.num_hosts > 1 and recipe.zero == 3 and recipe.cluster.intra.topology != "torus":
         yield "parameters fetched over a network whose real rate is not told"
