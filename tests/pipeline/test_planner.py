@@ -1,5 +1,7 @@
 """Plans in stages through the public door: what they hold, and what is refused."""
 
+import itertools
+
 import jax.numpy as jnp
 import pytest
 
@@ -50,6 +52,14 @@ def test_auto_takes_the_plan_without_stages_where_that_is_quicker():
     plain = mw.plan(step, *args, cluster="1x2 h100")
     assert plan.step_s <= plain.step_s
     assert plan.method == "Auto"
+
+
+def test_a_single_stage_with_a_single_microbatch_is_a_plan_without_stages():
+    """Their costs are the same sums in another order; one of them can be run."""
+    for hidden, rows in itertools.product((256, 384, 512), (8, 24, 64)):
+        step, args = mlp(hidden, layers=3, rows=rows)
+        plan = mw.plan(step, *args, cluster="1x2 h100", method=mw.Auto(pipeline=True))
+        assert len(plan.stages) != 1 or plan.pipeline.num_microbatches > 1
 
 
 def test_hosts_of_two_kinds_get_stages_of_their_own():

@@ -23,6 +23,8 @@ from meshwright.planner.roles import find_roles
 
 Progress = Callable[[str], None]
 
+_EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
+
 
 def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan:
     """The best plan with stages that a method allows; without, where one program over all devices is quicker.
@@ -46,7 +48,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
             search.all_recipes()
             search.all_programmes()
             plain = _plain(traced, search, method, say)
-        if plain is not None and plain.step_s <= search.best_s:
+        if plain is not None and plain.step_s <= search.best_s * _EQUAL:
             return replace(plain, method=method.name)
         if search.best is None:
             raise search.does_not_fit()
