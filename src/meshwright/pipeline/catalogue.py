@@ -8,6 +8,7 @@ are priced on a grid; between two of its points all is taken to be linear, for e
 
 import math
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property, lru_cache
 
 from meshwright.hardware import Cluster
@@ -42,9 +43,16 @@ class Catalogue:
         self.rows, self.layers, self.cluster, self.say = rows, layers, cluster, say
         self.limits = [memory_fraction * group.memory_bytes for group in cluster.groups]
         self.num_solves = 0
+        self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
         self._known: dict[tuple[int, View, str, int], LayerPrices | None] = {}
         self._solved: dict[tuple[int, View, str, int], LayerPrices | None] = {}
+
+    def unpruned(self) -> "Catalogue":
+        """The same with prices of what can never fit, too."""
+        other = copy(self)
+        other._prunes, other._known = False, {}
+        return other
 
     @cached_property
     def microbatches(self) -> list[int]:
@@ -114,7 +122,7 @@ class Catalogue:
 
     def _price(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
         place = self.grid.index(rows)
-        if place and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group):
+        if self._prunes and place and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group):
             return None
         return self._solve(group, view, way, rows)
 
