@@ -8,8 +8,8 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.pipeline.catalogue import FREE, TENSOR, Catalogue
+from meshwright.pipeline.items import ALL_SECONDS, Item
 from meshwright.pipeline.planner import start_search
-from meshwright.pipeline.prices import ALL_SECONDS, Item
 from tests.pipeline.models import mlp
 
 
@@ -26,7 +26,7 @@ def test_views_follow_the_machines_and_are_few(machines):
     catalogue = catalogue_of(mlp(64, layers=2, rows=8), machines)
     per_host, total = catalogue.cluster.devices_per_host, catalogue.cluster.num_devices
     found = catalogue.ways(0, total)
-    assert len(found) == len(set(found)) <= 50
+    assert len(found) == len(set(found)) <= 60
     for view, _ in found:
         size = math.prod(view)
         assert total % size == 0 and len(view) <= 2

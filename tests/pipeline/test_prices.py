@@ -6,8 +6,9 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
+from meshwright.pipeline.items import Item
 from meshwright.pipeline.layers import Wishes, find_layers
-from meshwright.pipeline.prices import Item, Pricing
+from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.methods import Auto, TensorParallel
 from meshwright.planner.planner import Task

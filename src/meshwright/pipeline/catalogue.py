@@ -10,22 +10,34 @@ import math
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
+from meshwright.pipeline.items import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.layers import Layers
-from meshwright.pipeline.prices import ALL_SECONDS, Item, LayerPrices, Pricing
+from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.methods import Auto, Method, TensorParallel
 from meshwright.planner.roles import find_roles
 
 View = tuple[int, ...]  # sizes of the axes inside a replica
 
-FREE, TENSOR, LEAN = "free", "tensor", "lean"
-WAYS: dict[str, tuple[Method, bool]] = {
-    FREE: (Auto(), False),  # the fastest
-    LEAN: (Auto(), True),  # the one that needs least memory
-    TENSOR: (TensorParallel(), False),  # weights split, as in Megatron-LM
+
+class Way(NamedTuple):
+    """What a view's axes may do: the arguments of `Pricing.price`."""
+
+    method: Method
+    dear: bool = False
+    once: float = 1.0
+
+
+FREE, TENSOR, LEAN, STEADY = "free", "tensor", "lean", "steady"
+WAYS = {
+    FREE: Way(Auto()),  # the fastest for one microbatch
+    STEADY: Way(Auto(), once=1 / 16),  # the fastest for many
+    LEAN: Way(Auto(), dear=True),  # the one that needs least memory
+    TENSOR: Way(TensorParallel()),  # weights split, as in Megatron-LM
 }
 _SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
 _LARGE_ROWS = 2  # this many of the others
@@ -130,10 +142,9 @@ class Catalogue:
         key = (group, view, way, rows)
         if key not in self._solved:
             pricing = self._pricing(rows)
-            method, lean = WAYS[way]
             self.num_solves += pricing is not None
             mesh = submesh(self.cluster.groups[group], math.prod(view)).mesh(view)
-            self._solved[key] = None if pricing is None else pricing.price(mesh, method, lean)
+            self._solved[key] = None if pricing is None else pricing.price(mesh, *WAYS[way])
         return self._solved[key]
 
     def _hopeless(self, fewer: LayerPrices | None, group: int) -> bool:
@@ -162,7 +173,7 @@ def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
     found += [((n * per_host,), TENSOR) for n in several]
     squares = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
-    return (*found, *((view, way) for view in squares for way in (FREE, LEAN)))
+    return (*found, *((view, way) for view in squares for way in (FREE, STEADY, LEAN)))
 
 
 def _squares(machines: Cluster) -> list[View]:

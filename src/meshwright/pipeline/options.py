@@ -10,8 +10,8 @@ import numpy as np
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import TENSOR, Catalogue, submesh
 from meshwright.pipeline.flow import Array, Ints
+from meshwright.pipeline.items import Item, LayerPrices
 from meshwright.pipeline.kernel import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
-from meshwright.pipeline.prices import Item, LayerPrices
 from meshwright.pipeline.transfer import exchange_s
 from meshwright.planner.stage import EXCHANGED
 
