@@ -127,6 +127,8 @@ class Catalogue:
         return LayerPrices(items, low.batch_parts, low.specs, low.local_bytes)
 
     def _priced(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+        if way == STEADY and rows == self.rows.batch:  # there is but one microbatch
+            way = FREE
         key = (group, view, way, rows)
         if key not in self._known:
             self._known[key] = self._price(*key)
