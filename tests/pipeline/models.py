@@ -10,7 +10,7 @@ from meshwright.planner.groups import Grouping
 from meshwright.planner.roles import find_roles
 
 
-def mlp(hidden=64, layers=6, rows=16, body=None, optimizer=None):
+def mlp(hidden=64, layers=6, rows=16, body=None, optimizer=None, dtype=jnp.float32):
     """A train step of a stack of products, and the types of its arguments."""
 
     def loss(params, x):
@@ -26,9 +26,9 @@ def mlp(hidden=64, layers=6, rows=16, body=None, optimizer=None):
         updates, opt = optimizer.update(grads, opt, params)
         return (jax.tree.map(lambda p, u: p + u, params, updates), opt), value
 
-    params = [jax.ShapeDtypeStruct((hidden, hidden), jnp.float32)] * layers
+    params = [jax.ShapeDtypeStruct((hidden, hidden), dtype)] * layers
     opt = () if optimizer is None else jax.eval_shape(optimizer.init, params)
-    return step, ((params, opt), jax.ShapeDtypeStruct((rows, hidden), jnp.float32))
+    return step, ((params, opt), jax.ShapeDtypeStruct((rows, hidden), dtype))
 
 
 def flow_of(function, *args):

@@ -7,9 +7,9 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.catalogue import FREE, TENSOR, Catalogue
+from meshwright.pipeline.catalogue import FREE, STEADY, TENSOR, Catalogue
+from meshwright.pipeline.items import ALL_SECONDS, Item
 from meshwright.pipeline.planner import start_search
-from meshwright.pipeline.prices import ALL_SECONDS, Item
 from tests.pipeline.models import mlp
 
 
@@ -26,7 +26,7 @@ def test_views_follow_the_machines_and_are_few(machines):
     catalogue = catalogue_of(mlp(64, layers=2, rows=8), machines)
     per_host, total = catalogue.cluster.devices_per_host, catalogue.cluster.num_devices
     found = catalogue.ways(0, total)
-    assert len(found) == len(set(found)) <= 50
+    assert len(found) == len(set(found)) <= 60
     for view, _ in found:
         size = math.prod(view)
         assert total % size == 0 and len(view) <= 2
@@ -69,3 +69,9 @@ def test_a_recipe_may_split_weights_over_many_hosts():
         recipe = mw.ThreeD(data=data, tensor=tensor, pipeline=pipeline, microbatch=4)
         plan = mw.plan(step, *batch, cluster=machines, method=recipe)
         assert {s.mesh.sizes for s in plan.stages} == {(data, tensor)}
+
+
+def test_a_single_microbatch_is_split_as_is_best_for_one():
+    catalogue = catalogue_of(mlp(256, layers=2, rows=8), "1x4 h100")
+    assert catalogue.prices(0, (4,), STEADY, 8) is catalogue.prices(0, (4,), FREE, 8)
+    assert catalogue.prices(0, (4,), STEADY, 4) is not catalogue.prices(0, (4,), FREE, 4)

@@ -8,10 +8,10 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
+from meshwright.pipeline.items import Item
 from meshwright.pipeline.kernel import GRADIENTS, MICROBATCH, ONCE
 from meshwright.pipeline.options import Options, find_options
 from meshwright.pipeline.planner import start_search
-from meshwright.pipeline.prices import Item
 from tests.pipeline.models import mlp
 
 

@@ -6,15 +6,19 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
+from meshwright.pipeline.items import Item
 from meshwright.pipeline.layers import Wishes, find_layers
-from meshwright.pipeline.prices import Item, Pricing
+from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.methods import Auto, TensorParallel
 from meshwright.planner.planner import Task
 from tests.pipeline.models import flow_of
 
 TIMES = [i for i in Item if not i.name.endswith("_BYTES")]
-PARTS = {Item.WEIGHTS, Item.REPEATED, Item.REPEATED_SENT, Item.AGAIN, Item.AGAIN_SENT}  # of other items
+PARTS = {  # of other items
+    *(Item.WEIGHTS, Item.REPEATED, Item.REPEATED_SENT, Item.AGAIN, Item.AGAIN_SENT),
+    *(Item.FORWARD_PRODUCTS, Item.BACKWARD_PRODUCTS, Item.AGAIN_PRODUCTS),
+}
 
 
 @pytest.fixture(scope="module", params=[{}, {"scan": True}, {"checkpoint": True}])

@@ -47,3 +47,15 @@ def test_a_plan_without_stages_has_none():
     data = plan_to_json(mw.plan(step, *args, mesh=mesh((2,))))
     assert "stages" not in data
     assert plan_from_json(data).stages == ()
+
+
+def test_stages_of_the_fourth_version_are_read():
+    """They do not say what their times are made of: compute is taken to be products, as most of it is."""
+    data = plan_to_json(staged(mw.cluster("2x4 h100"))) | {"version": 4}
+    for stage in data["stages"]:
+        del stage["flops"], stage["dtype"]
+        for name in ("forward", "backward", "recompute", "gradients", "update"):
+            stage[name] = {key: stage[name][key] for key in ("compute_s", "communication_s")}
+    for stage in plan_from_json(data).stages:
+        assert stage.backward.product_s == stage.backward.compute_s and stage.backward.moving_s == 0
+        assert stage.backward.inside_s == stage.backward.communication_s

@@ -3,11 +3,12 @@
 import csv
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshwright.simulator.published.replay import Replay, RowsError, read_rows, replay, replay_rows
+from meshwright.simulator.published.replay import RowsError, read_rows, replay, replay_rows
 from meshwright.simulator.published.row import Row, RowError, recipe_of
 from meshwright.simulator.published.validation import Validation, ordered_pairs
 
@@ -97,8 +98,21 @@ def test_strategies_are_ordered_within_one_model_and_machine():
     slow = row(row_id="slow", recompute="full", step_time_s="0.8")
     found = [replay(r) for r in (row(), slow, row(row_id="other", gpus="16", dp="16"))]
     assert list(ordered_pairs(found)) == [True]
-    wrong = [Replay(f.row, predicted_step_s=1 / f.predicted_step_s) for f in found[:2]]
+    wrong = [replace(f, predicted_step_s=1 / f.predicted_step_s) for f in found[:2]]
     assert list(ordered_pairs(wrong)) == [False]
+
+
+@pytest.mark.parametrize("name", ["step_time_s", "peak_mem_gib", "tokens_per_s_per_gpu", "global_batch"])
+@pytest.mark.parametrize("value", ["soon", "1.2.3", "-1", None])
+def test_a_figure_that_cannot_be_read_stops_no_other_row(name, value):
+    """Nor does one that is not there, such as the batch by which strategies are compared."""
+    both = {name: value} | ({"step_time_s": None} if name.startswith("tokens") else {})
+    rows = [row(), row(row_id="two", recompute="full", **both), row(row_id="three")]
+    found = Validation(tuple(replay_rows(rows)))
+    assert [bool(f.problem) for f in found.rows] == [False, value is not None, False]
+    assert len(found.to_json()["rows"]) == 3 and "three" in str(found)
+    if value is not None:
+        assert f"two: {name} is {value!r}" in found.rows[1].problem
 
 
 def test_a_summary_without_rows_claims_nothing():

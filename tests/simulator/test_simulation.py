@@ -64,7 +64,7 @@ def test_plain_data_and_text_agree(found):
 
 
 def test_what_does_not_fit_says_so():
-    assert "does not fit" in str(simulate_work(pipeline(2, 4, "1f1b", limit_bytes=50.0)))
+    assert "does not fit" in str(simulate_work(pipeline(2, 4, "1f1b", limit_bytes=(50.0, 50.0))))
 
 
 def test_many_stages_are_printed_in_part():

@@ -29,7 +29,7 @@ def pipeline(stages, microbatches, schedule, interleave=1, forward=1.0, backward
         "update": ((),) * stages,
         "state_bytes": (100.0,) * stages,
         "devices": (4,) * stages,
-        "limit_bytes": 1000.0,
+        "limit_bytes": (1000.0,) * stages,
         "peak_flops": 1e12,
         "model_flops": 1e12,
         "tokens": 64.0,

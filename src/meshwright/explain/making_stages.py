@@ -1,6 +1,5 @@
 """Makes the record of a fresh pipelined plan: each view that its stages have is solved once more."""
 
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from math import prod
 
@@ -10,15 +9,15 @@ from meshwright.explain.making import make_record, plain_nest, unrestricted
 from meshwright.explain.record import Record
 from meshwright.explain.staged import StagedRecord, StageView
 from meshwright.graph.collector import heap_frozen
-from meshwright.graph.phases import PHASES, UPDATE
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import WAYS, submesh
-from meshwright.pipeline.flow import Array, Ints
-from meshwright.pipeline.prices import LayerPrices, Pricing
+from meshwright.pipeline.flow import Ints
+from meshwright.pipeline.items import LayerPrices
+from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.recording import StagedDetails
 from meshwright.pipeline.rows import Resized
 from meshwright.pipeline.search import FoundStage
-from meshwright.planner.formulate import Formulation
+from meshwright.pipeline.steady import once_s
 from meshwright.planner.readback import Readback
 
 _Key = tuple[int, tuple[int, ...], str, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
@@ -70,14 +69,13 @@ class _Recorder(Pricing):
 
     def view(self, mesh: Mesh, way: str, rows: int, limit: float) -> StageView:
         """The view of some stages."""
-        method, lean = WAYS[way]
-        self.price(mesh, method, lean)
+        self.price(mesh, *WAYS[way])
         back = self._back
         assert back is not None
         free = unrestricted(back.formulation)
         record = make_record(back, limit, free)
-        once = [(i, seconds) for i, seconds in enumerate(self._once(free)) if seconds.any()]
-        folded, units = back.folded, self._units(back)
+        once = [(i, seconds) for i, seconds in enumerate(once_s(free, self.ends)) if seconds.any()]
+        folded, units = back.folded, self.units(back.folded)
         order = np.argsort(folded.untied.which, kind="stable")
         kinds, sent, at = _sent(back)
         used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
@@ -92,29 +90,6 @@ class _Recorder(Pricing):
             sent=sent,
             sent_op=at,
         )
-
-    def _units(self, back: Readback) -> Ints:
-        """The unit of each group, then of each shared reading: that of its first reader."""
-        places, slots = self.layers.places, self.grouping.slots
-        led = [
-            places.unit[group.leader] if group.argument is None else places.arguments[group.argument][0]
-            for group in self.grouping.groups
-        ]
-        read = [slots.op[slots.start[group] + rank] for group, rank in (s.readers[0] for s in back.folded.shared)]
-        return np.array([*led, *places.unit[read]], np.int64)
-
-    def _once(self, free: Formulation) -> Iterator[Array]:
-        """For each group's node the seconds of one of them that are spent once a step, for each strategy."""
-        phase, ops = self.graph.columns.phase, self.grouping.ops
-        for table, members in zip(free.tables, free.folded.members, strict=True):
-            found = np.zeros(len(table.compute))
-            first = ops.start[members[0]]
-            for member, purpose, seconds in table.items:
-                op = ops.items[first + member]
-                sums = purpose not in ("compute", "reshard") and self._ends[op]
-                if sums or phase[op] == PHASES.index(UPDATE):
-                    found += seconds
-            yield found
 
 
 def _enlarged(record: Record, whole: Resized) -> Record:

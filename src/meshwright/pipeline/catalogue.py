@@ -8,23 +8,36 @@ are priced on a grid; between two of its points all is taken to be linear, for e
 
 import math
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
+from meshwright.pipeline.items import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.layers import Layers
-from meshwright.pipeline.prices import ALL_SECONDS, Item, LayerPrices, Pricing
+from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.methods import Auto, Method, TensorParallel
 from meshwright.planner.roles import find_roles
 
 View = tuple[int, ...]  # sizes of the axes inside a replica
 
-FREE, TENSOR, LEAN = "free", "tensor", "lean"
-WAYS: dict[str, tuple[Method, bool]] = {
-    FREE: (Auto(), False),  # the fastest
-    LEAN: (Auto(), True),  # the one that needs least memory
-    TENSOR: (TensorParallel(), False),  # weights split, as in Megatron-LM
+
+class Way(NamedTuple):
+    """What a view's axes may do: the arguments of `Pricing.price`."""
+
+    method: Method
+    dear: bool = False
+    once: float = 1.0
+
+
+FREE, TENSOR, LEAN, STEADY = "free", "tensor", "lean", "steady"
+WAYS = {
+    FREE: Way(Auto()),  # the fastest for one microbatch
+    STEADY: Way(Auto(), once=1 / 16),  # the fastest for many
+    LEAN: Way(Auto(), dear=True),  # the one that needs least memory
+    TENSOR: Way(TensorParallel()),  # weights split, as in Megatron-LM
 }
 _SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
 _LARGE_ROWS = 2  # this many of the others
@@ -42,9 +55,16 @@ class Catalogue:
         self.rows, self.layers, self.cluster, self.say = rows, layers, cluster, say
         self.limits = [memory_fraction * group.memory_bytes for group in cluster.groups]
         self.num_solves = 0
+        self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
         self._known: dict[tuple[int, View, str, int], LayerPrices | None] = {}
         self._solved: dict[tuple[int, View, str, int], LayerPrices | None] = {}
+
+    def unpruned(self) -> "Catalogue":
+        """The same with prices of what can never fit, too."""
+        other = copy(self)
+        other._prunes, other._known = False, {}
+        return other
 
     @cached_property
     def microbatches(self) -> list[int]:
@@ -107,6 +127,8 @@ class Catalogue:
         return LayerPrices(items, low.batch_parts, low.specs, low.local_bytes)
 
     def _priced(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+        if way == STEADY and rows == self.rows.batch:  # there is but one microbatch
+            way = FREE
         key = (group, view, way, rows)
         if key not in self._known:
             self._known[key] = self._price(*key)
@@ -114,7 +136,7 @@ class Catalogue:
 
     def _price(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
         place = self.grid.index(rows)
-        if place and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group):
+        if self._prunes and place and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group):
             return None
         return self._solve(group, view, way, rows)
 
@@ -122,10 +144,9 @@ class Catalogue:
         key = (group, view, way, rows)
         if key not in self._solved:
             pricing = self._pricing(rows)
-            method, lean = WAYS[way]
             self.num_solves += pricing is not None
             mesh = submesh(self.cluster.groups[group], math.prod(view)).mesh(view)
-            self._solved[key] = None if pricing is None else pricing.price(mesh, method, lean)
+            self._solved[key] = None if pricing is None else pricing.price(mesh, *WAYS[way])
         return self._solved[key]
 
     def _hopeless(self, fewer: LayerPrices | None, group: int) -> bool:
@@ -154,7 +175,7 @@ def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
     found += [((n * per_host,), TENSOR) for n in several]
     squares = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
-    return (*found, *((view, way) for view in squares for way in (FREE, LEAN)))
+    return (*found, *((view, way) for view in squares for way in (FREE, STEADY, LEAN)))
 
 
 def _squares(machines: Cluster) -> list[View]:

@@ -8,10 +8,10 @@ import numpy as np
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import LEAN, TENSOR
+from meshwright.pipeline.items import Item
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.line import place
 from meshwright.pipeline.options import Option
-from meshwright.pipeline.prices import Item
 from meshwright.pipeline.recording import StagedDetails
 from meshwright.pipeline.search import Found, FoundStage, Search
 from meshwright.pipeline.transfer import exchange_s, transfer_s
@@ -86,23 +86,36 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
     items = by_layer.sum(axis=1)
     transient = max(option.transient[a:b].max() for a, b in stage.chunks)
     again, again_sent = (float(part.sum()) for part in option.again(by_layer))
+    work = (Item.FORWARD, Item.FORWARD_PRODUCTS) if option.checkpoint == "full" else (Item.AGAIN, Item.AGAIN_PRODUCTS)
+    again_products = again * float(items[work[1]] / items[work[0]]) if again else 0.0
     state, shared_s = float(option.state_bytes(items)), 0.0
     for owner, other, value in search.catalogue.tied:
         owns, copies = (any(a <= layer < b for a, b in stage.chunks) for layer in (owner, other))
         if owns != copies:
             shared_s += exchange_s(cluster, option.prices.local_bytes[value])
             state += option.tied_bytes(option.prices.local_bytes[value]) * copies
-    steps = [option.mesh.collective_s(kind, (0,), float(items[Item.GRADIENT_BYTES])) for kind in option.collectives]
+    size = float(items[Item.GRADIENT_BYTES])
+    between = sum(option.mesh.collective_s(kind, (0,), size) for kind in option.collectives)
     fetched, returned = (float(part.sum()) for part in option.exchanged(by_layer))
     rows = search.catalogue.rows.batch / pipeline.num_microbatches
     share = rows / search.catalogue.rows.batch / option.mesh.num_devices
     sends = [float(layers.crossing_bytes[b] * share) for _, b in stage.chunks]
     held = float(option.held(items))
     times = {
-        "forward": StageTime(float(items[Item.FORWARD]), float(items[Item.FORWARD_SENT]) + fetched),
-        "backward": StageTime(float(items[Item.BACKWARD]), float(items[Item.BACKWARD_SENT]) + returned),
-        "recompute": StageTime(again, again_sent),
-        "gradients": StageTime(0.0, float(items[Item.GRADIENTS_SENT]) + sum(steps) + shared_s),
+        "forward": StageTime(
+            float(items[Item.FORWARD]),
+            float(items[Item.FORWARD_SENT]) + fetched,
+            float(items[Item.FORWARD_PRODUCTS]),
+            fetched,
+        ),
+        "backward": StageTime(
+            float(items[Item.BACKWARD]),
+            float(items[Item.BACKWARD_SENT]) + returned,
+            float(items[Item.BACKWARD_PRODUCTS]),
+            returned,
+        ),
+        "recompute": StageTime(again, again_sent, again_products),
+        "gradients": StageTime(0.0, float(items[Item.GRADIENTS_SENT]) + between + shared_s, 0.0, between, shared_s),
         "update": StageTime(float(option.update_s(items)), float(items[Item.UPDATE_SENT])),
     }
     return Stage(
@@ -120,6 +133,8 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         peak_bytes=int(state + transient + held * stage.in_flight / pipeline.interleave),
         chunks=stage.chunks,
         tensors=_tensors(search, traced, stage),
+        flops=sum(float(search.flops[a:b].sum()) for a, b in stage.chunks) / option.mesh.num_devices,
+        dtype=search.flow.dtype,
     )
 
 

@@ -7,8 +7,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright import jax_compat
 from meshwright.graph import Graph
-from meshwright.graph.phases import FORWARD, PHASES
+from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
 from meshwright.planner.roles import Roles
 from meshwright.rules.base import LoopNest
 
@@ -36,6 +37,21 @@ class Flow:
     def flops(self) -> Array:
         """Floating-point operations of each operation in one step."""
         return np.array([nest.flops for nest in self.nests]) * self.graph.columns.trips
+
+    @cached_property
+    def recomputed(self) -> Bools:
+        """Whether an operation repeats forward work because of the user's own `jax.checkpoint`."""
+        columns = self.graph.columns
+        scopes = np.array([jax_compat.is_recomputed(scope) for scope in columns.scopes], bool)
+        return scopes[columns.scope] & (columns.phase == PHASES.index(BACKWARD))
+
+    @cached_property
+    def dtype(self) -> str:
+        """The type in which most of the products are done."""
+        columns = self.graph.columns
+        work = np.bincount(columns.signature, self.flops, len(columns.signatures))
+        operands = columns.signatures[int(work.argmax())].operands
+        return operands[0].dtype if operands else "float32"
 
     @cached_property
     def num_bytes(self) -> Array:

@@ -192,3 +192,28 @@ def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
                             best[stage, first, left] = total
                             end[stage, first, left], kind[stage, first, left] = last, z
     return best, end, kind
+
+
+@njit(cache=True)
+def least_peak(need, size, allowed, in_flight):
+    """For each number of stages, the least that the fullest of them may need.
+
+    Args:
+        need: For each kind of submesh, microbatches in flight (one less), first layer and end, what a stage needs.
+        size, allowed, in_flight: As in `cheapest_staged`.
+    """
+    num_kinds, _, num_layers, _ = need.shape
+    num_devices, num_stages = allowed.shape[1] - 1, len(in_flight)
+    best = np.full((num_stages + 1, num_layers + 1, num_devices + 1), np.inf)
+    best[0, num_layers, 0] = 0.0
+    for stage in range(1, num_stages + 1):
+        held = in_flight[stage - 1] - 1
+        for first in range(num_layers - stage, -1, -1):
+            for left in range(stage, num_devices + 1):
+                for z in range(num_kinds):
+                    if size[z] > left or not allowed[z, left]:
+                        continue
+                    for last in range(first + 1, num_layers + 1):
+                        most = max(need[z, held, first, last], best[stage - 1, last, left - size[z]])
+                        best[stage, first, left] = min(best[stage, first, left], most)
+    return best[:, 0, -1]

@@ -10,8 +10,8 @@ import numpy as np
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import TENSOR, Catalogue, submesh
 from meshwright.pipeline.flow import Array, Ints
-from meshwright.pipeline.kernel import GRADIENTS, MICROBATCH, ONCE, WEIGHTS, price_ranges
-from meshwright.pipeline.prices import Item, LayerPrices
+from meshwright.pipeline.items import Item, LayerPrices
+from meshwright.pipeline.kernel import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
 from meshwright.pipeline.transfer import exchange_s
 from meshwright.planner.stage import EXCHANGED
 
@@ -119,7 +119,6 @@ class Pace(NamedTuple):
         num_microbatches: How many there are.
         hides: How often a stage's weights' gradients fill a gap of the pipeline.
         floor: The least that the layers up to each add to the time of all.
-        memory: The part of the memory that may be used.
         best_s: A time that is known to be had.
     """
 
@@ -127,7 +126,6 @@ class Pace(NamedTuple):
     num_microbatches: int
     hides: float
     floor: Array
-    memory: float
     best_s: float
 
 
@@ -175,6 +173,20 @@ class Options:
         adds = np.minimum(own - 2 * weights, own / chunks)
         return (share * (num_microbatches * own + once) + (1 - share) * adds).min(axis=0)
 
+    def least_bytes(self, most: int) -> Array:
+        """The least that any option needs for a range: by microbatches in flight, one less, and layers."""
+        num_options, num_layers = self.transient.shape
+        fixed, held = np.full((2, num_options, num_layers, num_layers + 1), np.inf)
+        for first in range(num_layers):
+            part = self.sums[:, :, first + 1 :] - self.sums[:, :, first, None]
+            peak = np.maximum.accumulate(self.transient[:, first:], axis=1)
+            fixed[:, first, first + 1 :], held[:, first, first + 1 :] = part[:, STATE] + peak, part[:, ACTIVATIONS]
+        inside = np.arange(num_layers)[:, None], np.arange(num_layers + 1)
+        for (owner, other), size in zip(self.ties.tolist(), self.tie_bytes.T, strict=True):
+            owns, copies = ((inside[0] <= layer) & (layer < inside[1]) for layer in (owner, other))
+            fixed += size[:, None, None] * (copies & ~owns)
+        return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
+
     def price(self, pace: Pace, transfer: Array) -> tuple[Array, Array, Ints]:
         """What every range adds, how busy it is besides, and its option: by rank, microbatches in flight, and layers.
 
@@ -188,8 +200,7 @@ class Options:
             shape = (ranks, pace.most, num_layers, num_layers + 1)
             tables = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
             work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s, transfer
-            limit = pace.memory * self.limit
-            found = price_ranges(*work, limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
+            found = price_ranges(*work, self.limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
         return tables[0][:found], tables[1][:found], tables[2][:found]
 
 

@@ -12,6 +12,7 @@ from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.describe import describe
 from meshwright.pipeline.flow import Flow
 from meshwright.pipeline.layers import Wishes, find_layers
+from meshwright.pipeline.nearest import note_nearest
 from meshwright.pipeline.recipe import ThreeD
 from meshwright.pipeline.rows import Rows
 from meshwright.pipeline.search import Search
@@ -22,6 +23,8 @@ from meshwright.planner.planner import Task
 from meshwright.planner.roles import find_roles
 
 Progress = Callable[[str], None]
+
+_EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
 
 
 def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan:
@@ -46,9 +49,11 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
             search.all_recipes()
             search.all_programmes()
             plain = _plain(traced, search, method, say)
-        if plain is not None and plain.step_s <= search.best_s:
+        if plain is not None and plain.step_s <= search.best_s * _EQUAL:
             return replace(plain, method=method.name)
         if search.best is None:
+            if not isinstance(method, ThreeD):
+                note_nearest(search)
             raise search.does_not_fit()
         say("writing the stages down")
         return describe(search, traced, method, time.perf_counter() - started)
@@ -69,7 +74,7 @@ def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress
             f"cannot be cut into microbatches; use microbatch={rows.batch // method.data}"
         )
     catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say)
-    return Search(catalogue, flow, say)
+    return Search(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say)
 
 
 def _plain(traced: Traced, search: Search, method: Method, say: Progress) -> Plan | None:

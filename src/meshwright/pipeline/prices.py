@@ -5,20 +5,19 @@ layers cost together.
 """
 
 import math
-from dataclasses import dataclass
-from enum import IntEnum, auto
 from functools import cached_property
 
 import numpy as np
 
-from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.liveness import liveness
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
 from meshwright.hardware import Mesh
 from meshwright.pipeline.flow import Array, Bools, Flow, Ints
+from meshwright.pipeline.items import Item, LayerPrices
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.rows import Resized
+from meshwright.pipeline.steady import steady_problem
 from meshwright.planner.folding import Folded, fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.group_table import SETTLING
@@ -26,7 +25,6 @@ from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Method
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
-from meshwright.planner.tensor import Spec
 from meshwright.solver import solve
 from meshwright.strategy.sharding import Axes
 
@@ -34,60 +32,6 @@ _DEAR = 100.0  # how much dearer than the step the least memory that would do is
 
 
 _SECONDS = 20.0  # for one solve: they are proven optimal in a few hundredths of one, once kernels are loaded
-
-
-class Item(IntEnum):
-    """What is known of a layer on one view: seconds of one microbatch or step, and bytes on one device."""
-
-    FORWARD = 0  # compute
-    FORWARD_SENT = auto()  # communication
-    BACKWARD = auto()  # compute; with what the user's own checkpoints repeat
-    BACKWARD_SENT = auto()
-    WEIGHTS = auto()  # the part of BACKWARD that makes weights' gradients
-    REPEATED = auto()  # the part of BACKWARD that repeats forward work
-    REPEATED_SENT = auto()
-    AGAIN = auto()  # the part of FORWARD that selective recomputation repeats
-    AGAIN_SENT = auto()
-    GRADIENTS_SENT = auto()  # bringing gradients together inside the view, once a step
-    UPDATE = auto()
-    UPDATE_SENT = auto()
-    PARAMETER_BYTES = auto()
-    READ_BYTES = auto()  # the same and, of parameters that belong to another layer, those that are read here
-    GRADIENT_BYTES = auto()  # of the parameters; none where no gradient is taken
-    OPTIMIZER_BYTES = auto()
-    COPY_BYTES = auto()  # of parameters in another type
-    HELD_BYTES = auto()  # for the backward pass of one microbatch
-    KEPT_BYTES = auto()  # the part of these that selective recomputation keeps
-    INPUT_BYTES = auto()  # what comes over the cut before the layer
-    TRANSIENT_BYTES = auto()  # at the most while it works on one microbatch
-
-
-ALL_SECONDS = [  # the parts of no other item: together, the time of a step
-    Item.FORWARD,
-    Item.FORWARD_SENT,
-    Item.BACKWARD,
-    Item.BACKWARD_SENT,
-    Item.GRADIENTS_SENT,
-    Item.UPDATE,
-    Item.UPDATE_SENT,
-]
-
-
-@dataclass(frozen=True)
-class LayerPrices:
-    """All layers on one view under one choice.
-
-    Attributes:
-        items: `Item`s by rows, layers by columns.
-        batch_parts: Into how many parts the view splits the rows.
-        specs: Sharding of each argument that is state, by value id.
-        local_bytes: Bytes of each of them on one device.
-    """
-
-    items: Array
-    batch_parts: int
-    specs: dict[int, Spec]
-    local_bytes: dict[int, float]
 
 
 class Pricing:
@@ -103,18 +47,27 @@ class Pricing:
         self._folded: dict[str, Folded] = {}
         self._last: tuple[tuple[Mesh, str], Formulation] | None = None
 
-    def price(self, mesh: Mesh, method: Method, dear: bool = False) -> LayerPrices | None:
-        """The layers' prices under the fastest choice, or the one that needs least memory; None if there is none."""
+    def price(self, mesh: Mesh, method: Method, dear: bool = False, once: float = 1.0) -> LayerPrices | None:
+        """The layers' prices under the fastest choice; None if there is none.
+
+        Args:
+            mesh: The view.
+            method: What is laid down.
+            dear: The choice that needs least memory instead.
+            once: How much of what is done once a step counts, if not all of it.
+        """
         try:
-            formulation = self._formulate(mesh, method)
+            formulation = self.formulate(mesh, method)
         except ShardingError:
             return None
-        prices = _dear(formulation) if dear else {}
-        problem = formulation.problem({}, None, prices)
+        if once < 1:
+            problem = steady_problem(formulation, self.ends, once)
+        else:
+            problem = formulation.problem({}, None, _dear(formulation) if dear else {})
         choice = solve(problem, seconds=_SECONDS, workers=1, keep_interrupted=False).choice
         return None if choice is None else self._read(Readback(formulation, choice))
 
-    def _formulate(self, mesh: Mesh, method: Method) -> Formulation:
+    def formulate(self, mesh: Mesh, method: Method) -> Formulation:
         """The problem of one view; the last one is kept, since it is asked for twice."""
         key = (mesh, method.name)
         if self._last is None or self._last[0] != key:
@@ -125,9 +78,19 @@ class Pricing:
             self._last = key, Formulation(self.grouping, folded, self.live, mesh, restrictions, itemise=True)
         return self._last[1]
 
+    def units(self, folded: Folded) -> Ints:
+        """The unit of each group, then of each shared reading: that of its first reader."""
+        places, slots = self.layers.places, self.grouping.slots
+        led = [
+            places.unit[group.leader] if group.argument is None else places.arguments[group.argument][0]
+            for group in self.grouping.groups
+        ]
+        read = [slots.op[slots.start[group] + rank] for group, rank in (s.readers[0] for s in folded.shared)]
+        return np.array([*led, *places.unit[read]], np.int64)
+
     def _read(self, back: Readback) -> LayerPrices:
         compute, sent, gradients = self._seconds(back)
-        masks = self._masks
+        masks, products = self._masks, self.flow.flops > 0
         items = np.zeros((len(Item), self.layers.num_layers))
         for item, weights in (
             (Item.FORWARD, compute * masks["forward"]),
@@ -135,9 +98,12 @@ class Pricing:
             (Item.BACKWARD, compute * masks["backward"]),
             (Item.BACKWARD_SENT, sent * masks["backward"]),
             (Item.WEIGHTS, compute * masks["weights"]),
+            (Item.FORWARD_PRODUCTS, compute * masks["forward"] * products),
+            (Item.BACKWARD_PRODUCTS, compute * masks["backward"] * products),
             (Item.REPEATED, compute * masks["repeated"]),
             (Item.REPEATED_SENT, sent * masks["repeated"]),
             (Item.AGAIN, compute * masks["again"]),
+            (Item.AGAIN_PRODUCTS, compute * masks["again"] * products),
             (Item.AGAIN_SENT, sent * masks["again"]),
             (Item.GRADIENTS_SENT, gradients),
             (Item.UPDATE, compute * masks["update"]),
@@ -165,7 +131,7 @@ class Pricing:
                     target = compute if purpose == "compute" else sent if purpose == "reshard" else gradients
                     at = ops.items[ops.start[members] + member]
                     target[at[~np.isin(at, joined)] if purpose in SETTLING else at] += seconds[strategy]
-        last = self._ends
+        last = self.ends
         sent += np.where(last, 0.0, gradients)
         gradients[~last] = 0.0
         known: dict[tuple[int, int, int], float] = {}
@@ -224,19 +190,18 @@ class Pricing:
         """For each operation, 1 where it is part of something."""
         columns, flow = self.graph.columns, self.flow
         phase = {name: columns.phase == PHASES.index(name) for name in (FORWARD, BACKWARD, UPDATE)}
-        scopes = np.array([jax_compat.is_recomputed(scope) for scope in columns.scopes], bool)
         masks = {
             "forward": phase[FORWARD],
             "backward": phase[BACKWARD],
             "update": phase[UPDATE],
-            "weights": self._ends & (flow.flops > 0),
-            "repeated": phase[BACKWARD] & scopes[columns.scope],
+            "weights": self.ends & (flow.flops > 0),
+            "repeated": flow.recomputed,
             "again": phase[FORWARD] & ~self._on_weights,
         }
         return {name: mask.astype(float) for name, mask in masks.items()}
 
     @cached_property
-    def _ends(self) -> Bools:
+    def ends(self) -> Bools:
         """Backward work that no contraction or summing scatter of the backward pass waits for: weights' gradients.
 
         Their sums over devices wait until all microbatches are added up.

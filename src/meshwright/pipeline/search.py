@@ -25,7 +25,6 @@ from meshwright.planner.stage import Pipeline
 from meshwright.units import format_bytes
 
 _LARGE_FLOPS = 1e12  # of a product that reaches a chip's full rate
-_MOST_MEMORY, _MEMORY_ROUNDS = 1024.0, 9  # how much more than there is, and how closely, is asked for
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class Search:
 
     Attributes:
         best: It, or None.
+        flops: Of each layer in one step, without what the user's own checkpoints repeat.
         tried: How many pipelines and dynamic programmes were priced.
         bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
             all devices were always busy (`Options.least_s`), for the best size of microbatch.
@@ -76,13 +76,13 @@ class Search:
         self.catalogue, self.flow, self.say = catalogue, flow, say
         layers, forward = catalogue.layers, flow.forward
         work = layers.gather(layers.places.unit[forward], flow.flops[forward])
+        self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
         self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000)
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
         self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
         self.best: Found | None = None
         self.tried = 0
         self.nearest_bytes, self.nearest = np.inf, ""
-        self._memory = 1.0  # of what there is
         rates = [1 / group.chip.matmul_s(_LARGE_FLOPS) for group in catalogue.cluster.groups]
         total = sum(rate * group.num_devices for rate, group in zip(rates, catalogue.cluster.groups, strict=True))
         self._share = [rate / total for rate in rates]  # of one device in the cluster's compute
@@ -234,7 +234,7 @@ class Search:
             return
         hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
         floor = np.min([options.least_fill(hides) for _, _, options in found], axis=0)
-        pace = Pace(most, num_microbatches, hides, np.concatenate([[0.0], np.cumsum(floor)]), self._memory, self.best_s)
+        pace = Pace(most, num_microbatches, hides, np.concatenate([[0.0], np.cumsum(floor)]), self.best_s)
         tables = [options.price(pace, self.transfer(rows, n, False)) for _, n, options in found]
         fill, busy, which = (np.concatenate(parts) for parts in zip(*tables, strict=True))
         kinds = [found[z] for z, table in enumerate(tables) for _ in table[0]]  # one for each rank of options
@@ -266,28 +266,11 @@ class Search:
 
     def does_not_fit(self) -> DoesNotFit:
         """The error for a model that fits nowhere: how near the nearest pipeline came."""
-        if np.isinf(self.nearest_bytes):
-            self._raise_memory()
         limit, needed = min(self.catalogue.limits), self.nearest_bytes
         near = "" if np.isinf(needed) else f"; the nearest, {self.nearest}, needs {format_bytes(needed)}"
         return DoesNotFit(
             f"no pipeline fits {format_bytes(limit)} per device{near}. Use more devices, a smaller batch or devices "
             "with more memory.",
-            needed_bytes=int(needed) if np.isfinite(needed) else int(limit) + 1,
+            needed_bytes=int(np.ceil(needed)) if np.isfinite(needed) else int(limit) + 1,
             limit_bytes=int(limit),
         )
-
-    def _raise_memory(self) -> None:
-        """Finds how much more memory would let unequal stages fit, where no equal ones can be had."""
-        rows, low, high = self.catalogue.microbatches[0], 1.0, _MOST_MEMORY
-        for _ in range(_MEMORY_ROUNDS):
-            self._memory = (low * high) ** 0.5
-            for order in orders(len(self.catalogue.cluster.groups)):
-                self._programme(rows, self.checkpoints[-1], "1f1b" if self.trains else "inference", order)
-            if self.best is None:
-                low = self._memory
-                continue
-            high, stages = self._memory, len(self.best.stages)
-            words = f"of {stages} stages with checkpoint={self.checkpoints[-1]}"
-            self.note_misfit(high * min(self.catalogue.limits), words)
-            self.best = None

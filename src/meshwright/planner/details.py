@@ -53,6 +53,8 @@ class Load:
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
         fetches: How many rows of pixels under a convolution's window are fetched; 0 for everything else.
         special: How many divisions, roots, exponentials and the like are taken.
+        num_parts: Over how many devices the work is spread; the others do the same once more. 0 in plans of earlier
+            versions, which do not say.
     """
 
     flops: float
@@ -63,6 +65,7 @@ class Load:
     recomputed: bool
     fetches: float = 0.0
     special: float = 0.0
+    num_parts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,17 @@ class _Walk:
             kernel = nest.flops > 0 or not nest.fusible
             dtype = op.signature.operands[0].dtype if op.signature.operands else ""
             flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
-            work = (flops, float(moved[0]), dtype, kernel, op.trips, op.recomputed, float(fetches[0]), special)
+            work = (
+                flops,
+                float(moved[0]),
+                dtype,
+                kernel,
+                op.trips,
+                op.recomputed,
+                float(fetches[0]),
+                special,
+                int(parts[0]),
+            )
             self.table.loads.append(Load(*work))
 
     def _hand_on(self, member: int, index: int, followed: int, loops: Assignment) -> None:

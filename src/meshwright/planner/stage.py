@@ -1,6 +1,6 @@
 """The stages of a pipelined plan: plain data, like the plan they are part of."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 
 from meshwright.errors import ClusterError
@@ -68,14 +68,42 @@ class Submesh:
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one part of a stage's work."""
+    """Seconds of one part of a stage's work.
+
+    Attributes:
+        compute_s: Compute.
+        communication_s: Communication.
+        product_s: The part of ``compute_s`` in matrix products; the rest moves bytes through memory.
+        replicas_s: The part of ``communication_s`` between replicas.
+        stages_s: The part with other stages, for parameters that they share; the rest is inside a replica.
+    """
 
     compute_s: float
     communication_s: float
+    product_s: float = 0.0
+    replicas_s: float = 0.0
+    stages_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         return self.compute_s + self.communication_s
+
+    @property
+    def inside_s(self) -> float:
+        """The part of ``communication_s`` inside a replica."""
+        return self.communication_s - self.replicas_s - self.stages_s
+
+    @property
+    def moving_s(self) -> float:
+        """The part of ``compute_s`` that moves bytes."""
+        return self.compute_s - self.product_s
+
+    def __add__(self, other: "StageTime") -> "StageTime":
+        return StageTime(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, factor: float) -> "StageTime":
+        """All of it so many times."""
+        return StageTime(*(factor * part for part in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +129,8 @@ class Stage:
         peak_bytes: The most under the plan's schedule.
         chunks: Layers of each chunk of an interleaved stage; else `layers` alone.
         tensors: Its parameters and optimizer state, split over `mesh`.
+        flops: FLOPs of its products in one step, on one device, without what is computed again.
+        dtype: The type in which most of them are done.
     """
 
     layers: tuple[int, int]
@@ -121,6 +151,8 @@ class Stage:
     peak_bytes: int
     chunks: tuple[tuple[int, int], ...] = ()
     tensors: tuple[Tensor, ...] = ()
+    flops: float = 0.0
+    dtype: str = "bfloat16"
 
     @property
     def replica(self) -> Mesh:
@@ -133,8 +165,7 @@ class Stage:
     @property
     def cost(self) -> StageTime:
         """One microbatch, forward and backward."""
-        parts = (self.forward, self.backward, self.recompute)
-        return StageTime(sum(p.compute_s for p in parts), sum(p.communication_s for p in parts))
+        return self.forward + self.backward + self.recompute
 
     @property
     def memory(self) -> int:

@@ -20,7 +20,8 @@ from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 FORMAT = "meshwright-plan"
 VERSION = 5
 # The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
-# sums that are settled together; the fourth keeps no choice without a limit.
+# sums that are settled together; the fourth keeps no choice without a limit, and does not say what the times and FLOPs of
+# stages are made of.
 READABLE = (1, 2, 3, 4, VERSION)
 
 
@@ -228,7 +229,8 @@ def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
     """The stage of plain JSON data, given the plan's mesh."""
     submesh = Submesh(**data["submesh"])
     assert whole.cluster is not None
-    times = {key: StageTime(**value) for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
+    parts = {key: value for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
+    times = {key: StageTime(**({"product_s": part["compute_s"]} | part)) for key, part in parts.items()}
     changed = {
         "layers": tuple(data["layers"]),
         "chunks": tuple(tuple(chunk) for chunk in data["chunks"]),

@@ -46,10 +46,11 @@ class Kernels:
     sustained: float
     attention: Mapping[str, Mapping[str, Any]]
 
-    def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "bfloat16") -> float:
-        """Seconds of a matrix product; rates of small ones ramp up as the catalogue says."""
+    def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "") -> float:
+        """Seconds of a matrix product, by default in half precision; small ones ramp up as the catalogue says."""
+        dtype = dtype or half_type(self.chip)
         rate = self.sustained * (self.constants.float8 if dtype.startswith("float8") else 1.0)
-        return float(max(self.chip.matmul_s(flops, self._half(dtype)) / rate, self._moved_s(num_bytes)))
+        return float(max(self.chip.matmul_s(flops, dtype) / rate, self._moved_s(num_bytes)))
 
     def stream_s(self, num_bytes: float) -> float:
         """Seconds of a kernel that only moves bytes through memory."""
@@ -71,7 +72,7 @@ class Kernels:
         table = self.attention[kernel]
         best = self._generation(table)["backward" if backward else "forward"]
         best *= min(1.0, 1 - _SMALL_HEADS * (1 - head_dim / 128))
-        rate = self.chip.peak_flops(self._half("bfloat16")) * best * seq / (seq + table["half"])
+        rate = self.chip.peak_flops(half_type(self.chip)) * best * seq / (seq + table["half"])
         return self.chip.launch_s + flops / (rate * self.sustained)
 
     def load_s(self, load: Load) -> float:
@@ -81,12 +82,6 @@ class Kernels:
             fetch_s = self.chip.fetch_s * load.fetches
             return start + self.product_s(load.flops, load.num_bytes, load.dtype) + fetch_s
         return start + self._moved_s(load.num_bytes) + self.chip.special_s * load.special
-
-    def _half(self, dtype: str) -> str:
-        """The half-precision type that the chip has: V100 knows float16 only."""
-        if dtype == "bfloat16" and self.chip.peak_flops("bfloat16") < self.chip.peak_flops("float16"):
-            return "float16"
-        return dtype
 
     def _generation(self, table: Mapping[str, Any]) -> Mapping[str, float]:
         """Rates on this generation of chips, or on the nearest that is known."""
@@ -105,6 +100,11 @@ def measured_kernels(chip: Chip) -> Kernels:
     prices = kernels(chip)
     as_measured = replace(prices.constants, streaming=chip.memory_efficiency, network=1.0)
     return replace(prices, constants=as_measured, sustained=1.0)
+
+
+def half_type(chip: Chip) -> str:
+    """The half-precision type in which people train on a chip: V100 knows float16 only."""
+    return "float16" if chip.peak_flops("bfloat16") < chip.peak_flops("float16") else "bfloat16"
 
 
 def generation(chip: Chip) -> str:

@@ -30,7 +30,7 @@ def simulation_view(simulation: Simulation) -> RenderableType:
     if work.tokens > 0:
         head.append(f" · {simulation.tokens_per_s:,.0f} tokens/s")
     fits = "fits" if simulation.fits else "does not fit"
-    head.append(f"\nmemory {format_bytes(simulation.peak_bytes)} of {format_bytes(work.limit_bytes)}: {fits}")
+    head.append(f"\nmemory {format_bytes(simulation.peak_bytes)} of {format_bytes(simulation.limit_bytes)}: {fits}")
     if work.num_stages > 1:
         head.append(f" · {work.num_stages} stages, {work.num_microbatches} microbatches, {work.schedule}")
         head.append(f" · bubble {simulation.bubble_fraction:.1%}")
@@ -49,8 +49,8 @@ def _table(simulation: Simulation) -> Table:
             table.add_row("…")
         line = simulation.timeline[stage]
         parts = [f"{line.seconds(kind) / simulation.step_s:.1%}" if simulation.step_s else "0%" for kind in KINDS]
-        peak = max(size for _, size in simulation.memory[stage])
-        table.add_row(line.name, f"× {line.num_devices}", *parts, format_bytes(peak))
+        peak = format_bytes(simulation.stage_peak_bytes[stage])
+        table.add_row(line.name, f"× {line.num_devices}", *parts, peak)
     return table
 
 
@@ -70,7 +70,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "mfu": simulation.mfu,
         "tokens_per_s": simulation.tokens_per_s,
         "peak_bytes": simulation.peak_bytes,
-        "limit_bytes": simulation.work.limit_bytes,
+        "limit_bytes": simulation.limit_bytes,
         "fits": simulation.fits,
         "bubble_fraction": simulation.bubble_fraction,
         "num_devices": simulation.work.num_devices,
@@ -83,4 +83,11 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
 
 def _line_json(line: DeviceTimeline) -> dict[str, Any]:
     seconds = {f"{kind}_s": line.seconds(kind) for kind in KINDS}
-    return {"name": line.name, "num_devices": line.num_devices, **seconds}
+    peak, limit = (sizes[line.stage] for sizes in (line.simulation.stage_peak_bytes, line.simulation.work.limit_bytes))
+    return {
+        "name": line.name,
+        "num_devices": line.num_devices,
+        **seconds,
+        "peak_bytes": peak,
+        "limit_bytes": limit,
+    }

@@ -52,7 +52,8 @@ def _cells(offer: Offer) -> list[str]:
     found = offer.simulation
     shape = "×".join(str(size) for size in offer.plan.mesh.sizes)
     if offer.plan.stages:
-        shape = f"{len(offer.plan.stages)} stages"
+        count = len(offer.plan.stages)
+        shape = f"{count} stage{'s' * (count > 1)}"
     per_dollar = "" if offer.tokens_per_dollar is None else f"{offer.tokens_per_dollar:,.0f}"
     rates = [f"{found.tokens_per_s:,.0f}", f"{found.mfu:.1%}", format_bytes(found.peak_bytes)]
     return [offer.cluster.name, shape, format_seconds(found.step_s), *rates, dollars, per_dollar]

@@ -81,12 +81,22 @@ class Simulation:
     @property
     def peak_bytes(self) -> float:
         """The most memory that any device needs."""
-        return max(max(size for _, size in series) for series in self.memory)
+        return max(self.stage_peak_bytes)
+
+    @cached_property
+    def stage_peak_bytes(self) -> tuple[float, ...]:
+        """The same for each class of devices."""
+        return tuple(max(size for _, size in series) for series in self.memory)
+
+    @property
+    def limit_bytes(self) -> float:
+        """The memory of the device that needs the most."""
+        return self.work.limit_bytes[self.stage_peak_bytes.index(self.peak_bytes)]
 
     @property
     def fits(self) -> bool:
-        """Whether that is there."""
-        return self.peak_bytes <= self.work.limit_bytes
+        """Whether every device has what it needs."""
+        return all(size <= limit for size, limit in zip(self.stage_peak_bytes, self.work.limit_bytes, strict=True))
 
     @property
     def bubble_fraction(self) -> float:

@@ -45,7 +45,7 @@ def spmd_work(plan: Plan, mesh: Mesh) -> Work:
         update=(phases[2],),
         state_bytes=(state,),
         devices=(mesh.num_devices,),
-        limit_bytes=cluster.memory_bytes,
+        limit_bytes=(cluster.memory_bytes,),
         peak_flops=peak_flops(plan, cluster.chip),
         model_flops=model_flops(plan),
         tokens=num_tokens(plan),
@@ -54,9 +54,9 @@ def spmd_work(plan: Plan, mesh: Mesh) -> Work:
 
 
 def model_flops(plan: Plan) -> float:
-    """FLOPs of products on all devices, without what is recomputed."""
+    """FLOPs of the model's products, without what is recomputed or done by several devices alike."""
     loads = [op.load for op in plan.ops if op.load is not None and not op.load.recomputed]
-    return sum(load.flops * load.trips for load in loads) * plan.mesh.num_devices
+    return sum(load.flops * load.trips * (load.num_parts or plan.mesh.num_devices) for load in loads)
 
 
 def num_tokens(plan: Plan) -> float:

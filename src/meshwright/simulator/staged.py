@@ -1,11 +1,18 @@
-"""Makes the work of a plan with stages: each stage's passes by the times it was planned with, at a step's real pace."""
+"""Makes the work of a plan with stages: each stage's passes by the times it was planned with, at a step's real pace.
 
-from dataclasses import replace
+A stage says which part of its seconds are matrix products, and which part of what it sends goes between its replicas.
+So each part is priced as `spmd` prices operations, and scaled by what it depends on where machines are others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.clusters import CATALOGUE
+from meshwright.hardware.groups import group_of
 from meshwright.pipeline.line import neighbours
+from meshwright.pipeline.transfer import transfer_s
 from meshwright.planner.plan import Plan
 from meshwright.planner.stage import Stage, StageTime
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
@@ -13,26 +20,27 @@ from meshwright.simulator.spmd import num_tokens
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates
+_REPLICAS = (0,)  # the axis of a stage's mesh
 
 
 def staged_work(plan: Plan, cluster: Cluster) -> Work:
     """The work of one step of a pipelined plan.
 
     Stages know the seconds of their passes, not the operations in them. On other machines, hosts of the same sizes,
-    compute is scaled by the chips' rates and communication by what a large all-reduce takes.
+    products are scaled by the chips' rates, other compute by their memory's, and communication by what a large
+    all-reduce takes over the same axes.
     """
     assert plan.pipeline is not None and plan.mesh.cluster is not None
     own = plan.mesh.cluster
     stages = plan.stages
+    near = neighbours([stage.submesh for stage in stages]).tolist()
     if cluster != own:
-        near = neighbours([stage.submesh for stage in stages]).tolist()
         stages = tuple(_moved(stage, own, cluster, close) for stage, close in zip(stages, near, strict=True))
     interleave = plan.pipeline.interleave
-    prices = [_prices(stage, cluster) for stage in stages]
+    prices = [_Prices.of(stage, cluster, close) for stage, close in zip(stages, near, strict=True)]
     chunks = [_chunk(stage, price, interleave) for stage, price in zip(stages, prices, strict=True)]
     if interleave > 1:  # the last stage sends on, too: to the next chunk of the first
         chunks[-1] = replace(chunks[-1], send_s=max(chunk.send_s for chunk in chunks))
-    first = stages[0]
     return Work(
         name=f"{plan.method} on {cluster!r}",
         chunks=tuple(chunks * interleave),
@@ -42,11 +50,12 @@ def staged_work(plan: Plan, cluster: Cluster) -> Work:
         update=tuple(_tasks("update", stage.update, price) for stage, price in zip(stages, prices, strict=True)),
         state_bytes=tuple(float(stage.state_bytes) for stage in stages),
         devices=tuple(stage.submesh.num_devices for stage in stages),
-        limit_bytes=float(min(stage.submesh.machines(cluster).memory_bytes for stage in stages)),
-        peak_flops=first.submesh.machines(cluster).chip.peak_flops("bfloat16"),
-        model_flops=plan.flops * plan.mesh.num_devices,
+        limit_bytes=tuple(float(stage.submesh.machines(cluster).memory_bytes) for stage in stages),
+        peak_flops=sum(_peak_flops(stage, cluster) for stage in stages) / plan.mesh.num_devices,
+        # Plans of earlier versions do not say what their stages do.
+        model_flops=sum(s.flops * s.mesh.num_devices for s in stages) or plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
-        contention=prices[0].constants.contention,
+        contention=prices[0].kernels.constants.contention,
     )
 
 
@@ -59,17 +68,25 @@ def _moved(stage: Stage, own: Cluster, other: Cluster, near: bool) -> Stage:
             "large: plan again for it"
         )
     before, after = stage.submesh.machines(own), stage.submesh.machines(other)
-    compute = after.chip.matmul_s(_LARGE_FLOPS) / before.chip.matmul_s(_LARGE_FLOPS)
-    sent = _large_sum_s(after.mesh(stage.mesh.sizes)) / (_large_sum_s(stage.mesh) or 1.0)
-    old, new = (before.intra, after.intra) if near else (before.inter, after.inter)
-    wires = old.bandwidth / new.bandwidth
+    mesh = after.mesh(stage.mesh.sizes)
+    products = after.chip.matmul_s(_LARGE_FLOPS, stage.dtype) / before.chip.matmul_s(_LARGE_FLOPS, stage.dtype)
+    moves = after.chip.memory_s(_LARGE_BYTES) / before.chip.memory_s(_LARGE_BYTES)
+    size = stage.send_bytes or _LARGE_BYTES
+    wires, hosts = (transfer_s(other, size, c) / transfer_s(own, size, c) for c in (near, False))
+    outside, inside = (
+        _large_sum_s(mesh, axes) / (_large_sum_s(stage.mesh, axes) or 1.0)
+        for axes in (_REPLICAS, range(1, len(mesh.sizes)))
+    )
 
     def scaled(time: StageTime) -> StageTime:
-        return StageTime(time.compute_s * compute, time.communication_s * sent)
+        product_s, replicas_s, stages_s = products * time.product_s, outside * time.replicas_s, hosts * time.stages_s
+        compute_s = product_s + moves * time.moving_s
+        sent_s = replicas_s + stages_s + inside * time.inside_s
+        return StageTime(compute_s, sent_s, product_s, replicas_s, stages_s)
 
     return replace(
         stage,
-        mesh=after.mesh(stage.mesh.sizes),
+        mesh=mesh,
         forward=scaled(stage.forward),
         backward=scaled(stage.backward),
         recompute=scaled(stage.recompute),
@@ -79,22 +96,62 @@ def _moved(stage: Stage, own: Cluster, other: Cluster, near: bool) -> Stage:
     )
 
 
-def _large_sum_s(mesh: Mesh) -> float:
-    return float(mesh.collective_s("all_reduce", tuple(range(len(mesh.sizes))), _LARGE_BYTES))
+def _peak_flops(stage: Stage, cluster: Cluster) -> float:
+    """Matrix rate of all devices of a stage."""
+    return stage.submesh.num_devices * stage.submesh.machines(cluster).chip.peak_flops(stage.dtype)
 
 
-def _prices(stage: Stage, cluster: Cluster) -> Kernels:
-    machines = stage.submesh.machines(cluster)
-    return kernels(machines.chip) if machines.known == CATALOGUE else measured_kernels(machines.chip)
+def _large_sum_s(mesh: Mesh, axes: Sequence[int]) -> float:
+    return float(mesh.collective_s("all_reduce", tuple(axes), _LARGE_BYTES))
 
 
-def _chunk(stage: Stage, prices: Kernels, interleave: int) -> Chunk:
+@dataclass(frozen=True)
+class _Prices:
+    """What a stage's seconds become in a real step.
+
+    Attributes:
+        kernels: Those of its chip.
+        outside, inside: Part of their rate that wires between replicas, and inside one, keep.
+        sends: The same of those to the next stage.
+        hosts: The same of those to any stage.
+    """
+
+    kernels: Kernels
+    outside: float
+    inside: float
+    sends: float
+    hosts: float
+
+    @classmethod
+    def of(cls, stage: Stage, cluster: Cluster, near: bool) -> "_Prices":
+        """The prices of a stage; ``near`` if it sends to one on its host."""
+        machines, sizes = stage.submesh.machines(cluster), stage.mesh.sizes
+        found = kernels(machines.chip) if machines.known == CATALOGUE else measured_kernels(machines.chip)
+        network = found.constants.network
+        outside, inside = (
+            network if group_of(machines, sizes, tuple(axes)).num_domains > 1 else 1.0
+            for axes in (_REPLICAS, range(1, len(sizes)))
+        )
+        hosts = network if cluster.num_hosts > 1 else 1.0
+        return cls(found, outside, inside, 1.0 if near else hosts, hosts)
+
+    def compute_s(self, time: StageTime) -> float:
+        """Compute in a step: products at the rate that they keep, the rest as memory is streamed."""
+        streaming = self.kernels.chip.memory_efficiency / self.kernels.constants.streaming
+        return time.product_s / self.kernels.sustained + time.moving_s * streaming
+
+    def sent_s(self, time: StageTime) -> float:
+        """Communication in a step."""
+        return time.replicas_s / self.outside + time.inside_s / self.inside + time.stages_s / self.hosts
+
+
+def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
     """One of a stage's chunks, which are alike."""
-    whole = _add(stage.backward, stage.recompute)
-    inputs = StageTime(whole.compute_s - stage.backward.compute_s * stage.weights_fraction, whole.communication_s)
-    weights = StageTime(stage.backward.compute_s * stage.weights_fraction, 0.0)
-    forward, backward, apart, own = (_part(time, interleave) for time in (stage.forward, whole, inputs, weights))
-    gradients = _part(stage.gradients, interleave)
+    whole, products = stage.backward + stage.recompute, stage.backward.compute_s * stage.weights_fraction
+    weights = StageTime(products, 0.0, products)
+    inputs = whole + weights.times(-1.0)
+    forward, backward, apart, own = (time.times(1 / interleave) for time in (stage.forward, whole, inputs, weights))
+    gradients = prices.sent_s(stage.gradients) / interleave
     passes = _tasks("backward", backward, prices)
     return Chunk(
         forward=_tasks("forward", forward, prices),
@@ -103,34 +160,25 @@ def _chunk(stage: Stage, prices: Kernels, interleave: int) -> Chunk:
         inputs=_tasks("inputs' gradients", apart, prices),
         weights=_tasks("weights' gradients", own, prices),
         closing_weights=_with_gradients(_tasks("weights' gradients", own, prices), gradients),
-        send_s=stage.transfer_s,
+        send_s=stage.transfer_s / prices.sends,
         send_bytes=stage.send_bytes,
         activation_bytes=stage.activation_bytes / interleave,
         working_bytes=float(stage.transient_bytes),
     )
 
 
-def _tasks(name: str, time: StageTime, prices: Kernels) -> Tasks:
+def _tasks(name: str, time: StageTime, prices: _Prices) -> Tasks:
     """A pass: its compute, and its collectives, which stand in the way of one another."""
-    compute = Task(name, COMPUTE, "compute", time.compute_s / prices.sustained)
-    sent = Task(f"collectives of {name}", COLLECTIVE, "collective", time.communication_s, "mesh", (0,))
+    compute = Task(name, COMPUTE, "compute", prices.compute_s(time))
+    sent = Task(f"collectives of {name}", COLLECTIVE, "collective", prices.sent_s(time), "mesh", (0,))
     return (compute, sent) if time.communication_s > 0 else (compute,)
 
 
-def _with_gradients(tasks: Tasks, gradients: StageTime) -> Tasks:
+def _with_gradients(tasks: Tasks, gradients_s: float) -> Tasks:
     """A pass with the exchange of gradients beside it: the first of them are there when half of it is done."""
-    if gradients.communication_s <= 0:
+    if gradients_s <= 0:
         return tasks
     compute, *others = tasks
     halves = [compute._replace(seconds=compute.seconds / 2), compute._replace(seconds=compute.seconds / 2)]
     moved = [task._replace(needs=tuple(n + 1 for n in task.needs)) for task in others]
-    sync = Task("gradients", COLLECTIVE, GRADIENTS, gradients.communication_s, "mesh", (0,))
-    return (*halves, *moved, sync)
-
-
-def _add(a: StageTime, b: StageTime) -> StageTime:
-    return StageTime(a.compute_s + b.compute_s, a.communication_s + b.communication_s)
-
-
-def _part(time: StageTime, parts: int) -> StageTime:
-    return replace(time, compute_s=time.compute_s / parts, communication_s=time.communication_s / parts)
+    return (*halves, *moved, Task("gradients", COLLECTIVE, GRADIENTS, gradients_s, "mesh", (0,)))

@@ -80,8 +80,8 @@ class Work:
         update: What each stage does once, after its gradients are there.
         state_bytes: Bytes that each stage keeps all the time: parameters, gradients, optimizer.
         devices: Number of devices of each stage.
-        limit_bytes: Memory of one device.
-        peak_flops: Matrix rate of one device.
+        limit_bytes: Memory of one device of each stage.
+        peak_flops: Matrix rate of one device; the mean of all where they differ.
         model_flops: FLOPs of one step that the model itself asks for, on all devices, without recomputation.
         tokens: Tokens (or examples) of one step.
         contention: How much slower compute runs while a collective is under way.
@@ -96,7 +96,7 @@ class Work:
     update: tuple[Tasks, ...]
     state_bytes: tuple[float, ...]
     devices: tuple[int, ...]
-    limit_bytes: float
+    limit_bytes: tuple[float, ...]
     peak_flops: float
     model_flops: float
     tokens: float

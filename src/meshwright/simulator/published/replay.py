@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Replay:
 
     Attributes:
         row: The row.
+        published_step_s, published_peak_gib: What it says; None where it does not.
         predicted_step_s: The simulated time of a step; None where the row cannot be understood.
         predicted_peak_gib: The simulated peak memory.
         fits: Whether that is there.
@@ -35,6 +36,8 @@ class Replay:
     """
 
     row: Row
+    published_step_s: float | None = None
+    published_peak_gib: float | None = None
     predicted_step_s: float | None = None
     predicted_peak_gib: float | None = None
     fits: bool | None = None
@@ -44,13 +47,11 @@ class Replay:
     @property
     def error(self) -> float | None:
         """Predicted over published time, less one."""
-        published = self.row.step_s
-        return self.predicted_step_s / published - 1 if self.predicted_step_s and published else None
+        return _error(self.predicted_step_s, self.published_step_s)
 
     @property
     def memory_error(self) -> float | None:
-        published = self.row.peak_gib
-        return self.predicted_peak_gib / published - 1 if self.predicted_peak_gib and published else None
+        return _error(self.predicted_peak_gib, self.published_peak_gib)
 
     @property
     def strategy(self) -> tuple[str, ...]:
@@ -67,10 +68,10 @@ class Replay:
             "trust": self.row.trust,
             "precision": self.row.text("precision"),
             "predicted_step_s": self.predicted_step_s,
-            "published_step_s": self.row.step_s,
+            "published_step_s": self.published_step_s,
             "error": self.error,
             "predicted_peak_gib": self.predicted_peak_gib,
-            "published_peak_gib": self.row.peak_gib,
+            "published_peak_gib": self.published_peak_gib,
             "memory_error": self.memory_error,
             "fits": self.fits,
             "causes": list(self.causes),
@@ -104,19 +105,37 @@ def _filled(cells: dict[str, Any]) -> dict[str, str]:
 def replay_rows(rows: Iterable[Row]) -> Iterator[Replay]:
     """Replays rows one by one; one that cannot be understood says why."""
     for row in rows:
+        known = Replay(row)
         try:
-            yield replay(row)
+            known = Replay(row, row.step_s, row.peak_gib)
+            yield _predicted(known)
         except MeshwrightError as error:
-            yield Replay(row, problem=str(error) if isinstance(error, RowError) else f"{row.id}: {error}")
+            yield replace(known, problem=str(error) if isinstance(error, RowError) else f"{row.id}: {error}")
 
 
 def replay(row: Row) -> Replay:
-    """Simulates one row."""
-    recipe = recipe_of(row)
-    simulation = simulate_work(recipe_work(recipe, row.id))
-    return Replay(
-        row, simulation.step_s, simulation.peak_bytes / _GIB, simulation.fits, tuple(_causes(row, recipe, simulation))
+    """Simulates one row.
+
+    Raises:
+        RowError: It cannot be understood.
+    """
+    return _predicted(Replay(row, row.step_s, row.peak_gib))
+
+
+def _predicted(known: Replay) -> Replay:
+    recipe = recipe_of(known.row)
+    simulation = simulate_work(recipe_work(recipe, known.row.id))
+    return replace(
+        known,
+        predicted_step_s=simulation.step_s,
+        predicted_peak_gib=simulation.peak_bytes / _GIB,
+        fits=simulation.fits,
+        causes=tuple(_causes(known.row, recipe, simulation)),
     )
+
+
+def _error(predicted: float | None, published: float | None) -> float | None:
+    return predicted / published - 1 if predicted and published else None
 
 
 def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
@@ -133,7 +152,7 @@ def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
         yield "what is recomputed and sent to the host is known in part only"
     if recipe.cluster.chip.vendor == "Google":
         yield "rates of TPU kernels are estimates: no microbenchmark is at hand"
-    elif simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes:
+    elif simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes[0]:
         yield "memory may be nearly full: allocators free and retry then"
     if recipe.cluster.num_hosts > 1 and recipe.zero == 3 and recipe.cluster.intra.topology != "torus":
         yield "parameters fetched over a network whose real rate is not told"

@@ -13,6 +13,7 @@ from meshwright.simulator.transformer.shape import Shape
 
 _GATED = re.compile(r"llama|mistral|mixtral|qwen|gemma|deepseek|palm|yi-|grok|olmo|phi-?3", re.IGNORECASE)
 _EXPERTS = re.compile(r"(\d+)\s*x\s*\d+(?:\.\d+)?\s*b\b|(\d+)\s*experts|\bE\s*=\s*(\d+)", re.IGNORECASE)
+_NUMBER = re.compile(r"[~≈]?\s*((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?![\d.])", re.IGNORECASE)
 _ACTIVE = re.compile(r"top-?\s*(\d+)|(\d+)\s*active", re.IGNORECASE)
 
 
@@ -38,10 +39,10 @@ class Row:
         value = self.text(name)
         if not value:
             return None
-        match = re.match(r"[~≈]?\s*([\d.,]+(?:e[+-]?\d+)?)", value, re.IGNORECASE)
+        match = _NUMBER.match(value.replace(",", ""))
         if match is None:
             raise RowError(f"{self.id}: {name} is {value!r}; write a number or leave it empty")
-        return float(match[1].replace(",", ""))
+        return float(match[1])
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A cell's whole number of at least 1."""

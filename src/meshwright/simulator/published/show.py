@@ -37,10 +37,10 @@ def _rows(validation: Validation) -> Table:
             row.text("model"),
             row.trust,
             _number(replay.predicted_step_s),
-            _number(row.step_s) if not replay.problem else "",
+            _number(replay.published_step_s),
             _percent(replay.error) if not replay.problem else "not understood",
             _number(replay.predicted_peak_gib),
-            _number(row.peak_gib) if not replay.problem else "",
+            _number(replay.published_peak_gib),
             _percent(replay.memory_error) if not replay.problem else "",
             {True: "yes", False: "no", None: ""}[replay.fits],
         )

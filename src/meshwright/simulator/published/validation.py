@@ -98,12 +98,12 @@ def ordered_pairs(rows: Sequence[Replay]) -> Iterable[bool]:
     """For each two strategies of one source, model and machine, whether the faster one is predicted to be so."""
     groups: dict[tuple[str, ...], list[Replay]] = {}
     for replay in rows:
-        if replay.error is not None:
+        if replay.error is not None and replay.row.number("global_batch"):
             key = tuple(replay.row.text(name) for name in ("source", "model", "seq", "gpu_type", "gpus"))
             groups.setdefault(key, []).append(replay)
     for members in groups.values():
         for one, other in combinations(members, 2):
-            published = _per_sequence(one.row.step_s, one), _per_sequence(other.row.step_s, other)
+            published = _per_sequence(one.published_step_s, one), _per_sequence(other.published_step_s, other)
             if one.strategy == other.strategy or abs(published[0] / published[1] - 1) < _EQUAL:
                 continue
             predicted = _per_sequence(one.predicted_step_s, one), _per_sequence(other.predicted_step_s, other)
@@ -111,8 +111,9 @@ def ordered_pairs(rows: Sequence[Replay]) -> Iterable[bool]:
 
 
 def _per_sequence(seconds: float | None, replay: Replay) -> float:
-    assert seconds is not None
-    return seconds / replay.row.whole("global_batch")
+    batch = replay.row.number("global_batch")
+    assert seconds is not None and batch
+    return seconds / batch
 
 
 def _errors(rows: Iterable[Replay]) -> list[float]:

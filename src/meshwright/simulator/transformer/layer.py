@@ -99,7 +99,8 @@ class Layer:
         flops = 2.0 * tokens * wide * narrow
         num_bytes = 2.0 * (tokens * (wide + narrow) + wide * narrow)
         by_row = self.recipe.by_row and dtype in _NARROW
-        one = self.kernels.product_s(flops, num_bytes, "bfloat16" if by_row else dtype)
+        half = by_row or dtype == "bfloat16"  # whichever half precision the chip has
+        one = self.kernels.product_s(flops, num_bytes, "" if half else dtype)
         if dtype not in _NARROW:
             return Kernel(name, one, 2 * one, one)
         # Operands are scaled and written in 8 bits before: activations forward, their gradients backward.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from meshwright.simulator.kernels import Kernels, kernels
+from meshwright.simulator.kernels import Kernels, half_type, kernels
 from meshwright.simulator.transformer import memory
 from meshwright.simulator.transformer.exchange import Exchange
 from meshwright.simulator.transformer.recipe import Recipe
@@ -39,7 +39,6 @@ def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Wor
         replace(chunk(size, i == 0, i == num_chunks - 1), send_s=sends[i % recipe.pipeline], send_bytes=send_bytes)
         for i, size in enumerate(sizes)
     )
-    peak = recipe.cluster.chip.peak_flops("bfloat16")
     return Work(
         name=name,
         chunks=chunks,
@@ -49,8 +48,8 @@ def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Wor
         update=tuple(_update(recipe, prices, exchange, stage) for stage in stages),
         state_bytes=tuple(constants.allocator * memory.state_bytes(recipe, stage) for stage in stages),
         devices=(recipe.cluster.num_devices // recipe.pipeline,) * recipe.pipeline,
-        limit_bytes=recipe.cluster.memory_bytes,
-        peak_flops=max(peak, recipe.cluster.chip.peak_flops("float16")),
+        limit_bytes=(recipe.cluster.memory_bytes,) * recipe.pipeline,
+        peak_flops=recipe.cluster.chip.peak_flops(half_type(recipe.cluster.chip)),
         model_flops=recipe.shape.flops_per_token * recipe.step_tokens,
         tokens=recipe.step_tokens,
         contention=constants.contention,
