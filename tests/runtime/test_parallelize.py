@@ -58,6 +58,20 @@ def test_a_state_that_came_back_is_donated_and_others_are_not():
     assert not any(x.is_deleted() for x in jax.tree.leaves(given))
 
 
+@pytest.mark.parametrize("called", [0, 1])
+def test_a_state_that_was_donated_is_refused(called):
+    step = mw.parallelize(train_step, cluster=CPU)
+    evaluate = mw.follow(lambda params, batch: batch["x"] @ params["in"], step, batch_argnums=1)
+    state, _ = step(params(), batch())
+    new, _ = step(state, batch())
+    for _ in range(called):  # the quick way and the other
+        evaluate(new, batch())
+    for function in (step, evaluate):
+        with pytest.raises(mw.ShardingError, match="params/in is gone: it was donated to an earlier call"):
+            function(state, batch())
+    step(new, batch())
+
+
 def batch_in_place(step):
     plan = step.plan(params(), batch())
     mesh = step.recent.mesh
