@@ -5,6 +5,7 @@ leading dims, one for each axis, so that work goes on with them and they are add
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -158,7 +159,8 @@ class Contributions:
             partial[dim].append(axis)
             value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
         if axes:
-            merged = value.reshape(-1, *value.shape[len(axes) :])
+            count = prod(value.shape[: len(axes)])
+            merged = value.reshape(count, *value.shape[len(axes) :])
             value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
         value = self._constrain(value, spec.settled)
         return value if spec.plus is None else value + spec.plus
