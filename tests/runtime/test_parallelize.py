@@ -128,6 +128,21 @@ def test_settings_that_cannot_be(settings, message):
         mw.parallelize(train_step, **settings)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda step: mw.parallelize(3), "parallelize was given 3; give a function"),
+        (lambda step: mw.create_state(params, like=train_step), "like is <function train_step .*mw.parallelize made"),
+        (lambda step: mw.create_state(params, like=step, example=batch()), "example is a dict; give a tuple"),
+        (lambda step: mw.follow(train_step, train_step), "the leader is <function train_step .*mw.parallelize made"),
+        (lambda step: step(params(), np.array(["a"])), "must be hashable.*'numpy.ndarray'"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_named(call, message):
+    with pytest.raises(mw.ShardingError, match=message):
+        call(mw.parallelize(train_step, cluster=CPU))
+
+
 def test_what_jit_takes():
     def step(state, numbers, key, nothing, flag):
         noise = jax.random.normal(key, (8, 4))

@@ -285,7 +285,7 @@ def check_types(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
 
 
 def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
-    """Refuses arrays that an earlier call was given for good: some of XLA's backends would end the process over them."""
+    """Refuses arrays that were given to an earlier call for good: XLA may end the process over them."""
     for tensor, array in zip(planned, given, strict=False):
         if isinstance(array, jax.Array) and array.is_deleted():
             raise ShardingError(
