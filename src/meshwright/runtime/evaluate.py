@@ -20,6 +20,7 @@ from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.elementwise import BINARY, UNARY
+from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_over_pixels
 from meshwright.runtime.counting import count, count_ops, is_operation
 from meshwright.strategy.reshard import Resharding
@@ -116,7 +117,8 @@ class Evaluator:
             # and gather pixels that are only summed over.
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        made = jax_compat.bind(eqn, operands)
+        alone = op is not None and is_done_alone(eqn, op)
+        made = do_alone(eqn, op, self.mesh, operands) if op and alone else jax_compat.bind(eqn, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
         if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
