@@ -45,6 +45,13 @@ class Leaves:
         pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
         return [leaf for leaf, position in pairs if position is not None]
 
+    def rest(self, tree: Any) -> list[Any]:
+        """What is no array in a pytree of this structure."""
+        import jax
+
+        pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
+        return [leaf for leaf, position in pairs if position is None]
+
     def fill(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays in their places."""
         import jax
