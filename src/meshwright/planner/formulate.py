@@ -194,8 +194,8 @@ class Formulation:
         itemsize = int(self.grouping.graph.sent_itemsize[value])
         matrix = trips * self.pricer.resharding.cost(kind.shape, itemsize, made, needed)
         if stay:
-            parts = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
-            matrix = np.where(parts, np.inf, matrix)
+            gathered = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
+            matrix = np.where(gathered & ~gathered.all(axis=1, keepdims=True), np.inf, matrix)
         if free is not None and free.any():
             matrix[:, free] = 0.0
         return matrix

@@ -21,7 +21,7 @@ from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.elementwise import BINARY, UNARY
 from meshwright.runtime.alone import do_alone, is_done_alone
-from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_over_pixels
+from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -112,9 +112,7 @@ class Evaluator:
             ins = [self._firm(entry) for entry in ins]
         if op is not None and op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
-        if op is not None and (len(op.sums) > 1 or sums_over_pixels(eqn, op)) and can_contribute(eqn, op):
-            # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one;
-            # and gather pixels that are only summed over.
+        if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         alone = op is not None and is_done_alone(eqn, op)
