@@ -32,13 +32,26 @@ def adapters_example():
     return ({"in": r(32, 64), "out": r(64, 16)}, tuned), {"x": r(16, 32), "y": r(16, 16)}
 
 
-STEPS = {"adapters in a loop": (adapters, adapters_example, (2, 4), 2)}
+def one_by_one(params, x):
+    """Examples that a loop takes one after the other."""
+    grads = jax.grad(lambda p: jnp.mean(jax.lax.map(lambda row: jnp.tanh(row @ p).sum(), x)))(params)
+    return params - grads, None
+
+
+def one_by_one_example():
+    return r(12, 12), r(8, 6, 12)
+
+
+STEPS = {
+    "adapters in a loop": (adapters, adapters_example, (2, 4), mw.Auto(), 2),
+    "a loop over examples": (one_by_one, one_by_one_example, (8,), mw.DataParallel(), 1),
+}
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_what_is_sent_was_planned(name):
-    step, example, shape, microbatches = STEPS[name]
+    step, example, shape, method, microbatches = STEPS[name]
     mesh = mw.Mesh.abstract(shape, alpha=0.0, beta=(1e-9, 1e-10, 1e-10)[: len(shape)])
-    plan = mw.parallelize(step, mesh=mesh, microbatches=microbatches).plan(*example())
+    plan = mw.parallelize(step, mesh=mesh, method=method, microbatches=microbatches).plan(*example())
     for pair in plan.verify().collectives.values():
         assert pair.compiled == pytest.approx(pair.planned, rel=0.02, abs=64)
