@@ -21,6 +21,7 @@ NAMES = [
     "Manual",
     "Mesh",
     "MeshwrightError",
+    "OutputError",
     "Plan",
     "PlanFileError",
     "ProblemError",

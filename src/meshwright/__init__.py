@@ -13,6 +13,7 @@ _PUBLIC = {
     "DeviceOutOfMemory": "errors",
     "DoesNotFit": "errors",
     "MeshwrightError": "errors",
+    "OutputError": "errors",
     "PlanFileError": "errors",
     "ProblemError": "errors",
     "RuleError": "errors",

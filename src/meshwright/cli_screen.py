@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from meshwright.errors import MeshwrightError
+from meshwright.output import write_whole
 
 _WIDTH = 118  # of tables that no terminal cuts
 
@@ -49,7 +50,7 @@ def write_text(path: Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)
     note(f"wrote {path}")
 
 

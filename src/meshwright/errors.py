@@ -47,6 +47,10 @@ class DoesNotFit(MeshwrightError):
         self.limit_bytes = limit_bytes
 
 
+class OutputError(MeshwrightError, OSError):
+    """A file or folder that cannot be written."""
+
+
 class CheckpointError(MeshwrightError, RuntimeError):
     """A state that could not be saved or restored; what was saved earlier is intact."""
 

@@ -7,7 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.explain.after import trace_back
-from meshwright.explain.dump import FILES, OutputError
+from meshwright.explain.dump import FILES
 from meshwright.explain.dump_program import PROGRAM_FILES
 from meshwright.planner.storage import VERSION
 from meshwright.runtime.compiled import CompiledCollective
@@ -77,5 +77,5 @@ def test_a_loaded_plan_is_dumped_without_compiling(folder, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_said(plan, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot write .*name a folder that can be made"):
+    with pytest.raises(mw.OutputError, match=r"cannot write .*name a folder that can be made"):
         plan.dump(tmp_path / "file" / "folder")

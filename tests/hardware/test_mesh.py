@@ -94,6 +94,8 @@ def test_an_unknown_collective_lists_the_known_ones():
         ({"shape": (2, 2), "alpha": 1, "beta": (1, -1)}, "beta must not be negative"),
         ({"shape": (2, 2), "alpha": 1, "beta": float("nan")}, "beta must not be negative"),
         ({"shape": (2, 2), "alpha": 1, "beta": 1, "memory_bytes": -5}, "memory_bytes must be above 0"),
+        ({"shape": (2, 2), "alpha": 1, "beta": 1, "memory_bytes": "1GB"}, "memory_bytes must be above 0, not '1GB'"),
+        ({"shape": 4, "alpha": 1, "beta": 1}, "the shape of a mesh is 4: give a size for each axis"),
     ],
 )
 def test_bad_abstract_meshes_are_refused(arguments, message):

@@ -175,3 +175,13 @@ def test_fixed_layers_are_kept_apart_by_folding():
     assert plan.sharding("state/params/2/kernel") == P("x")
     assert plan.sharding("state/params/3/kernel") == P(None, "x")
     assert plan.sharding("state/params/0/kernel") == plan.sharding("state/params/4/kernel") == P()
+
+
+def test_a_matrix_that_no_product_reads_may_leave_its_place():
+    def step(params, x):
+        grads = jax.grad(lambda p: jnp.mean((x * p["scale"]) @ p["out"]) ** 2)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = {"scale": jnp.ones((16, 8)), "out": jnp.ones((8, 8))}
+    plan = mw.plan(step, params, jnp.ones((8, 16, 8)), mesh=mesh((2, 4)), method=mw.TensorParallel())
+    assert all(any(plan.sharding(f"params/{name}")) for name in params)

@@ -191,6 +191,17 @@ X = np.ones((8, 4), np.float32)
         (lambda: mw.Auto(memory_fraction=1.5), mw.ShardingError, "memory_fraction is 1.5"),
         (lambda: mw.Zero(3, memory_fraction=0), mw.ShardingError, "memory_fraction is 0; give a fraction above 0"),
         (lambda: mw.Zero(4), mw.ShardingError, "stages 1, 2 and 3"),
+        (lambda: mw.Auto(fix=["x"]), mw.ShardingError, r"fix is \['x'\]; give globs of paths"),
+        (lambda: mw.Manual({3: P("x")}), mw.ShardingError, "give globs of paths to shardings"),
+        (lambda: mw.Auto(mesh_shapes=[]), mw.ShardingError, r"mesh_shapes is \[\]; give a list of shapes"),
+        (lambda: mw.plan(jnp.sin, X, cluster="1x4 h100", mesh=4), mw.ClusterError, "the shape of a mesh is 4"),
+        (lambda: mw.plan(lambda x: x, None, mesh=mesh((2,))), mw.TraceError, "there is nothing to split"),
+        (
+            lambda: mw.plan(jnp.sin, X, mesh=mesh((2,))).show(3),
+            mw.ShardingError,
+            "found by its path, as text, not by 3",
+        ),
+        (lambda: mw.plan(jnp.sin, X, mesh=mesh((2,))).diff("a.json"), mw.ShardingError, "'a.json' is no plan"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

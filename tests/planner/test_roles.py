@@ -48,6 +48,26 @@ def test_where_nothing_comes_back_the_largest_argument_is_parameters():
     assert found == {"parameters": {"weights/up", "weights/down"}, "optimizer": set(), "data": {"x"}}
 
 
+def test_examples_are_data_however_many_there_are():
+    def forward(x, weights):
+        return jnp.tanh(x["a"] @ weights["up"]) @ weights["down"] + x["b"]
+
+    batch = {"a": array(4096, 8), "b": array(4096, 2)}
+    found = paths_by_role(trace(forward, batch, {"up": array(8, 32), "down": array(32, 2)}).graph)
+    assert found["parameters"] == {"weights/up", "weights/down"} and found["data"] == {"x/a", "x/b"}
+
+
+def test_a_cache_that_comes_back_is_data():
+    def decode(weights, cache, x):
+        cache = {"k": cache["k"] + (x @ weights["k"])[:, None], "v": cache["v"] + (x @ weights["v"])[:, None]}
+        return jnp.einsum("bd,btd->bt", x, cache["k"]) @ weights["out"], cache
+
+    weights = {"k": array(8, 8), "v": array(8, 8), "out": array(16, 32)}
+    found = paths_by_role(trace(decode, weights, {"k": array(4, 16, 8), "v": array(4, 16, 8)}, array(4, 8)).graph)
+    assert found["parameters"] == {"weights/k", "weights/v", "weights/out"}
+    assert found["data"] == {"cache/k", "cache/v", "x"}
+
+
 def test_a_single_argument_is_data():
     found = paths_by_role(trace(lambda x: x["a"] @ x["b"], {"a": array(4, 8), "b": array(8, 2)}).graph)
     assert found == {"parameters": set(), "optimizer": set(), "data": {"x/a", "x/b"}}

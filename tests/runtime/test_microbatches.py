@@ -272,3 +272,14 @@ def test_gradients_of_convolutions_are_brought_together_once_a_step(mesh):
     assert sent(made) == sent(plan.collectives)
     (gradients,) = (item for item in made if item.trips == 1)  # combined; the loss is a number for each part
     assert gradients.bytes == sum(k.nbytes for k in kernels)
+
+
+def test_numbers_that_python_reads_stay_numbers():
+    def step(state, batch):
+        grads = jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(state["w"])
+        return {"w": state["w"] - (0.1 if state["rate"] > 0 else 0.0) * grads, "rate": state["rate"]}, grads.sum()
+
+    many = mw.parallelize(step, cluster="1x8 cpu", microbatches=2)
+    state, _ = many({"w": jnp.ones((8, 4)), "rate": 0.5}, jnp.ones((8, 8)))
+    assert type(state["rate"]) is float
+    many(state, jnp.ones((8, 8)))

@@ -58,6 +58,20 @@ def test_a_state_that_came_back_is_donated_and_others_are_not():
     assert not any(x.is_deleted() for x in jax.tree.leaves(given))
 
 
+@pytest.mark.parametrize("called", [0, 1])
+def test_a_state_that_was_donated_is_refused(called):
+    step = mw.parallelize(train_step, cluster=CPU)
+    evaluate = mw.follow(lambda params, batch: batch["x"] @ params["in"], step, batch_argnums=1)
+    state, _ = step(params(), batch())
+    new, _ = step(state, batch())
+    for _ in range(called):  # the quick way and the other
+        evaluate(new, batch())
+    for function in (step, evaluate):
+        with pytest.raises(mw.ShardingError, match="params/in is gone: it was donated to an earlier call"):
+            function(state, batch())
+    step(new, batch())
+
+
 def batch_in_place(step):
     plan = step.plan(params(), batch())
     mesh = step.recent.mesh
@@ -112,6 +126,21 @@ def test_a_static_argument_that_cannot_be_hashed_is_named():
 def test_settings_that_cannot_be(settings, message):
     with pytest.raises(mw.ShardingError, match=message):
         mw.parallelize(train_step, **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda step: mw.parallelize(3), "parallelize was given 3; give a function"),
+        (lambda step: mw.create_state(params, like=train_step), "like is <function train_step .*mw.parallelize made"),
+        (lambda step: mw.create_state(params, like=step, example=batch()), "example is a dict; give a tuple"),
+        (lambda step: mw.follow(train_step, train_step), "the leader is <function train_step .*mw.parallelize made"),
+        (lambda step: step(params(), np.array(["a"])), "must be hashable.*'numpy.ndarray'"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_named(call, message):
+    with pytest.raises(mw.ShardingError, match=message):
+        call(mw.parallelize(train_step, cluster=CPU))
 
 
 def test_what_jit_takes():

@@ -74,6 +74,7 @@ PROGRAMS = {
     "segments": lambda x, i: jax.ops.segment_sum(x, i, 8),
     "quantiles": lambda x: jnp.median(x, 0) + jnp.quantile(x, 0.3, axis=0),
     "gradient of a loop": jax.grad(lambda x: jax.lax.fori_loop(0, 3, lambda i, c: grow(c), x).sum()),
+    "arrays of no size": jax.grad(lambda w, x: (x @ w).sum() + w.size),
 }
 
 SHAPES = {
@@ -96,6 +97,7 @@ SHAPES = {
     "handed through": ((8, 8), (4,)),
     "quantiles": ((16, 8),),
     "gradient of a loop": ((16, 8),),
+    "arrays of no size": ((16, 0), (8, 16)),
 }
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -57,6 +58,14 @@ def test_products_are_counted_as_often_as_they_run():
 
     compiled = jax.jit(function).lower(np.ones((4, 8), "f4"), np.ones((8, 8), "f4")).compile()
     assert flops_of(compiled.as_text()) == 5 * 2 * 4 * 8 * 8
+
+
+def test_factorisations_are_no_products():
+    def function(x):
+        return jnp.linalg.cholesky(x), jnp.linalg.qr(x), jnp.linalg.eigh(x), jnp.linalg.svd(x), x @ x
+
+    found = mw.plan(function, jnp.eye(8), cluster=CPU, mesh=(8,), method=mw.Manual({})).verify()
+    assert found.flops.compiled == found.flops.planned > 0
 
 
 def test_convolutions_are_counted():

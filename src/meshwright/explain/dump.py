@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, OutputError
 from meshwright.explain.dump_program import PROGRAM_FILES, write_csv
 from meshwright.explain.solver_log import solver_lines
 from meshwright.explain.subjects import Subjects
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from meshwright.planner.tensor import Tensor
 
 
-class OutputError(MeshwrightError, OSError):
-    """A file or folder that cannot be written."""
-
-
 def dump(plan: "Plan", folder: Path, function: Any = None, args: Sequence[Any] = ()) -> None:
     """See `Plan.dump`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        plan.save(folder / "plan.json")
+        _write(plan, folder, function, args)
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror}; name a folder that can be made") from None
+
+
+def _write(plan: "Plan", folder: Path, function: Any, args: Sequence[Any]) -> None:
+    plan.save(folder / "plan.json")
     written = {"plan.json": "the plan, for mw.Plan.load"}
     for name, (what, write) in FILES.items():
         if write(plan, folder / name):

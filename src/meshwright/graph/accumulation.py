@@ -5,8 +5,7 @@ use. What is added may be transposed or converted to another dtype on the way, s
 the sum of an inner loop.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +16,9 @@ _PASSING = ("convert_element_type", "transpose", "loop_stack")
 _CONTRIBUTING = ("dot_general", "conv_general_dilated", "reduce_sum", "scatter-add")
 
 
-def contributes(primitive: str, params: Mapping[str, Any]) -> bool:
+def contributes(primitive: str) -> bool:
     """Whether the runtime can keep contributions to an operation's sums apart, one for each device."""
-    groups = (params.get(name, 1) for name in ("feature_group_count", "batch_group_count"))
-    return primitive in _CONTRIBUTING and all(count == 1 for count in groups)
+    return primitive in _CONTRIBUTING
 
 
 class Accumulated(NamedTuple):
@@ -78,7 +76,7 @@ class _Finder:
         while self.num_reads[value] == 1 and self.producer[value] >= 0:
             index = int(self.producer[value])
             name = self.columns.primitive(index)
-            if contributes(name, self.columns.signatures[self.columns.signature[index]].params):
+            if contributes(name):
                 known = found.get(index)
                 if known is None or len(known.chain) < len(chain):
                     found[index] = self._accumulated(index, value, chain, outermost)

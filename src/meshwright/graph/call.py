@@ -45,6 +45,13 @@ class Leaves:
         pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
         return [leaf for leaf, position in pairs if position is not None]
 
+    def rest(self, tree: Any) -> list[Any]:
+        """What is no array in a pytree of this structure."""
+        import jax
+
+        pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
+        return [leaf for leaf, position in pairs if position is None]
+
     def fill(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays in their places."""
         import jax
@@ -151,8 +158,8 @@ def argument_names(function: Callable[..., Any], count: int) -> list[str]:
 
 def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
     name = getattr(function, "__name__", repr(function))
-    reason = str(error).strip().split("\n\n")[0].replace("\n", " ")
+    reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
     return (
-        f"JAX could not trace {name}: {type(error).__name__}: {reason[:600]} "
+        f"JAX could not trace {name}: {type(error).__name__}: {reason}. "
         "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
     )

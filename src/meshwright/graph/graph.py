@@ -134,6 +134,12 @@ class Columns:
         return np.repeat(np.arange(len(self.signature)), np.diff(self.start))
 
     @cached_property
+    def read_trips(self) -> NDArray[np.float64]:
+        """How often what an operation reads is brought to it: what a loop takes apart comes once, before the loop."""
+        lengths = [s.operands[0].shape[0] if s.primitive == "loop_slice" else 1 for s in self.signatures]
+        return self.trips / np.maximum(lengths, 1)[self.signature]
+
+    @cached_property
     def producer(self) -> Ints:
         """Index of the operation that makes each value; -1 for inputs and constants."""
         found = np.full(self.num_values, -1)

@@ -1,9 +1,9 @@
 """A logical view of devices: named axes, and the time of a collective along any of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import ClusterError
@@ -75,8 +75,8 @@ class Mesh:
         """
         sizes = plain_sizes(shape)
         costs = (_per_axis("alpha", alpha, len(sizes)), _per_axis("beta", beta, len(sizes)))
-        if memory_bytes is not None and not memory_bytes > 0:
-            raise ClusterError(f"memory_bytes must be above 0, not {memory_bytes}: leave it out for no limit.")
+        if memory_bytes is not None and not (isinstance(memory_bytes, Real) and memory_bytes > 0):
+            raise ClusterError(f"memory_bytes must be above 0, not {memory_bytes!r}: leave it out for no limit.")
         return cls(sizes, None, *costs, None if memory_bytes is None else int(memory_bytes))
 
     @property
@@ -186,6 +186,8 @@ class Mesh:
 
 def plain_sizes(shape: Sequence[int]) -> tuple[int, ...]:
     """Sizes as Python's own whole numbers; what is none is left for the mesh to refuse."""
+    if not isinstance(shape, Iterable):
+        raise ClusterError(f"the shape of a mesh is {shape!r}: give a size for each axis, e.g. (4, 8).")
     return tuple(int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in shape)
 
 

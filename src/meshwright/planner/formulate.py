@@ -25,7 +25,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.cpu_memory import CpuMemory
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
-from meshwright.planner.groups import Grouping
+from meshwright.planner.groups import Group, Grouping
 from meshwright.planner.memory import AcceleratorMemory, MemoryModel
 from meshwright.planner.priced import EdgeKey, Usage, choice_problem
 from meshwright.planner.pricing import Pricer
@@ -184,23 +184,25 @@ class Formulation:
                 self.tables[reader].duplicate[slot],
                 group.slots[slot].trips,
             )
-            stay = stay and self._reads_before_update(reader, slot)
+            stay = stay and self._can_follow(group, slot)
         else:
             reading = self.folded.shared[self.folded.shared_members[reader - self.num_groups][0]]
             needed = self.shared_codes[reader - self.num_groups]
             trips = max(self.grouping.groups[g].slots[s].trips for g, s in reading.readers)
-            stay = stay and reading.phase != "update"
+            stay = stay and all(self._can_follow(self.grouping.groups[g], s) for g, s in reading.readers)
         kind = self.grouping.graph.types[value]
         itemsize = int(self.grouping.graph.sent_itemsize[value])
         matrix = trips * self.pricer.resharding.cost(kind.shape, itemsize, made, needed)
         if stay:
-            parts = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
-            matrix = np.where(parts, np.inf, matrix)
+            gathered = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
+            matrix = np.where(gathered & ~gathered.all(axis=1, keepdims=True), np.inf, matrix)
         if free is not None and free.any():
             matrix[:, free] = 0.0
         return matrix
 
-    def _reads_before_update(self, reader: int, slot: int) -> bool:
-        group = self.grouping.groups[self.folded.members[reader][0]]
+    def _can_follow(self, group: Group, slot: int) -> bool:
+        """Whether a group can read an argument where it lies: not in the update, nor where another argument leads."""
         member = group.slots[slot].member
-        return member >= 0 and self.grouping.graph.ops[group.ops[member]].phase != "update"
+        if member < 0 or group.argument is not None:
+            return False
+        return self.grouping.graph.ops[group.ops[member]].phase != "update"

@@ -192,7 +192,7 @@ class Grouping:
             (root, made),
             (self.ops.rank[reader], np.full(len(made), -1)),
             (at - columns.start[reader], self.values.rank[taken]),
-            (columns.trips[reader], trips),
+            (columns.read_trips[reader], trips),
         )
         return Slots(start, *(np.concatenate(parts)[order] for parts in columns_of))
 

@@ -44,8 +44,7 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
     paths: dict[int, tuple[int, ...]] = {}
     ends: dict[int, int] = {}
     for leader in placed.leader[placed.leader >= 0].tolist():
-        params = columns.signatures[columns.signature[leader]].params
-        if leader in accumulated or not contributes(columns.primitive(leader), params):
+        if leader in accumulated or not contributes(columns.primitive(leader)):
             continue
         path, after = [leader], int(reader[columns.first_made[leader]])
         while after >= 0 and columns.trips[after] == columns.trips[leader]:

@@ -80,6 +80,12 @@ class Auto(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.fix, Mapping) or not all(isinstance(glob, str) for glob in self.fix):
+            raise ShardingError(
+                f"fix is {self.fix!r:.60}; give globs of paths to shardings: {{'state/params/*': P('x')}}"
+            )
+        if self.mesh_shapes is not None and not (isinstance(self.mesh_shapes, Sequence) and self.mesh_shapes):
+            raise ShardingError(f"mesh_shapes is {self.mesh_shapes!r}; give a list of shapes such as [(4, 8)], or None")
         if not self.pipeline and (self.layers is not None or self.boundaries):
             raise ShardingError("layers and boundaries are for pipelined models; add pipeline=True, or leave them out")
         if self.pipeline and (self.fix or self.mesh_shapes is not None or type(self) is not Auto):
@@ -93,7 +99,7 @@ class Auto(Method):
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:
-            return [cluster.mesh(tuple(shape)) for shape in self.mesh_shapes]
+            return [cluster.mesh(shape) for shape in self.mesh_shapes]
         return auto_meshes(cluster)
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
@@ -131,7 +137,7 @@ class Manual(Auto):
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:
-            return [cluster.mesh(tuple(shape)) for shape in self.mesh_shapes]
+            return [cluster.mesh(shape) for shape in self.mesh_shapes]
         axes = {a for spec in self.fix.values() for dim in _dims(spec) for a in dim}
         if cluster.num_hosts > 1 and cluster.devices_per_host > 1 and axes - {"x"}:
             return [cluster.mesh((cluster.num_hosts, cluster.devices_per_host))]

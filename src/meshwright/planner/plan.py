@@ -165,6 +165,8 @@ class Plan:
         Raises:
             ShardingError: It matches none; the message names the nearest.
         """
+        if not isinstance(path, str):
+            raise ShardingError(f"a tensor is found by its path, as text, not by {path!r:.60}")
         tensors = {t.path: t for t in (*self.arguments, *self.results) if t.role != "static"}
         found = match_paths(path, tensors)
         if not found:
@@ -200,13 +202,13 @@ class Plan:
         """What differs from another plan: verdict, costs, memory, shardings, communication. Print it."""
         from meshwright.explain.diff import diff
 
-        return diff(self, other)
+        return diff(self, _plan(other))
 
     def report(self, path: str | Path, other: "Plan | None" = None) -> None:
         """Writes one self-contained web page about the plan; with another plan, about both, side by side."""
         from meshwright.report.page import write_report
 
-        write_report(self, Path(path), other)
+        write_report(self, Path(path), None if other is None else _plan(other))
 
     def dump(self, folder: str | Path, function: Any = None, *args: Any) -> None:
         """Writes everything there is to know about the plan into a folder.
@@ -276,6 +278,12 @@ class Plan:
         import jax
 
         return jax.tree_util.tree_unflatten(tree, specs)
+
+
+def _plan(other: Any) -> Plan:
+    if not isinstance(other, Plan):
+        raise ShardingError(f"{other!r:.60} is no plan to compare with; give one that mw.plan or mw.Plan.load returned")
+    return other
 
 
 def partition_spec(spec: Spec) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import meshwright
-from meshwright.errors import ShardingError
+from meshwright.errors import ShardingError, TraceError
 from meshwright.graph import Graph, Traced, trace
 from meshwright.graph.collector import heap_frozen
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
@@ -24,9 +24,10 @@ from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.structure import skeleton
-from meshwright.planner.tensor import KEPT, Tensor
+from meshwright.planner.tensor import KEPT, Spec, Tensor
 from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
+from meshwright.rules.base import TensorType
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
@@ -95,7 +96,7 @@ def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, 
     if isinstance(mesh, Mesh):
         return [mesh]
     machine = _machines(cluster, None)
-    return [machine.mesh(tuple(mesh))] if mesh is not None else method.meshes(machine)
+    return [machine.mesh(mesh)] if mesh is not None else method.meshes(machine)
 
 
 class Task:
@@ -106,6 +107,9 @@ class Task:
         self.method = method
         self.graph = traced.graph
         self.grouping = Grouping(self.graph)
+        if not len(self.grouping.placed.leader):
+            name = getattr(traced.function, "__name__", repr(traced.function))
+            raise TraceError(f"{name} neither takes arrays nor computes any: there is nothing to split; give it arrays")
         self.roles = find_roles(self.graph)
         self.live = liveness(self.graph, self.grouping.nests)
         self.folded = fold(self.grouping, method.pins(self.graph, self.roles), folding)
@@ -190,7 +194,7 @@ class Task:
                 continue
             value = graph.inputs[place]
             kind = graph.types[value]
-            spec = back.spec(back.code(value), len(kind.shape))
+            spec = _spec(back, back.code(value), kind)
             role, donated = named.get(value, "data"), value in graph.donated
             yield Tensor(graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
 
@@ -205,7 +209,7 @@ class Task:
                 code, role = back.code(graph.inputs[argument]), "state"
             else:
                 code, role = fixed.get(output, back.code(graph.outputs[output])), "result"
-            yield Tensor(graph.output_paths[output], kind.shape, kind.dtype, back.spec(code, len(kind.shape)), role)
+            yield Tensor(graph.output_paths[output], kind.shape, kind.dtype, _spec(back, code, kind), role)
 
     def _argument_bytes(self, back: Readback) -> dict[str, int]:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
@@ -214,6 +218,11 @@ class Task:
             name: int(sum(self.graph.types[v].num_bytes / float(parts(back.code(v))) for v in values))
             for name, values in named.items()
         }
+
+
+def _spec(back: Readback, code: int, kind: TensorType) -> Spec:
+    """How an argument or result lies: whole if it has no elements, since JAX cannot read back what it split then."""
+    return back.spec(code if kind.num_bytes else 0, len(kind.shape))
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:

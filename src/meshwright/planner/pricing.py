@@ -182,16 +182,17 @@ class _Walk:
         if not kind.shape:
             return np.zeros(self.size)
         op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
+        trips = float(self.graph.columns.read_trips[index])
         need = axes.pack(tensor_holders(nest.operands[position], loops, len(nest.loops)))
         local = kind.num_bytes / axes.num_parts(need)
         if value in self.own:
-            self._internal(member, value, need, op.phase, op.trips)
+            self._internal(member, value, need, op.phase, trips)
         elif self.grouping.is_real(value):
             self._need(value, need, op.phase)
         else:
             for root, root_need in self._pull(value, need):
                 if root in self.own:
-                    self._internal(member, root, root_need, op.phase, op.trips)
+                    self._internal(member, root, root_need, op.phase, trips)
                 else:
                     self._need(root, root_need, op.phase)
             in_place = position == 0 and op.primitive.startswith(_IN_PLACE)  # the result takes the operand's memory

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from meshwright.graph import Graph
+from meshwright.graph.phases import BACKWARD, PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +22,34 @@ class Roles:
 
 
 def find_roles(graph: Graph) -> Roles:
-    """Reads the roles off the graph: what comes back is state; else the largest argument is parameters."""
+    """Reads the roles off the graph: what comes back is state; else one of the arguments is parameters.
+
+    Where nothing is differentiated and an argument that does not come back looks like parameters, what comes back is
+    data: the cache of a decoder.
+    """
     state = {graph.inputs[i] for i in graph.state.values()}
-    if not state:
-        state = _largest_argument(graph)
+    likely = _likely_parameters(graph, state)
+    differentiates = bool((graph.columns.phase == PHASES.index(BACKWARD)).any())
+    if not state or (likely and not differentiates):
+        state = likely
     before = graph.read_before_update
     parameters = tuple(v for v in graph.inputs if v in state and before[v])
     optimizer = tuple(v for v in graph.inputs if v in state and not before[v])
     return Roles(parameters, optimizer, tuple(v for v in graph.inputs if v not in state))
 
 
-def _largest_argument(graph: Graph) -> set[int]:
-    sizes: dict[str, int] = {}
+def _likely_parameters(graph: Graph, state: set[int]) -> set[int]:
+    """The largest argument whose leaves have several first dims, where those of a batch have one: its examples.
+
+    If there is none, and nothing comes back either, the largest argument.
+    """
+    values: dict[str, list[int]] = {}
     for path, value in zip(graph.input_paths, graph.inputs, strict=True):
-        name = path.split("/")[0]
-        sizes[name] = sizes.get(name, 0) + graph.types[value].num_bytes
-    if len(sizes) < 2:
+        values.setdefault(path.split("/")[0], []).append(value)
+    if len(values) < 2:
         return set()
-    largest = max(sizes, key=lambda name: sizes[name])
-    return {v for p, v in zip(graph.input_paths, graph.inputs, strict=True) if p.split("/")[0] == largest}
+    types = {name: [graph.types[v] for v in leaves] for name, leaves in values.items() if state.isdisjoint(leaves)}
+    mixed = [name for name, kinds in types.items() if len({kind.shape[0] for kind in kinds if kind.shape}) > 1]
+    likely = mixed or ([] if state else list(types))
+    largest = max(likely, key=lambda name: sum(kind.num_bytes for kind in types[name]), default=None)
+    return set() if largest is None else set(values[largest])

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
+from meshwright.output import write_whole
 from meshwright.planner.considered import Considered, Improvement, Round
 from meshwright.planner.details import Collective, OpPlan
 from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
@@ -82,9 +83,7 @@ def _damage(part: str) -> Iterator[None]:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Writes a plan; the file is complete or not there at all."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(plan_json(plan), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, plan_json(plan))
 
 
 def comparable(plan: Plan) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.dump import OutputError
+from meshwright.output import write_whole
 from meshwright.report.data import difference_data, page_data
 
 if TYPE_CHECKING:
@@ -22,14 +22,7 @@ def write_report(plan: "Plan", path: Path, other: "Plan | None" = None) -> None:
     Raises:
         OutputError: The file cannot be written.
     """
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise OutputError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    try:
-        path.write_text(page(plan, other), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from None
+    write_whole(path, page(plan, other))
 
 
 def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -> str:

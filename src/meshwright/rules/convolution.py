@@ -44,6 +44,8 @@ def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -
     offsets are a sum loop that can be split as the image is.
     """
     image, window, positions = sizes
+    if op.params["feature_group_count"] * op.params["batch_group_count"] > 1:  # no partitioner can, at the borders
+        return loops.fixed((image,))[0], loops.fixed((window,))[0], loops.fixed((positions,))[0]
     stride, holes = op.params["window_strides"][i], op.params["rhs_dilation"][i]
     low, dilation = op.params["padding"][i][0], op.params["lhs_dilation"][i]
     over_positions = Sliding(image, positions, (window - 1) * holes + 1, stride, low, dilation)

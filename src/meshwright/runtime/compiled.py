@@ -99,12 +99,15 @@ def _flops(body: list[str]) -> Iterator[float]:
         match = _PRODUCT.search(line)
         if match is None:
             continue
+        labels, contracted = _LABELS.search(line), _CONTRACTED.search(line)
+        if not labels and not contracted:  # another library's call, such as a Cholesky factorisation
+            continue
         result = _ints(_ARRAY.findall(match[1])[0][1])
         left, right = (shapes.get(name, []) for name in re.findall(r"%([\w.\-]+)", match[3])[:2])
-        if labels := _LABELS.search(line):
+        if labels:
             outputs = right[labels[1].index("o")] if len(right) == len(labels[1]) else 1
             yield 2.0 * prod(result) * prod(right) / max(outputs, 1)
-        elif contracted := _CONTRACTED.search(line):
+        elif contracted:
             dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
             yield 2.0 * prod(result) * prod(left[d] for d in dims)
 

@@ -5,6 +5,7 @@ leading dims, one for each axis, so that work goes on with them and they are add
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +20,7 @@ from meshwright.graph.flatten import signature_of
 from meshwright.planner.plan import OpPlan, partition_spec
 from meshwright.planner.tensor import Spec
 from meshwright.rules import loop_nest
-
-_CONVOLUTION = "conv_general_dilated"
+from meshwright.runtime.alone import CONVOLUTION, in_groups, own_part
 
 
 class Waiting(NamedTuple):
@@ -46,15 +46,24 @@ def can_contribute(eqn: Any, op: OpPlan) -> bool:
         pairs = zip(nest.operands[0], op.operands[0] or (), strict=True)
         if any(held and any(nest.loops[loop].halo for loop in dim) for dim, held in pairs):
             return False  # windows reach into neighbours' parts
-    return contributes(eqn.primitive.name, eqn.params)
+    return contributes(eqn.primitive.name)
 
 
 def sums_over_pixels(eqn: Any, op: OpPlan) -> bool:
     """Whether an operation is a convolution whose image is split by rows or columns: a gradient of weights may be."""
-    if eqn.primitive.name != _CONVOLUTION or not op.sums:
+    if eqn.primitive.name != CONVOLUTION or not op.sums:
         return False
     image = op.operands[0] or ()
     return any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:])
+
+
+def sums_by_hand(eqn: Any, op: OpPlan) -> bool:
+    """Whether XLA would not add up as was priced.
+
+    It adds up over one axis after the other, or over all before it scatters over one; and it gathers pixels that are
+    only summed over, and what convolutions of several groups read.
+    """
+    return len(op.sums) > 1 or sums_over_pixels(eqn, op) or (bool(op.sums) and in_groups(eqn))
 
 
 def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:
@@ -80,7 +89,7 @@ class Contributions:
             operands: As the plan wants them, or contributions themselves.
             waits: Which of them are contributions.
         """
-        if eqn.primitive.name == _CONVOLUTION:
+        if eqn.primitive.name == CONVOLUTION:
             return self._apart(eqn, op, axes, operands)
         ready, exposed = [], []
         for i, (value, spec) in enumerate(zip(operands, op.operands, strict=True)):
@@ -104,8 +113,10 @@ class Contributions:
     def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> tuple[Any, Waiting]:
         """The same by hand: XLA would gather a convolution's operands if their parts were exposed as dims."""
 
+        own = own_part(eqn, op, self.mesh)
+
         def contribution(*xs: Any) -> Any:
-            return jnp.expand_dims(jax_compat.bind(eqn, xs)[0], range(len(axes)))
+            return jnp.expand_dims(jax_compat.bind(own, xs)[0], range(len(axes)))
 
         function = jax.shard_map(
             contribution,
@@ -158,7 +169,8 @@ class Contributions:
             partial[dim].append(axis)
             value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
         if axes:
-            merged = value.reshape(-1, *value.shape[len(axes) :])
+            count = prod(value.shape[: len(axes)])
+            merged = value.reshape(count, *value.shape[len(axes) :])
             value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
         value = self._constrain(value, spec.settled)
         return value if spec.plus is None else value + spec.plus

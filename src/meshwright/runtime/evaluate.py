@@ -20,7 +20,8 @@ from meshwright.graph.graph import widens
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.elementwise import BINARY, UNARY
-from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_over_pixels
+from meshwright.runtime.alone import do_alone, is_done_alone
+from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -111,12 +112,11 @@ class Evaluator:
             ins = [self._firm(entry) for entry in ins]
         if op is not None and op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
-        if op is not None and (len(op.sums) > 1 or sums_over_pixels(eqn, op)) and can_contribute(eqn, op):
-            # Left to itself, XLA would add up over one axis after the other, or over all before it scatters over one;
-            # and gather pixels that are only summed over.
+        if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        made = jax_compat.bind(eqn, operands)
+        alone = op is not None and is_done_alone(eqn, op)
+        made = do_alone(eqn, op, self.mesh, operands) if op and alone else jax_compat.bind(eqn, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
         if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
@@ -140,11 +140,12 @@ class Evaluator:
 
         @self._inside()
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-            self._outer = {id(value) for value, _, _ in consts}
+            shared = self._lay_down(consts)
+            self._outer = {id(value) for value, _, _ in shared}
             self._varying = min((*carry, *x), key=lambda v: v.size, default=())
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             slices = [self.ops.get(first_slice + i) for i in range(len(x))]
-            entries = [*consts, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
+            entries = [*shared, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
             outs, _ = self._jaxpr(body, entries, inside)
             made = [self._carried(out, op) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
             stacked = [self._stacked(out, self.ops.get(after + i)) for i, out in enumerate(outs[num_carry:])]
@@ -170,13 +171,14 @@ class Evaluator:
         @self._inside()
         def go_on(carry: list[Any]) -> Any:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
-            outs, _ = self._jaxpr(condition, [*ins[:num_cond], *carried], start)
+            outs, _ = self._jaxpr(condition, [*self._lay_down(ins[:num_cond]), *carried], start)
             return outs[0][0]
 
         @self._inside()
         def step(carry: list[Any]) -> list[Any]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
-            outs, _ = self._jaxpr(body, [*ins[num_cond : num_cond + num_body], *carried], inside)
+            shared = self._lay_down(ins[num_cond : num_cond + num_body])
+            outs, _ = self._jaxpr(body, [*shared, *carried], inside)
             return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
 
         last = lax.while_loop(go_on, step, [x for x, _, _ in init])
@@ -193,7 +195,7 @@ class Evaluator:
         def branch(index: int) -> Callable[..., list[Any]]:
             @self._inside()
             def call(*values: Any) -> list[Any]:
-                entries = [(x, *k) for x, k in zip(values, known, strict=True)]
+                entries = self._lay_down([(x, *k) for x, k in zip(values, known, strict=True)])
                 outs, _ = self._jaxpr(branches[index], entries, starts[index])
                 return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
 
@@ -247,6 +249,11 @@ class Evaluator:
         if not copies:
             copies[spec.settled] = self.contributions.add_up(value, spec)
         return copies[spec.settled], spec.settled, phase
+
+    def _lay_down(self, entries: Sequence[Entry]) -> list[Known]:
+        """What a body reads from around it, as it lies there: XLA would else hand it in as one of its readers wants."""
+        known = map(self._settled, entries)
+        return [(x if spec is None else self._constrain(x, spec), spec, phase) for x, spec, phase in known]
 
     def _carried(self, out: Entry, op: OpPlan | None) -> Any:
         return out[0] if op is not None and op.waits else self._to(out, _result(op))

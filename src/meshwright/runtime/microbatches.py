@@ -77,6 +77,8 @@ def accumulated(
         step = _Step(whole, part, examples, Cut(count, 1))
 
     def cut(*args: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in whole.arguments.rest(args)):
+            raise TypeError("the step's Python code reads numbers that are arrays here")  # so that they are kept
         return whole.results.fill(step.run(whole.arguments.pick(args)))
 
     return cut

@@ -59,6 +59,8 @@ def parallelize(
     Returns:
         A `Parallelized` function.
     """
+    if function is not None and not callable(function):
+        raise ShardingError(f"parallelize was given {function!r:.60}; give a function, and options by name")
     if function is None:
         given = {k: v for k, v in locals().items() if k != "function"}
         return partial(parallelize, **given)
@@ -249,7 +251,15 @@ class _Bound:
     def key(self) -> Any:
         """Equal for calls that the same plan serves."""
         leaves, tree = tree_flatten(self.values)
-        return self.static, self.names, tree, tuple(map(_type, leaves))
+        found = self.static, self.names, tree, tuple(map(_type, leaves))
+        try:
+            hash(found)
+        except TypeError as error:
+            raise ShardingError(
+                f"what is no array in the arguments must be hashable, so that calls can be told apart: {error}; use a "
+                "tuple or a frozen dataclass there, or close over it"
+            ) from None
+        return found
 
 
 class _Arguments:
@@ -333,7 +343,7 @@ def _type(leaf: Any) -> Any:
     """What JAX would tell two leaves apart by; other leaves than arrays are told apart by themselves."""
     try:
         aval = jax_compat.abstract(leaf)
-    except TypeError:
+    except (TypeError, OverflowError):
         return leaf
     return aval.shape, aval.dtype, aval.weak_type, isinstance(leaf, bool | int | float | complex)
 

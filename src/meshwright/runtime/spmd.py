@@ -144,6 +144,7 @@ class Program:
             return self.quick(*args)
         except (Strange, TypeError, ValueError):
             variant, arrays = self._variant(args)
+        _check_there(_arrays(self.plan.arguments), arrays)
         # To JAX it is part of an array's type where it lies: without this, all would be compiled once for a fresh state
         # and again for one that came back.
         placed = variant.arguments.bare.fill(_place(arrays, variant.shardings))
@@ -221,13 +222,17 @@ def _strange(*args: Any) -> Any:
 
 
 def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedSharding]]) -> Callable[..., Any]:
-    """The compiled function for arguments whose donated arrays lie in place: others are the caller's, and stay."""
+    """The compiled function for arrays that are there, those it donates in place: others are the caller's, and stay."""
 
     known = {number: list(shardings) for number, shardings in places.items()}
 
     def quick(*args: Any) -> Any:
-        for number, shardings in known.items():
-            leaves = tree_leaves(args[number]) if number < len(args) else ()
+        for number, arg in enumerate(args):
+            leaves = tree_leaves(arg)
+            for leaf in leaves:
+                if getattr(leaf, "is_deleted", bool)():  # what was donated before would end the process
+                    raise Strange
+            shardings = known.get(number, [])
             for i, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=False)):
                 found = getattr(leaf, "sharding", None)
                 if found is not sharding:
@@ -236,7 +241,7 @@ def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedShar
                     shardings[i] = found  # to be the same next time is quicker than to be equal
         return jitted(*args)
 
-    return quick if places else jitted
+    return quick
 
 
 def _donated_places(plan: Plan, variant: _Variant) -> dict[int, Sequence[NamedSharding]]:
@@ -277,6 +282,16 @@ def check_types(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
             f"the plan has {len(planned)} arrays among the arguments or results where this function has {len(types)}: "
             "it was made for another function; make the plan again with these arguments"
         )
+
+
+def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
+    """Refuses arrays that were given to an earlier call for good: XLA may end the process over them."""
+    for tensor, array in zip(planned, given, strict=False):
+        if isinstance(array, jax.Array) and array.is_deleted():
+            raise ShardingError(
+                f"{tensor.path} is gone: it was donated to an earlier call, or deleted. Go on with what that call "
+                "returned, or keep arguments with donate_argnums=()"
+            )
 
 
 def _donated(plan: Plan, tree: Any) -> tuple[int, ...]:

@@ -32,6 +32,11 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     Returns:
         The state, placed as the function's plan says.
     """
+    _check_parallelized("create_state: like", like)
+    if not isinstance(example, tuple | list):
+        raise ShardingError(
+            f"create_state: example is a {type(example).__name__}; give a tuple of {like.__name__}'s other arguments"
+        )
     call = call_abstractly(init, args)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in call.jaxpr.out_avals]
     place = like.state_argnum
@@ -67,10 +72,16 @@ def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) 
         The function, parallelised. Arguments are told by their paths and shapes: ``params/w`` of the follower is
         ``state/params/w`` of the leader.
     """
+    _check_parallelized("follow: the leader", leader)
     wrong = sorted({"cluster", "mesh", "method"} & settings.keys())
     if wrong:
         raise ShardingError(f"follow: {wrong[0]} is the leader's; leave it out")
     return Follower(function, replace(leader.settings, donate_argnums=None, static_argnums=(), **settings), leader)
+
+
+def _check_parallelized(what: str, function: Any) -> None:
+    if not isinstance(function, Parallelized):
+        raise ShardingError(f"{what} is {function!r:.60}; give a function that mw.parallelize made")
 
 
 class Follower(Parallelized):

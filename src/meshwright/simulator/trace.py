@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from meshwright.output import write_whole
 from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.timeline import KINDS, Interval
 
@@ -16,9 +17,7 @@ _MOST_ROWS = 100  # of one kind
 def save_trace(simulation: Simulation, path: Path) -> None:
     """Writes the trace; the file is complete or not there at all."""
     data = {"displayTimeUnit": "ms", "traceEvents": list(_events(simulation))}
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(data), encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, json.dumps(data))
 
 
 def _events(simulation: Simulation) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,49 @@
+"""What XLA cannot split is done by each device on its own parts: only what was planned is sent for it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import meshwright as mw
+from meshwright.runtime.spmd import spmd
+
+FUNCTIONS = {
+    "fft": jnp.fft.fft,
+    "rfft": jnp.fft.rfft,
+    "irfft": lambda x: jnp.fft.irfft(x.astype(jnp.complex64)),
+    "top_k": lambda x: jax.lax.top_k(x, 3),
+    "in a loop": lambda x: jax.lax.scan(lambda c, y: (c + jnp.fft.fft(y).real, None), x[0], x)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nothing_is_sent_along_batch_dims(name):
+    x, function = jax.random.normal(jax.random.key(0), (8, 4, 16)), FUNCTIONS[name]
+    mesh = mw.Mesh.abstract((2, 4), alpha=0.0, beta=1e-9)
+    spec = P(None, ("y",)) if name == "in a loop" else P("x", "y")
+    plan = mw.plan(function, x, mesh=mesh, method=mw.Manual({"[ax]*": spec}))
+    assert not plan.verify().collectives
+    for expected, found in zip(jax.tree.leaves(function(x)), jax.tree.leaves(spmd(plan, function)(x)), strict=True):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [mw.Auto(), mw.DataParallel(), mw.TensorParallel()], ids=lambda m: m.name)
+@pytest.mark.parametrize("groups", [2, 8])
+def test_groups_of_a_convolution_are_split_and_summed_as_planned(groups, method):
+    def step(kernel, x):
+        names = ("NHWC", "HWIO", "NHWC")
+
+        def loss(kernel):
+            made = jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", feature_group_count=groups, dimension_numbers=names
+            )
+            return jnp.mean(made**2)
+
+        return kernel - jax.grad(loss)(kernel)
+
+    args = jax.random.normal(jax.random.key(1), (3, 3, 8 // groups, 16)), jax.random.normal(jax.random.key(2), (8,) * 4)
+    plan = mw.plan(step, *args, mesh=mw.Mesh.abstract((2, 4), alpha=0.0, beta=1e-9), method=method)
+    assert all(pair.ratio == 1 for pair in plan.verify().collectives.values())
+    np.testing.assert_allclose(np.asarray(spmd(plan, step)(*args)), np.asarray(step(*args)), rtol=1e-4, atol=1e-5)
