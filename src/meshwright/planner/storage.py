@@ -21,7 +21,7 @@ from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 FORMAT = "meshwright-plan"
 VERSION = 5
 # The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
-# sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times and FLOPs are made of.
+# sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times are made of.
 READABLE = (1, 2, 3, 4, VERSION)
 
 
