@@ -85,8 +85,21 @@ class Closer:
     slack: float = 0.0
     improve: Callable[[Dual, np.ndarray | None, float, float], np.ndarray | None] | None = None
 
-    def close(self, model: Model, cutoff: float = np.inf, prices: np.ndarray | None = None) -> Closed:
-        """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff)."""
+    def close(
+        self,
+        model: Model,
+        cutoff: float = np.inf,
+        prices: np.ndarray | None = None,
+        known: np.ndarray | None = None,
+    ) -> Closed:
+        """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff).
+
+        Args:
+            model: The model.
+            cutoff: Choices that cost as much do not matter.
+            prices: Prices of memory to begin with.
+            known: A choice that costs the cutoff, to begin with where nothing cheaper is soon found.
+        """
         if model.num_nodes == 0:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
         order = decision_order(model)
@@ -95,7 +108,10 @@ class Closer:
         if len(model.cap):
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         closer = replace(self, slack=max(self.tolerance, self.gap * abs(dual.bound + self.offset)))
-        found = closer._below(dual, closer._probed(dual, cutoff), cutoff, self.goal)
+        start = closer._probed(dual, cutoff)
+        if start.choice is None and known is not None:
+            start = replace(start, choice=known[order], cost=cost_of(model, known))
+        found = closer._below(dual, start, cutoff, self.goal)
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)

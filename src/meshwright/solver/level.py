@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.solver.dual import Dual, PriceAscent, carried
 from meshwright.solver.model import Model
-from meshwright.solver.reductions.reduce import WayBack, reduce_model
+from meshwright.solver.reductions.reduce import WayBack, reduce_model, restrict
 from meshwright.solver.reductions.times import tighten_times
 
 
@@ -43,9 +43,4 @@ class Level:
 
     def restrict(self, choice: np.ndarray) -> np.ndarray | None:
         """The choice of this level behind a choice of the top model; None where a state is no longer there."""
-        for way_back in self.chain:
-            known = way_back.restrict(choice)
-            if known is None:
-                return None
-            choice = known
-        return choice
+        return restrict(self.chain, choice)

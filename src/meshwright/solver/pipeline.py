@@ -76,7 +76,8 @@ class Run:
             goal=min(self.goal, self.most) - simple.offset,
             improve=improved,
         )
-        found = closer.close(simple.model, self.cost - simple.offset)
+        known = None if self.choice is None else simple.restrict(self.choice)
+        found = closer.close(simple.model, self.cost - simple.offset, known=known)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
         self.raise_bound(found.bound + simple.offset)

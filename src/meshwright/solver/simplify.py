@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.solver.model import Model
-from meshwright.solver.reductions.reduce import WayBack, reduce_model
+from meshwright.solver.reductions.reduce import WayBack, reduce_model, restrict
 from meshwright.solver.reductions.times import tighten_times
 
 _SMALL_STATES = 40_000  # up to here every sweep saved later is worth comparing large nodes' states
@@ -28,6 +28,10 @@ class Simplified:
         for way_back in reversed(self.chain):
             choice = way_back.expand(choice)
         return choice
+
+    def restrict(self, choice: np.ndarray) -> np.ndarray | None:
+        """The choice of the model behind a full choice; None where a state is no longer there."""
+        return restrict(self.chain, choice)
 
 
 def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Simplified:

@@ -1,6 +1,7 @@
 """Reduces a model to a smaller one with the same optimum, and expands its choices back."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,15 @@ class WayBack:
         hit = np.flatnonzero(self.labels == np.repeat(choice[self.nodes], sizes))
         node = np.repeat(np.arange(len(sizes)), sizes)[hit]
         return hit - self.off[:-1] if len(node) == len(sizes) else None
+
+
+def restrict(chain: Sequence[WayBack], choice: np.ndarray) -> np.ndarray | None:
+    """The choice of a model that was reduced several times behind one of the first; None where a state is gone."""
+    known: np.ndarray | None = choice
+    for way_back in chain:
+        if known is not None:
+            known = way_back.restrict(known)
+    return known
 
 
 @dataclass(frozen=True, eq=False)
