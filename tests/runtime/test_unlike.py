@@ -42,7 +42,22 @@ def one_by_one_example():
     return r(12, 12), r(8, 6, 12)
 
 
+def pooled(params, x):
+    """A mean over positions, whose gradient is the same for all of them: a virtual value that is read in two ways."""
+
+    def loss(p):
+        hidden = jnp.tanh(x @ p["in"])
+        return jnp.mean((hidden @ p["out"] + p["bias"]).mean(1) ** 2)
+
+    return descend(params, jax.grad(loss)(params)), None
+
+
+def pooled_example():
+    return {"in": r(16, 32), "out": r(32, 8), "bias": r(8)}, r(8, 6, 16)
+
+
 STEPS = {
+    "a mean over positions": (pooled, pooled_example, (3,), mw.Auto(), 1),
     "adapters in a loop": (adapters, adapters_example, (2, 4), mw.Auto(), 2),
     "a loop over examples": (one_by_one, one_by_one_example, (8,), mw.DataParallel(), 1),
 }

@@ -23,6 +23,7 @@ from meshwright.rules.elementwise import BINARY, UNARY
 from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
+from meshwright.runtime.virtual import Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
@@ -42,6 +43,7 @@ class Evaluator:
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
         self.contributions = Contributions(mesh)
+        self.virtual = Virtual()
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # one that is not
@@ -122,6 +124,8 @@ class Evaluator:
             self._loose[id(made[0])] = [made[0], None]
             return [(made[0], op.results[0], op.phase)]
         given = self._give(made, op)
+        if op is None:
+            self.virtual.add(eqn, operands, made)
         if widened:
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
         return given
@@ -277,6 +281,8 @@ class Evaluator:
         if op is None:
             return value
         target = op.operands[position]
+        if spec is None and target is not None and value in self.virtual:
+            return self._virtually(value, target)
         if spec is None or target is None or spec == target:
             return self._to((value, spec, phase), target)
         wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), op.phase), (value, {}))
@@ -293,6 +299,13 @@ class Evaluator:
             if wanted not in copies:
                 copies[wanted] = self._to((copies[have], have, phase), wanted)
         return copies[target].astype(wide) if copies[target].dtype != wide else copies[target]
+
+    def _virtually(self, value: Any, target: Spec) -> Any:
+        """A virtual value in a sharding: made anew for each, since XLA would make it in one and reshard it."""
+        _, copies = self._copies.setdefault((id(value), "virtual"), (value, {}))
+        if target not in copies:
+            copies[target] = self._constrain(self.virtual.again(value) if copies else value, target)
+        return copies[target]
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
