@@ -126,3 +126,30 @@ def test_gradients_wait_only_where_they_are_reduced():
 
 def test_an_empty_profile_has_no_peak():
     assert (Profile(np.zeros(0)).peak_bytes, Profile(np.zeros(0)).peak_at) == (0, 0)
+
+
+def on_cpus(method):
+    example = traced_zoo("llama-tiny", batch=32)
+    return Task(example, method).plan([mw.cluster("1x8 cpu").mesh((2, 4))], lambda _: None)
+
+
+def test_on_cpus_memory_is_counted_anew_once_it_is_known_what_is_reduced():
+    plan = on_cpus(mw.TensorParallel())
+    settled = plan.details.formulation
+    before = Task(plan.origin, mw.TensorParallel()).formulate(plan.mesh)
+    assert before.held.num_reductions == 0 and settled.held.num_reductions > 1
+    gradients = [i for i in settled.held.reduced_at if i in settled.grouping.placed.leader]
+    together = {settled.held.reduced_at[i] for i in gradients if settled.grouping.graph.ops[i].phase == "backward"}
+    assert len(together) < len(gradients)  # some wait for one another
+    choice = plan.details.choice
+    estimate = Readback(before, choice).profile().peak_bytes
+    assert plan.memory.peak_bytes == Readback(settled, choice).profile().peak_bytes != estimate
+    assert plan.considered[0].peak_bytes == plan.memory.peak_bytes
+
+
+def test_on_cpus_a_plan_keeps_its_limit_as_it_is_counted_in_the_end():
+    free = on_cpus(mw.Auto())
+    share = 0.8 * free.memory.peak_bytes / free.mesh.memory_bytes
+    tight = on_cpus(mw.Auto(memory_fraction=share))
+    assert tight.memory.peak_bytes <= tight.memory.limit_bytes < free.memory.peak_bytes
+    assert tight.cost.total >= free.cost.total

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.runtime.compiled import CompiledCollective, collectives_of
+from meshwright.runtime.compiled import CompiledCollective, collectives_of, flops_of
 
 MESH = {"x": 2, "y": 4}
 
@@ -134,3 +134,17 @@ def test_a_start_that_holds_its_operands_counts_its_result_alone():
     one = "%r = ((bf16[4,8]{1,0}), bf16[4,8]{1,0}) all-reduce-start(%p), replica_groups=mesh['x'=8] {'x'}"
     two = "%r = ((f32[4], f32[2]), (f32[4], f32[2])) all-reduce-start(%p, %q), replica_groups=[1,8]<=[8]"
     assert [c.bytes for c in read(one, two)] == [4 * 8 * 2, 4 * 6]
+
+
+def test_zeros_between_pixels_are_no_flops():
+    def convolution(window):
+        return program(
+            "%image = f32[2,4,4,8]{3,2,1,0} parameter(0)",
+            "%kernel = f32[3,3,8,16]{3,2,1,0} parameter(1)",
+            f"ROOT %c = f32[2,8,8,16]{{3,2,1,0}} convolution(%image, %kernel), window={{{window}}}, "
+            "dim_labels=b01f_01io->b01f",
+        )
+
+    whole = 2 * (2 * 8 * 8 * 16) * (3 * 3 * 8)
+    assert flops_of(convolution("size=3x3 pad=1_1x1_1")) == whole
+    assert flops_of(convolution("size=3x3 pad=2_1x2_1 lhs_dilate=2x2")) == whole / 4

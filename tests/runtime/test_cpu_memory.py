@@ -10,10 +10,11 @@ from tests.compiling import QUICK
 CASES = [
     ("mlp", {"batch": 32}, mw.Auto(), (4, 2)),
     ("gpt-tiny", {"batch": 16}, mw.TensorParallel(), (2, 4)),
+    ("bert-tiny", {"batch": 16}, mw.TensorParallel(), (2, 4)),
     ("llama-tiny", {"batch": 32}, mw.TensorParallel(), (2, 4)),
     ("llama-tiny", {"batch": 32, "scan": True}, mw.DataParallel(), (8,)),
     ("llama-tiny", {"batch": 8, "checkpoint": True}, mw.Auto(), (4, 2)),
-    ("llama-tiny", {"batch": 32, "scan": True, "checkpoint": True}, mw.Auto(), (8,)),
+    ("llama-tiny", {"batch": 16, "scan": True, "checkpoint": True}, mw.Zero(stage=3), (8,)),
     ("mixtral-tiny", {"batch": 32}, mw.Auto(), (4, 2)),
     ("vit-tiny", {"batch": 32}, mw.TensorParallel(), (2, 4)),
     ("wide-resnet-tiny", {"batch": 8}, mw.Zero(stage=3), (8,)),

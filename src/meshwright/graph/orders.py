@@ -1,149 +1,65 @@
-"""The order in which XLA's CPU backend runs kernels: of two, the one that takes less memory.
+"""The order in which XLA's CPU backend runs kernels: depth first from the results.
 
-One is *depth first* from the results: of what a kernel reads, first what has most behind it. So the gradients of
-weights come last, all together, and until then what they are made from is in memory. The other is *greedy*: of the
-kernels that are ready, the one that gives most memory back. A loop's body is ordered by itself. XLA compares them as
-split; here they are compared whole, since an order must not depend on the choice that it is to help to make.
+Of what a kernel reads, first what has most behind it: most further readers of what leads to it, counted along every
+path, then most memory. So the gradients of weights come last, all together, and until then what they are made from is
+in memory. A loop's body is ordered by itself. XLA orders a program that is split, here it is whole, since an order must
+not depend on the choice that it is to help to make; memory only decides where counts are equal.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 
-@dataclass(slots=True)
-class Node:
+class Node(NamedTuple):
     """A kernel, or a whole loop.
 
     Attributes:
         makes: The values it writes.
-        reads: The values it reads.
-        num_bytes: What it takes besides, while it runs.
+        reads: The values it reads, in order.
     """
 
     makes: Sequence[int]
-    reads: frozenset[int]
-    num_bytes: float = 0.0
+    reads: Sequence[int]
 
 
-@dataclass
-class Region:
-    """The program's kernels, or those of a loop's body.
+def depth_first(nodes: Mapping[int, Node], size: Sequence[float], ends: Iterable[int]) -> list[int]:
+    """The names of some nodes in the order in which they run; what no end needs is left out.
 
-    Attributes:
-        nodes: They, by name.
+    Args:
+        nodes: The program's kernels, or those of a loop's body, by name.
         size: Bytes of each value.
         ends: Values that are there to the end.
     """
+    maker = {v: name for name, node in nodes.items() for v in node.makes}
+    before = {
+        name: list(dict.fromkeys(maker[v] for v in node.reads if maker.get(v, name) != name))
+        for name, node in nodes.items()
+    }
+    roots = list(dict.fromkeys(maker[v] for v in ends if v in maker))
+    plain = walk(roots, before)
+    fan_out: dict[int, int] = dict.fromkeys(plain, -1)
+    for name in plain:
+        for other in before[name]:
+            fan_out[other] += 1
+    # Counts along every path grow beyond all bounds: they are kept below the number of kernels and of values given to
+    # them, sizes below what was written so far.
+    bound = len(plain) + len({v for name in plain for v in nodes[name].reads if v not in maker})
+    behind: dict[int, int] = {}
+    sizes: dict[int, float] = {}
+    written = 0.0
+    for name in plain:
+        own = sum(size[v] for v in nodes[name].makes)
+        written += own
+        behind[name] = min(max(fan_out[name], 0) + sum(behind[q] for q in before[name]), bound)
+        sizes[name] = min(own + sum(sizes[q] for q in before[name]), written)
 
-    nodes: dict[int, Node]
-    size: Sequence[float]
-    ends: Iterable[int]
-    maker: dict[int, int] = field(init=False)
+    def most(names: Iterable[int]) -> list[int]:
+        return sorted(names, key=lambda q: (-behind[q], -sizes[q], q))
 
-    def __post_init__(self) -> None:
-        self.maker = {v: name for name, node in self.nodes.items() for v in node.makes}
-        self.ends = [v for v in self.ends if v in self.maker]
-        self.before = {
-            name: list(dict.fromkeys(self.maker[v] for v in sorted(node.reads) if self.maker.get(v, name) != name))
-            for name, node in self.nodes.items()
-        }
-
-    def best(self) -> tuple[list[int], float]:
-        """The better order, and the most memory it takes."""
-        first = self.depth_first()
-        return min(((order, self.peak(order)) for order in (first, self.greedy(first))), key=lambda pair: pair[1])
-
-    def depth_first(self) -> list[int]:
-        """Depth first from the ends; what none of them needs is left out."""
-        roots = [self.maker[v] for v in self.ends]
-        plain = _walk(roots, self.before)
-        fan_out: dict[int, int] = dict.fromkeys(plain, -1)
-        for name in plain:
-            for other in self.before[name]:
-                fan_out[other] += 1
-        behind: dict[int, int] = {}
-        sizes: dict[int, float] = {}
-        whole = 0.0
-        for number, name in enumerate(plain, 1):
-            own = sum(self.size[v] for v in self.nodes[name].makes)
-            whole += own
-            behind[name] = min(max(fan_out[name], 0) + sum(behind[q] for q in self.before[name]), number)
-            sizes[name] = min(own + sum(sizes[q] for q in self.before[name]), whole)
-
-        def most(names: Iterable[int]) -> list[int]:
-            return sorted(names, key=lambda q: (-behind[q], -sizes[q], q))
-
-        return _walk(most(dict.fromkeys(roots)), {name: most(self.before[name]) for name in plain})
-
-    def greedy(self, names: Sequence[int]) -> list[int]:
-        """Of those that are ready, always the one that gives most memory back."""
-        readers: dict[int, set[int]] = {}
-        for name in names:
-            for v in self.nodes[name].reads:
-                if v in self.maker:
-                    readers.setdefault(v, set()).add(name)
-        kept = set(self.ends)
-        users = {name: len(set().union(*(readers.get(v, ()) for v in self.nodes[name].makes))) for name in names}
-        waits = {name: len(self.before[name]) for name in names}
-        after: dict[int, list[int]] = {}
-        for name in names:
-            for q in self.before[name]:
-                after.setdefault(q, []).append(name)
-
-        def priority(name: int) -> tuple[float, int]:
-            node = self.nodes[name]
-            freed = sum(self.size[v] for v in node.reads if v not in kept and readers.get(v) == {name})
-            return node.num_bytes + sum(self.size[v] for v in node.makes) - freed, -users[name]
-
-        ready = [(priority(name), name) for name in names if not waits[name]]
-        heapify(ready)
-        order: list[int] = []
-        done: set[int] = set()
-        while ready:
-            key, name = heappop(ready)
-            if name in done:
-                continue
-            if (now := priority(name)) < key:
-                heappush(ready, (now, name))
-                continue
-            done.add(name)
-            order.append(name)
-            for v in self.nodes[name].reads:
-                left = readers.get(v)
-                if left is not None:
-                    left.discard(name)
-                    if len(left) == 1 and not waits[last := next(iter(left))]:
-                        heappush(ready, (priority(last), last))
-            for q in after.get(name, ()):
-                waits[q] -= 1
-                if not waits[q]:
-                    heappush(ready, (priority(q), q))
-        return order
-
-    def peak(self, order: Sequence[int]) -> float:
-        """The most that is in memory of what these make."""
-        left = {v: 0 for name in order for v in self.nodes[name].makes}
-        for name in order:
-            for v in self.nodes[name].reads:
-                if v in left:
-                    left[v] += 1
-        for v in self.ends:
-            left[v] += 1
-        now = most = 0.0
-        for name in order:
-            node = self.nodes[name]
-            now += sum(self.size[v] for v in node.makes)
-            most = max(most, now + node.num_bytes)
-            for v in node.reads:
-                if v in left:
-                    left[v] -= 1
-                    now -= self.size[v] * (left[v] == 0)
-            now -= sum(self.size[v] for v in node.makes if left[v] == 0)
-        return most
+    return walk(most(roots), {name: most(before[name]) for name in plain})
 
 
-def _walk(roots: Iterable[int], before: dict[int, list[int]]) -> list[int]:
+def walk(roots: Iterable[int], before: dict[int, list[int]]) -> list[int]:
     """Depth first from the roots, each name after those before it."""
     order: list[int] = []
     seen: set[int] = set()

@@ -1,17 +1,35 @@
 """Memory of a choice in a program for CPUs: what XLA's CPU backend takes besides the values themselves.
 
 Its contractions read some operands in a layout of their own. Its reductions over devices take their result beside what
-they reduce, and wait for one another: those whose results are first read together are one, and so are those of all
-gradients of weights.
+they reduce, and wait for one another: which of them are one is known once a choice is made (`reductions`); until then
+it is those whose results are first read together, and those of all gradients of weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
 from meshwright.graph.cpu_liveness import CpuLiveness
+from meshwright.planner.folding import Folded
+from meshwright.planner.group_table import GroupTable
+from meshwright.planner.groups import Grouping
 from meshwright.planner.memory import Ints, MemoryModel, Span
 from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
+
+
+def reductions(grouping: Grouping, folded: Folded, tables: Sequence[GroupTable], choice: Ints) -> dict[int, Hashable]:
+    """The operations whose results are reduced over devices under a choice, each with the axes; where sums are joined,
+    the last addition. What a loop adds up is not among them."""
+    found: dict[int, Hashable] = {}
+    for members, table, strategy in zip(folded.members, tables, choice.tolist(), strict=False):
+        for rank, first in enumerate(grouping.groups[members[0]].ops):
+            nest = grouping.nests[first]
+            axes = reducing_axes(nest, table.assignments[rank][strategy : strategy + 1], nest.results[0])[0]
+            if axes.any():
+                ops = (grouping.groups[member].ops[rank] for member in members)
+                ops = (op for op in ops if op not in grouping.accumulated and op not in grouping.joining.joins)
+                found |= dict.fromkeys((grouping.joining.until.get(op, op) for op in ops), tuple(axes.tolist()))
+    return dict(sorted(found.items()))
 
 
 class CpuMemory(MemoryModel):
@@ -24,18 +42,27 @@ class CpuMemory(MemoryModel):
         yield from self._reductions()
 
     def _laid_out(self) -> Iterator[Span]:
-        """Operands that a contraction reads in another layout, in the sharding in which it reads them."""
+        """Operands that contractions read in other layouts.
+
+        What is transposed is so in the sharding in which it is read; what is only reshaped is as it was made, and if
+        it is read otherwise then that copy needs no other.
+        """
         placed, ops, reads = self.grouping.placed, self.grouping.ops, self.grouping.graph.columns.reads_of
-        known: dict[tuple[int, int, int], int] = {}
-        for index, operand in self.live.copies:
-            if placed.group[index] < 0:
-                continue
-            which, member = self.folded.group_class[int(placed.group[index])], int(ops.rank[index])
-            if (which, member, operand) not in known:
-                need = self._held_by(index, self.tables[which].assignments[member], operand)
-                known[which, member, operand] = self.add(which, self._local(reads(index)[operand], need))
-            time = int(self.live.step[index])
-            yield known[which, member, operand], time, time + 1, 1.0
+        known: dict[tuple[int, ...], int] = {}
+        for copy in self.live.copies:
+            value = int(reads(copy.op)[copy.operand])
+            home = int(placed.home[value])
+            if home >= 0 and not copy.is_transposed:
+                which, place = self.folded.group_class[home], int(self.grouping.values.rank[value])
+                if (which, place) not in known:
+                    known[which, place] = self.add(which, self._local(value, self.tables[which].codes[place]))
+                yield known[which, place], copy.start, copy.stop, 1.0
+            elif placed.group[copy.op] >= 0:
+                which, member = self.folded.group_class[int(placed.group[copy.op])], int(ops.rank[copy.op])
+                if (which, member, copy.operand) not in known:
+                    need = self._held_by(copy.op, self.tables[which].assignments[member], copy.operand)
+                    known[which, member, copy.operand] = self.add(which, self._local(value, need))
+                yield known[which, member, copy.operand], copy.start, copy.stop, 1.0
 
     def _reductions(self) -> Iterator[Span]:
         """Partial sums beside their results, from when they are made until all that are reduced with them are."""
@@ -58,20 +85,31 @@ class CpuMemory(MemoryModel):
             both = np.where(after < before, 2 * before - after, before)
             if int(ops[0]) in self.grouping.joining.paths:
                 both = 2 * (before - after)
-            more, partial, result, waiting = (
-                self.add(which, size * reduced) for size in (both, before, after, before - after)
+            more, partial, result, waiting, joined = (
+                self.add(which, size * reduced) for size in (both, before, after, before - after, -after)
             )
             for index in ops.tolist():
-                value = columns.first_made[index]
-                start, time, stop = int(step[index]), int(done[index]), int(self.live.stop[value])
+                settled = self._settled_by(index)
+                start, time, stop = (
+                    int(step[settled]),
+                    int(done[index]),
+                    int(self.live.stop[columns.first_made[settled]]),
+                )
                 if index in self.grouping.joining.joins:  # it is added to another, and that one is reduced
-                    yield waiting, start, int(step[self.grouping.joining.joins[index]]), 1.0
+                    addition = int(step[self.grouping.joining.joins[index]])
+                    yield waiting, start, addition, 1.0
+                    yield joined, min(addition + 1, stop), stop, 1.0  # where nothing is reduced, it may be held longer
                     continue
                 yield more, time, time + 1, 1.0
                 yield waiting, start, max(start, min(stop, time)), 1.0
                 if stop <= time:  # without the reduction it would be gone by then
                     yield partial, stop, time, 1.0
                     yield result, time, time + 1, 1.0
+
+    def _settled_by(self, leader: int) -> int:
+        """The operation whose result is reduced for a leader's: the last addition, if it is known to be joined."""
+        addition = self.grouping.joining.until.get(leader, leader)
+        return addition if addition in self.live.reduced_at and leader not in self.grouping.joining.joins else leader
 
     def _reduced_at(self) -> Ints:
         """When what each leader makes is reduced, if it is."""
@@ -90,6 +128,8 @@ class CpuMemory(MemoryModel):
         found[ops] = last[which]
         for op, addition in self.grouping.joining.until.items():
             found[op] = max(found[op], step[addition])
+        for op in ops.tolist():
+            found[op] = self.live.reduced_at.get(self._settled_by(op), found[op])
         return found
 
     def _held_by(self, index: int, loops: Ints, operand: int) -> Ints:

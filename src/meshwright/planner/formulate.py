@@ -13,16 +13,18 @@ where ``n`` counts the tied copies.
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
-from meshwright.graph.cpu_liveness import CpuLiveness
+from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import AcceleratorLiveness
+from meshwright.graph.simplified import Split
 from meshwright.hardware import Mesh
-from meshwright.planner.cpu_memory import CpuMemory
+from meshwright.planner.cpu_memory import CpuMemory, reductions
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Group, Grouping
@@ -95,6 +97,17 @@ class Formulation:
             model = CpuMemory if isinstance(self.held, CpuLiveness) else AcceleratorMemory
             self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes)
         return self._memory
+
+    def settled(self, choice: NDArray[np.int64]) -> "Formulation":
+        """The same with memory as it is taken once this choice is made: on CPUs what it reduces decides the order."""
+        if not isinstance(self.held, CpuLiveness):
+            return self
+        from meshwright.planner.readback import Readback  # reads choices of this very class
+
+        split = Split(reductions(self.grouping, self.folded, self.tables, choice), Readback(self, choice).made)
+        found = copy(self)
+        found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
+        return found
 
     def problem(
         self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,7 @@ from meshwright.rules.base import TensorType
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
+_TIGHTER = 0.99  # of what is missing to the limit, so that every search asks for less
 
 
 def plan(
@@ -133,10 +135,21 @@ class Task:
 
     def plan(self, meshes: list[Mesh], say: Progress) -> Plan:
         """Solves on the meshes and makes the plan of the best."""
+        share = 1.0  # of the limit that is searched with: what a choice takes is known exactly once it is made
+
+        def tightened(mesh: Mesh) -> float | None:
+            limit = self.limit(mesh)
+            return None if limit is None else share * limit
+
         with heap_frozen():
-            best, considered = search(meshes, self.formulate, self.limit, self.floor_bytes, say)
-            say("reading the plan back")
-            return self._read_back(best, considered)
+            while True:
+                best, considered = search(meshes, self.formulate, tightened, self.floor_bytes, say)
+                say("reading the plan back")
+                found = self._read_back(best, considered)
+                limit = found.memory.limit_bytes
+                if limit is None or found.memory.peak_bytes <= limit:
+                    return found
+                share *= _TIGHTER * limit / found.memory.peak_bytes
 
     def floor_bytes(self, mesh: Mesh) -> float:
         """Bytes of the arguments when every one of them is split as far as the mesh can."""
@@ -147,7 +160,8 @@ class Task:
 
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
         assert solved.solution is not None and solved.solution.choice is not None and solved.free is not None
-        back = Readback(solved.formulation, solved.solution.choice, solved.free.choice)
+        choice, unlimited = solved.solution.choice, solved.free.choice
+        back = Readback(solved.formulation.settled(choice), choice, unlimited)
         profile = back.profile()
         cost = Cost(back.compute(), back.communication())
         bound = min(unfolded_bound(solved.formulation, solved.free.cost), cost.total)
@@ -175,7 +189,9 @@ class Task:
             results=results,
             details=back,
             unsplittable=unsplittable(self.graph),
-            considered=tuple(considered),
+            considered=tuple(
+                replace(one, peak_bytes=profile.peak_bytes) if one.shape == mesh.sizes else one for one in considered
+            ),
             provenance=provenance(self.graph, mesh),
             in_structure=skeleton(call.arguments.tree, len(arguments)),
             out_structure=skeleton(call.results.tree, len(results)),

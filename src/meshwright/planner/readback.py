@@ -177,8 +177,9 @@ class Readback:
         return [hop for hop in path if hop.kind != SLICE]
 
     def op_at(self, time: int) -> Op:
-        """The operation that runs at a time."""
-        return self.graph.ops[int(np.flatnonzero(self.formulation.held.step == time)[0])]
+        """The operation that runs at a time, or next."""
+        step = self.formulation.held.step
+        return self.graph.ops[int(np.argmin(np.where(step >= time, step, self.formulation.held.num_steps)))]
 
     def profile(self) -> Profile:
         """Memory over time, resharded copies counted."""

@@ -26,6 +26,7 @@ _DEFINED = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \(?\w+\[([0-9,]*)\]")
 _PRODUCT = re.compile(r"= (.*?) (dot|convolution|custom-call)\(([^)]*)\)")
 _CONTRACTED = re.compile(r'(?:lhs_contracting_dims=\{|"lhs_contracting_dimensions":\[)([^}\]]*)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_DILATED = re.compile(r"lhs_dilate=([0-9x]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _STATED = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
@@ -86,7 +87,10 @@ def _frames(text: str) -> dict[str, str]:
 
 
 def flops_of(text: str) -> float:
-    """Floating-point operations of a program's matrix products and convolutions, on one device."""
+    """Floating-point operations of a program's matrix products and convolutions, on one device.
+
+    As in a plan, the zeros that the gradient of a convolution with strides puts between pixels are not counted.
+    """
     bodies, entry = _computations(text)
     trips = _trips(bodies, entry)
     return float(sum(trips[name] * sum(_flops(body)) for name, body in bodies.items() if trips[name]))
@@ -106,7 +110,9 @@ def _flops(body: list[str]) -> Iterator[float]:
         left, right = (shapes.get(name, []) for name in re.findall(r"%([\w.\-]+)", match[3])[:2])
         if labels:
             outputs = right[labels[1].index("o")] if len(right) == len(labels[1]) else 1
-            yield 2.0 * prod(result) * prod(right) / max(outputs, 1)
+            holes = _DILATED.search(line)
+            pixels = prod(result) / (prod(map(int, holes[1].split("x"))) if holes else 1)
+            yield 2.0 * pixels * prod(right) / max(outputs, 1)
         elif contracted:
             dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
             yield 2.0 * prod(result) * prod(left[d] for d in dims)
