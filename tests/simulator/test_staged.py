@@ -66,13 +66,13 @@ def test_stages_move_to_machines_of_the_same_sizes(plan):
 
 
 def test_a_moved_plan_is_near_one_that_was_made_there():
-    """Every part of a stage's time is scaled by what it depends on: matrix rate, memory, wires of its own axis."""
+    """Every part of a stage's time is scaled by what it depends on; data parallel, so that all have the same split."""
     step, args = mlp(4096, layers=4, rows=2**14)
-    recipe = mw.ThreeD(data=2, tensor=2, pipeline=2, microbatch=2**11)
+    recipe = mw.ThreeD(data=4, pipeline=2, microbatch=2**11)
     places = ("2x4 a100-40gb", "2x4 h100", "2x4 l40s")
     made = [mw.plan(step, *args, cluster=where, method=recipe) for where in places]
     for there, own in zip(places[1:], made[1:], strict=True):
-        assert mw.simulate(made[0], cluster=there).step_s == pytest.approx(own.simulate().step_s, rel=0.15), there
+        assert mw.simulate(made[0], cluster=there).step_s == pytest.approx(own.simulate().step_s, rel=0.1), there
 
 
 def test_one_stage_on_one_device_takes_as_long_as_one_program():

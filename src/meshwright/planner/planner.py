@@ -159,12 +159,12 @@ class Task:
         return float(sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in kinds))
 
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
-        assert solved.solution is not None and solved.solution.choice is not None and solved.free is not None
-        choice, unlimited = solved.solution.choice, solved.free.choice
-        back = Readback(solved.formulation.settled(choice), choice, unlimited)
+        assert solved.solution is not None and solved.solution.choice is not None
+        choice, free = solved.solution.choice, solved.free
+        back = Readback(solved.formulation.settled(choice), choice, None if free is None else free.choice)
         profile = back.profile()
         cost = Cost(back.compute(), back.communication())
-        bound = min(unfolded_bound(solved.formulation, solved.free.cost), cost.total)
+        bound = min(unfolded_bound(solved.formulation, 0.0 if free is None else free.cost), cost.total)
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
         call, arguments, results = self.traced.call, tuple(self._arguments(back)), tuple(self._results(back))
