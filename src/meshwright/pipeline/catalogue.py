@@ -165,9 +165,9 @@ class Catalogue:
 def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     """Views of some of a group's devices and what is done on each.
 
-    On one device all ways are the same. What is best for many microbatches is asked for on whole hosts alone, so that
-    the search stays quick. One axis over several hosts is for splitting weights: what else it could do,
-    replicas do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
+    On one device all ways are the same. What is best for many microbatches is asked for on one whole host alone, so
+    that the search stays quick. One axis over several hosts is for splitting weights: what else it could do, replicas
+    do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
     one axis does.
     """
     per_host = machines.devices_per_host
@@ -176,7 +176,7 @@ def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS if way != STEADY or k == per_host]
     found += [((n * per_host,), TENSOR) for n in several]
     found += [(view, way) for view in _squares(machines) for way in (FREE, LEAN)]
-    return (*found, *(((n, per_host), way) for n in several if per_host > 1 for way in (FREE, STEADY, LEAN)))
+    return (*found, *(((n, per_host), way) for n in several if per_host > 1 for way in (FREE, LEAN)))
 
 
 def _squares(machines: Cluster) -> list[View]:
