@@ -109,7 +109,7 @@ class Closer:
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         closer = replace(self, slack=max(self.tolerance, self.gap * abs(dual.bound + self.offset)))
         start = closer._probed(dual, cutoff)
-        if start.choice is None and known is not None:
+        if start.cost >= cutoff and known is not None:
             start = replace(start, choice=known[order], cost=cost_of(model, known))
         found = closer._below(dual, start, cutoff, self.goal)
         if found.choice is None or found.cost >= cutoff:
