@@ -32,6 +32,7 @@ _LABELS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many labels as usual that a failed search made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
+_REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
 _DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
@@ -242,7 +243,8 @@ class Closer:
         if model.num_nodes == 0:
             choice = reduced.way_back.expand(np.zeros(0, dtype=np.int64)).astype(np.int64)
             return Closed(choice, reduced.offset, max(dual.bound, min(goal, reduced.offset)))
-        order = decision_order(model)
+        alike = model.num_nodes > _REORDERED * dual.model.num_nodes
+        order = np.arange(model.num_nodes) if alike else decision_order(model)
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
