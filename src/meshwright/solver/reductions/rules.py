@@ -20,6 +20,8 @@ from meshwright.solver.reductions.work import (
     entry,
     hang_row,
     join,
+    line,
+    line_step,
     other,
     push,
     push_neighbours,
@@ -134,12 +136,13 @@ def _dominates(work, u, b, a):
     h = work.head[u]
     while h >= 0:
         worst = 0.0
-        for t in range(work.k[other(work, h)]):
-            theirs = entry(work, h, a, t)
-            if theirs < np.inf:
-                worst = max(worst, entry(work, h, b, t) - theirs)
+        mine, theirs, step = line(work, h, b), line(work, h, a), line_step(work, h)
+        for _ in range(work.k[other(work, h)]):
+            if work.mat[theirs] < np.inf:
+                worst = max(worst, work.mat[mine] - work.mat[theirs])
                 if worst > slack:
                     return False
+            mine, theirs = mine + step, theirs + step
         slack -= worst
         h = work.hnext[h]
     return True

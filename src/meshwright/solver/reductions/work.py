@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.kernel import inline, kernel, place
 from meshwright.solver.model import Model
 
 # Places in Work.used.
@@ -180,6 +180,18 @@ def entry(work, h, s, t):
     if h & 1 == 0:
         return work.mat[work.eoff[e] + np.int64(s) * work.k[work.ev[e]] + t]
     return work.mat[work.eoff[e] + np.int64(t) * work.k[work.ev[e]] + s]
+
+
+@inline
+def line(work, h, s):
+    """Where the costs of state s at the half-edge's own node begin; `line_step` leads from one to the next."""
+    e = h >> 1
+    return place(work.eoff[e] + (np.int64(s) * work.k[work.ev[e]] if h & 1 == 0 else np.int64(s)))
+
+
+@inline
+def line_step(work, h):
+    return place(1 if h & 1 == 0 else work.k[work.ev[h >> 1]])
 
 
 @inline
