@@ -10,11 +10,8 @@ from meshwright.solver.exact import Closer
 from meshwright.solver.infeasible import least_limit
 from meshwright.solver.model import from_problem
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
-from meshwright.solver.search import Search
 from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
-from meshwright.solver.starts import improved
-from meshwright.solver.worker import Crew
 
 _SMALL_STATES = 40_000  # up to here closing is tried before anything else
 _FEW_TIMES = 400
@@ -74,7 +71,7 @@ class Run:
             gap=self.gap,
             offset=simple.offset,
             goal=min(self.goal, self.most) - simple.offset,
-            improve=improved,
+            improve=_improved,
         )
         known = None if self.choice is None else simple.restrict(self.choice)
         found = closer.close(simple.model, self.cost - simple.offset, known=known)
@@ -85,6 +82,9 @@ class Run:
 
     def _search(self, simple: Simplified) -> None:
         """The anytime search, in this process and in the crew's."""
+        from meshwright.solver.search import Search
+        from meshwright.solver.worker import Crew
+
         crew = None
         left = self.deadline - time.perf_counter()
         if self.giant and self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
@@ -181,6 +181,13 @@ class Run:
         self.history.append(progress)
         if self.on_progress is not None:
             self.on_progress(progress)
+
+
+def _improved(*args) -> np.ndarray | None:
+    """`starts.improved`, loaded where it is needed: most small problems are closed without it."""
+    from meshwright.solver.starts import improved
+
+    return improved(*args)
 
 
 def most_possible(problem: ChoiceProblem) -> float:
