@@ -21,6 +21,7 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
@@ -121,7 +122,7 @@ class Task:
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
         held = self._cpu_live if mesh.is_cpu else None
-        return Formulation(self.grouping, self.folded, self.live, mesh, restrictions, held=held)
+        return Formulation(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions, held)
 
     @cached_property
     def _cpu_live(self) -> CpuLiveness:
