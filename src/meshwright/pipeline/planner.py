@@ -83,8 +83,11 @@ def _plain(traced: Traced, search: Search, method: Method, say: Progress) -> Pla
     if cluster.mixed:
         return None
     auto = Auto(memory_fraction=method.memory_fraction)
+    task, meshes = Task(traced, auto), auto.meshes(cluster)
+    if search.best is not None and not any(task.can_fit(mesh) for mesh in meshes):
+        return None
     try:
-        plan = Task(traced, auto).plan(auto.meshes(cluster), say)
+        plan = task.plan(meshes, say)
         search.note_bound(plan.solution.lower_bound)
         return plan
     except DoesNotFit as error:

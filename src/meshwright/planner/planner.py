@@ -159,6 +159,20 @@ class Task:
         kinds = [(self.graph.kinds[number], n) for number, n in counts.items()]
         return float(sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in kinds))
 
+    def can_fit(self, mesh: Mesh) -> bool:
+        """Whether memory leaves a choice, as far as that is known without a problem.
+
+        At its fullest moment, the devices together hold everything that is live then at least once.
+        """
+        limit = self.limit(mesh)
+        if limit is None or mesh.is_cpu:
+            return True
+        live, graph = self.live, self.graph
+        values = np.flatnonzero(live.stored & (live.stop > live.start) & (self.grouping.placed.home >= 0))
+        size = np.array([kind.num_bytes for kind in graph.kinds], float)[graph.kind[values]]
+        taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
+        return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
+
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
         assert solved.solution is not None and solved.solution.choice is not None
         choice, free = solved.solution.choice, solved.free
