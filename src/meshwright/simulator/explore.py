@@ -29,7 +29,7 @@ def explore(
         args: Its arguments, as `mw.plan` takes them.
         clusters: Clusters, or what `mw.cluster` takes.
         objective: What to rank by: ``"tokens_per_dollar"``, ``"tokens_per_s"``, ``"step_s"`` or ``"mfu"``.
-        method: How to plan; `Auto` by default.
+        method: How to plan; `Auto` by default, in stages where hosts are of several kinds.
         prices: Dollars for one device and hour by name of the chip, instead of the package's own.
         on_progress: Called with a sentence on each stage.
 
@@ -54,7 +54,8 @@ def explore(
     for machine in machines:
         if on_progress is not None:
             on_progress(f"planning for {machine.name}")
-        offers.append(_offer(function, args, machine, method or Auto(), prices or {}))
+        how = method or Auto(pipeline=bool(machine.mixed))
+        offers.append(_offer(function, args, machine, how, prices or {}))
     return Exploration(tuple(offers), objective).ranked()
 
 
@@ -65,7 +66,7 @@ def _offer(
     dollars, source = (price.dollars, price.source) if price else (None, "")
     try:
         found = plan(function, *args, cluster=machine, method=method)
-    except (DoesNotFit, ShardingError) as error:
-        # One cluster that is too small or that the shapes do not suit must not hide what the others can do.
+    except (ClusterError, DoesNotFit, ShardingError) as error:
+        # One cluster that is too small, or that shapes or method do not suit, must not hide what the others can do.
         return Offer(machine, None, None, dollars, source, str(error))
     return Offer(machine, found, found.simulate(), dollars, source, "")
