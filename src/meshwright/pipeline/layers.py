@@ -91,7 +91,8 @@ class Layers:
         """Sums by layer of what belongs to units; the layers of a unit have equal shares."""
         units, layers = self._shares
         per_layer = np.bincount(unit, weights, len(self.first)) / self.count
-        return np.bincount(layers, per_layer[units], self.num_layers)
+        found: Array = np.bincount(layers, per_layer[units], self.num_layers).astype(float)  # where there are none, too
+        return found
 
     @cached_property
     def _shares(self) -> tuple[Ints, Ints]:

@@ -23,18 +23,18 @@ class Line:
     Within a group any order will do: sizes divide each other or are whole hosts, so the largest can be placed first.
 
     Attributes:
-        cluster: The machines; those of groups that are not in the line are left idle.
+        cluster: The machines.
         unit: Devices that are counted as one.
         num_units: Units of the whole line.
         kinds: Kinds of submesh: group and devices.
     """
 
     def __init__(self, cluster: Cluster, order: Sequence[int]):
-        self.cluster, groups, used = cluster, cluster.groups, [cluster.groups[number] for number in order]
-        hosts, devices = sum(g.num_hosts for g in used), sum(g.num_devices for g in used)
+        self.cluster = cluster
+        groups, hosts, devices = cluster.groups, cluster.num_hosts, cluster.num_devices
         fine = devices <= _FINE_DEVICES
-        step = 1 if hosts <= _MOST_UNITS else _step([g.num_hosts for g in used], hosts)
-        self.unit = 1 if fine else gcd(*(step * g.devices_per_host for g in used))
+        step = 1 if hosts <= _MOST_UNITS else _step([g.num_hosts for g in groups], hosts)
+        self.unit = 1 if fine else gcd(*(step * g.devices_per_host for g in groups))
         self.num_units = devices // self.unit
         self.kinds: list[tuple[int, int]] = []
         self._edges: dict[int, tuple[int, int]] = {}

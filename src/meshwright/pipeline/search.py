@@ -36,11 +36,12 @@ class Search:
         tried: How many pipelines and dynamic programmes were priced.
         bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
             all devices were always busy (`Options.least_s`), for the best size of microbatch.
+        beat_s: A time that is known to be had otherwise; what takes as long is not looked for.
         nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
-    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None]):
-        self.catalogue, self.flow, self.say = catalogue, flow, say
+    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None], beat_s: float = np.inf):
+        self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, beat_s
         layers, forward = catalogue.layers, flow.forward
         work = layers.gather(layers.places.unit[forward], flow.flops[forward])
         self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
@@ -60,7 +61,7 @@ class Search:
 
     @property
     def best_s(self) -> float:
-        return np.inf if self.best is None else self.best.total_s
+        return self.beat_s if self.best is None else self.best.total_s
 
     def options(
         self, group: int, devices: int, rows: int, checkpoint: str, tensor: int | None = None
