@@ -174,18 +174,17 @@ class Catalogue:
 def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     """Views of some of a group's devices and what is done on each.
 
-    On one device all ways are the same. What is best for many microbatches is asked for on one whole host alone, so
-    that the search stays quick. One axis over several hosts is for splitting weights: what else it could do, replicas
-    do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
+    On one device all ways are the same. One axis over several hosts is for splitting weights: what else it could do,
+    replicas do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
     one axis does.
     """
     per_host = machines.devices_per_host
     several = [n for n in _MORE_HOSTS if n <= machines.num_hosts and per_host * n <= max(_MOST_INNER, 2 * per_host)]
     found: list[tuple[View, str]] = [((1,), FREE)]
-    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS if way != STEADY or k == per_host]
+    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
     found += [((n * per_host,), TENSOR) for n in several]
-    found += [(view, way) for view in _squares(machines) for way in (FREE, LEAN)]
-    return (*found, *(((n, per_host), way) for n in several if per_host > 1 for way in (FREE, LEAN)))
+    pairs = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
+    return (*found, *((view, way) for view in pairs for way in (FREE, STEADY, LEAN)))
 
 
 def _squares(machines: Cluster) -> list[View]:

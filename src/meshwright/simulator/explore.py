@@ -1,6 +1,7 @@
 """`mw.explore`: the same function planned and simulated on several clusters, to see which one to rent."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
@@ -29,7 +30,7 @@ def explore(
         args: Its arguments, as `mw.plan` takes them.
         clusters: Clusters, or what `mw.cluster` takes.
         objective: What to rank by: ``"tokens_per_dollar"``, ``"tokens_per_s"``, ``"step_s"`` or ``"mfu"``.
-        method: How to plan; `Auto` by default, in stages where hosts are of several kinds.
+        method: How to plan; `Auto` by default. Where hosts are of several kinds, `Auto` plans in stages.
         prices: Dollars for one device and hour by name of the chip, instead of the package's own.
         on_progress: Called with a sentence on each stage.
 
@@ -54,7 +55,9 @@ def explore(
     for machine in machines:
         if on_progress is not None:
             on_progress(f"planning for {machine.name}")
-        how = method or Auto(pipeline=bool(machine.mixed))
+        how = method or Auto()
+        if machine.mixed and isinstance(how, Auto):  # one program cannot be on hosts of several kinds
+            how = replace(how, pipeline=True)
         offers.append(_offer(function, args, machine, how, prices or {}))
     return Exploration(tuple(offers), objective).ranked()
 
