@@ -1,7 +1,7 @@
 """How far is a range of layers, split as a solve of the whole model says, from a solve of its own?
 
 A range's own problem is the whole model's with nodes and edges counted in the range alone; what comes from other stages
-may come in any sharding, so its optimum is a bound. On whole hosts the search takes the better of two solves of the
+may come in any sharding, so its optimum is a bound. On every view the search takes the better of two solves of the
 whole model: for a single microbatch, and for many, of which what is done once a step is a small part.
 """
 

@@ -62,13 +62,36 @@ def test_a_single_stage_with_a_single_microbatch_is_a_plan_without_stages():
 
 def test_hosts_of_two_kinds_get_stages_of_their_own():
     step, args = mlp(4096, layers=8, rows=64)
-    plan = mw.plan(step, *args, cluster="1x2 h100 + 1x2 v100-16gb", method=mw.Auto(pipeline=True))
+    method = mw.Auto(pipeline=True, memory_fraction=0.006)  # more than one kind of hosts has by itself
+    plan = mw.plan(step, *args, cluster="1x2 h100 + 1x2 v100-16gb", method=method)
+    assert "idle" not in plan.provenance
     work = {
         chip: sum(s.layers[1] - s.layers[0] for s in plan.stages if chip in s.submesh.chip) for chip in ("h1", "v1")
     }
     assert sum(s.submesh.num_devices for s in plan.stages) == 4
     assert sum(work.values()) == 8
     assert work["h1"] > work["v1"] > 0  # the faster chip has more to do
+
+
+@pytest.mark.parametrize("machines", ["1x2 h100 + 1x2 v100-16gb", "1x1 v100-16gb + 1x2 h100 + 1x1 v100-16gb"])
+def test_slow_hosts_are_left_idle_where_that_is_quicker(machines):
+    step, args = mlp(4096, layers=4, rows=64)
+    plan = mw.plan(step, *args, cluster=machines, method=mw.Auto(pipeline=True))
+    alone = mw.plan(step, *args, cluster="1x2 h100", method=mw.Auto(pipeline=True))
+    assert plan.step_s == pytest.approx(alone.step_s)
+    assert "v100-16gb: quicker without" in plan.provenance["idle"]
+    assert plan.mesh.cluster.name == "1x2 h100"
+    assert plan.simulate().step_s == pytest.approx(alone.simulate().step_s)
+    assert plan.solution.lower_bound <= plan.step_s
+
+
+def test_hosts_of_several_kinds_are_no_slower_than_any_of_them():
+    step, args = mlp(1024, layers=3, rows=24)
+    kinds = ("2x1 h100", "1x2 a100-40gb", "1x1 l40s")
+    plan = mw.plan(step, *args, cluster=" + ".join(kinds), method=mw.Auto(pipeline=True))
+    for some in (*kinds, f"{kinds[0]} + {kinds[1]}"):
+        part = mw.plan(step, *args, cluster=some, method=mw.Auto(pipeline=True))
+        assert plan.step_s <= part.step_s * (1 + 1e-9)
 
 
 def test_hosts_of_two_kinds_that_are_too_small_say_by_how_much():
@@ -140,12 +163,14 @@ def test_a_mesh_is_not_for_pipelines_and_a_mixed_cluster_not_for_meshes():
         mw.plan(function, x, x, cluster="2x4 h100 + 1x4 a100")
 
 
-@pytest.mark.parametrize("machines", ["2x4 h100", "1x6 l40s", "1x2 h100 + 1x4 a100-40gb"])
-def test_every_device_belongs_to_one_stage(machines):
+@pytest.mark.parametrize(
+    ("machines", "fraction"), [("2x4 h100", 1e-4), ("1x6 l40s", 1e-4), ("1x2 h100 + 1x4 a100-40gb", 5e-5)]
+)
+def test_every_device_belongs_to_one_stage(machines, fraction):
     cluster = mw.cluster(machines)
     hosts = [group.devices_per_host for group in cluster.groups for _ in range(group.num_hosts)]
     step, args = mlp(512, layers=5, rows=24)
-    plan = mw.plan(step, *args, cluster=cluster, method=mw.Auto(pipeline=True, memory_fraction=1e-4))
+    plan = mw.plan(step, *args, cluster=cluster, method=mw.Auto(pipeline=True, memory_fraction=fraction))
     taken = []
     for stage in plan.stages:
         place = stage.submesh

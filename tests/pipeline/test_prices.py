@@ -50,6 +50,19 @@ def test_layers_that_repeat_cost_alike(model):
     assert (prices.items[Item.KEPT_BYTES][1:3] <= prices.items[Item.HELD_BYTES][1:3] * (1 + 1e-9)).all()
 
 
+def test_what_a_method_lays_down_leaves_the_prices_of_others_alone(model):
+    """All methods share the tables of a view."""
+    traced, layers = model
+    mesh, methods = mw.cluster("1x4 h100").mesh((4,)), (Auto(), TensorParallel())
+    pricing = Pricing(Rows(traced).at(8), layers)
+    shared = [pricing.price(mesh, method) for method in (*methods, *methods)]
+    for method, first, again in zip(methods, shared[:2], shared[2:], strict=True):
+        alone = Pricing(Rows(traced).at(8), layers).price(mesh, method)
+        assert (first.items == alone.items).all()
+        assert (again.items == alone.items).all()
+        assert first.specs == again.specs == alone.specs
+
+
 def test_the_lean_choice_needs_no_more_memory(model):
     traced, layers = model
     pricing = Pricing(Rows(traced).at(8), layers)

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.pipeline.kernel import price_ranges
 from meshwright.pipeline.schedules import in_flight
-from meshwright.pipeline.stages import Ranges, solve_stages
+from meshwright.pipeline.stages import Ranges, may_beat, solve_stages
 
 
 def random_case(rng):
@@ -155,6 +155,9 @@ def test_no_option_that_is_left_out_could_have_been_part_of_the_best(schedule):
         for best_s in (np.inf, 1.1 * expected):
             together = [priced(some, transfer, limit, pace, floor, best_s, most) for some in options]
             found = solve_stages(ranges(together, size), held, best_s)
+            loose = [priced(some, transfer, limit, pace, floor, best_s, 1) for some in options]
+            assert found is None or may_beat(ranges(loose, size), best_s)
             assert (np.inf if found is None else found.total_s) == pytest.approx(expected, rel=1e-9)
         several += any(len(table[0]) > 1 for table in together)
+        assert not may_beat(ranges(loose, size), floor[-1])  # no stages are quicker than the least that all layers add
     assert several > 50

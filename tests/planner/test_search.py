@@ -55,6 +55,22 @@ def test_arguments_alone_may_be_too_much():
     assert "nothing fits" in str(caught.value) or "no plan fits" in str(caught.value)
 
 
+def test_what_cannot_fit_is_known_before_anything_is_priced():
+    """Where memory is said to leave no choice, there is none."""
+    step, args = mlp_step(64, 64)
+    task, told = Task(trace(step, *args), mw.Auto()), 0
+    for limit in (100, 1000, 10_000, 20_000, 40_000, 80_000, 10**6):
+        where = mesh((4,), memory_bytes=limit)
+        try:
+            task.plan([where], lambda _: None)
+            fits = True
+        except mw.DoesNotFit:
+            fits = False
+        assert task.can_fit(where) or not fits
+        told += not task.can_fit(where)
+    assert told >= 2
+
+
 def test_checkpointing_needs_less_memory():
     peaks = [
         planner_of(traced_zoo("llama-tiny", layers=4, seq=128, vocab=16, checkpoint=kept), (4,))(None).memory.peak_bytes

@@ -76,6 +76,15 @@ def test_a_cluster_that_is_too_small_does_not_hide_the_others():
     assert "no plan" in str(found)
 
 
+def test_hosts_of_several_kinds_are_planned_in_stages_or_say_how():
+    clusters = ["1x2 h100 + 1x2 a100-40gb", "1x2 a100-40gb"]
+    found = mw.explore(product, ARGS, clusters=clusters, objective="step_s", method=mw.Auto(memory_fraction=0.5))
+    assert [offer.problem for offer in found.offers] == ["", ""]
+    told = mw.explore(product, ARGS, clusters=clusters, objective="step_s", method=mw.TensorParallel())
+    assert told.best.cluster.name == "1x2 a100-40gb"
+    assert "mw.Auto(pipeline=True)" in told.offers[-1].problem
+
+
 def mw_struct(shape):
     import jax
 

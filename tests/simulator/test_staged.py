@@ -122,8 +122,9 @@ def test_what_is_repeated_is_no_work_of_the_model():
 
 
 def test_every_kind_of_host_has_its_own_memory_and_rate():
-    step, args = mlp(1024, layers=4, rows=64)
-    plan = mw.plan(step, *args, cluster="1x1 h100 + 1x1 v100-16gb", method=mw.Auto(pipeline=True))
+    step, args = mlp(1024, layers=8, rows=64)
+    method = mw.Auto(pipeline=True, memory_fraction=7e-4)  # less than the model needs on the larger alone
+    plan = mw.plan(step, *args, cluster="1x1 h100 + 1x1 v100-16gb", method=method)
     found = plan.simulate()
     memory = {"h100-sxm-80gb": mw.cluster("1x1 h100").memory_bytes, "v100-16gb": mw.cluster("1x1 v100").memory_bytes}
     assert found.work.limit_bytes == tuple(memory[stage.submesh.chip] for stage in plan.stages)

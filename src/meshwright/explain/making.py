@@ -37,9 +37,8 @@ def unrestricted(solved: Formulation) -> Formulation:
     """A problem with everything that its method forbids among its strategies."""
     if not solved.restrictions.allowed:
         return solved
-    parts = (solved.grouping, solved.folded, solved.live, solved.mesh)
     allowed = replace(solved.restrictions, allowed={})
-    return Formulation(*parts, allowed, itemise=solved.pricer.itemise, held=solved.held)
+    return Formulation(solved.pricer, solved.folded, solved.live, allowed, solved.held)
 
 
 def _program(back: Readback) -> Program:

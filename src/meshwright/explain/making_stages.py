@@ -12,11 +12,11 @@ from meshwright.graph.collector import heap_frozen
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import WAYS, submesh
 from meshwright.pipeline.flow import Ints
+from meshwright.pipeline.found import FoundStage
 from meshwright.pipeline.items import LayerPrices
 from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.recording import StagedDetails
 from meshwright.pipeline.rows import Resized
-from meshwright.pipeline.search import FoundStage
 from meshwright.pipeline.steady import once_s
 from meshwright.planner.readback import Readback
 

@@ -7,12 +7,13 @@ are priced on a grid; between two of its points all is taken to be linear, for e
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from meshwright.hardware import Cluster
+from meshwright.hardware.clusters import mixed
 from meshwright.hardware.torus import divisors
 from meshwright.pipeline.items import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.layers import Layers
@@ -57,13 +58,20 @@ class Catalogue:
         self.num_solves = 0
         self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
-        self._known: dict[tuple[int, View, str, int], LayerPrices | None] = {}
-        self._solved: dict[tuple[int, View, str, int], LayerPrices | None] = {}
+        self._known: dict[tuple[Cluster, View, str, int], LayerPrices | None] = {}
+        self._solved: dict[tuple[Cluster, View, str, int], LayerPrices | None] = {}
 
     def unpruned(self) -> "Catalogue":
         """The same with prices of what can never fit, too."""
         other = copy(self)
         other._prunes, other._known = False, {}
+        return other
+
+    def part(self, groups: Sequence[int]) -> "Catalogue":
+        """The same of some groups of hosts as a cluster of their own; what is priced is priced for both."""
+        other, kept = copy(self), [self.cluster.groups[number] for number in groups]
+        other.cluster = mixed(" + ".join(group.name for group in kept), kept)
+        other.limits = [self.limits[number] for number in groups]
         return other
 
     @cached_property
@@ -129,9 +137,9 @@ class Catalogue:
     def _priced(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
         if way == STEADY and rows == self.rows.batch:  # there is but one microbatch
             way = FREE
-        key = (group, view, way, rows)
+        key = (self.cluster.groups[group], view, way, rows)
         if key not in self._known:
-            self._known[key] = self._price(*key)
+            self._known[key] = self._price(group, view, way, rows)
         return self._known[key]
 
     def _price(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
@@ -141,11 +149,12 @@ class Catalogue:
         return self._solve(group, view, way, rows)
 
     def _solve(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
-        key = (group, view, way, rows)
+        machines = self.cluster.groups[group]
+        key = (machines, view, way, rows)
         if key not in self._solved:
             pricing = self._pricing(rows)
             self.num_solves += pricing is not None
-            mesh = submesh(self.cluster.groups[group], math.prod(view)).mesh(view)
+            mesh = submesh(machines, math.prod(view)).mesh(view)
             self._solved[key] = None if pricing is None else pricing.price(mesh, *WAYS[way])
         return self._solved[key]
 
@@ -165,18 +174,17 @@ class Catalogue:
 def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     """Views of some of a group's devices and what is done on each.
 
-    On one device all ways are the same. What is best for many microbatches is asked for on one whole host alone, so
-    that the search stays quick. One axis over several hosts is for splitting weights: what else it could do, replicas
-    do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
+    On one device all ways are the same. One axis over several hosts is for splitting weights: what else it could do,
+    replicas do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
     one axis does.
     """
     per_host = machines.devices_per_host
     several = [n for n in _MORE_HOSTS if n <= machines.num_hosts and per_host * n <= max(_MOST_INNER, 2 * per_host)]
     found: list[tuple[View, str]] = [((1,), FREE)]
-    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS if way != STEADY or k == per_host]
+    found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
     found += [((n * per_host,), TENSOR) for n in several]
-    found += [(view, way) for view in _squares(machines) for way in (FREE, LEAN)]
-    return (*found, *(((n, per_host), way) for n in several if per_host > 1 for way in (FREE, LEAN)))
+    pairs = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
+    return (*found, *((view, way) for view in pairs for way in (FREE, STEADY, LEAN)))
 
 
 def _squares(machines: Cluster) -> list[View]:

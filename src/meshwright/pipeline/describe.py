@@ -8,12 +8,13 @@ import numpy as np
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.pipeline.catalogue import LEAN, TENSOR
+from meshwright.pipeline.found import Found, FoundStage
 from meshwright.pipeline.items import Item
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.line import place
 from meshwright.pipeline.options import Option
 from meshwright.pipeline.recording import StagedDetails
-from meshwright.pipeline.search import Found, FoundStage, Search
+from meshwright.pipeline.search import Search
 from meshwright.pipeline.transfer import exchange_s, transfer_s
 from meshwright.planner.methods import Method
 from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary

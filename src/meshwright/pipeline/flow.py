@@ -66,17 +66,18 @@ class Flow:
     def reached(self, values: Iterable[int]) -> Bools:
         """Whether a value depends on any of some values."""
         columns = self.graph.columns
-        found = np.zeros(columns.num_values, bool)
-        found[list(values)] = True
+        found, reads = bytearray(columns.num_values), columns.reads.tolist()  # looked up one by one: lists are quicker
+        for value in values:
+            found[value] = True
         carried = {t.made: t.carry for t in self.graph.ties}
         first, count, start = columns.first_made.tolist(), columns.num_made.tolist(), columns.start.tolist()
         for i in range(len(first)):
-            if found[columns.reads[start[i] : start[i + 1]]].any():
-                found[first[i] : first[i] + count[i]] = True
+            if any(found[value] for value in reads[start[i] : start[i + 1]]):
                 for made in range(first[i], first[i] + count[i]):
+                    found[made] = True
                     if made in carried:
                         found[carried[made]] = True
-        return found
+        return np.frombuffer(found, bool)
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:

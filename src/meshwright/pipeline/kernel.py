@@ -72,49 +72,56 @@ def price_ranges(
     num_options, num_layers = transient.shape
     ranks, most, peak = 0, fill.shape[1], np.zeros(num_options)
     adds, own, held = np.empty(num_options), np.empty(num_options), np.empty(num_options, np.int64)
-    front = np.empty(num_options, np.int64)
+    named, front = np.empty(num_options, np.int64), np.empty(num_options, np.int64)
     for first in range(num_layers):
         peak[:] = 0.0
         for last in range(first + 1, num_layers + 1):
             least = best_s - (floor[num_layers] - floor[last] + floor[first])
+            count = 0
             for option in range(num_options):
                 peak[option] = max(peak[option], transient[option, last - 1])
-                part = sums[option, :, last] - sums[option, :, first]
-                state, once = part[STATE], part[ONCE]
-                shared_s, shared_bytes = _shared(ties, tie_s[option], tie_bytes[option], first, last)
-                once, state = once + shared_s, state + shared_bytes
-                free = limit - state - peak[option]
-                adds[option], held[option] = np.inf, 0
-                if free < part[ACTIVATIONS]:
-                    continue
-                for step in range(ways.shape[1]):
-                    once += _collective(ways[option, step], part[GRADIENTS])
-                pace = max(part[MICROBATCH], transfer[last])
-                time = part[MICROBATCH] + transfer[last] + (num_microbatches - 1) * pace + once
+                work = sums[option]
+                microbatch = work[MICROBATCH, last] - work[MICROBATCH, first]
+                time = microbatch + transfer[last] + (num_microbatches - 1) * max(microbatch, transfer[last])
+                time += work[ONCE, last] - work[ONCE, first]
                 if time >= least:
                     continue
-                adds[option], own[option] = part[MICROBATCH] - hides * part[WEIGHTS] + transfer[last], time
-                held[option] = most
-                if part[ACTIVATIONS] > 0:
-                    held[option] = int(min(float(most), free / part[ACTIVATIONS]))
-            if adds.min() < np.inf:
-                ranks = max(ranks, _rank(adds, own, held, front, fill, busy, which, first, last))
+                activations = work[ACTIVATIONS, last] - work[ACTIVATIONS, first]
+                shared_s, shared_bytes = _shared(ties, tie_s[option], tie_bytes[option], first, last)
+                free = limit - (work[STATE, last] - work[STATE, first]) - shared_bytes - peak[option]
+                if free < activations:
+                    continue
+                gradients = work[GRADIENTS, last] - work[GRADIENTS, first]
+                time += shared_s
+                for step in range(ways.shape[1]):
+                    time += _collective(ways[option, step], gradients)
+                if time >= least:
+                    continue
+                hidden = hides * (work[WEIGHTS, last] - work[WEIGHTS, first])
+                adds[count], own[count], named[count] = microbatch - hidden + transfer[last], time, option
+                held[count] = most
+                if activations > 0:
+                    held[count] = int(min(float(most), free / activations))
+                count += 1
+            if count:
+                kept = (adds[:count], own[:count], held[:count], named)
+                ranks = max(ranks, _rank(kept, front, fill, busy, which, first, last))
     return ranks
 
 
 @njit(cache=True)
-def _rank(adds, own, held, front, fill, busy, which, first, last):
+def _rank(options, front, fill, busy, which, first, last):
     """Writes down the options that no other one beats in both times, for each number of microbatches in flight.
 
     Args:
-        adds, own: What each option adds to the time of all, and its own time.
-        held: How many microbatches it can hold; none where it is out of the question.
+        options: What each option adds to the time of all, its own time, how many microbatches it can hold, its number.
         front: Room for the options that are kept.
         fill, busy, which, first, last: As in `price_ranges`.
 
     Returns:
         The most that are kept for any number.
     """
+    adds, own, held, named = options
     room, most = fill.shape[0], fill.shape[1]
     order, ranks, count, changes = np.argsort(adds), 0, 0, most
     for number in range(most - 1, -1, -1):
@@ -131,7 +138,7 @@ def _rank(adds, own, held, front, fill, busy, which, first, last):
             option = front[count - 1 - rank]
             fill[rank, number, first, last] = adds[option]
             busy[rank, number, first, last] = own[option] - adds[option]
-            which[rank, number, first, last] = option
+            which[rank, number, first, last] = named[option]
     return ranks
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -88,11 +89,17 @@ class Layers:
 
     def gather(self, unit: Ints, weights: Array) -> Array:
         """Sums by layer of what belongs to units; the layers of a unit have equal shares."""
-        found = np.zeros(self.num_layers)
-        per_unit = np.bincount(unit, weights, len(self.first)).tolist()
-        for first, count, value in zip(self.first, self.count, per_unit, strict=True):
-            found[first : first + count] += value / count
+        units, layers = self._shares
+        per_layer = np.bincount(unit, weights, len(self.first)) / self.count
+        found: Array = np.bincount(layers, per_layer[units], self.num_layers).astype(float)  # where there are none, too
         return found
+
+    @cached_property
+    def _shares(self) -> tuple[Ints, Ints]:
+        """Every pair of a unit and one of its layers."""
+        units = np.repeat(np.arange(len(self.first)), self.count)
+        start = np.cumsum(self.count) - self.count
+        return units, np.arange(len(units)) - start[units] + self.first[units]
 
 
 @dataclass(frozen=True)

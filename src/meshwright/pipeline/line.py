@@ -23,12 +23,14 @@ class Line:
     Within a group any order will do: sizes divide each other or are whole hosts, so the largest can be placed first.
 
     Attributes:
+        cluster: The machines.
         unit: Devices that are counted as one.
         num_units: Units of the whole line.
         kinds: Kinds of submesh: group and devices.
     """
 
     def __init__(self, cluster: Cluster, order: Sequence[int]):
+        self.cluster = cluster
         groups, hosts, devices = cluster.groups, cluster.num_hosts, cluster.num_devices
         fine = devices <= _FINE_DEVICES
         step = 1 if hosts <= _MOST_UNITS else _step([g.num_hosts for g in groups], hosts)

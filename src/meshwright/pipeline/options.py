@@ -145,6 +145,11 @@ class Options:
         self.sums = np.array([_sums(option) for option in options])
         self.transient = np.array([option.transient for option in options])
         self.ways = _ways(options)
+        self._ranks = _RANKS  # room that was needed so far
+
+    @property
+    def num_layers(self) -> int:
+        return self.transient.shape[1]
 
     @property
     def limit(self) -> float:
@@ -194,13 +199,14 @@ class Options:
             pace: See there.
             transfer: Seconds, there and back, over the cut before each layer and after the last.
         """
-        num_layers, ranks, found = self.transient.shape[1], 0, _RANKS
-        while found > ranks:
-            ranks = found
+        num_layers, ranks = self.num_layers, 0
+        while self._ranks > ranks:
+            ranks = self._ranks
             shape = (ranks, pace.most, num_layers, num_layers + 1)
             tables = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
             work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s, transfer
             found = price_ranges(*work, self.limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
+            self._ranks = max(ranks, found)
         return tables[0][:found], tables[1][:found], tables[2][:found]
 
 

@@ -1,8 +1,12 @@
 """Plans a function in stages: trace, find layers, search pipelines, and hold the best against one program for all."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
@@ -24,6 +28,7 @@ from meshwright.planner.roles import find_roles
 
 Progress = Callable[[str], None]
 
+_FEW_KINDS = 3  # of hosts, up to which any of them may be left idle
 _EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
 
 
@@ -41,22 +46,60 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         ShardingError: The method asks for what the model, the batch or the cluster does not allow.
     """
     with heap_frozen():
-        search, started = start_search(traced, cluster, method, say), time.perf_counter()
+        whole, started = start_search(traced, cluster, method, say), time.perf_counter()
         if isinstance(method, ThreeD):
-            search.one_recipe(method)
-            plain = None
+            whole.one_recipe(method)
+            if whole.best is None:
+                raise whole.does_not_fit()
+            best, plain = whole, None
         else:
-            search.all_recipes()
-            search.all_programmes()
-            plain = _plain(traced, search, method, say)
-        if plain is not None and plain.step_s <= search.best_s * _EQUAL:
-            return replace(plain, method=method.name)
-        if search.best is None:
-            if not isinstance(method, ThreeD):
-                note_nearest(search)
-            raise search.does_not_fit()
+            best, plain = _search(traced, whole, method, say)
         say("writing the stages down")
-        return describe(search, traced, method, time.perf_counter() - started)
+        plan = plain or describe(best, traced, method, time.perf_counter() - started)
+        return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
+
+
+def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tuple[Search, Plan | None]:
+    """The search that found the best pipeline, and the plan without stages, where that is quicker.
+
+    Where hosts are of several kinds, it may be quicker to leave some kinds idle.
+
+    Raises:
+        DoesNotFit: Nothing fits.
+    """
+    task = Task(traced, Auto(memory_fraction=method.memory_fraction))
+    best, plain, best_s, bound_s = None, None, np.inf, np.inf
+    for search in (whole, *_parts(whole)):
+        search.beat_s = best_s
+        search.all_recipes()
+        search.all_programmes()
+        found = _plain(task, search, say)
+        if found is not None and found.step_s <= search.best_s * _EQUAL:
+            best, plain, best_s = search, found, found.step_s
+        elif search.best is not None:
+            best, plain, best_s = search, None, search.best_s
+        bound_s = min(bound_s, search.bound_s)
+    if best is None:
+        note_nearest(whole)
+        raise whole.does_not_fit()
+    best.note_bound(bound_s)
+    return best, plain
+
+
+def _parts(whole: Search) -> Iterator[Search]:
+    """The same search on some kinds of hosts alone: on any of up to three kinds, on one of more."""
+    groups = range(len(whole.catalogue.cluster.groups))
+    sizes = groups[1:] if len(groups) <= _FEW_KINDS else groups[1:2]
+    for size in reversed(sizes):
+        for part in combinations(groups, size):
+            yield Search(whole.catalogue.part(part), whole.flow, whole.say)
+
+
+def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
+    """What to say of hosts that a plan leaves idle."""
+    all_names, used = (Counter(group.name for group in some.groups) for some in (cluster, search.catalogue.cluster))
+    left = [*(all_names - used).elements()]
+    return {"idle": f"{' and '.join(left)}: quicker without"} if left else {}
 
 
 def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Search:
@@ -77,14 +120,16 @@ def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress
     return Search(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say)
 
 
-def _plain(traced: Traced, search: Search, method: Method, say: Progress) -> Plan | None:
+def _plain(task: Task, search: Search, say: Progress) -> Plan | None:
     """The best plan without stages; None where there is none."""
     cluster = search.catalogue.cluster
     if cluster.mixed:
         return None
-    auto = Auto(memory_fraction=method.memory_fraction)
+    meshes = task.method.meshes(cluster)
+    if search.best_s < np.inf and not any(task.can_fit(mesh) for mesh in meshes):
+        return None
     try:
-        plan = Task(traced, auto).plan(auto.meshes(cluster), say)
+        plan = task.plan(meshes, say)
         search.note_bound(plan.solution.lower_bound)
         return plan
     except DoesNotFit as error:

@@ -23,10 +23,10 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.group_table import SETTLING
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Method
+from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.solver import solve
-from meshwright.strategy.sharding import Axes
 
 _DEAR = 100.0  # how much dearer than the step the least memory that would do is made, to find who needs little
 
@@ -45,6 +45,7 @@ class Pricing:
         self.live = liveness(self.graph, self.grouping.nests)
         self.flow = Flow(self.graph, self.grouping.nests, self.roles)
         self._folded: dict[str, Folded] = {}
+        self._pricers: dict[Mesh, Pricer] = {}
         self._last: tuple[tuple[Mesh, str], Formulation] | None = None
 
     def price(self, mesh: Mesh, method: Method, dear: bool = False, once: float = 1.0) -> LayerPrices | None:
@@ -73,9 +74,11 @@ class Pricing:
         if self._last is None or self._last[0] != key:
             if method.name not in self._folded:
                 self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles))
-            restrictions = method.restrict(self.graph, self.roles, mesh, Axes(mesh.sizes))
-            folded = self._folded[method.name]
-            self._last = key, Formulation(self.grouping, folded, self.live, mesh, restrictions, itemise=True)
+            if mesh not in self._pricers:
+                self._pricers[mesh] = Pricer(self.grouping, self.live.stored, mesh, itemise=True)
+            pricer, folded = self._pricers[mesh], self._folded[method.name]
+            restrictions = method.restrict(self.graph, self.roles, mesh, pricer.axes)
+            self._last = key, Formulation(pricer, folded, self.live, restrictions)
         return self._last[1]
 
     def units(self, folded: Folded) -> Ints:
@@ -111,10 +114,12 @@ class Pricing:
         ):
             items[item] = self._by_layer(self.layers.places.unit, weights)
         self._bytes(back, items)
-        state = (*self.roles.parameters, *self.roles.optimizer)
-        specs = {v: back.spec(back.code(v), len(self.graph.types[v].shape)) for v in state}
-        parts = back.axes.num_parts(back.made)
-        local = {v: float(self.flow.num_bytes[v] / parts[v]) for v in state}
+        state = [*self.roles.parameters, *self.roles.optimizer]
+        codes = back.made[state]
+        ranks = [len(self.graph.types[v].shape) for v in state]
+        specs = {v: back.spec(*key) for v, *key in zip(state, codes.tolist(), ranks, strict=True)}
+        held = self.flow.num_bytes[state] / back.axes.num_parts(codes)
+        local = dict(zip(state, held.tolist(), strict=True))
         over = [back.axes.dims(back.code(v), 1)[0] for v in self.roles.data if self.graph.types[v].shape]
         split = max((math.prod(back.axes.sizes[a] for a in axes) for axes in over), default=1)
         return LayerPrices(items, split, specs, local)
@@ -123,14 +128,15 @@ class Pricing:
         """Compute, communication and reductions of gradients of each operation."""
         ops, size = self.grouping.ops, len(self.graph.columns.signature)
         compute, sent, gradients = np.zeros(size), np.zeros(size), np.zeros(size)
-        joined = list(back.joined)
+        alone = np.ones(size, bool)
+        alone[list(back.joined)] = False
         for which, members in enumerate(back.folded.members):
             strategy = back.choice[which]
             for member, purpose, seconds in back.formulation.tables[which].items:
                 if seconds[strategy]:
                     target = compute if purpose == "compute" else sent if purpose == "reshard" else gradients
                     at = ops.items[ops.start[members] + member]
-                    target[at[~np.isin(at, joined)] if purpose in SETTLING else at] += seconds[strategy]
+                    target[at[alone[at]] if purpose in SETTLING else at] += seconds[strategy]
         last = self.ends
         sent += np.where(last, 0.0, gradients)
         gradients[~last] = 0.0
@@ -210,14 +216,15 @@ class Pricing:
         leads = [nest.leads for nest in self.grouping.nests]
         carried = {t.carry: t.made for t in self.graph.ties}
         first, count, start = columns.first_made.tolist(), columns.num_made.tolist(), columns.start.tolist()
-        awaited, ends = np.zeros(columns.num_values, bool), np.zeros(len(first), bool)
+        awaited, ends, reads = bytearray(columns.num_values), np.zeros(len(first), bool), columns.reads.tolist()
         for i in np.flatnonzero(backward)[::-1].tolist():
-            feeds = awaited[first[i] : first[i] + count[i]].any()
+            feeds = any(awaited[first[i] : first[i] + count[i]])
             ends[i] = not feeds
             if feeds or leads[i]:
-                reads = columns.reads[start[i] : start[i + 1]]
-                awaited[reads] = True
-                awaited[[carried[v] for v in reads.tolist() if v in carried]] = True
+                for value in reads[start[i] : start[i + 1]]:
+                    awaited[value] = True
+                    if value in carried:
+                        awaited[carried[value]] = True
         return ends
 
     @cached_property

@@ -6,9 +6,9 @@ from typing import Any
 
 from meshwright.hardware import Cluster
 from meshwright.pipeline.catalogue import Catalogue
+from meshwright.pipeline.found import Found, FoundStage
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.rows import Rows
-from meshwright.pipeline.search import Found, FoundStage
 from meshwright.planner.details import Collective, OpPlan
 from meshwright.planner.plan import Plan
 

@@ -6,7 +6,7 @@ sums over the same prices, so what is found is no worse than any recipe.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -14,50 +14,17 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
 from meshwright.pipeline.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.flow import Array, Flow
-from meshwright.pipeline.kernel import MICROBATCH
+from meshwright.pipeline.found import Found, FoundStage
 from meshwright.pipeline.line import Line, neighbours, orders, place
-from meshwright.pipeline.options import CHECKPOINTS, Option, Options, Pace, find_options
+from meshwright.pipeline.options import CHECKPOINTS, Options, find_options
+from meshwright.pipeline.programme import Programme
 from meshwright.pipeline.recipe import Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
-from meshwright.pipeline.stages import Ranges, solve_stages
 from meshwright.pipeline.transfer import transfer_s
 from meshwright.planner.stage import Pipeline
 from meshwright.units import format_bytes
 
 _LARGE_FLOPS = 1e12  # of a product that reaches a chip's full rate
-
-
-@dataclass(frozen=True)
-class FoundStage:
-    """A stage as it was found.
-
-    Attributes:
-        chunks: Its layers.
-        group: Number of its group of hosts.
-        option: How it is split.
-        in_flight: Microbatches that it holds.
-        near: Whether it sends to a stage on the same host.
-    """
-
-    chunks: tuple[tuple[int, int], ...]
-    group: int
-    option: Option
-    in_flight: int
-    near: bool
-
-
-@dataclass(frozen=True)
-class Found:
-    """A pipeline, and the time of a step."""
-
-    total_s: float
-    pipeline: Pipeline
-    stages: tuple[FoundStage, ...]
-
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Group and number of devices of each stage."""
-        return [(stage.group, stage.option.mesh.num_devices) for stage in self.stages]
 
 
 class Search:
@@ -69,11 +36,12 @@ class Search:
         tried: How many pipelines and dynamic programmes were priced.
         bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
             all devices were always busy (`Options.least_s`), for the best size of microbatch.
+        beat_s: A time that is known to be had otherwise; what takes as long is not looked for.
         nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
-    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None]):
-        self.catalogue, self.flow, self.say = catalogue, flow, say
+    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None], beat_s: float = np.inf):
+        self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, beat_s
         layers, forward = catalogue.layers, flow.forward
         work = layers.gather(layers.places.unit[forward], flow.flops[forward])
         self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
@@ -93,7 +61,7 @@ class Search:
 
     @property
     def best_s(self) -> float:
-        return np.inf if self.best is None else self.best.total_s
+        return self.beat_s if self.best is None else self.best.total_s
 
     def options(
         self, group: int, devices: int, rows: int, checkpoint: str, tensor: int | None = None
@@ -221,48 +189,15 @@ class Search:
                         self._programme(rows, checkpoint, schedule, order)
 
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
-        """The best stages for one size of microbatch, recomputation and schedule.
-
-        They are found as if all sent over the wires between hosts, and priced by where they lie in the end.
-        """
-        num_microbatches, cluster = self.catalogue.rows.batch // rows, self.catalogue.cluster
-        line = Line(cluster, order)
+        """Looks for better stages with one size of microbatch, recomputation, schedule and order of groups."""
+        line = Line(self.catalogue.cluster, order)
         tried = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
-        found = [(g, n, options) for g, n, options in tried if options is not None]
-        most = min(num_microbatches, self.split.num_layers, line.num_units)
-        if not found:
-            return
-        hides = 1.0 - SCHEDULES[schedule].fill(0.0, 1.0, 1.0, 1)
-        floor = np.min([options.least_fill(hides) for _, _, options in found], axis=0)
-        pace = Pace(most, num_microbatches, hides, np.concatenate([[0.0], np.cumsum(floor)]), self.best_s)
-        tables = [options.price(pace, self.transfer(rows, n, False)) for _, n, options in found]
-        fill, busy, which = (np.concatenate(parts) for parts in zip(*tables, strict=True))
-        kinds = [found[z] for z, table in enumerate(tables) for _ in table[0]]  # one for each rank of options
-        size = np.array([n // line.unit for _, n, _ in kinds])
-        allowed = np.array([line.allowed(g, n) for g, n, _ in kinds])
-        self.tried += 1
-
-        def held(count: int) -> list[int] | None:
-            full = num_microbatches >= SCHEDULES[schedule].full_from * count
-            return [min(n, most) for n in in_flight(schedule, count, num_microbatches)] if full else None
-
-        solution = solve_stages(Ranges(fill, busy, size, allowed), held, self.best_s) if kinds else None
-        if solution is None:
-            return
-        near = neighbours(place(cluster, [kinds[part.kind][:2] for part in solution.parts]))
-        stages, adds, rest = [], [], []
-        for part, close in zip(solution.parts, near.tolist(), strict=True):
-            at, (group, devices, options) = (part.kind, part.in_flight - 1, part.first, part.last), kinds[part.kind]
-            number = int(which[at])
-            own = options.sums[number, MICROBATCH, part.last] - options.sums[number, MICROBATCH, part.first]
-            far, sent = (self.transfer(rows, devices, some)[part.last] for some in (False, close))
-            adds.append(float(fill[at] - far + sent))
-            rest.append(float(busy[at] - (num_microbatches - 1) * (max(own, far) - max(own, sent))))
-            option = options.options[number]
-            stages.append(FoundStage(((part.first, part.last),), group, option, part.in_flight, close))
-        if sum(adds) + max(rest) < self.best_s:
-            pipeline = Pipeline(schedule, num_microbatches, 1, checkpoint)
-            self.best = Found(sum(adds) + max(rest), pipeline, tuple(stages))
+        kinds = [(g, n, options) for g, n, options in tried if options is not None]
+        pipeline = Pipeline(schedule, self.catalogue.rows.batch // rows, 1, checkpoint)
+        self.tried += bool(kinds)
+        found = Programme(pipeline, line, kinds, partial(self.transfer, rows)).solve(self.best_s)
+        if found is not None:
+            self.best = found
 
     def does_not_fit(self) -> DoesNotFit:
         """The error for a model that fits nowhere: how near the nearest pipeline came."""

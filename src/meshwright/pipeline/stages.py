@@ -82,6 +82,11 @@ def solve_stages(ranges: Ranges, in_flight: InFlight, best_s: float = np.inf) ->
     return _staged(ranges, in_flight, best_s) if real is None else real
 
 
+def may_beat(ranges: Ranges, best_s: float) -> bool:
+    """Whether any stages take less than ``best_s``, if each range costs the least that it does with any number."""
+    return _relaxed(ranges, range(1, ranges.fill.shape[1] + 1), best_s, once=True) is not None
+
+
 def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | None:
     """Where memory binds: all numbers of stages at once, if what a stage holds depends on those behind it alone.
 
@@ -103,8 +108,11 @@ def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | No
     return found
 
 
-def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float) -> Solution | None:
-    """The best stages, whatever their number, if each range cost the least that it does with some of ``held``."""
+def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float, once: bool = False) -> Solution | None:
+    """The best stages, whatever their number, if each range cost the least that it does with some of ``held``.
+
+    Or, asked for ``once``, the first that are better than ``best_s``.
+    """
     places = [number - 1 for number in held]
     fill, busy = ranges.fill[:, places].min(axis=1), ranges.busy[:, places].min(axis=1)
 
@@ -118,7 +126,7 @@ def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float) -> Solution | N
             first, left = parts[-1].last, left - int(ranges.size[parts[-1].kind])
         return parts
 
-    return _descend(solve, fill, busy, best_s)
+    return _descend(solve, fill, busy, best_s, once)
 
 
 def _holding(ranges: Ranges, relaxed: Solution, held: Sequence[int]) -> Solution | None:
@@ -149,8 +157,10 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
     return _descend(solve, ranges.fill, ranges.busy, best_s)
 
 
-def _descend(solve: Callable[[float], list[Part] | None], fill: Array, busy: Array, best_s: float) -> Solution | None:
-    """Lowers the limit on the busiest stage until nothing can be better."""
+def _descend(
+    solve: Callable[[float], list[Part] | None], fill: Array, busy: Array, best_s: float, once: bool = False
+) -> Solution | None:
+    """Lowers the limit on the busiest stage until nothing can be better; or until the first, if that is all."""
     found, limit = None, best_s
     while (parts := solve(limit)) is not None:
         places = [_place(part, fill.ndim) for part in parts]
@@ -158,6 +168,8 @@ def _descend(solve: Callable[[float], list[Part] | None], fill: Array, busy: Arr
         busiest = max(float(busy[place]) for place in places)
         if total + busiest < best_s * _LESS:
             best_s, found = total + busiest, Solution(total + busiest, tuple(parts))
+            if once:
+                break
         limit = min(busiest * _LESS, best_s - total)
         if limit <= 0:
             break

@@ -23,11 +23,10 @@ from meshwright.errors import ShardingError
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.simplified import Split
-from meshwright.hardware import Mesh
 from meshwright.planner.cpu_memory import CpuMemory, reductions
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
-from meshwright.planner.groups import Group, Grouping
+from meshwright.planner.groups import Group
 from meshwright.planner.memory import AcceleratorMemory, MemoryModel
 from meshwright.planner.priced import EdgeKey, Usage, choice_problem
 from meshwright.planner.pricing import Pricer
@@ -59,22 +58,19 @@ class Formulation:
 
     def __init__(
         self,
-        grouping: Grouping,
+        pricer: Pricer,
         folded: Folded,
         live: AcceleratorLiveness,
-        mesh: Mesh,
         restrictions: Restrictions,
-        itemise: bool = False,
         held: AcceleratorLiveness | CpuLiveness | None = None,
     ):
         """Formulates a problem; ``held`` says how memory is taken where the mesh is not of accelerators."""
-        self.grouping = grouping
+        self.pricer = pricer
+        self.grouping, self.mesh = pricer.grouping, pricer.mesh
         self.folded = folded
         self.live = live
         self.held = held or live
-        self.mesh = mesh
         self.restrictions = restrictions
-        self.pricer = Pricer(grouping, live.stored, mesh, itemise)
         alike: dict[int, GroupTable] = {}
         for which, members in enumerate(folded.members):
             if folded.alike[which] not in alike:
@@ -131,6 +127,7 @@ class Formulation:
             keep = np.isin(table.codes[0], sorted(allowed))
             if not keep.any():
                 raise ShardingError(self._no_code(group.argument))
+            table = copy(table)
             table.select(keep)
         return table
 

@@ -21,6 +21,7 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
@@ -121,7 +122,7 @@ class Task:
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
         held = self._cpu_live if mesh.is_cpu else None
-        return Formulation(self.grouping, self.folded, self.live, mesh, restrictions, held=held)
+        return Formulation(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions, held)
 
     @cached_property
     def _cpu_live(self) -> CpuLiveness:
@@ -157,6 +158,20 @@ class Task:
         counts = Counter(self.graph.kind[list(self.graph.inputs)].tolist())
         kinds = [(self.graph.kinds[number], n) for number, n in counts.items()]
         return float(sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in kinds))
+
+    def can_fit(self, mesh: Mesh) -> bool:
+        """Whether memory leaves a choice, as far as that is known without a problem.
+
+        At its fullest moment, the devices together hold everything that is live then at least once.
+        """
+        limit = self.limit(mesh)
+        if limit is None or mesh.is_cpu:
+            return True
+        live, graph = self.live, self.graph
+        values = np.flatnonzero(live.stored & (live.stop > live.start) & (self.grouping.placed.home >= 0))
+        size = np.array([kind.num_bytes for kind in graph.kinds], float)[graph.kind[values]]
+        taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
+        return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
 
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
         assert solved.solution is not None and solved.solution.choice is not None

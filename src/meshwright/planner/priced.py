@@ -122,14 +122,14 @@ def choice_problem(
         memory: What takes memory when; looked at only where there are times.
         times: Operation indices, each with the bytes to be kept free there.
         limit: Bytes allowed; None for no limit.
-        dear: Operation indices, each with a price of one byte there.
+        dear: Operation indices, each with a price of one byte there, beyond what each node takes at the least.
     """
     edges: dict[tuple[int, int], Array] = {}
     costs = [n * cost for n, cost in zip(copies, node_costs, strict=True)]
     for time, price in (dear or {}).items():
         for which, usage in enumerate(memory.usage(time, len(costs))):
-            if usage is not None:
-                costs[which] = costs[which] + price * usage
+            if usage is not None:  # what a node takes at the least is left out: it would hide the costs of time
+                costs[which] = costs[which] + price * (usage - usage.min())
     for (source, _, reader, _), (count, matrix) in edge_matrices.items():
         if source == reader:
             costs[source] = costs[source] + count * np.diagonal(matrix)

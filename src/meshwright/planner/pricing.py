@@ -50,9 +50,19 @@ class Pricer:
         self.resharding = Resharding(mesh, self.axes)
         self._stored = stored
         self._candidates: dict[tuple[int, bool], Candidates] = {}
+        self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
 
     def price(self, group: Group, scatter: bool = True) -> GroupTable:
-        """The table of one group; ``scatter`` says whether partial sums may be settled by reduce-scatter."""
+        """The table of one group; ``scatter`` says whether partial sums may be settled by reduce-scatter.
+
+        It is made once: methods that lay down different things share it, and must copy what they `select` from.
+        """
+        key = (group.leader, group.argument, scatter)
+        if key not in self._tables:
+            self._tables[key] = self._price(group, scatter)
+        return self._tables[key]
+
+    def _price(self, group: Group, scatter: bool) -> GroupTable:
         if group.argument is not None:
             codes = self.axes.legal_codes(self.graph.types[group.argument].shape)
             table = GroupTable(None, [codes] if group.values else [])
@@ -118,8 +128,7 @@ class _Walk:
             loops, scatter = self.table.candidates.loops, self.table.candidates.scatter
         else:
             have = self.table.codes[self.place[op.inputs[followed]]]
-            loops = follow(nest, axes, nest.operands[followed], axes.unpack(have))
-            scatter = np.full_like(loops, -1)
+            loops, scatter = follow(nest, axes, nest.operands[followed], axes.unpack(have)), None
         self.table.assignments.append(loops)
         read = [self._operand(member, index, position, value, loops) for position, value in enumerate(op.inputs)]
         written = [self._result(member, index, at, value, loops, scatter) for at, value in enumerate(op.outputs)]
@@ -133,7 +142,9 @@ class _Walk:
         moved = sum(read + written, np.zeros(self.size))
         sizes = np.array(axes.sizes)
         parts = np.where(loops >= 0, sizes, 1).prod(axis=1)
-        fetches = nest.num_fetches / np.where(np.isin(loops, nest.fetching), sizes, 1).prod(axis=1)
+        fetches = np.zeros(self.size)
+        if nest.num_fetches:
+            fetches = nest.num_fetches / np.where(np.isin(loops, nest.fetching), sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
         seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches)
         self.table.compute += seconds
@@ -201,21 +212,23 @@ class _Walk:
                 return local
         return local if self.pricer._stored[value] else np.zeros(self.size)
 
-    def _result(self, member: int, index: int, position: int, value: int, loops: Assignment, scatter: Holders) -> Array:
+    def _result(
+        self, member: int, index: int, position: int, value: int, loops: Assignment, scatter: Holders | None
+    ) -> Array:
         """Settles one result's partial sums and notes its sharding; returns the bytes of it that are written."""
         kind, nest, axes = self.graph.types[value], self.grouping.nests[index], self.pricer.axes
         partial = reducing_axes(nest, loops, nest.results[position])
-        before = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
-        apart, sent = keeps_apart(nest, loops), self.table.communication.copy()
-        for waits, on in ((self.grouping.accumulated.get(index), apart), (None, ~apart)):
-            local = kind.num_bytes / axes.num_parts(before)
-            self._settle(member, index, local, partial & on[:, None], scatter, waits)
+        made = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
+        local, sent = kind.num_bytes / axes.num_parts(made), self.table.communication.copy()
+        if partial.any():
+            apart = keeps_apart(nest, loops)
+            for waits, on in ((self.grouping.accumulated.get(index), apart), (None, ~apart)):
+                self._settle(member, index, local, partial & on[:, None], scatter, waits)
         if index in self.grouping.joining.joins:
             self.table.settling = self.table.communication - sent
-        after = axes.pack(result_holders(nest, loops, scatter, position))
         if value in self.own:
-            self.table.codes.append(after)
-        local = kind.num_bytes / axes.num_parts(before)
+            settled = made if scatter is None else axes.pack(result_holders(nest, loops, scatter, position))
+            self.table.codes.append(settled)
         return local if self.pricer._stored[value] else np.zeros(self.size)
 
     def _settle(
@@ -224,23 +237,24 @@ class _Walk:
         index: int,
         local: Array,
         partial: NDArray[np.bool_],
-        scatter: Holders,
+        scatter: Holders | None,
         waits: Accumulated | None,
     ) -> None:
         """Adds the reduce-scatters, then one all-reduce over the axes that are left."""
         if not partial.any():
             return
+        scattered = np.zeros(partial.shape, bool) if scatter is None else scatter >= 0
         op, mesh = self.graph.ops[index], self.pricer.mesh
         gradient = waits is not None or not self.grouping.gradients.isdisjoint(op.outputs)
         purpose = "gradient" if gradient else "activation"
         trips, left = (op.trips, local.copy()) if waits is None else (waits.trips, local * waits.growth)
         start = 1.0 if mesh.is_abstract else float(self.grouping.starts[index])
         for axis, size in enumerate(mesh.sizes):
-            on = partial[:, axis] & (scatter[:, axis] >= 0)
+            on = partial[:, axis] & scattered[:, axis]
             if on.any():
                 self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, trips, purpose, start)
                 left[on] /= size
-        rest = partial & (scatter < 0)
+        rest = partial & ~scattered
         masks = rest @ (1 << np.arange(len(mesh.sizes)))
         for mask in np.unique(masks):
             if mask:

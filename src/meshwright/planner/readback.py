@@ -109,14 +109,17 @@ class Readback:
     def joined(self) -> dict[int, int]:
         """Leading operations whose sums are settled together with others', and the additions at which they join."""
         joining, slots, group = self.grouping.joining, self.grouping.slots, self.grouping.placed.group
-        found = {}
+        found, known = {}, dict[tuple[int, int, int], bool]()
         for leader, addition in joining.joins.items():
             source, reader = (self.folded.group_class[int(group[op])] for op in (leader, addition))
             at = slice(*slots.start[[group[addition], group[addition] + 1]])
             end = self.graph.columns.first_made[joining.paths[leader][-1]]
             slot = int(np.flatnonzero((slots.op[at] == addition) & (slots.value[at] == end))[0])
-            saved = self.formulation.tables[source].joined_s(self.formulation.tables[reader], slot)
-            if saved is not None and saved[self.choice[source], self.choice[reader]] > 0:
+            if (source, reader, slot) not in known:
+                saved = self.formulation.tables[source].joined_s(self.formulation.tables[reader], slot)
+                joins = saved is not None and saved[self.choice[source], self.choice[reader]] > 0
+                known[source, reader, slot] = joins
+            if known[source, reader, slot]:
                 found[leader] = addition
         return found
 

@@ -1,6 +1,7 @@
 """`mw.explore`: the same function planned and simulated on several clusters, to see which one to rent."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
@@ -29,7 +30,7 @@ def explore(
         args: Its arguments, as `mw.plan` takes them.
         clusters: Clusters, or what `mw.cluster` takes.
         objective: What to rank by: ``"tokens_per_dollar"``, ``"tokens_per_s"``, ``"step_s"`` or ``"mfu"``.
-        method: How to plan; `Auto` by default.
+        method: How to plan; `Auto` by default. Where hosts are of several kinds, `Auto` plans in stages.
         prices: Dollars for one device and hour by name of the chip, instead of the package's own.
         on_progress: Called with a sentence on each stage.
 
@@ -54,7 +55,10 @@ def explore(
     for machine in machines:
         if on_progress is not None:
             on_progress(f"planning for {machine.name}")
-        offers.append(_offer(function, args, machine, method or Auto(), prices or {}))
+        how = method or Auto()
+        if machine.mixed and isinstance(how, Auto):  # one program cannot be on hosts of several kinds
+            how = replace(how, pipeline=True)
+        offers.append(_offer(function, args, machine, how, prices or {}))
     return Exploration(tuple(offers), objective).ranked()
 
 
@@ -65,7 +69,7 @@ def _offer(
     dollars, source = (price.dollars, price.source) if price else (None, "")
     try:
         found = plan(function, *args, cluster=machine, method=method)
-    except (DoesNotFit, ShardingError) as error:
-        # One cluster that is too small or that the shapes do not suit must not hide what the others can do.
+    except (ClusterError, DoesNotFit, ShardingError) as error:
+        # One cluster that is too small, or that shapes or method do not suit, must not hide what the others can do.
         return Offer(machine, None, None, dollars, source, str(error))
     return Offer(machine, found, found.simulate(), dollars, source, "")

@@ -68,9 +68,12 @@ def uniform(found: Candidates) -> NDArray[np.bool_]:
 def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
     """Takes axes off loops that they cannot split: unsplittable, uneven, or not major-most in a merged dim."""
     kept = loops.copy()
-    unsplittable = np.array([loop.kind == "unsplittable" for loop in nest.loops] + [False])
-    kept[unsplittable[kept]] = -1
+    unsplittable = [loop.kind == "unsplittable" for loop in nest.loops]
+    if any(unsplittable):
+        kept[np.array([*unsplittable, False])[kept]] = -1
     for i, loop in enumerate(nest.loops):
+        if loop.size % axes.num_devices == 0:  # then whatever axes split it do so evenly
+            continue
         parts = np.ones(len(kept), np.int64)
         for axis, size in enumerate(axes.sizes):
             on = kept[:, axis] == i

@@ -25,12 +25,14 @@ class Axes:
     def __init__(self, sizes: tuple[int, ...]):
         self.sizes = sizes
         self.num_axes = len(sizes)
+        self.num_devices = prod(sizes)
         self.num_bits = self.num_axes * _BITS  # of a code
         self._shifts = np.arange(self.num_axes) * _BITS
+        self._weights = 1 << self._shifts
 
     def pack(self, holders: Holders) -> Codes:
         """Codes of shardings given as the dim held by each axis (last array dim); -1 is none."""
-        return ((holders + 1) << self._shifts).sum(axis=-1)
+        return (holders + 1) @ self._weights
 
     def unpack(self, codes: Codes | int) -> Holders:
         """The dim held by each axis, in a new last array dim."""
