@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph.facts import COSTLY, Bools, Dims, Facts, product_dims
@@ -23,6 +24,7 @@ Ints = NDArray[np.int64]
 
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
+_ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be made in
 _MOST_AGAIN = 64  # operations that are looked through, at most, for what a value is made from
 
 
@@ -103,7 +105,7 @@ def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]
     reads = products[columns.reader] & kept[columns.reads]
     several = np.flatnonzero(np.bincount(columns.reads[reads], minlength=columns.num_values) > 1)
     several = several[columns.producer[several] >= 0]
-    several = several[facts.fusible[columns.producer[several]]]
+    several = orders.may_differ(several[facts.fusible[columns.producer[several]]])
     readers: dict[int, list[int]] = {value: [] for value in np.setdiff1d(several, facts.ends).tolist()}
     for at in np.flatnonzero(np.isin(columns.reads, list(readers)) & ~fuses[columns.reader]).tolist():
         readers[int(columns.reads[at])].append(at)
@@ -132,42 +134,65 @@ def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints)
     fits = facts.fusible[by] & kept[made] & (start[made] == by)
     fits &= (graph.sizes[made] == graph.sizes[values]) & (width[made] == width[values])
     fits &= columns.trips[by] == columns.trips[columns.producer[values]]
-    found: dict[int, int] = {}
+    kernels, found = _Kernels(facts, kept), dict[int, int]()
     for value, index, other in zip(values[fits].tolist(), by[fits].tolist(), made[fits].tolist(), strict=True):
-        if other not in found and _reads_in_place(facts, kept, index, value):
+        if other not in found and kernels.read_in_place(index, value):
             found[other] = value
     return list(found.values()), list(found)
 
 
-def _reads_in_place(facts: Facts, kept: Bools, index: int, value: int) -> bool:
-    """Whether the kernel of an operation reads a value, and nowhere else than where it writes its result."""
-    columns, found = facts.columns, False
-    stack, seen = [(index, True)], set[tuple[int, bool]]()
-    while stack:
-        at, alike = stack.pop()
-        if (at, alike) in seen:
-            continue
-        seen.add((at, alike))
-        if len(seen) > _MOST_AGAIN:
-            return False
-        nest, reshapes = facts.nests[at], columns.primitive(at) in _RESHAPING
-        plain = all(nest.loops[loop].kind == "parallel" for dim in nest.results[0] for loop in dim)
-        for side, source in enumerate(columns.reads_of(at).tolist()):
-            same = alike and (reshapes or (plain and nest.operands[side] == nest.results[0]))
-            if source == value:
-                if not same:
-                    return False
-                found = True
-            elif not kept[source] and columns.producer[source] >= 0:
-                stack.append((int(columns.producer[source]), same))
-    return found
+class _Kernels:
+    """What the kernels that write values read, and where."""
+
+    def __init__(self, facts: Facts, kept: Bools):
+        self._facts, self._columns = facts, facts.columns
+        self._maker = np.where(kept, -1, facts.columns.producer).tolist()  # of what kernels make within themselves
+        self._alike: dict[int, list[bool]] = {}
+
+    def read_in_place(self, index: int, value: int) -> bool:
+        """Whether the kernel of an operation reads a value, and nowhere else than where it writes its result."""
+        found, stack, seen = False, [(index, True)], set[tuple[int, bool]]()
+        while stack:
+            if stack[-1] in seen:
+                stack.pop()
+                continue
+            at, alike = stack.pop()
+            seen.add((at, alike))
+            if len(seen) > _MOST_AGAIN:
+                return False
+            for source, same in zip(self._columns.reads_of(at).tolist(), self._same(at), strict=True):
+                if source == value:
+                    if not (alike and same):
+                        return False
+                    found = True
+                elif self._maker[source] >= 0:
+                    stack.append((self._maker[source], alike and same))
+        return found
+
+    def _same(self, index: int) -> list[bool]:
+        """Which operands an operation reads element for element as it writes its result."""
+        number = int(self._columns.signature[index])
+        if number not in self._alike:
+            nest, count = self._facts.nests[index], len(self._columns.reads_of(index))
+            plain = all(nest.loops[loop].kind == "parallel" for dim in nest.results[0] for loop in dim)
+            same = [plain and dims == nest.results[0] for dims in nest.operands]
+            self._alike[number] = [True] * count if self._columns.primitive(index) in _RESHAPING else same
+        return self._alike[number]
 
 
 class Orders:
     """In which order of dims, those of one element left out, values are made and read."""
 
     def __init__(self, facts: Facts):
-        self._facts, self._columns, self._known = facts, facts.columns, dict[int, Dims | None]()
+        columns = facts.columns
+        self._facts, self._columns, self._known = facts, columns, dict[int, Dims | None]()
+        transposes = facts.where(lambda name, _: name == "transpose")
+        ops = (columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, transposes)
+        self._follows = _followed(*ops, facts.graph.sizes)
+
+    def may_differ(self, values: Ints) -> Ints:
+        """Those of some values that may be made in another order than their own."""
+        return values[self._follows[values] == _MOVED]
 
     def wanted(self, index: int, side: int) -> tuple[Dims, tuple[Dims, Dims]]:
         """The order in which a product reads an operand, and the dims that it merges, for rows and for columns."""
@@ -181,20 +206,16 @@ class Orders:
         trail, known = [value], self._known
         while trail:
             at = trail[-1]
-            sources = self._sources(at)
+            sources = self._sources(at) if self._follows[at] == _MOVED else []
             unknown = [source for source, _ in sources if source not in known]
             if unknown:
                 trail += unknown
                 continue
             found = {_through(known[source], places) for source, places in sources} - {()}
-            known[at] = found.pop() if len(found) == 1 else None if found else self._own(at)
+            own = () if self._follows[at] == _ANY else self._long(at)
+            known[at] = found.pop() if len(found) == 1 else None if found else own
             trail.pop()
         return known[value]
-
-    def _own(self, value: int) -> Dims:
-        """The order of what is not made from anything as large: its own, if it is not made within its readers."""
-        index = self._columns.producer[value]
-        return () if index >= 0 and self._facts.fusible[index] else self._long(value)
 
     def _long(self, value: int) -> Dims:
         return tuple(d for d, size in enumerate(self._shape(value)) if size > 1)
@@ -205,8 +226,6 @@ class Orders:
     def _sources(self, value: int) -> list[tuple[int, dict[int, int] | None]]:
         """What decides the order in which a value is made: values as large, and where their dims go; None if torn."""
         index = int(self._columns.producer[value])
-        if index < 0 or not self._facts.fusible[index]:
-            return []
         op = self._columns.signatures[self._columns.signature[index]]
         size, found, after = self._facts.graph.sizes, list[tuple[int, dict[int, int] | None]](), self._long(value)
         for source in dict.fromkeys(self._columns.reads_of(index).tolist()):
@@ -222,5 +241,22 @@ class Orders:
         return found
 
 
-def _through(order: Dims | None, map_: dict[int, int] | None) -> Dims | None:
-    return None if order is None or map_ is None else tuple(map_[d] for d in order)
+def _through(order: Dims | None, places: dict[int, int] | None) -> Dims | None:
+    return None if order is None or places is None else tuple(places[d] for d in order)
+
+
+@njit(cache=True)
+def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
+    """For each value whether the order of its dims is its own, any, or one that came about by transposing."""
+    found = np.full(len(sizes), _OWN)
+    for i in range(len(first_made)):
+        if not fusible[i]:
+            continue
+        follows = _ANY
+        for k in range(begin[i], begin[i + 1]):
+            if sizes[reads[k]] == sizes[first_made[i]]:
+                follows = max(follows, found[reads[k]])
+        if transposes[i] and follows != _ANY:
+            follows = _MOVED
+        found[first_made[i] : first_made[i] + num_made[i]] = follows
+    return found
