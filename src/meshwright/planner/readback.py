@@ -206,7 +206,7 @@ class Readback:
             return
         start, stop = int(held.step[readers].min()), int(held.last[readers].max()) + 1
         if isinstance(held, AcceleratorLiveness):
-            if self.hops(item):
+            if not self.axes.only_cuts(item.source, item.target):
                 start = min(start, max(int(held.before[readers].min()), int(held.ready[item.value])))
             elif held.fuses[readers].all():
                 return
