@@ -55,7 +55,7 @@ def unsettled(formulation, choice, leader):
 
 
 def counted(formulation, choice):
-    """Bytes at each operation: every stored value while it lives, its copy, and what waiting gradients hold."""
+    """Bytes at each operation: every stored value while it lives, its copies, and what waiting gradients hold."""
     live, back, grouping = formulation.live, Readback(formulation, choice), formulation.grouping
     graph, late = back.graph, waiting(formulation, choice)
     leaders = {grouping.groups[number].leader for _, number in late}
@@ -69,8 +69,9 @@ def counted(formulation, choice):
             made = int(graph.columns.producer[value])
             at_once = made >= 0 and grouping.nests[made].flops > 0 and made not in leaders
             total[made if at_once else live.start[value] : live.stop[value]] += size(value, back.code(value))
-            if live.copied[value] >= 0:
-                total[live.copied[value]] += size(value, back.code(value)) * live.copy_size[value]
+    for value, start, stopped, share in zip(*(part.tolist() for part in live.copies), strict=True):
+        if value in grouping.home and live.stored[value]:
+            total[start:stopped] += size(value, back.code(value)) * share
     for time, home in late:
         which = formulation.folded.group_class[home]
         for number, slot in enumerate(grouping.groups[home].slots):
@@ -122,6 +123,38 @@ def test_gradients_wait_only_where_they_are_reduced():
     first, activations = late[0][0], 2 * 4 * 1024 * 8 * 4
     assert alone.profile().bytes_at[first] < activations
     assert spread.profile().bytes_at[first] >= activations / 4
+
+
+@pytest.mark.parametrize(("num_rows", "waits"), [(2**13, False), (2**20, True)])
+def test_gradients_do_not_wait_where_reducing_them_between_hosts_takes_longer_than_computing_them(num_rows, waits):
+    step, args = mlp_step(num_rows, 1024, layers=4)
+    task = Task(trace(step, *args), mw.DataParallel())
+    near, far = (task.plan([mw.cluster(text).mesh((8,))], lambda _: None).details for text in ("1x8 h100", "8x1 h100"))
+    late = waiting(near.formulation, near.choice)
+    assert len(late) == 4
+    held = [back.profile().bytes_at[late[0][0]] for back in (near, far)]  # before the first gradient runs, if it waits
+    inputs_less_gradients = 2 * 4 * num_rows / 8 * 1024 * 4 - 4 * 1024 * 1024 * 4
+    assert held[0] - held[1] == (0 if waits else pytest.approx(inputs_less_gradients, rel=0.2))
+
+
+def test_resharded_copies_are_sent_ahead_or_cut_out_where_they_are_read(chosen):
+    formulation, choice = chosen
+    back, live, expected, kinds = Readback(formulation, choice), formulation.live, [], set()
+    products = np.array([nest.flops > 0 for nest in back.grouping.nests])
+    for item in back.resharded():
+        first, last, is_sent = min(item.readers), max(item.readers), bool(back.hops(item))
+        fused = [back.graph.ops[i].primitive.startswith(("reduce_", "arg", "gather")) for i in item.readers]
+        fused = [one or back.grouping.nests[i].fusible for one, i in zip(fused, item.readers, strict=True)]
+        kinds.add((is_sent, all(fused)))
+        if is_sent:
+            loop = max((begin for begin, end in back.graph.loops if begin <= first < end), default=0)
+            before = max(np.flatnonzero(products[:first]).max(initial=0), loop)
+            first = min(first, max(before, live.ready[item.value]))
+        if is_sent or not all(fused):
+            size = back.graph.sizes[item.value] * back.graph.sent_itemsize[item.value]
+            expected.append((first, last + 1, size / float(back.axes.num_parts(item.target))))
+    assert back.copies() == expected
+    assert {(True, True), (True, False), (False, True)} <= kinds
 
 
 def test_an_empty_profile_has_no_peak():

@@ -148,3 +148,22 @@ def test_zeros_between_pixels_are_no_flops():
     whole = 2 * (2 * 8 * 8 * 16) * (3 * 3 * 8)
     assert flops_of(convolution("size=3x3 pad=1_1x1_1")) == whole
     assert flops_of(convolution("size=3x3 pad=2_1x2_1 lhs_dilate=2x2")) == whole / 4
+
+
+def test_a_convolution_and_its_gradients_take_as_many_flops():
+    def call(result, operands, target):
+        return program(
+            "%image = f32[2,8,8,5]{3,2,1,0} parameter(0)",
+            "%filter = f32[16,3,3,5]{3,2,1,0} parameter(1)",
+            "%many = (f32[16]{0}, f32[2,4,4,16]{3,2,1,0}) custom-call(%image)",
+            f"ROOT %c = ({result}{{3,2,1,0}}, u8[0]{{0}}) custom-call({operands}), window={{size=3x3 stride=2x2}}, "
+            f'dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{target}"',
+        )
+
+    calls = [
+        call("f32[2,4,4,16]", "%image, %filter", "Forward"),
+        call("f32[2,4,4,16]", "%image, %filter, %bias, %side", "BiasActivationForward"),
+        call("f32[2,8,8,5]", "%many#1, %filter", "BackwardInput"),
+        call("f32[16,3,3,5]", "%image, %many#1", "BackwardFilter"),
+    ]
+    assert [flops_of(text) for text in calls] == [2 * (2 * 4 * 4 * 16) * (3 * 3 * 5)] * 4

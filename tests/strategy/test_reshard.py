@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.strategy.reshard import Resharding
+from meshwright.strategy.reshard import SLICE, Resharding
 from meshwright.strategy.sharding import Axes
 from tests.strategy.layouts import devices, numbered, shard
 
@@ -125,6 +125,17 @@ def test_a_resharding_is_free_exactly_where_every_device_has_its_part_already(si
             assert (cost[i, j] < 1e-9) <= has  # never free without the data
             if has and len(sizes) == 1:
                 assert cost[i, j] < 1e-9
+
+
+@SETTINGS
+@given(meshes, shapes)
+def test_slices_alone_lead_where_nothing_is_sent(sizes, shape):
+    _, axes, resharding = resharding_on(sizes)
+    codes = axes.legal_codes(shape).tolist()[:24]
+    for source in codes:
+        for target in codes:
+            hops = resharding.path(shape, ITEMSIZE, source, target)
+            assert axes.only_cuts(source, target) == all(hop.kind == SLICE for hop in hops)
 
 
 def test_a_single_collective_is_never_dearer_than_its_own_price():

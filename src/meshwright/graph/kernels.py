@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph.facts import COSTLY
 from meshwright.graph.graph import Graph
-from meshwright.graph.liveness import COSTLY
 from meshwright.graph.simplified import Layout, Simplified, Split
 from meshwright.rules.base import LoopNest
 

@@ -3,34 +3,31 @@
 A model of what XLA makes of a program for GPUs (for its CPU backend see `cpu_liveness.py`); each of its rules was read
 off XLA's own assignment of buffers:
 
-- **Fusion.** What a kernel that cannot be fused reads or writes is in memory; cheap elementwise work lives inside
-  kernels and is done again in each reader, costly work with several readers is written once.
-- **Made again.** Costly work that takes more memory than what it is made from is done again all the same.
+- **Fusion.** Which values are in memory at all, and which take the place of others, says `fusion.py`.
 - **Gradients wait.** Nothing in a backward pass waits for a weight's gradient, so one that is reduced over devices is
   computed just before its first reader, to fill the time of reductions; until then all it is made from is in memory.
   Here stands when that would be; which gradients are reduced, a choice decides (`planner.memory`).
+- **Sent ahead.** What is sent to an operation is on its way while the contraction before it runs.
 - **Laid out anew.** A contraction's result is copied once, to the layout and type in which it is read, and so is what
-  one loop stacks up for another.
+  one loop stacks up for another. A convolution's filter has a layout of its own: an argument is copied to that, and the
+  update reads the copy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from meshwright.graph.facts import Bools, Facts
+from meshwright.graph.fusion import fuse, written_over
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
 from meshwright.rules.base import LoopNest
 
-Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-
-COSTLY = frozenset(
-    "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
-)
-_MOST_AGAIN = 64  # operations that are looked through, at most, for what a value is made from
 
 
 @dataclass(frozen=True)
@@ -56,57 +53,62 @@ class Liveness:
         return len(self.step)
 
 
+class Copies(NamedTuple):
+    """Copies of values in other layouts or types, as columns: of what, from when to when, and their relative size."""
+
+    value: Ints
+    start: Ints
+    stop: Ints
+    size: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class AcceleratorLiveness(Liveness):
     """When values take memory on GPUs; operations run in the program's order.
 
     Attributes:
-        copied: Time at which a second copy of a value is in memory; -1 for never.
-        copy_size: Size of that copy, relative to the value.
+        copies: Copies that are there besides the values.
+        fuses: For each operation, whether it takes in the work that makes what it reads.
+        before: For each operation the contraction before it in its loop, or the beginning of that.
+        ready: For each value the time from which on it can be sent; that of arguments, and what they are converted to,
+            is the beginning.
         runs: For each operation the latest time at which it runs: its own, or for a gradient that of its first reader.
             What a gradient makes starts then; what it reads ends as if nothing waited.
     """
 
-    copied: Ints
-    copy_size: NDArray[np.float64]
+    copies: Copies
+    fuses: Bools
+    before: Ints
+    ready: Ints
     runs: Ints
 
 
 def liveness(graph: Graph, nests: Sequence[LoopNest]) -> AcceleratorLiveness:
     """Works out which values are stored, and their intervals; a donated argument and its next value are one buffer."""
-    facts = Facts(graph, nests)
-    stored, costly = _stored(facts)
-    again = _made_again(graph, stored, costly)
-    runs = _moments(facts)
-    held = stored.copy()
-    held[again] = False
-    start, stop = _intervals(facts, held, runs)
+    facts, columns = Facts(graph, nests), graph.columns
+    found, runs = fuse(facts), _moments(facts)
+    stored, again = found.stored.copy(), found.stored & ~found.kept
+    start, stop = _intervals(facts, found.kept, runs)
     stop[again] = start[again]
+    copies = (_relaid(facts, runs), _filters(facts, stop), _transposed(found.apart))
     pin_ends(graph, stored, stop, len(runs))
-    order = np.arange(len(runs))
-    return AcceleratorLiveness(stored, start, stop, order, order, *_copies(facts, runs), runs)
-
-
-class Facts:
-    """What the rules look at: of each operation, what it is; of each value, who makes it and how many read it."""
-
-    def __init__(self, graph: Graph, nests: Sequence[LoopNest]):
-        self.graph, self.columns = graph, graph.columns
-        used, examples = np.unique(self.columns.signature, return_index=True)
-        self._kinds = [(n, self.columns.signatures[n].primitive, nests[i]) for n, i in zip(used, examples, strict=True)]
-        self.fusible = self.where(lambda _, nest: nest.fusible)
-        self.contracts = self.where(lambda _, nest: nest.flops > 0)
-        self.stacks = np.flatnonzero(self.where(lambda name, _: name == "loop_stack"))
-        self.made = np.flatnonzero(self.columns.producer >= 0)
-        self.maker = self.columns.producer[self.made]
-        self.num_readers = np.bincount(self.columns.reads, minlength=self.columns.num_values)
-        self.ends = [*graph.outputs, *(t.made for t in graph.ties)]  # for the caller, or for a loop's next trip
-
-    def where(self, test: Callable[[str, LoopNest], bool]) -> Bools:
-        """The operations whose primitive and loop nest pass a test."""
-        found = np.zeros(len(self.columns.signatures), bool)
-        found[[number for number, name, nest in self._kinds if test(name, nest)]] = True
-        return found[self.columns.signature]
+    over, taken = written_over(facts, found.kept & stored, start, stop, runs)
+    stop[over] = start[taken]
+    given = _given(
+        columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, columns.num_values
+    )
+    return AcceleratorLiveness(
+        stored,
+        start,
+        stop,
+        np.arange(len(runs)),
+        np.arange(len(runs)),
+        Copies(*(np.concatenate(parts) for parts in zip(*copies, strict=True))),
+        found.fuses,
+        _contraction_before(facts),
+        np.where(given, 0, start + 1),
+        runs,
+    )
 
 
 def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
@@ -118,41 +120,6 @@ def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
         if taken in graph.donated and made != taken:
             stop[taken] = num_steps
             stored[made] = False
-
-
-def _stored(facts: Facts) -> tuple[Bools, list[int]]:
-    """Whether each value is stored, and the values that are so for their cost alone, in the order they are made."""
-    columns, stored = facts.columns, np.zeros(facts.columns.num_values, bool)
-    stored[facts.made] = ~facts.fusible[facts.maker]
-    fuses_inputs = facts.fusible | facts.where(lambda name, _: name.startswith(("reduce_", "arg")))
-    stored[columns.reads[~fuses_inputs[columns.reader]]] = True
-    stored[[*facts.graph.inputs, *facts.ends]] = True
-    stored[list(facts.graph.constants)] = False
-    costly = facts.made[facts.where(lambda name, _: name in COSTLY)[facts.maker]]
-    costly = costly[(facts.num_readers[costly] > 1) & ~stored[costly]]
-    stored[costly] = True
-    return stored, costly[np.argsort(columns.producer[costly])].tolist()
-
-
-def _made_again(graph: Graph, stored: Bools, costly: Sequence[int]) -> list[int]:
-    """Of the values that are stored for their cost alone, those that take more than what they are made from."""
-    columns, size = graph.columns, [kind.num_bytes for kind in graph.kinds]
-    again: set[int] = set()
-    for value in costly:
-        room, seen = size[graph.kind[value]], {value}
-        stack = columns.reads_of(columns.producer[value]).tolist()
-        while stack and room > 0 and len(seen) <= _MOST_AGAIN:
-            source = stack.pop()
-            if source in seen:
-                continue
-            seen.add(source)
-            if stored[source] and source not in again:
-                room -= size[graph.kind[source]]
-            elif columns.producer[source] >= 0:
-                stack += columns.reads_of(columns.producer[source]).tolist()
-        if not stack and room > 0:
-            again.add(value)
-    return sorted(again)
 
 
 def _moments(facts: Facts) -> Ints:
@@ -210,8 +177,29 @@ def _reach(reads, begin, first_made, num_made, held, stop):
             stop[reads[k]] = max(stop[reads[k]], last)
 
 
-def _copies(facts: Facts, runs: Ints) -> tuple[Ints, NDArray[np.float64]]:
-    """When a second copy of each value is in memory, and how large it is."""
+@njit(cache=True)
+def _given(reads, begin, first_made, num_made, fusible, num_values):
+    """Whether each value is an argument, or made from arguments by work that is fused."""
+    given = np.ones(num_values, np.bool_)
+    for i in range(len(first_made)):
+        found = fusible[i]
+        for k in range(begin[i], begin[i + 1]):
+            found = found and given[reads[k]]
+        given[first_made[i] : first_made[i] + num_made[i]] = found
+    return given
+
+
+def _contraction_before(facts: Facts) -> Ints:
+    """For each operation the last contraction before it, or where its innermost loop begins."""
+    found = np.zeros(len(facts.contracts), np.int64)
+    found[1:] = np.maximum.accumulate(np.where(facts.contracts, np.arange(len(found)), 0))[:-1]
+    for first, end in facts.graph.loops:
+        found[first:end] = np.maximum(found[first:end], first)
+    return found
+
+
+def _relaid(facts: Facts, runs: Ints) -> Copies:
+    """Copies of what contractions make and of what one loop stacks up for another."""
     columns, graph = facts.columns, facts.graph
     copied, size = np.full(columns.num_values, -1), np.ones(columns.num_values)
     copied[columns.first_made[facts.contracts]] = runs[facts.contracts]
@@ -225,4 +213,22 @@ def _copies(facts: Facts, runs: Ints) -> tuple[Ints, NDArray[np.float64]]:
     width = np.array([max(kind.itemsize, 1) for kind in graph.kinds])[graph.kind]
     narrow, wide = columns.reads[columns.start[converts]], columns.first_made[converts]
     np.maximum.at(size, narrow, width[wide] / width[narrow])
-    return copied, size
+    values = np.flatnonzero(copied >= 0)
+    return Copies(values, copied[values], copied[values] + 1, size[values])
+
+
+def _transposed(apart: Sequence[tuple[int, int]]) -> Copies:
+    """What products read in orders of their own, each when it runs."""
+    values, products = np.array(apart, np.int64).reshape(-1, 2).T
+    return Copies(values, products, products + 1, np.ones(len(values)))
+
+
+def _filters(facts: Facts, stop: Ints) -> Copies:
+    """Copies of the arguments that are filters of convolutions, from the first of these on."""
+    columns = facts.columns
+    convolutions = np.flatnonzero(facts.where(lambda name, _: name == "conv_general_dilated"))[::-1]
+    filters, first = columns.reads[columns.start[convolutions] + 1], np.full(columns.num_values, -1)
+    first[filters] = convolutions
+    first[columns.producer >= 0] = -1
+    values = np.flatnonzero(first >= 0)
+    return Copies(values, first[values], stop[values], np.ones(len(values)))

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import jax_compat
+from meshwright.graph.facts import Facts, product_dims
 from meshwright.graph.graph import Graph
-from meshwright.graph.liveness import Facts
 from meshwright.rules.base import LoopNest, Signature
 
 Bools = NDArray[np.bool_]
@@ -238,14 +238,11 @@ def _of_product(op: Signature) -> tuple[Layout | None, ...]:
 
     The first number says whether dims are transposed.
     """
-    contract, batch = op.params["dimension_numbers"]
     found: list[Layout | None] = []
     for side, kind in enumerate(op.operands[:2]):
-        dims, summed, along = range(len(kind.shape)), tuple(contract[side]), tuple(batch[side])
-        free = tuple(d for d in dims if d not in summed and d not in along)
-        first, second = (summed, free) if side else (free, summed)
-        order = (*along, *first, *second)
-        plain, natural = max(len(free), len(summed)) <= 1, order == tuple(dims)
+        along, first, second = product_dims(op, side)
+        dims, order = range(len(kind.shape)), (*along, *first, *second)
+        plain, natural = max(len(first), len(second)) <= 1, order == tuple(dims)
         if plain and (natural or len(dims) == 2):
             found.append(None)
         else:

@@ -91,7 +91,7 @@ class Formulation:
     def memory(self) -> MemoryModel:
         if self._memory is None:
             model = CpuMemory if isinstance(self.held, CpuLiveness) else AcceleratorMemory
-            self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes)
+            self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes, self.mesh)
         return self._memory
 
     def settled(self, choice: NDArray[np.int64]) -> "Formulation":

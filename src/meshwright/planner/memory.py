@@ -7,15 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.liveness import AcceleratorLiveness, Liveness
+from meshwright.hardware import Mesh
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
 from meshwright.planner.numbering import pack
 from meshwright.planner.priced import Usage
+from meshwright.rules.base import LoopNest
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Span = tuple[int, int, int, float]  # column, start, stop, share of the column's bytes
 
@@ -27,8 +30,11 @@ class MemoryModel(Usage):
         examples: For the first columns, which hold values, one of these; what comes after them is there in passing.
     """
 
-    def __init__(self, grouping: Grouping, folded: Folded, live: Liveness, tables: list[GroupTable], axes: Axes):
+    def __init__(
+        self, grouping: Grouping, folded: Folded, live: Liveness, tables: list[GroupTable], axes: Axes, mesh: Mesh
+    ):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
+        self.mesh = mesh
         super().__init__(live.num_steps)
         values, columns = self._values()
         in_passing = (self._transients(), self._accumulators(), self._backend(values, columns))
@@ -42,10 +48,14 @@ class MemoryModel(Usage):
     def _backend(self, values: Ints, columns: Ints) -> Iterable[Span]:
         """What takes memory besides with one of XLA's backends, given all values that do and their columns."""
 
+    def _counted(self) -> Bools:
+        """Which values take memory at some time, if they belong to a group."""
+        return self.live.stored & (self.live.stop > self.live.start)
+
     def _values(self) -> tuple[Ints, Ints]:
         """The values that take memory, and their columns."""
         home, place = self.grouping.placed.home, self.grouping.values.rank
-        values = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (home >= 0))
+        values = np.flatnonzero(self._counted() & (home >= 0))
         which = np.array(self.folded.group_class, np.int64)[home[values]]
         _, first, columns = np.unique(pack(which, place[values]), return_index=True, return_inverse=True)
         for i in first.tolist():
@@ -91,11 +101,17 @@ class AcceleratorMemory(MemoryModel):
 
     live: AcceleratorLiveness
 
+    def _counted(self) -> Bools:
+        found = super()._counted()
+        found[self.live.copies.value[self.live.stored[self.live.copies.value]]] = True
+        return found
+
     def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
-        at = self.live.copied[values]
-        twice = at >= 0
-        found = (columns[twice], at[twice], at[twice] + 1, self.live.copy_size[values[twice]])
-        yield from zip(*(part.tolist() for part in found), strict=True)
+        column = np.full(self.grouping.graph.columns.num_values, -1)
+        column[values] = columns
+        value, start, stop, size = self.live.copies
+        found = column[value] >= 0
+        yield from zip(*(part[found].tolist() for part in (column[value], start, stop, size)), strict=True)
         yield from self._joining()
         yield from self._gradients()
 
@@ -116,7 +132,7 @@ class AcceleratorMemory(MemoryModel):
                 continue
             ops, table = leader[late], self.tables[which]
             nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
-            reduced = np.logical_or.reduce(reducing_axes(nest, table.assignments[0], nest.results[0]), axis=1)
+            reduced = self._reduced_at_leisure(nest, table, self._local(made, table.codes[0]))
             column = self.add(which, self._local(made, table.codes[0]) * ~reduced)
             yield from ((column, i, at, 1.0) for i, at in zip(ops.tolist(), runs[ops].tolist(), strict=True))
             for number in np.flatnonzero(slots.member[slots.start[late[0]] : slots.start[late[0] + 1]] == 0).tolist():
@@ -128,3 +144,14 @@ class AcceleratorMemory(MemoryModel):
             if until[value] <= time:
                 yield column, until[value], time + 1, 1.0
                 until[value] = time + 1
+
+    def _reduced_at_leisure(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:
+        """For each strategy, whether a gradient is reduced, and that in no more time than computing it takes.
+
+        XLA computes one gradient while another is reduced. Where that is not enough, as it reckons between hosts, where
+        it lets each device send through a network card of its own, it fills the time with the backward pass itself, and
+        computes gradients when it comes to them.
+        """
+        along = reducing_axes(nest, table.assignments[0], nest.results[0])
+        beta = np.array([self.mesh.outer_beta(np.flatnonzero(axes).tolist()) for axes in along])
+        return along.any(axis=1) & (beta * size <= table.compute)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.graph import Op
+from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.phases import PHASES
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.group_table import SETTLING, GroupTable
@@ -191,16 +192,28 @@ class Readback:
     def copies(self) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes."""
         sent_bytes, parts = self.graph.sizes * self.graph.sent_itemsize, self.axes.num_parts
-        step, last = self.formulation.held.step.tolist(), self.formulation.held.last.tolist()
         return [
-            (
-                min(step[i] for i in item.readers),
-                max(last[i] for i in item.readers) + 1,
-                float(sent_bytes[item.value] / parts(item.target)),
-            )
+            (start, stop, float(sent_bytes[item.value] / parts(item.target)))
             for item in self.resharded()
-            if item.readers
+            for start, stop in self._spans(item)
         ]
+
+    def _spans(self, item: Resharded) -> Iterator[tuple[int, int]]:
+        """When a resharded copy takes memory, if it does.
+
+        On GPUs what is sent is on its way early, and what is not but a part of a value is taken out by the kernels that
+        read it, if they can take in work at all.
+        """
+        held, readers = self.formulation.held, list(item.readers)
+        if not readers:
+            return
+        start, stop = int(held.step[readers].min()), int(held.last[readers].max()) + 1
+        if isinstance(held, AcceleratorLiveness):
+            if not self.axes.only_cuts(item.source, item.target):
+                start = min(start, max(int(held.before[readers].min()), int(held.ready[item.value])))
+            elif held.fuses[readers].all():
+                return
+        yield start, stop
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:

@@ -22,10 +22,11 @@ _COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(-start)?\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_DEFINED = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = \(?\w+\[([0-9,]*)\]")
+_DEFINED = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (\([^()]*\)|\S+) ")
 _PRODUCT = re.compile(r"= (.*?) (dot|convolution|custom-call)\(([^)]*)\)")
 _CONTRACTED = re.compile(r'(?:lhs_contracting_dims=\{|"lhs_contracting_dimensions":\[)([^}\]]*)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_BACKWARD = re.compile(r"__cudnn\$convBackward(Filter|Input)")
 _DILATED = re.compile(r"lhs_dilate=([0-9x]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -98,7 +99,7 @@ def flops_of(text: str) -> float:
 
 def _flops(body: list[str]) -> Iterator[float]:
     """Of each product in a computation."""
-    shapes = {m[1]: _ints(m[2]) for m in map(_DEFINED.match, body) if m}
+    shapes = dict(_shapes(body))
     for line in body:
         match = _PRODUCT.search(line)
         if match is None:
@@ -107,15 +108,32 @@ def _flops(body: list[str]) -> Iterator[float]:
         if not labels and not contracted:  # another library's call, such as a Cholesky factorisation
             continue
         result = _ints(_ARRAY.findall(match[1])[0][1])
-        left, right = (shapes.get(name, []) for name in re.findall(r"%([\w.\-]+)", match[3])[:2])
+        left, right = (shapes.get(name, []) for name in re.findall(r"%([\w.\-#]+)", match[3])[:2])
         if labels:
-            outputs = right[labels[1].index("o")] if len(right) == len(labels[1]) else 1
+            pixels, filters = _of_convolution(line, left, right, result)
+            outputs = filters[labels[1].index("o")] if len(filters) == len(labels[1]) else 1
             holes = _DILATED.search(line)
-            pixels = prod(result) / (prod(map(int, holes[1].split("x"))) if holes else 1)
-            yield 2.0 * pixels * prod(right) / max(outputs, 1)
+            skipped = prod(map(int, holes[1].split("x"))) if holes else 1
+            yield 2.0 * prod(pixels) * prod(filters) / max(outputs, 1) / skipped
         elif contracted:
             dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
             yield 2.0 * prod(result) * prod(left[d] for d in dims)
+
+
+def _of_convolution(line: str, left: list[int], right: list[int], result: list[int]) -> tuple[list[int], list[int]]:
+    """The results of a convolution and its filter; of cuDNN's calls for gradients, those of the one they belong to."""
+    gradient = _BACKWARD.search(line)
+    if gradient is None:
+        return result, right
+    return (right, result) if gradient[1] == "Filter" else (left, right)
+
+
+def _shapes(body: list[str]) -> Iterator[tuple[str, list[int]]]:
+    """The shape of every array that a computation names; of a tuple, also of its parts, as ``name#number``."""
+    for match in filter(None, map(_DEFINED.match, body)):
+        arrays = [_ints(dims) for _, dims in _ARRAY.findall(match[2])]
+        yield from ((match[1], dims) for dims in arrays[:1])
+        yield from ((f"{match[1]}#{number}", dims) for number, dims in enumerate(arrays))
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

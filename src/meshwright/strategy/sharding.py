@@ -47,6 +47,14 @@ class Axes:
         """How many distinct shards the tensor has under each sharding."""
         return self._parts[codes]
 
+    def only_cuts(self, source: int, target: int) -> bool:
+        """Whether slices alone turn one sharding into another: axes that split a dim anew must be minor in it."""
+        before, after = self.unpack(source).tolist(), self.unpack(target).tolist()
+        return all(
+            was == now if was >= 0 else now < 0 or now not in before[axis + 1 :]
+            for axis, (was, now) in enumerate(zip(before, after, strict=True))
+        )
+
     def dims(self, code: int, rank: int) -> tuple[tuple[int, ...], ...]:
         """For each dim of the tensor, the axes that split it, major first."""
         held = self.unpack(code).tolist()

@@ -1,0 +1,46 @@
+"""What models of fusion look at: of each operation, what it is; of each value, who makes it and how many read it."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.graph import Graph
+from meshwright.rules.base import LoopNest, Signature
+
+Bools = NDArray[np.bool_]
+Dims = tuple[int, ...]
+
+COSTLY = frozenset(
+    "exp exp2 expm1 log log1p logistic tanh sin cos tan atan2 pow sqrt rsqrt cbrt erf erfc erf_inv div rem".split()  # noqa: SIM905
+)
+
+
+class Facts:
+    """Facts about a graph, as columns."""
+
+    def __init__(self, graph: Graph, nests: Sequence[LoopNest]):
+        self.graph, self.columns, self.nests = graph, graph.columns, nests
+        used, examples = np.unique(self.columns.signature, return_index=True)
+        self._kinds = [(n, self.columns.signatures[n].primitive, nests[i]) for n, i in zip(used, examples, strict=True)]
+        self.fusible = self.where(lambda _, nest: nest.fusible)
+        self.contracts = self.where(lambda _, nest: nest.flops > 0)
+        self.stacks = np.flatnonzero(self.where(lambda name, _: name == "loop_stack"))
+        self.made = np.flatnonzero(self.columns.producer >= 0)
+        self.maker = self.columns.producer[self.made]
+        self.num_readers = np.bincount(self.columns.reads, minlength=self.columns.num_values)
+        self.ends = [*graph.outputs, *(t.made for t in graph.ties)]  # for the caller, or for a loop's next trip
+
+    def where(self, test: Callable[[str, LoopNest], bool]) -> Bools:
+        """The operations whose primitive and loop nest pass a test."""
+        found = np.zeros(len(self.columns.signatures), bool)
+        found[[number for number, name, nest in self._kinds if test(name, nest)]] = True
+        return found[self.columns.signature]
+
+
+def product_dims(op: Signature, side: int) -> tuple[Dims, Dims, Dims]:
+    """How a product reads an operand as matrices: its dims along which there are several, those of rows, of columns."""
+    contract, batch = op.params["dimension_numbers"]
+    summed, along = tuple(contract[side]), tuple(batch[side])
+    free = tuple(d for d in range(len(op.operands[side].shape)) if d not in summed and d not in along)
+    return (along, summed, free) if side else (along, free, summed)
