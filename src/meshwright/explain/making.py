@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
 from meshwright.explain.traced import VIRTUAL, Nest, Program
 from meshwright.graph import Op
+from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
 from meshwright.planner.formulate import Formulation
@@ -213,7 +214,7 @@ class _Problem:
 
     def _edges(self) -> list[Edge]:
         free, folded, slots = self.free, self.folded, self.grouping.slots
-        starts, stops = self._lifetimes()
+        times = self._lifetimes()
         order = np.argsort(folded.untied.which, kind="stable")
         ends = np.searchsorted(folded.untied.which[order], np.arange(len(folded.edges) + 1))
         found = []
@@ -235,7 +236,7 @@ class _Problem:
             kind = int(self.graph.kind[value])
             size = self.graph.kinds[kind].num_bytes
             table = matrix[np.ix_(rows, columns)]
-            lives = (starts[some], stops[some])
+            lives: tuple[Any, ...] = tuple(part[some] for part in times)
             found.append(Edge(*key, count, self._name(value), kind, size, made, needed, paid, table, *lives, *joins))
         assert len(slots.value) + len(folded.shared) == len(folded.untied.which)
         return found
@@ -250,15 +251,20 @@ class _Problem:
             return self.free.tables[source].codes[place]
         return self.free.shared_codes[source - self.free.num_groups]
 
-    def _lifetimes(self) -> tuple[Ints, Ints]:
-        """When the copy of each untied edge is live: first those of shared readings, then those of slots."""
-        slots, columns = self.grouping.slots, self.graph.columns
+    def _lifetimes(self) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
+        """As in `Edge`, when the copy of each untied edge is live: those of shared readings, then those of slots."""
+        slots, columns, held = self.grouping.slots, self.graph.columns, self.free.held
         shared = [slots.op[[slots.start[g] + rank for g, rank in reading.readers]] for reading in self.folded.shared]
         at = np.where(slots.op >= 0, slots.op, columns.producer[slots.value])
         at = np.where(at >= 0, at, len(columns.signature) - 1)
-        first = np.array([ops.min() for ops in shared], np.int64)
-        last = np.array([ops.max() + 1 for ops in shared], np.int64)
-        return np.concatenate([first, at]), np.concatenate([last, at + 1])
+        first = np.concatenate([np.array([ops.min() for ops in shared], np.int64), at])
+        last = np.concatenate([np.array([ops.max() + 1 for ops in shared], np.int64), at + 1])
+        if not isinstance(held, AcceleratorLiveness) or not len(columns.signature):
+            return first, last, first, np.zeros(len(first), bool)
+        values = np.concatenate([np.array([reading.value for reading in self.folded.shared], np.int64), slots.value])
+        before = np.concatenate([np.array([held.before[ops].min() for ops in shared], np.int64), held.before[at]])
+        cut = np.concatenate([np.array([held.fuses[ops].all() for ops in shared], bool), held.fuses[at]])
+        return first, last, np.minimum(first, np.maximum(before, held.ready[values])), cut
 
     def _roles(self) -> list[int]:
         roles = find_roles(self.graph)

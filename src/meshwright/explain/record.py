@@ -62,6 +62,8 @@ class Edge(Kept):
         free: Where the reader has paid for the resharding already.
         table: Costs, over distinct shardings made and distinct pairs of sharding needed and free.
         start, stop: When each occurrence's copy is live.
+        ahead: From when on it is live instead, if something is sent for it; empty for `start`.
+        cut: Whether readers take the part they need out of the value themselves if nothing is sent; empty for no.
         offers, settling, takes: Where the source's sum may be settled together with the reader's, as in
             `planner.priced.joined_s`; empty where not.
     """
@@ -80,6 +82,8 @@ class Edge(Kept):
     table: Array
     start: Ints
     stop: Ints
+    ahead: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    cut: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     offers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     settling: Array = field(default_factory=lambda: np.zeros(0))
     takes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -184,7 +188,13 @@ class Problem(Kept):
         """Intervals and bytes of the copies that resharding makes under a choice."""
         found: list[tuple[int, int, float]] = []
         for edge, size in self._resharded(choice):
-            found += [(a, b, size) for a, b in zip(edge.start.tolist(), edge.stop.tolist(), strict=True)]
+            start, stop = edge.start, edge.stop
+            made, needed = (int(c) for c in (edge.made[choice[edge.source]], edge.needed[choice[edge.reader]]))
+            if len(edge.ahead) and self.axes.only_cuts(made, needed):
+                start, stop = start[~edge.cut], stop[~edge.cut]
+            elif len(edge.ahead):
+                start = edge.ahead
+            found += [(a, b, size) for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
         return found
 
     def _resharded(self, choice: Ints) -> list[tuple[Edge, float]]:

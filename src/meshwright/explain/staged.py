@@ -175,7 +175,8 @@ class _Cut:
 
     def _edge(self, edge: Edge, some: NDArray[np.bool_], num: float) -> Edge:
         ends = int(self.number[edge.source]), int(self.number[edge.reader])
-        return replace(edge, source=ends[0], reader=ends[1], num=num, start=edge.start[some], stop=edge.stop[some])
+        times = {name: part[some] for name in ("start", "stop", "ahead", "cut") if len(part := getattr(edge, name))}
+        return replace(edge, source=ends[0], reader=ends[1], num=num, **times)
 
     def _coming(self, found: Edge, edge: Edge) -> Edge:
         row, made = self._row(edge)
