@@ -19,10 +19,11 @@ from meshwright.planner.stored_ops import ops_to_json, parse_ops
 from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 
 FORMAT = "meshwright-plan"
-VERSION = 5
+VERSION = 6
 # The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
-# sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times are made of.
-READABLE = (1, 2, 3, 4, VERSION)
+# sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times are made of; the
+# fifth tells neither copies that are sent ahead nor those that are cut out where they are read.
+READABLE = (1, 2, 3, 4, 5, VERSION)
 
 
 @dataclass(frozen=True)
