@@ -78,7 +78,7 @@ class Pricing:
 
     @cached_property
     def _floor(self) -> float:
-        return self.free.cost if self._given_floor is None else self._given_floor
+        return self.free.at_least if self._given_floor is None else self._given_floor
 
     @cached_property
     def free(self) -> Priced:
@@ -91,7 +91,7 @@ class Pricing:
         view = View(self.problem, None, allowances=_PATIENT)
         view.step()
         assert view.solution is not None
-        return Priced(-1, view.cost, view.cost, view.peak_bytes, view.solution.choice)
+        return Priced(-1, view.cost, view.proven, view.peak_bytes, view.solution.choice)
 
     def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
         """The best plan for each sharding of a node, cheapest first, and how many there was no time for.
@@ -119,11 +119,11 @@ class Pricing:
         seconds -= time.perf_counter() - begun
         for place, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
             view.limit = self.problem.limit
-            floor = max(view.cost, self._floor if self._is_allowed(node, code) else 0.0)
+            floor = self._floor if self._is_allowed(node, code) else 0.0
             started = time.perf_counter()
             found.append(self._under_limit(code, view, floor, seconds / (len(possible) - place)))
             seconds -= time.perf_counter() - started
-        return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
+        return sorted(found, key=_cheapest), len(order) - len(found)
 
     def bounded(self, node: int, codes: list[int]) -> list[Priced]:
         """What plans with each sharding of a node cost at least, without solving for any; the least first."""
@@ -141,7 +141,7 @@ class Pricing:
         from meshwright.solver.dual import Dual, ascend_prices
         from meshwright.solver.model import from_problem
 
-        problem, held = self.problem, self._tight
+        problem, held = self.problem, dict.fromkeys(self._tight, 0.0)  # another choice may do without the plan's copies
         free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
         model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
         known = problem.cost_of(problem.choice)
@@ -155,7 +155,6 @@ class Pricing:
 
     def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
         found: list[Priced] = []
-        least = max(self._floor, self.free.cost)
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
             left = seconds - (time.perf_counter() - begun)
@@ -163,12 +162,18 @@ class Pricing:
                 break
             view = self._view(node, code)
             view.limit, view.times = self.problem.limit, dict(self._tight)
-            floor = least if self._is_allowed(node, code) else 0.0
+            floor = self._floor if self._is_allowed(node, code) else self._unlimited(node, code)
             share = max(left / max(_ALWAYS_TIGHTLY - number, 1), seconds / _ALWAYS_TIGHTLY)
             found.append(self._under_limit(code, view, floor, share if number else share + _LOADING))
             if number == 0:
                 begun = max(begun, time.perf_counter() - share)
-        return sorted(found, key=lambda p: (p.at_least, p.cost, p.code)), len(order) - len(found)
+        return sorted(found, key=_cheapest), len(order) - len(found)
+
+    def _unlimited(self, node: int, code: int) -> float:
+        """What plans with a sharding cost at least if memory were no matter."""
+        view = self._view(node, code)
+        view.step()
+        return view.proven
 
     def _promising(self, node: int, codes: list[int]) -> list[int]:
         """Shardings in the order of what they cost at least by themselves and next to their neighbours."""
@@ -215,12 +220,13 @@ class Pricing:
             possible = view.step(_CLOSE)
             seconds -= time.perf_counter() - started
             if not possible:
-                infeasible = view.least_bytes > (view.limit or 0.0)
-                return Priced(code, float("inf"), float("inf") if infeasible else floor, peak, None)
+                if view.proven == float("inf") or not any(view.times.values()):
+                    break
+                view.times = dict.fromkeys(view.times, 0.0)  # what was kept free for copies may be too much
+        at_least = max(floor, view.proven)
         if not view.fits or view.solution is None:
-            return Priced(code, float("inf"), floor, max(peak, view.peak_bytes), None)
-        bound = max(floor, float(view.solution.lower_bound)) if view.times else floor
-        return Priced(code, view.cost, min(bound, view.cost), view.peak_bytes, view.solution.choice)
+            return Priced(code, float("inf"), at_least, max(peak, view.peak_bytes), None)
+        return Priced(code, view.cost, min(at_least, view.cost), view.peak_bytes, view.solution.choice)
 
     def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
         """What another choice costs more and less than the plan's, the largest first.
@@ -262,6 +268,12 @@ class Pricing:
         hops = resharding.path(tuple(shape), itemsize, made, needed)
         sent = [_collective(hop.kind, [names[a] for a in hop.axes]) for hop in hops if hop.kind != SLICE]
         return ", ".join(dict.fromkeys(sent)) or "resharding"
+
+
+def _cheapest(priced: Priced) -> tuple[float, float, int]:
+    """Sorts by cost, or by its bound where there is none."""
+    known = priced.cost < float("inf")
+    return priced.cost if known else priced.at_least, priced.at_least, priced.code
 
 
 def _collective(kind: str, axes: list[str]) -> str:

@@ -59,7 +59,7 @@ class Explainer:
     def pricing(self) -> Pricing:
         """Prices of everything else."""
         solution = self.plan.solution
-        if self.effects is None:
+        if self.effects is None and self.record.problem.limit is None:
             floor = self.plan.cost.total if solution.status == "optimal" else solution.lower_bound
             return Pricing(self.record, floor)
         return Pricing(self.record, None)

@@ -58,7 +58,9 @@ class View:
     Attributes:
         formulation: Its problem.
         limit: Bytes allowed on each device; None for no limit.
-        floor: No choice on this view costs less.
+        floor: No choice that keeps free what `times` says costs less; so a view may be left that a choice with fewer
+            copies would have been better on.
+        proven: No choice that fits costs less, whatever copies it makes; inf where none fits.
         free: The best solution if memory were no matter; None until it is solved.
         times: Moments at which memory is held, with bytes kept free there for resharded copies.
         solution: The latest solution; its choice may not fit yet.
@@ -72,6 +74,7 @@ class View:
     formulation: Any  # a `Priced`
     limit: float | None
     floor: float = 0.0
+    proven: float = 0.0
     free: Solution | None = None
     times: dict[int, float] = field(default_factory=dict)
     solution: Solution | None = None
@@ -103,6 +106,7 @@ class View:
             self.rounds.append(_round(len(self.times), solution))
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
+        self._prove(solution)
         if solution.choice is not None:
             self.solution = solution
             self._hold_memory(solution.choice)
@@ -110,20 +114,28 @@ class View:
         self._least = solution.least_limit
         return solution.choice is not None
 
+    def _prove(self, solution: Solution) -> None:
+        """Notes what a solve says of choices that make fewer copies than it kept room for."""
+        room = max(self.times.values(), default=0.0)
+        if not room:
+            self.proven = max(self.proven, solution.lower_bound)
+        elif (solution.least_limit or 0.0) - room > (self.limit or 0.0):  # too much even without any copy
+            self.proven = np.inf
+
     @property
     def least_bytes(self) -> float:
-        """After `step` failed: a bound on the memory that would do."""
+        """After `step` failed: a bound on the memory that would do with what `times` keeps free."""
         return float(self._least or self.limit or 0.0)
 
     def squeeze(self) -> bool:
         """Takes the plan that holds memory dearest, if that fits: what was kept free for copies may be too much."""
         choice, self.peak_bytes = least_memory(self.formulation)
         found = price(self.formulation.problem({}, None), choice)
-        self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.floor, self.peak_bytes)
+        self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.proven, self.peak_bytes)
         return self.fits
 
     def bound(self, target: float) -> float:
-        """A lower bound with memory held at the moments known so far."""
+        """As `floor`, with memory held at the moments known so far."""
         problem = self.formulation.problem(self.times, self.limit if self.times else None)
         return max(self.floor, lower_bound(problem, iterations=_BOUND_SWEEPS, target=target))
 
