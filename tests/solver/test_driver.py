@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.errors import ProblemError
 from meshwright.solver import ChoiceProblem, Status, price, solve
+from meshwright.solver.pipeline import Run
 from meshwright.solver.warm import example
 from tests.solver.problems import brute_force, random_problem
 
@@ -38,6 +39,18 @@ def test_a_solve_up_to_a_gap_stops_there_with_a_true_bound():
         assert near.lower_bound <= proven.cost <= near.cost
         stopped += near.status == Status.FEASIBLE
     assert stopped
+
+
+@pytest.mark.parametrize("bound", [8.0, 8.3])
+def test_among_whole_numbers_a_bound_one_below_proves_nothing(bound):
+    """A choice that costs one less may be there: bounds of a search are good to half a unit."""
+    problem = ChoiceProblem.from_rows([np.array([8.0, 9.0])], [], [], None)
+    run = Run(problem, 1.0, 0, 1, None, [1], None, False, 0.2, np.inf)
+    run.raise_bound(bound)
+    found = run.finish()
+    assert (found.status, found.cost, found.lower_bound) == (Status.FEASIBLE, 9.0, 8.0)
+    run.raise_bound(8.5)
+    assert run.finish().status == Status.OPTIMAL
 
 
 def test_a_solve_with_a_goal_ends_once_nothing_below_it_is_left():

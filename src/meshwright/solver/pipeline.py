@@ -15,6 +15,7 @@ from meshwright.solver.solution import Progress, Solution, Status
 
 _SMALL_STATES = 40_000  # up to here closing is tried before anything else
 _FEW_TIMES = 400
+_HALF = 0.5  # a unit: of whole numbers, what is not so much cheaper is not cheaper
 _FEWEST_TIMES = 8  # up to here even many strategies are mostly closed
 _GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
 _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
@@ -150,10 +151,12 @@ class Run:
             return self.finish_infeasible(0.0)
         if self.choice is None:
             status = Status.NO_SOLUTION_FOUND
-        elif self.bound >= self.cost - 2 * self.tolerance:
+        elif self.bound >= self.cost - self.tolerance * (1 + 1e-9):
             status, self.bound = Status.OPTIMAL, self.cost
         else:
             status = Status.FEASIBLE
+            if self.tolerance == _HALF:  # bounds hold up to that
+                self.bound = float(np.ceil(self.bound - _HALF))
         return self._solution(status, min(self.bound, self.cost), None)
 
     def finish_infeasible(self, excess: float) -> Solution:
@@ -201,7 +204,7 @@ def whole_tolerance(problem: ChoiceProblem) -> float:
     """Half a unit where all costs are whole numbers; else a 1e-11th of the size of the costs."""
     parts = [part[np.abs(part) < IMPOSSIBLE] for part in (problem.cost, problem.matrix)]
     if all(bool((part == np.floor(part)).all()) for part in parts):
-        return 0.5
+        return _HALF
     least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])
     scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
     return 1e-11 * max(scale, max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0), 1e-300)
