@@ -294,3 +294,19 @@ def test_constants_need_no_operation():
 def test_typed_keys_have_a_size():
     graph = trace(lambda key: jax.random.normal(key, (3,)), jax.random.key(0)).graph
     assert graph.types[graph.inputs[0]].num_bytes == 8
+
+
+def test_cpus_have_narrow_numbers_wide_but_for_what_is_given_taken_and_converted():
+    def step(narrow, wide):
+        converted = wide.astype(jnp.bfloat16)
+        return jnp.exp(narrow * converted) + narrow
+
+    graph = trace(step, vector(8, dtype=jnp.bfloat16), vector(8)).graph
+    cpu = graph.for_cpu()
+    kept = {op.primitive: cpu.types[op.outputs[0]].itemsize for op in cpu.ops}
+    assert kept == {"convert_element_type": 2, "mul": 4, "exp": 4, "add": 2}
+    assert [cpu.types[v].itemsize for v in cpu.inputs] == [2, 4]
+    assert set(cpu.sent_itemsize.tolist()) == {4} and 2 in graph.sent_itemsize
+    assert [kind.dtype for kind in cpu.types] == [kind.dtype for kind in graph.types]
+    plain = trace(jnp.exp, vector(8)).graph
+    assert plain.for_cpu() is plain

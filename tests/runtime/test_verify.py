@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.runtime.compiled import flops_of
 from meshwright.runtime.spmd import spmd
 from meshwright.runtime.verify import allocated_bytes
+from tests.compiling import QUICK
 
 from .steps import CPU, batch, params, train_step
 
@@ -74,3 +76,13 @@ def test_convolutions_are_counted():
 
     compiled = jax.jit(function).lower(np.ones((2, 8, 8, 3), "f4"), np.ones((3, 3, 3, 5), "f4")).compile()
     assert flops_of(compiled.as_text()) == 2 * (2 * 8 * 8 * 5) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize("method", [mw.TensorParallel(), mw.Zero(stage=3)], ids=str)
+def test_on_cpus_narrow_numbers_are_sent_and_kept_wide(method):
+    example = zoo.build("llama-tiny", layers=1)
+    found = mw.plan(example.train_step, example.state, example.batch, cluster=CPU, mesh=(2, 4), method=method).verify(
+        compiler_options=QUICK
+    )
+    assert found.bytes.ratio == pytest.approx(1, rel=0.01)
+    assert found.memory.ratio == pytest.approx(1, rel=0.15)

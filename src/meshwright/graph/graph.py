@@ -198,6 +198,7 @@ class Graph:
         loops: Index ranges ``[start, stop)`` of operations that repeat, outer loops too.
         whiles: Those of them whose number of trips is not known: one is assumed.
         state: For each output position, the input position whose next value it is.
+        on_cpu: Whether it is as XLA's CPU backend has it.
     """
 
     kinds: tuple[TensorType, ...]
@@ -213,6 +214,7 @@ class Graph:
     loops: tuple[tuple[int, int], ...]
     whiles: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
+    on_cpu: bool = False
 
     @cached_property
     def ops(self) -> Ops:
@@ -233,11 +235,36 @@ class Graph:
     def sent_itemsize(self) -> Ints:
         """Bytes of one element of each value while it is resharded: what was widened is sent as it was before."""
         columns = self.columns
-        found = np.array([kind.itemsize for kind in self.kinds], np.int64)[self.kind]
+        sent = cpu_itemsize if self.on_cpu else (lambda _, itemsize: itemsize)
+        found = np.array([sent(kind.dtype, kind.itemsize) for kind in self.kinds], np.int64)[self.kind]
         for number, signature in enumerate(columns.signatures):
             if widens(signature):
                 found[columns.first_made[columns.signature == number]] = signature.operands[0].itemsize
         return found
+
+    def for_cpu(self) -> "Graph":
+        """The same as XLA's CPU backend has it: what it has no arithmetic for is computed, kept and sent wider.
+
+        Arguments, results and what the program itself converts are kept as they are, and only sent wider.
+        """
+        wide = np.array([cpu_itemsize(kind.dtype, kind.itemsize) != kind.itemsize for kind in self.kinds], bool)
+        if not wide.any():
+            return self
+        columns, signatures, changed = self.columns, list(self.columns.signatures), wide[self.kind]
+        changed[[*self.inputs, *self.outputs]] = False
+        for number, one in enumerate(signatures):
+            results = tuple(map(_for_cpu, one.results))
+            if one.primitive == "convert_element_type":
+                results = one.results
+                changed[columns.first_made[columns.signature == number]] = False
+            signatures[number] = replace(one, operands=tuple(map(_for_cpu, one.operands)), results=results)
+        return replace(
+            self,
+            kinds=(*self.kinds, *map(_for_cpu, self.kinds)),
+            kind=self.kind + len(self.kinds) * changed,
+            columns=replace(columns, signatures=signatures),
+            on_cpu=True,
+        )
 
     @cached_property
     def producer(self) -> dict[int, int]:
@@ -251,6 +278,15 @@ class Graph:
         found = np.zeros(self.columns.num_values, bool)
         found[self.columns.reads[self.columns.phase[self.columns.reader] != PHASES.index(UPDATE)]] = True
         return found
+
+
+def cpu_itemsize(dtype: str, itemsize: int) -> int:
+    """Bytes of one element as XLA's CPU backend computes, keeps and sends it: it has no bfloat16 of its own."""
+    return 4 if dtype == "bfloat16" else itemsize
+
+
+def _for_cpu(kind: TensorType) -> TensorType:
+    return replace(kind, itemsize=cpu_itemsize(kind.dtype, kind.itemsize))
 
 
 def widens(op: Signature) -> bool:

@@ -86,6 +86,8 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
         from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
 
         return plan_stages(traced, where, method, say)
+    if where[0].is_cpu:
+        traced = replace(traced, graph=traced.graph.for_cpu())
     return Task(traced, method).plan(where, say)
 
 

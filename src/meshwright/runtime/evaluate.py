@@ -16,7 +16,7 @@ from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.accumulation import ADDING
 from meshwright.graph.flatten import signature_of
-from meshwright.graph.graph import widens
+from meshwright.graph.graph import cpu_itemsize, widens
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.elementwise import BINARY, UNARY
@@ -325,7 +325,10 @@ class Evaluator:
             return self._constrain(value, target)
         source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
         wide, value = value.dtype, self._narrow(value)
-        for hop in self.resharding.path(value.shape, jax_compat.itemsize(value.dtype), source, goal):
+        itemsize = jax_compat.itemsize(value.dtype)
+        if self.plan.mesh.is_cpu:
+            itemsize = cpu_itemsize(str(value.dtype), itemsize)
+        for hop in self.resharding.path(value.shape, itemsize, source, goal):
             dims = self.axes.dims(hop.code, len(value.shape))
             value = self._constrain(value, tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims))
         return value.astype(wide) if value.dtype != wide else value
