@@ -85,6 +85,8 @@ def test_no_choice_costs_less_than_its_bound_whatever_copies_it_makes(seed, node
         assert priced.at_least <= best * ROUNDING
         assert priced.cost * ROUNDING >= best
         assert not priced.is_exact or priced.cost == pytest.approx(best)
+    for priced in found:  # nothing but memory rules anything out here, and it must be seen to be memory
+        assert priced.at_least < np.inf or priced.peak_bytes > problem.limit
 
 
 @given(st.integers(0, 10_000))

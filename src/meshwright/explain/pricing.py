@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +49,7 @@ class Priced:
         code: The sharding.
         cost: Seconds of one step of the best plan found that fits; inf where none was.
         at_least: No plan with this sharding costs less; inf where there is none.
-        peak_bytes: Memory on each device of that plan; where none fits, of the fastest that does not.
+        peak_bytes: Memory on each device of that plan; where none fits, of the fastest that does not, or a bound on it.
         choice: The plan's strategies; None where none was found.
     """
 
@@ -225,7 +226,8 @@ class Pricing:
                 view.times = dict.fromkeys(view.times, 0.0)  # what was kept free for copies may be too much
         at_least = max(floor, view.proven)
         if not view.fits or view.solution is None:
-            return Priced(code, float("inf"), at_least, max(peak, view.peak_bytes), None)
+            needed = ceil(view.least_bytes) if at_least == float("inf") else 0
+            return Priced(code, float("inf"), at_least, max(peak, view.peak_bytes, needed), None)
         return Priced(code, view.cost, min(at_least, view.cost), view.peak_bytes, view.solution.choice)
 
     def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
