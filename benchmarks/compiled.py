@@ -2,11 +2,10 @@
 
 On a machine without accelerators the programs are compiled for 8 virtual CPU devices, whose backend writes a
 reduce-scatter as an all-reduce and a slice. `--topology h200` compiles for a host of 8 GPUs where only one of the kind
-is there, `--hosts 8` for several such hosts.
+is there, `--hosts 8` for several such hosts; `--dtype bfloat16` compiles for CPUs what they widen to float32.
 
 Memory is what XLA allocates: arguments, temporaries and results that take no argument's place. It is packed, so it can
-be more than what is ever live. XLA's CPU backend is kept from dropping barriers, which would undo checkpoints, and is
-given float32, since it widens bfloat16.
+be more than what is ever live. XLA's CPU backend is kept from dropping barriers, which would undo checkpoints.
 """
 
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 TOPOLOGY = sys.argv[sys.argv.index("--topology") + 1] if "--topology" in sys.argv else None
+DTYPE = sys.argv[sys.argv.index("--dtype") + 1] if "--dtype" in sys.argv else "bfloat16" if TOPOLOGY else "float32"
 HOSTS = int(sys.argv[sys.argv.index("--hosts") + 1]) if "--hosts" in sys.argv else 1
 if TOPOLOGY is None:
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -63,7 +63,6 @@ QUICK = {
 if jax.__version_info__ < (0, 11):  # the older emitters compile several times as quickly; later versions have none
     QUICK["xla_cpu_use_fusion_emitters"] = False
 OPTIONS = {} if TOPOLOGY else QUICK
-DTYPE = "bfloat16" if TOPOLOGY else "float32"
 
 
 def devices() -> list[jax.Device]:
@@ -108,7 +107,9 @@ def main() -> None:
     memory = ("MB of memory, planned → compiled", "planned ÷ compiled")
     header = ("program", "plan", *sent, "flops, compiled ÷ planned", *memory)
     table(
-        f"Compiled {TOPOLOGY or 'cpu'}" + (f" {HOSTS} hosts" if HOSTS > 1 else ""),
+        f"Compiled {TOPOLOGY or 'cpu'}"
+        + (f" {HOSTS} hosts" if HOSTS > 1 else "")
+        + (f" {DTYPE}" if "--dtype" in sys.argv else ""),
         (__doc__ or "").split("\n")[0],
         header,
         rows,
