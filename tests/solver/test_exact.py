@@ -82,8 +82,8 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
 @pytest.mark.parametrize("memory", [False, True])
 def test_splitting_proves_what_one_search_would(seed, memory):
     simple = simplify(from_problem(example(memory, num_nodes=14, num_states=4, seed=seed)))
-    whole = Closer(1e-9, time.perf_counter() + 60, effort=np.inf).close(simple.model)
-    split = Closer(1e-9, time.perf_counter() + 60, effort=10).close(simple.model)
+    whole = Closer(1e-9, time.perf_counter() + 60, few=np.inf).close(simple.model)
+    split = Closer(1e-9, time.perf_counter() + 60, few=0, effort=10).close(simple.model)
     assert split.cost == pytest.approx(whole.cost, rel=1e-9)
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from meshwright.solver.decimate import settled
 from meshwright.solver.dual import Dual, carried, climb_prices, scaled
-from meshwright.solver.frontier import search
+from meshwright.solver.elimination import eliminate
+from meshwright.solver.frontier import Found, search
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
@@ -16,27 +18,34 @@ from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
 from meshwright.solver.split import split
 from meshwright.solver.state import State, cost_of
+from meshwright.solver.tables import combinations
 
 _BEAM = 30
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
 _EFFORT = 1e4
+_COMBINATIONS = 2e4  # up to here an elimination mostly ends within so many rows
+_ROWS = 3e5
+_MOST_COMBINATIONS = 2e5  # up to here it is worth a try with fewer
+_FEWER_ROWS = 1e5
+_PATIENT_ROWS = 5e4
+_SEARCHED = 1000  # states beyond one for each node up to which a model is searched along a frontier before it is split
+_FEWER = 0.3  # the part of the combinations with which one failed at which the next is tried
 _FIRST_REACH = 1e-3  # the part of the bound within which a first choice is looked for, in haste
 _SWEEPS = 20
 _CLIMB = 60  # most steps of the prices, each of which aims this part above the bound at first
 _REACH = 0.1
 _SHORT_CLIMB = 30  # the same for a part of a model, whose prices are known
-_SEARCHED = 1000  # states beyond one for each node up to which a model is searched before it is split
 _HARDLY = 0.1  # the part of the gap that a split should close on one side at least
-_LABELS_A_SECOND = 3e5
+_ROWS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
-_PAUSE = 0.5  # splits for each time as many labels as usual that a failed search made
+_PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
 _DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
-_THOROUGH = 5e5  # labels of that search
+_THOROUGH = 5e5  # rows of that elimination
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
 
 
@@ -62,10 +71,11 @@ class Closer:
     Attributes:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
         deadline: `time.perf_counter()` at which to stop with what is there.
-        effort: Most labels of one frontier search; where they do not suffice, the states of one node are split.
-        patience: How many times as many are made where splitting hardly raises the bound; it grows as that fails.
-        pause: Splits to make before that is tried again: they take about as long as the search that failed.
-        width: Most labels that a frontier search keeps after each node.
+        effort: Most labels of a frontier search, for models that are too entangled for elimination.
+        width: Most labels that it keeps after each node.
+        few: Combinations of states up to which a model is eliminated as a whole.
+        patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
+        pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         splits: Whether to split at all.
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
         goal: A bound at which to stop, whatever was found.
@@ -76,9 +86,10 @@ class Closer:
     tolerance: float
     deadline: float
     effort: float = _EFFORT
+    width: int = _WIDTH
+    few: float = _MOST_COMBINATIONS
     patience: float = 10.0
     pause: float = 0.0
-    width: int = _WIDTH
     splits: bool = True
     gap: float = 0.0
     offset: float = 0.0
@@ -168,7 +179,7 @@ class Closer:
             cost = cost_of(dual.model, choice)
             best = replace(best, choice=choice, cost=cost) if cost < best.cost else best
         if alike and best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
-            best = better(best, self._searched(dual, min(best.cost, cutoff), _THOROUGH))
+            best = better(best, self._searched(dual, min(best.cost, cutoff), partial(eliminate, effort=_THOROUGH)))
         return best
 
     def attempt(self, dual: Dual, goal: float) -> Closed:
@@ -179,8 +190,16 @@ class Closer:
         if (dual.floor <= most).mean() < _SHRUNK:
             return self._attempt_part(dual, dual.floor <= most, goal)
         best = Closed(None, np.inf, dual.bound)
-        if not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED:
-            best = self._searched(dual, goal, self.effort)
+        count = combinations(dual, most, _MOST_COMBINATIONS) if self.few else np.inf
+        if count <= self.few:
+            best = self._searched(
+                dual, goal, partial(eliminate, effort=_ROWS if count <= _COMBINATIONS else _FEWER_ROWS)
+            )
+            if best.bound >= min(best.cost, goal):
+                return best
+            self.few = _FEWER * count
+        elif not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED:
+            best = self._searched(dual, goal, partial(search, width=self.width, effort=self.effort))
             if best.bound >= min(best.cost, goal):
                 return best
         if not self.splits or time.perf_counter() > self.deadline:
@@ -188,9 +207,9 @@ class Closer:
         dual.restore()
         parts, worth = split(dual, goal)
         self.pause -= 1.0
-        if worth < _HARDLY and self.pause < 0.0:  # many lumps are alike: they make few different labels
-            left = _LABELS_A_SECOND * (self.deadline - time.perf_counter())
-            best = better(best, self._searched(dual, goal, min(self.patience * self.effort, left)))
+        look = self._patiently(count) if worth < _HARDLY and self.pause < 0.0 else None  # alike lumps make few rows
+        if look is not None:
+            best = better(best, self._searched(dual, goal, look))
             if best.bound >= min(best.cost, goal):
                 return best
             self.pause = _PAUSE * self.patience
@@ -199,19 +218,24 @@ class Closer:
             best = self._mended(dual, best)
         return self._attempt_parts(dual, parts, replace(best, bound=min(best.cost, goal)))
 
+    def _patiently(self, count: float) -> Callable[[list[Dual], float], Found] | None:
+        """A search with more effort than usual; None where elimination is wanted and stands no chance."""
+        left = _ROWS_A_SECOND * (self.deadline - time.perf_counter())
+        if count <= _MOST_COMBINATIONS:
+            return partial(eliminate, effort=min(self.patience * _PATIENT_ROWS, left))
+        return None if self.few else partial(search, width=self.width, effort=min(self.patience * self.effort, left))
+
     def _most(self, dual: Dual, goal: float) -> float:
         """What a choice that is cheaper than the goal costs at most."""
         return goal - self.tolerance + 1e-12 * abs(dual.bound)
 
-    def _searched(self, dual: Dual, goal: float, effort: float) -> Closed:
+    def _searched(self, dual: Dual, goal: float, look: Callable[[list[Dual], float], Found]) -> Closed:
         """What a search by several duals finds; if they rule out many states, what the smaller model holds."""
-        most = self._most(dual, goal)
-        dual.restore()
-        fan = self._fan(dual)
+        most, fan = self._most(dual, goal), self._fan(dual)
         floor = np.max([one.floor for one in fan], axis=0)
         if (floor <= most).mean() < _SHRUNK:
             return self._attempt_part(dual, floor <= most, goal)
-        found = search(fan, most, self.width, effort)
+        found = look(fan, most)
         cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
         return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
 
@@ -286,7 +310,8 @@ class Closer:
         return found
 
     def _fan(self, dual: Dual) -> list[Dual]:
-        """The dual, and others with its prices scaled down and up."""
+        """The dual at its best, and others with its prices scaled down and up."""
+        dual.restore()
         scales = _SCALES if dual.prices.any() else ()
         return [dual, *(scaled(dual, scale, self.deadline) for scale in scales)]
 

@@ -128,7 +128,7 @@ def node_bases(links, off, theta, m, base):
 
 
 @inline
-def _mix(node, state):
+def mix(node, state):
     """A 64-bit hash of one node's state, summed up over the frontier."""
     z = np.uint64(node * 1000003 + state + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -255,9 +255,9 @@ def _keys(slot, off, u, front, c_from, c_state):
     for i in range(len(c_from)):
         key = np.uint64(0)
         for j in range(count):
-            key += _mix(held[j], front[c_from[i], slot[0, held[j]]])
+            key += mix(held[j], front[c_from[i], slot[0, held[j]]])
         if slot[1, u] > u:
-            key += _mix(u, c_state[i])
+            key += mix(u, c_state[i])
         keys[i] = key
     return keys
 

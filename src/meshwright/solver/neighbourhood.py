@@ -224,10 +224,10 @@ class Neighbourhood:
             ascend_prices(dual, target, 30, deadline, step=0.2)
             if self.timed:
                 deadline = min(deadline, time.perf_counter() + _LONGEST)
-            closer = Closer(self.tolerance, deadline, effort=_EFFORT, splits=self.timed)
+            closer = Closer(self.tolerance, deadline, effort=_EFFORT, few=0, splits=self.timed)
         else:
             width = max(60, min(500, 50_000 // (len(model.cap) + 1)))
-            closer = Closer(self.tolerance, deadline, effort=np.inf, width=width, splits=False)
+            closer = Closer(self.tolerance, deadline, effort=np.inf, width=width, few=0, splits=False)
         found = closer.attempt(dual, target)
         complete = found.bound >= min(target, found.cost) - self.tolerance
         if found.choice is None:

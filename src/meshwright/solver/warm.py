@@ -41,14 +41,19 @@ def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 
 def search_kernels() -> None:
     """The kernels that only giant problems, or those that leave a gap, are sure to use."""
     from meshwright.solver.dual import Dual
+    from meshwright.solver.elimination import eliminate
+    from meshwright.solver.frontier import search
     from meshwright.solver.mend import mended, relaxed
     from meshwright.solver.model import from_problem
     from meshwright.solver.search import Search
     from meshwright.solver.simplify import simplify
+    from meshwright.solver.tables import combinations
 
     simple = simplify(from_problem(example(True, num_nodes=30)))
     if not simple.infeasible:
         dual = Dual(simple.model)
+        eliminate([dual], combinations(dual, np.inf, np.inf), 100)
+        search([dual], np.inf, 8)
         relaxed(dual, 8)
         mended(simple.model, dual.links, dual.decode())
         Search(simple.model, 0.5, time.perf_counter() + 600, steps=40).run()
