@@ -1,10 +1,14 @@
-"""Planned memory against what XLA's CPU backend allocates, over the zoo."""
+"""Planned memory against what XLA's CPU backend allocates, over the zoo and beyond it."""
 
+from functools import partial
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from tests.compiling import QUICK
+from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
 # Every model once, with methods and meshes in turn: all of them together take minutes (see benchmarks/compiled.py).
 CASES = [
@@ -22,6 +26,14 @@ CASES = [
     ("vit-tiny", {"batch": 32}, mw.TensorParallel(), (2, 4)),
     ("wide-resnet-tiny", {"batch": 8}, mw.Zero(stage=3), (8,)),
 ]
+NARROW_CASES = [
+    ("llama-tiny", {}, mw.Zero(stage=3), (8,)),
+    ("llama-tiny", {"scan": True}, mw.TensorParallel(), (2, 4)),
+    ("llama-tiny", {"checkpoint": True}, mw.Zero(stage=3), (8,)),
+    ("llama-tiny", {"scan": True, "checkpoint": True}, mw.Auto(), (2, 4)),
+    ("mixtral-tiny", {}, mw.Zero(stage=3), (8,)),
+    ("wide-resnet-tiny", {}, mw.Zero(stage=3), (8,)),
+]
 
 
 @pytest.mark.parametrize(("name", "options", "method", "mesh"), CASES, ids=str)
@@ -30,6 +42,78 @@ def test_planned_memory_is_what_the_cpu_backend_allocates(name, options, method,
     plan = mw.plan(example.train_step, example.state, example.batch, cluster="1x8 cpu", mesh=mesh, method=method)
     found = plan.verify(compiler_options=QUICK).memory
     assert 0.85 < found.planned / found.compiled < 1.15
+
+
+@pytest.mark.parametrize(("name", "options", "method", "mesh"), NARROW_CASES, ids=str)
+def test_in_bfloat16_some_values_are_held_wide_and_others_narrow(name, options, method, mesh):
+    example = zoo.build(name, dtype="bfloat16", batch=16, **options)
+    args = (example.train_step, example.state, example.batch)
+    found = mw.plan(*args, cluster="1x8 cpu", mesh=mesh, method=method).verify(compiler_options=KEEPING_CHECKPOINTS)
+    assert 0.85 < found.memory.planned / found.memory.compiled < 1.15
+    assert found.bytes.ratio == pytest.approx(1, abs=1e-3)
+
+
+narrow, wide = (partial(jax.ShapeDtypeStruct, dtype=dtype) for dtype in (jnp.bfloat16, jnp.float32))
+
+
+def descent(loss):
+    """A step of gradient descent."""
+
+    def step(params, *batch):
+        value, slope = jax.value_and_grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, d: p - 0.1 * d.astype(p.dtype), params, slope), value
+
+    return step
+
+
+def mixed(params, x, y):
+    for up, down in jax.tree.map(lambda p: p.astype(jnp.bfloat16), params):
+        x = x + jax.nn.gelu(x @ up) @ down
+    return jnp.mean(jnp.square((x - y).astype(jnp.float32)))
+
+
+def pure(params, x, y):
+    for up, down in params:
+        x = x + jax.nn.silu(x @ up) @ down
+    return jnp.mean(jnp.square(x - y)).astype(jnp.float32)
+
+
+def recurrent(params, xs, y):
+    def cell(h, x):
+        h = jnp.tanh(h @ params[0] + x @ params[1])
+        return h, h
+
+    _, made = jax.lax.scan(jax.checkpoint(cell), jnp.zeros_like(y), xs)
+    return jnp.mean(jnp.square((made.mean(0) - y).astype(jnp.float32)))
+
+
+def stacked(params, x, y):
+    def layer(x, weights):
+        up, down = (w.astype(jnp.bfloat16) for w in weights)
+        normed = x.astype(jnp.float32)
+        normed *= jax.lax.rsqrt(jnp.mean(normed * normed, -1, keepdims=True) + 1e-6)
+        return x + jax.nn.silu(normed.astype(jnp.bfloat16) @ up) @ down, None
+
+    return jnp.mean(jnp.square((jax.lax.scan(layer, x, params)[0] - y).astype(jnp.float32)))
+
+
+PROGRAMS = {
+    "float32 weights": (mixed, [(wide((64, 256)), wide((256, 64)))] * 3, narrow((256, 64)), narrow((256, 64))),
+    "bfloat16 weights": (pure, [(narrow((64, 256)), narrow((256, 64)))] * 3, narrow((256, 64)), narrow((256, 64))),
+    "checkpointed loop": (recurrent, (narrow((64, 64)), narrow((32, 64))), narrow((16, 64, 32)), narrow((64, 64))),
+    "stacked layers": (stacked, (wide((4, 64, 256)), wide((4, 256, 64))), narrow((256, 64)), narrow((256, 64))),
+}
+
+
+@pytest.mark.parametrize("method", [mw.Zero(stage=3), mw.TensorParallel()], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_so_they_are_in_programs_of_mixed_precision(name, method):
+    loss, *args = PROGRAMS[name]
+    mesh = (8,) if isinstance(method, mw.Zero) else (2, 4)
+    plan = mw.plan(descent(loss), *args, cluster="1x8 cpu", mesh=mesh, method=method)
+    found = plan.verify(compiler_options=KEEPING_CHECKPOINTS)
+    assert 0.85 < found.memory.planned / found.memory.compiled < 1.15
+    assert found.bytes.ratio == pytest.approx(1, abs=1e-3)
 
 
 def test_an_abstract_mesh_is_planned_as_accelerators_are():

@@ -1,21 +1,25 @@
 """When XLA's CPU backend holds each value: its kernels (`kernels.py`), in the order they run in (`orders.py`)."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.combining import combine
+from meshwright.graph.conversions import Converted, Sent, convert, narrow_values
 from meshwright.graph.graph import Graph
 from meshwright.graph.kernels import Kernels
-from meshwright.graph.liveness import Liveness, pin_ends
+from meshwright.graph.liveness import Copies, Liveness, pin_ends
 from meshwright.graph.orders import Node, depth_first
 from meshwright.graph.simplified import Split
 from meshwright.rules.base import LoopNest
 
 Ints = NDArray[np.int64]
+
+_NONE = np.zeros(0, np.int64)
+_NOTHING = Copies(_NONE, _NONE, _NONE, _NONE.astype(float))
 
 
 class Copy(NamedTuple):
@@ -43,20 +47,72 @@ class CpuLiveness(Liveness):
         first_read: The time at which a kernel first reads each value; the number of steps for never.
         reduced_at: When the results of operations are reduced over devices, as far as that is known.
         num_reductions: How many times that are.
+        converted: What is held of values of narrow types, which are not `stored` by themselves: each as it is computed,
+            as the program has it, or both.
+        sent: For copies of such values in other shardings what is held of them: from when to when, and the bytes of an
+            element.
+        num_conversions: How much time converting takes.
     """
 
     copies: tuple[Copy, ...]
     first_read: Ints
     reduced_at: Mapping[int, int]
     num_reductions: int
+    converted: Copies = _NOTHING
+    sent: Mapping[Sent, Sequence[tuple[int, int, int]]] = field(default_factory=dict)
+    num_conversions: int = 0
 
     @property
     def num_steps(self) -> int:
-        return len(self.step) + len(self.copies) + self.num_reductions
+        return len(self.step) + len(self.copies) + self.num_reductions + self.num_conversions
 
 
 def cpu_liveness(graph: Graph, nests: Sequence[LoopNest], split: Split = Split()) -> CpuLiveness:  # noqa: B008
     """As `liveness`, for XLA's CPU backend; more exact where it is known how the program is split."""
+    if not narrow_values(graph).any():
+        return _held(graph, nests, split)
+    found = convert(graph, nests, split.sent)
+    reduced = {int(found.op[index]): key for index, key in split.reduced.items()}
+    shardings = None if split.shardings is None else split.shardings[found.value]
+    return _told_of(graph, found, _held(found.graph, found.nests, Split(reduced, shardings)))
+
+
+def _told_of(graph: Graph, found: Converted, live: CpuLiveness) -> CpuLiveness:
+    """The liveness of a graph with conversions, told of the graph before."""
+    count, narrow = graph.columns.num_values, narrow_values(graph)[found.value]
+    after, before = (np.array([kind.itemsize for kind in g.kinds], np.int64)[g.kind] for g in (found.graph, graph))
+    old = {int(index): number for number, index in reversed(list(enumerate(found.op.tolist())))}
+    stored = np.flatnonzero(narrow & live.stored & (live.stop > live.start)).tolist()
+    spans = [(value, int(live.start[value]), int(live.stop[value])) for value in stored]
+    copies: list[Copy] = []
+    for copy in live.copies:
+        value = int(found.graph.columns.reads_of(copy.op)[copy.operand])
+        if value in found.sent or copy.op not in old:
+            spans.append((value, copy.start, copy.stop))
+        else:
+            copies.append(copy._replace(op=old[copy.op]))
+    sent: dict[Sent, list[tuple[int, int, int]]] = {copy: [] for copy in found.sent.values()}
+    for value, start, stop in spans:
+        if value in found.sent:
+            sent[found.sent[value]].append((start, stop, int(after[value])))
+    held = np.array([span for span in spans if span[0] not in found.sent], np.int64).reshape(-1, 3).T
+    return CpuLiveness(
+        (live.stored & ~narrow)[:count],
+        live.start[:count],
+        live.stop[:count],
+        live.step[found.op],
+        live.last[found.op],
+        tuple(copies),
+        live.first_read[:count],
+        {old[index]: time for index, time in live.reduced_at.items()},
+        live.num_reductions,
+        Copies(found.value[held[0]], held[1], held[2], after[held[0]] / before[found.value[held[0]]]),
+        sent,
+        live.num_steps - len(found.op) - len(copies) - live.num_reductions,
+    )
+
+
+def _held(graph: Graph, nests: Sequence[LoopNest], split: Split) -> CpuLiveness:
     kernels = Kernels(graph, nests, split)
     num_ops, num_values = len(graph.columns.signature), graph.columns.num_values
     orders = _Orders(graph, kernels, split.reduced)

@@ -243,9 +243,10 @@ class Graph:
         return found
 
     def for_cpu(self) -> "Graph":
-        """The same as XLA's CPU backend has it: what it has no arithmetic for is computed, kept and sent wider.
+        """The same as XLA's CPU backend has it: what it has no arithmetic for is computed and sent wider.
 
-        Arguments, results and what the program itself converts are kept as they are, and only sent wider.
+        Arguments, results and what the program itself converts are sent wider only; what else is narrow in memory,
+        `conversions.py` says.
         """
         wide = np.array([cpu_itemsize(kind.dtype, kind.itemsize) != kind.itemsize for kind in self.kinds], bool)
         if not wide.any():
@@ -281,7 +282,7 @@ class Graph:
 
 
 def cpu_itemsize(dtype: str, itemsize: int) -> int:
-    """Bytes of one element as XLA's CPU backend computes, keeps and sends it: it has no bfloat16 of its own."""
+    """Bytes of one element as XLA's CPU backend computes and sends it: it has no bfloat16 of its own."""
     return 4 if dtype == "bfloat16" else itemsize
 
 

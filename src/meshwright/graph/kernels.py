@@ -5,22 +5,25 @@ Read off its sources and what it compiles; `simplified.py` says what it sees of 
 - Elementwise work is fused into its readers and done again in each of them, unless it is costly and has several; or
   unless it reads several large operands and some reader cannot take it in, be it a call or an operation that also
   reads what a call makes of it. Then it is written once.
+- To narrow is costly, to widen is not (`conversions.py`): what several kernels read is written narrow, what one of them
+  reads as it is computed. What is converted for a loop is written before it.
 - What a call reads in a layout of its own is a *view*, written by itself and shared by the calls that read it alike:
   work that may be done again is done in the view, anything else is copied if it must be transposed, and is read where
   it lies if it must only be reshaped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph.conversions import contexts, narrows
 from meshwright.graph.facts import COSTLY
 from meshwright.graph.graph import Graph
 from meshwright.graph.simplified import Layout, Simplified, Split
-from meshwright.rules.base import LoopNest
+from meshwright.rules.base import LoopNest, Signature
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -55,7 +58,12 @@ class Kernels:
         """Finds the kernels; what is reduced over devices is written in any case."""
         self.graph, self.columns, self.program = graph, graph.columns, Simplified(graph, nests, split)
         self._costly, self._spreads = self._find_costly().tolist(), self._find_spreading()
+        self._narrows, self._context = self._where(narrows), contexts(graph)
+        self._converts = self.program.where("convert_element_type").tolist()
+        self._gathers = self.program.where("gather").tolist()
         self._once = self._written_once()
+        if any(self._narrows):
+            self._write_narrow()
         self.stored, self.views, self._viewed = self._decide()
         self.reads, self.in_place = self._find()
 
@@ -66,6 +74,9 @@ class Kernels:
         by, size = columns.reads[columns.start[divides] + 1], self.graph.sizes
         found[divides[self._spread()[by] | (size[by] < size[columns.first_made[divides]])]] = False
         return found
+
+    def _where(self, test: Callable[[Signature], bool]) -> list[bool]:
+        return np.array([test(s) for s in self.columns.signatures], bool)[self.columns.signature].tolist()
 
     def _find_spreading(self) -> list[bool]:
         """Operations whose results are fused into others that read each element several times."""
@@ -105,6 +116,10 @@ class Kernels:
         if index in self.program.layouts:
             pairs = zip(self.program.operands[index], self.program.layouts[index], strict=False)
             return all(layout for v, layout in pairs if v == value)
+        if self._converts[maker] and self._context[index].loop != self._context[maker].loop:
+            return False
+        if self._gathers[index] and self._converts[maker]:
+            return True
         return not self.program.calls[index] or self.program.inside[maker] or self.program.scattered.get(index) == value
 
     def _reuses(self, index: int, value: int) -> bool:
@@ -152,6 +167,27 @@ class Kernels:
                     known[index] = False
                     break
         return known[index]
+
+    def _write_narrow(self) -> None:
+        """Has narrowed values written where several kernels read them: to narrow is costly, to widen is not."""
+        first, context = self.columns.first_made.tolist(), self._context
+        doing: list[set[tuple[int, ...]]] = [set()] * len(first)  # two of the kernels in which an operation is done
+        for index in range(len(first) - 1, -1, -1):
+            found, made = set[tuple[int, ...]](), range(first[index], first[index] + int(self.columns.num_made[index]))
+            for value, reader in ((v, reader) for v in made for reader in self.program.readers[v]):
+                if not self._fuses(reader, value):
+                    found.add((index,))
+                elif reader in self.program.layouts:
+                    side = self.program.operands[reader].index(value)
+                    found.add((value, *(self.program.layouts[reader][side] or ())))
+                else:
+                    found |= doing[reader] or {(reader,)}
+            if self._narrows[index]:
+                by = self.program.readers[made[0]]
+                apart = any(not context[reader].sees(context[index]) or self._spreads[reader] for reader in by)
+                self._once[made[0]] = apart or len(found) > 1
+            is_done = not self.program.fusible[index] or any(v in self.program.ends or self._once[v] for v in made)
+            doing[index] = {(index,)} if is_done else set(sorted(found)[:2])
 
     def _fuses(self, index: int, value: int) -> bool:
         """Whether an operation makes a value that it reads within its own kernel."""

@@ -61,6 +61,10 @@ class Copies(NamedTuple):
     stop: Ints
     size: NDArray[np.float64]
 
+    def only(self, kept: Bools) -> "Copies":
+        """Some of them."""
+        return Copies(self.value[kept], self.start[kept], self.stop[kept], self.size[kept])
+
 
 @dataclass(frozen=True)
 class AcceleratorLiveness(Liveness):

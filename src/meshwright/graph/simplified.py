@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import jax_compat
+from meshwright.graph.conversions import RESHARDING, Sent
 from meshwright.graph.facts import Facts, product_dims
 from meshwright.graph.graph import Graph
 from meshwright.rules.base import LoopNest, Signature
@@ -33,10 +34,12 @@ class Split(NamedTuple):
         reduced: Operations whose results are reduced over devices, each with what must be alike where reductions are to
             be one.
         shardings: A number for the sharding in which each value is made.
+        sent: For operations and values that they read in another sharding, the copy that they read.
     """
 
     reduced: Mapping[int, Hashable] = MappingProxyType({})
     shardings: Ints | None = None
+    sent: Mapping[tuple[int, int], Sent] = MappingProxyType({})
 
 
 class Simplified:
@@ -261,6 +264,6 @@ def _of_convolution(op: Signature) -> tuple[Layout | None, ...]:
 
 _BENDING = (
     *("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "pad", "concatenate"),
-    *("slice", "dynamic_slice", "gather", "loop_slice"),
+    *("slice", "dynamic_slice", "gather", "loop_slice", RESHARDING),
 )
 _LAYOUTS = {"dot_general": _of_product, "conv_general_dilated": _of_convolution}

@@ -10,11 +10,14 @@ from collections.abc import Hashable, Iterator, Sequence
 import numpy as np
 
 from meshwright.graph.cpu_liveness import CpuLiveness
+from meshwright.graph.graph import cpu_itemsize
+from meshwright.graph.liveness import Copies
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
-from meshwright.planner.memory import Ints, MemoryModel, Span
+from meshwright.planner.memory import Array, Ints, MemoryModel, Span
 from meshwright.strategy.candidates import reducing_axes, result_holders, tensor_holders
+from meshwright.strategy.sharding import Codes
 
 
 def reductions(grouping: Grouping, folded: Folded, tables: Sequence[GroupTable], choice: Ints) -> dict[int, Hashable]:
@@ -37,6 +40,15 @@ class CpuMemory(MemoryModel):
 
     live: CpuLiveness
 
+    def _held(self) -> Copies:
+        pairs = zip(super()._held(), self.live.converted, strict=True)
+        return Copies(*(np.concatenate(pair) for pair in pairs))
+
+    def _computed(self, value: int, codes: Codes) -> Array:
+        """As `_local`, of a value as it is computed: of a narrow type, it is wider then."""
+        kind = self.grouping.graph.types[value]
+        return self._local(value, codes) * (cpu_itemsize(kind.dtype, kind.itemsize) / max(kind.itemsize, 1))
+
     def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
         yield from self._laid_out()
         yield from self._reductions()
@@ -55,13 +67,13 @@ class CpuMemory(MemoryModel):
             if home >= 0 and not copy.is_transposed:
                 which, place = self.folded.group_class[home], int(self.grouping.values.rank[value])
                 if (which, place) not in known:
-                    known[which, place] = self.add(which, self._local(value, self.tables[which].codes[place]))
+                    known[which, place] = self.add(which, self._computed(value, self.tables[which].codes[place]))
                 yield known[which, place], copy.start, copy.stop, 1.0
             elif placed.group[copy.op] >= 0:
                 which, member = self.folded.group_class[int(placed.group[copy.op])], int(ops.rank[copy.op])
                 if (which, member, copy.operand) not in known:
                     need = self._held_by(copy.op, self.tables[which].assignments[member], copy.operand)
-                    known[which, member, copy.operand] = self.add(which, self._local(value, need))
+                    known[which, member, copy.operand] = self.add(which, self._computed(value, need))
                 yield known[which, member, copy.operand], copy.start, copy.stop, 1.0
 
     def _reductions(self) -> Iterator[Span]:
@@ -77,8 +89,8 @@ class CpuMemory(MemoryModel):
             if not reduced.any():
                 continue
             holders = tensor_holders(nest.results[0], table.assignments[0], len(nest.loops))
-            before = self._local(made, self.axes.pack(holders))
-            after = self._local(
+            before = self._computed(made, self.axes.pack(holders))
+            after = self._computed(
                 made, self.axes.pack(result_holders(nest, table.assignments[0], table.candidates.scatter, 0))
             )
             # What is scattered is reduced whole, and then cut. The sum of two takes the memory that they had.

@@ -100,7 +100,9 @@ class Formulation:
             return self
         from meshwright.planner.readback import Readback  # reads choices of this very class
 
-        split = Split(reductions(self.grouping, self.folded, self.tables, choice), Readback(self, choice).made)
+        back = Readback(self, choice)
+        sent = {(reader, item.value): back.sent(item) for item in back.resharded() for reader in item.readers}
+        split = Split(reductions(self.grouping, self.folded, self.tables, choice), back.made, sent)
         found = copy(self)
         found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
         return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph.liveness import AcceleratorLiveness, Liveness
+from meshwright.graph.liveness import AcceleratorLiveness, Copies, Liveness
 from meshwright.hardware import Mesh
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
@@ -36,10 +36,12 @@ class MemoryModel(Usage):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
         self.mesh = mesh
         super().__init__(live.num_steps)
-        values, columns = self._values()
-        in_passing = (self._transients(), self._accumulators(), self._backend(values, columns))
+        held = self._held()
+        held = held.only(self.grouping.placed.home[held.value] >= 0)
+        columns = self._columns(held.value)
+        in_passing = (self._transients(), self._accumulators(), self._backend(held.value, columns))
         spans = [
-            np.array([columns, live.start[values], live.stop[values], np.ones(len(values))]),
+            np.array([columns, held.start, held.stop, held.size]),
             *(np.array(list(found), float).reshape(-1, 4).T for found in in_passing),
         ]
         self.take(*(np.concatenate(parts) for parts in zip(*spans, strict=True)))
@@ -52,17 +54,21 @@ class MemoryModel(Usage):
         """Which values take memory at some time, if they belong to a group."""
         return self.live.stored & (self.live.stop > self.live.start)
 
-    def _values(self) -> tuple[Ints, Ints]:
-        """The values that take memory, and their columns."""
+    def _held(self) -> Copies:
+        """All that takes memory to be read later, whether it belongs to a group or not."""
+        values = np.flatnonzero(self._counted())
+        return Copies(values, self.live.start[values], self.live.stop[values], np.ones(len(values)))
+
+    def _columns(self, values: Ints) -> Ints:
+        """The columns of values that take memory."""
         home, place = self.grouping.placed.home, self.grouping.values.rank
-        values = np.flatnonzero(self._counted() & (home >= 0))
         which = np.array(self.folded.group_class, np.int64)[home[values]]
         _, first, columns = np.unique(pack(which, place[values]), return_index=True, return_inverse=True)
         for i in first.tolist():
             codes = self.tables[which[i]].codes[place[values[i]]]
             self.add(int(which[i]), self._local(values[i], codes))
         self.examples = values[first].tolist()
-        return values, columns
+        return columns
 
     def _transients(self) -> Iterator[Span]:
         """What is made for one operation only."""

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph.conversions import Sent
+from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.graph import Op
 from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.phases import PHASES
@@ -188,12 +190,22 @@ class Readback:
 
     def copies(self) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes."""
-        sent_bytes, parts = self.graph.sizes * self.graph.sent_itemsize, self.axes.num_parts
-        return [
-            (start, stop, float(sent_bytes[item.value] / parts(item.target)))
-            for item in self.resharded()
-            for start, stop in self._spans(item)
-        ]
+        held, sizes, parts = self.formulation.held, self.graph.sizes, self.axes.num_parts
+        known = held.sent if isinstance(held, CpuLiveness) else {}
+        found, shared = list[tuple[int, int, float]](), set[Sent]()
+        for item in self.resharded():
+            copy, size = self.sent(item) if known else None, float(sizes[item.value] / parts(item.target))
+            if copy is None or copy not in known:
+                itemsize = int(self.graph.sent_itemsize[item.value])
+                found += ((start, stop, size * itemsize) for start, stop in self._spans(item))
+            elif copy not in shared:
+                shared.add(copy)
+                found += ((start, stop, size * itemsize) for start, stop, itemsize in known[copy])
+        return found
+
+    def sent(self, item: Resharded) -> Sent:
+        """The copy that one resharding makes."""
+        return Sent(item.value, item.target, item.phase, bool(self.axes.only_cuts(item.source, item.target)))
 
     def _spans(self, item: Resharded) -> Iterator[tuple[int, int]]:
         """When a resharded copy takes memory, if it does.

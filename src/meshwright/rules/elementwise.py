@@ -25,6 +25,9 @@ SPECIAL = """
     rsqrt sin sinh sqrt tan tanh
 """
 
+# One result, made of whole arrays of its shape and of scalars.
+EVEN = frozenset(f"{BINARY} {UNARY} clamp select_n".split())
+
 
 def elementwise(op: Signature) -> LoopNest | None:
     """One parallel loop for each dim; scalars (predicates, bounds, literals) are needed everywhere."""

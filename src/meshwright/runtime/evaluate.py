@@ -19,15 +19,13 @@ from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import cpu_itemsize, widens
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
-from meshwright.rules.elementwise import BINARY, UNARY
+from meshwright.rules.elementwise import EVEN
 from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
 from meshwright.runtime.virtual import Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
-
-EVEN = frozenset(f"{BINARY} {UNARY} clamp select_n".split())
 
 # A value, the sharding it is known to have, the phase that made it.
 Entry = tuple[Any, Spec | Waiting | None, str]
