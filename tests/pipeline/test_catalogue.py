@@ -7,7 +7,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.catalogue import FREE, STEADY, TENSOR, Catalogue
+from meshwright.pipeline.catalogue import FREE, LEAN, STEADY, TENSOR, Catalogue
 from meshwright.pipeline.items import ALL_SECONDS, Item
 from meshwright.pipeline.planner import start_search
 from tests.pipeline.models import mlp
@@ -35,6 +35,17 @@ def test_views_follow_the_machines_and_are_few(machines):
     assert {math.prod(view) for view, _ in found if len(view) == 1} >= {
         k for k in range(1, per_host + 1) if per_host % k == 0
     }
+
+
+def test_views_over_many_hosts_are_tried_where_that_is_asked_for():
+    catalogue = catalogue_of(mlp(64, layers=2, rows=64), "8x4 h100")
+    narrow = catalogue.ways(0, 32, 16)
+    assert catalogue.widen(16) and not catalogue.widen(16)
+    wide = catalogue.ways(0, 32, 16)
+    assert set(wide) - set(narrow) == {((8, 4), way) for way in (FREE, STEADY, LEAN)} | {((32,), TENSOR)}
+    assert len(set(wide)) == len(wide)
+    assert catalogue.ways(0, 32, 8) == narrow
+    assert not catalogue_of(mlp(64, layers=2, rows=8), "2x4 h100").widen(8)
 
 
 def test_time_per_row_falls_with_the_rows():

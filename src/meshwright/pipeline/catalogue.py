@@ -29,8 +29,8 @@ View = tuple[int, ...]  # sizes of the axes inside a replica
 
 _SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
 _LARGE_ROWS = 2  # this many of the others
-_MORE_HOSTS = (2, 4, 8)  # hosts over which a view may run, up to
-_MOST_INNER = 16  # devices, or two hosts if that is more; recipes may have more
+_MORE_HOSTS = (2, 4, 8)  # hosts over which a view may run; recipes may have more
+_MOST_INNER = 16  # devices, or two hosts if that is more: larger views are tried with few sizes of microbatch
 _MOST_SQUARES = 4  # views of two axes inside a host
 
 
@@ -46,6 +46,7 @@ class Catalogue:
         self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
         self._known: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
+        self._widened: set[int] = set()  # rows of microbatches with which views may run over many hosts
         self._own: dict[tuple[Cluster, View, int], list[Own]] = {}  # by rows of a replica
         self._solved: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
 
@@ -84,11 +85,18 @@ class Catalogue:
     def ways(self, group: int, num_devices: int, rows: int) -> list[tuple[View, Way]]:
         """What the programme may do on a submesh with microbatches of so many rows: views, and what is done on each."""
         machines = self.cluster.groups[group]
-        found = [(view, way) for view, way in _views(machines) if num_devices % math.prod(view) == 0]
+        views = _views(machines) + (_wide_views(machines) if rows in self._widened else ())
+        found = [(view, way) for view, way in views if num_devices % math.prod(view) == 0]
         for view in dict.fromkeys(view for view, _ in found):
             each = rows * math.prod(view) // num_devices
             found += [(view, way) for way in self._own.get((machines, view, each), ())]
         return found
+
+    def widen(self, rows: int) -> bool:
+        """Lets views run over more hosts with microbatches of so many rows; False where they may already."""
+        new = rows not in self._widened and any(_wide_views(machines) for machines in self.cluster.groups)
+        self._widened.add(rows)
+        return new
 
     def add(self, group: int, view: View, way: Own, rows: int) -> bool:
         """Adds a stage's own way to those of a view with so many rows for each replica; False if it is one of them."""
@@ -188,12 +196,32 @@ def _views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
     one axis does.
     """
     per_host = machines.devices_per_host
-    several = [n for n in _MORE_HOSTS if n <= machines.num_hosts and per_host * n <= max(_MOST_INNER, 2 * per_host)]
     found: list[tuple[View, Way]] = [((1,), FREE)]
     found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
-    found += [((n * per_host,), TENSOR) for n in several]
-    pairs = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
-    return (*found, *((view, way) for view in pairs for way in (FREE, STEADY, LEAN)))
+    found += [(view, way) for view in _squares(machines) for way in (FREE, STEADY, LEAN)]
+    few = [n for n in _hosts(machines) if per_host * n <= max(_MOST_INNER, 2 * per_host)]
+    return (*found, *_over_hosts(per_host, few))
+
+
+@lru_cache(maxsize=64)
+def _wide_views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
+    """Views over more hosts than those of `_views`, and what is done on each."""
+    per_host = machines.devices_per_host
+    many = [n for n in _hosts(machines) if per_host * n > max(_MOST_INNER, 2 * per_host)]
+    return tuple(_over_hosts(per_host, many))
+
+
+def _hosts(machines: Cluster) -> list[int]:
+    """Numbers of hosts over which a view may run."""
+    return [n for n in _MORE_HOSTS if n <= machines.num_hosts]
+
+
+def _over_hosts(per_host: int, hosts: list[int]) -> list[tuple[View, Way]]:
+    """Views over some numbers of hosts: one axis for weights; two, one of them inside the hosts, for anything."""
+    found: list[tuple[View, Way]] = [((n * per_host,), TENSOR) for n in hosts]
+    if per_host > 1:
+        found += [((n, per_host), way) for n in hosts for way in (FREE, STEADY, LEAN)]
+    return found
 
 
 def _squares(machines: Cluster) -> list[View]:

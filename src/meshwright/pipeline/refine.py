@@ -39,7 +39,8 @@ def refine(search: Search) -> None:
         sizes = search.catalogue.microbatches
         at = sizes.index(search.catalogue.rows.batch // before.pipeline.num_microbatches)
         for rows in (sizes[at], *sizes[max(at - 1, 0) : at], *sizes[at + 1 : at + 2]):
-            if _add_splits(search, before, rows):
+            wider = rows == sizes[at] and search.catalogue.widen(rows)
+            if _add_splits(search, before, rows) or wider:
                 search.again(before, rows)
         if search.best_s > before.total_s * (1 - _GAIN):
             return
