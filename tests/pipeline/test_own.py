@@ -8,15 +8,21 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.pipeline.items import ALL_SECONDS, Item
-from meshwright.pipeline.own import _OTHERS, Dearness, Own, price_own
+from meshwright.pipeline.own import _OTHERS, Dearness, Own, own_problem, price_own
 from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.pipeline.ways import WAYS, price_way
+from meshwright.planner.methods import Auto
+from meshwright.planner.readback import Readback
+from meshwright.solver import price
 from tests.pipeline.models import layers_of
 from tests.pipeline.test_steady import MODELS, zoo_model
 
 ONCE = [Item.GRADIENTS_SENT, Item.UPDATE, Item.UPDATE_SENT]
-CASES = MODELS | {"scan": lambda: zoo_model("llama-tiny", layers=4, scan=True)}
+CASES = MODELS | {
+    "mixed": lambda: zoo_model("mixtral-tiny", dtype="bfloat16"),
+    "scan": lambda: zoo_model("llama-tiny", layers=4, scan=True),
+}
 
 
 def priced(model, shape=(4,)):
@@ -54,6 +60,20 @@ def test_no_split_of_the_whole_model_is_quicker_for_a_range(model, shape):
         own = price_own(pricing, mesh, Own(chunks, many, checkpoint))
         least = min(weighed(seconds(p.items, many, checkpoint), chunks) for p in whole if p is not None)
         assert weighed(seconds(own.items, many, checkpoint), chunks) <= least * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("model", [name for name in CASES if name != "scan"])
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_layers_are_priced_as_the_problem_says(model, checkpoint):
+    """Of any choice, not of the best alone."""
+    pricing, mesh = priced(model, (2, 2))
+    formulation, rng = pricing.formulate(mesh, Auto()), np.random.default_rng(1)
+    own = Own(((0, max(pricing.layers.num_layers // 2, 1)),), 8, checkpoint)
+    problem = own_problem(pricing, formulation, own)
+    for _ in range(5):
+        choice = np.array([rng.integers(0, len(cost)) for cost in formulation.costs])
+        by_layer = seconds(pricing._read(Readback(formulation, choice)).items, 8, checkpoint)
+        assert weighed(by_layer, own.chunks) == pytest.approx(price(problem, choice).cost, rel=1e-6)
 
 
 @pytest.mark.parametrize("model", CASES)

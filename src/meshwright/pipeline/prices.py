@@ -145,10 +145,11 @@ class Pricing:
         last = self.ends
         sent += np.where(last, 0.0, gradients)
         gradients[~last] = 0.0
-        known: dict[tuple[int, int, int], float] = {}
+        known: dict[tuple[int, int, int, int], float] = {}
         for item in back.resharded():
             if item.op >= 0:
-                key = (int(self.graph.kind[item.value]), item.source, item.target)
+                kind, size = int(self.graph.kind[item.value]), int(self.graph.sent_itemsize[item.value])
+                key = (kind, size, item.source, item.target)
                 if key not in known:
                     known[key] = sum(hop.seconds for hop in back.hops(item))
                 sent[item.op] += item.trips * known[key]
