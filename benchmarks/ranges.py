@@ -1,8 +1,8 @@
 """How far is a range of layers, split as a solve of the whole model says, from a solve of its own?
 
-A range's own problem is the whole model's with nodes and edges counted in the range alone; what comes from other stages
-may come in any sharding, so its optimum is a bound. On every view the search takes the better of two solves of the
-whole model: for a single microbatch, and for many, of which what is done once a step is a small part.
+All are priced by layer, with what the range reads from layers before it. On every view the search starts from the
+better of two solves of the whole model: for a single microbatch, and for many, of which what is done once a step is a
+small part. What is lost then, the stages of the pipeline that is found get back: each is split for itself in the end.
 """
 
 import sys
@@ -11,24 +11,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpy as np
 from report import table
 
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.catalogue import FREE, STEADY, WAYS, submesh
+from meshwright.pipeline.catalogue import submesh
 from meshwright.pipeline.flow import Flow
+from meshwright.pipeline.items import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.layers import Wishes, find_layers
+from meshwright.pipeline.own import Own
 from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
-from meshwright.pipeline.steady import Edges, steady_costs, steady_problem
-from meshwright.planner.formulate import Formulation
+from meshwright.pipeline.ways import FREE, STEADY, price_way
 from meshwright.planner.groups import Grouping
-from meshwright.planner.methods import Auto
-from meshwright.planner.priced import Usage, choice_problem
 from meshwright.planner.roles import find_roles
-from meshwright.solver import solve
 
 MODELS = [
     # model, cluster, views, rows of a replica, options of the zoo
@@ -38,54 +35,34 @@ MODELS = [
     ("wide-resnet-1b", "2x4 a100-40gb", [(4,), (2, 2)], 32, {}),
 ]
 MANY = 16  # microbatches
+ONCE = [Item.GRADIENTS_SENT, Item.UPDATE, Item.UPDATE_SENT]
 PARTS = 4  # a range is so large a part of the model
 
 
-class Problem:
-    """One model on one view with some microbatches; what is done once a step counts for its share."""
-
-    def __init__(self, pricing: Pricing, formulation: Formulation, num_microbatches: int):
-        self.formulation, self.layers = formulation, pricing.layers
-        self.costs, self.edges = steady_costs(formulation, pricing.ends, 1 / num_microbatches)
-        self.unit = pricing.units(formulation.folded)
-
-    def part(self, first: int, last: int) -> tuple[list[float], Edges]:
-        """How often each node and each edge is in a range of layers."""
-        folded, layers = self.formulation.folded, self.layers
-        overlap = np.minimum(last, layers.first + layers.count) - np.maximum(first, layers.first)
-        share = (np.clip(overlap, 0, None) / layers.count)[self.unit]
-        node = np.array([*folded.group_class, *folded.shared_class])
-        nodes = np.bincount(node, share, len(self.formulation.copies))
-        made, read = share[folded.untied.source], share[folded.untied.reader]
-        inside = np.bincount(folded.untied.which, np.where(made > 0, read, 0.0), len(self.edges))
-        counted = zip(self.edges.items(), inside.tolist(), strict=True)
-        return nodes.tolist(), {key: (number, matrix) for (key, (_, matrix)), number in counted if number}
-
-    def cost(self, choice: np.ndarray, nodes: list[float], edges: Edges) -> float:
-        """Seconds of a choice in a range."""
-        own = sum(n * cost[choice[i]] for i, (n, cost) in enumerate(zip(nodes, self.costs, strict=True)))
-        return own + sum(n * m[choice[s], choice[r]] for (s, _, r, _), (n, m) in edges.items())
+def seconds(prices: LayerPrices | None, layers: tuple[int, int], num_microbatches: int) -> float:
+    """Seconds that a range takes for one of so many microbatches."""
+    assert prices is not None
+    part = prices.items[:, slice(*layers)].sum(axis=1)
+    return float(part[ALL_SECONDS].sum() - (1 - 1 / num_microbatches) * part[ONCE].sum())
 
 
 def rows_of(model: str, where: str, views: list[tuple[int, ...]], num_rows: int, options: dict) -> list[tuple]:
     """Rows of the table: for each view and range the time as planned and as solved by itself."""
     example = zoo.build(model, batch=num_rows, **options)
     traced = trace(example.train_step, example.state, example.batch)
-    layers = find_layers(Flow(traced.graph, Grouping(traced.graph).nests, find_roles(traced.graph)), Wishes())
-    pricing = Pricing(Rows(traced).at(num_rows), layers)
-    size, end = max(layers.num_layers // PARTS, 1), layers.num_layers
+    model_layers = find_layers(Flow(traced.graph, Grouping(traced.graph).nests, find_roles(traced.graph)), Wishes())
+    pricing = Pricing(Rows(traced).at(num_rows), model_layers)
+    size, end = max(model_layers.num_layers // PARTS, 1), model_layers.num_layers
     ranges = {"first": (0, size), "middle": (end // 2, end // 2 + size), "last": (end - size, end)}
     found = []
     for view in views:
-        formulation = pricing.formulate(submesh(mw.cluster(where), prod(view)).mesh(view), Auto())
-        choices = [solve(steady_problem(formulation, pricing.ends, WAYS[way].once)).choice for way in (FREE, STEADY)]
+        mesh = submesh(mw.cluster(where), prod(view)).mesh(view)
+        whole = [price_way(pricing, mesh, way) for way in (FREE, STEADY)]
         for count in (1, MANY):
-            problem, gaps = Problem(pricing, formulation, count), []
-            for first, last in ranges.values():
-                nodes, edges = problem.part(first, last)
-                alone = solve(choice_problem(nodes, problem.costs, edges, Usage(0), {}, None)).choice
-                least = problem.cost(alone, nodes, edges)
-                free, steady = (problem.cost(choice, nodes, edges) / least - 1 for choice in choices)
+            gaps = []
+            for layers in ranges.values():
+                least = seconds(price_way(pricing, mesh, Own((layers,), count)), layers, count)
+                free, steady = (seconds(prices, layers, count) / least - 1 for prices in whole)
                 gaps += [f"{free:+.2%}", f"{min(free, steady):+.2%}"]
             found.append((model, where, "×".join(map(str, view)), count, *gaps))
             print(*found[-1], flush=True)

@@ -7,7 +7,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.catalogue import FREE, STEADY, TENSOR, Catalogue
+from meshwright.pipeline.catalogue import FREE, LEAN, STEADY, TENSOR, Catalogue
 from meshwright.pipeline.items import ALL_SECONDS, Item
 from meshwright.pipeline.planner import start_search
 from tests.pipeline.models import mlp
@@ -25,7 +25,7 @@ def catalogue_of(made, machines) -> Catalogue:
 def test_views_follow_the_machines_and_are_few(machines):
     catalogue = catalogue_of(mlp(64, layers=2, rows=8), machines)
     per_host, total = catalogue.cluster.devices_per_host, catalogue.cluster.num_devices
-    found = catalogue.ways(0, total)
+    found = catalogue.ways(0, total, total)
     assert len(found) == len(set(found)) <= 60
     for view, _ in found:
         size = math.prod(view)
@@ -35,6 +35,17 @@ def test_views_follow_the_machines_and_are_few(machines):
     assert {math.prod(view) for view, _ in found if len(view) == 1} >= {
         k for k in range(1, per_host + 1) if per_host % k == 0
     }
+
+
+def test_views_over_many_hosts_are_tried_where_that_is_asked_for():
+    catalogue = catalogue_of(mlp(64, layers=2, rows=64), "8x4 h100")
+    narrow = catalogue.ways(0, 32, 16)
+    assert catalogue.widen(16) and not catalogue.widen(16)
+    wide = catalogue.ways(0, 32, 16)
+    assert set(wide) - set(narrow) == {((8, 4), way) for way in (FREE, STEADY, LEAN)} | {((32,), TENSOR)}
+    assert len(set(wide)) == len(wide)
+    assert catalogue.ways(0, 32, 8) == narrow
+    assert not catalogue_of(mlp(64, layers=2, rows=8), "2x4 h100").widen(8)
 
 
 def test_time_per_row_falls_with_the_rows():
@@ -73,5 +84,8 @@ def test_a_recipe_may_split_weights_over_many_hosts():
 
 def test_a_single_microbatch_is_split_as_is_best_for_one():
     catalogue = catalogue_of(mlp(256, layers=2, rows=8), "1x4 h100")
-    assert catalogue.prices(0, (4,), STEADY, 8) is catalogue.prices(0, (4,), FREE, 8)
-    assert catalogue.prices(0, (4,), STEADY, 4) is not catalogue.prices(0, (4,), FREE, 4)
+    for rows, alike in ((8, True), (4, False)):
+        free, before = catalogue.prices(0, (4,), FREE, rows), catalogue.num_solves
+        steady = catalogue.prices(0, (4,), STEADY, rows)
+        assert (catalogue.num_solves == before) == alike
+        assert steady is free or not alike

@@ -9,6 +9,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.pipeline.items import ALL_SECONDS, Item
+from meshwright.pipeline.own import Own, price_own
 from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
 from meshwright.planner.methods import Auto
@@ -53,7 +54,8 @@ def test_no_choice_for_one_microbatch_is_quicker_for_many(model, shape):
     pricing = Pricing(Rows(trace(step, *args)).at(16), layers)
     mesh = mw.cluster("2x2 l40s").mesh(shape)
     for many in (2, 16, 256):
-        free, steady = (pricing.price(mesh, Auto(), once=once).items.sum(axis=1) for once in (1.0, 1 / many))
+        both = pricing.price(mesh, Auto()), price_own(pricing, mesh, Own(None, many))
+        free, steady = (prices.items.sum(axis=1) for prices in both)
         times = [many * items[ALL_SECONDS].sum() - (many - 1) * items[ONCE].sum() for items in (free, steady)]
         assert times[1] <= times[0] * (1 + 1e-6)
         assert steady[ALL_SECONDS].sum() >= free[ALL_SECONDS].sum() * (1 - 1e-6)

@@ -10,7 +10,7 @@ from meshwright.explain.record import Record
 from meshwright.explain.staged import StagedRecord, StageView
 from meshwright.graph.collector import heap_frozen
 from meshwright.hardware import Mesh
-from meshwright.pipeline.catalogue import WAYS, submesh
+from meshwright.pipeline.catalogue import FREE, Way, price_way, submesh
 from meshwright.pipeline.flow import Ints
 from meshwright.pipeline.found import FoundStage
 from meshwright.pipeline.items import LayerPrices
@@ -20,7 +20,7 @@ from meshwright.pipeline.rows import Resized
 from meshwright.pipeline.steady import once_s
 from meshwright.planner.readback import Readback
 
-_Key = tuple[int, tuple[int, ...], str, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
+_Key = tuple[int, tuple[int, ...], Way, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
 
 
 def make_staged_record(plan: StagedDetails) -> StagedRecord:
@@ -44,7 +44,7 @@ def _key(plan: StagedDetails, stage: FoundStage) -> _Key:
     """Between two numbers of rows that were priced, a stage is split as with the fewer."""
     sizes = stage.option.mesh.sizes
     rows = plan.rows.batch // plan.num_microbatches // sizes[0]
-    way = stage.option.way if prod(sizes[1:]) > 1 else next(iter(WAYS))
+    way = stage.option.way if prod(sizes[1:]) > 1 else FREE
     return stage.group, sizes, way, max(n for n in plan.grid if n <= rows)
 
 
@@ -67,9 +67,9 @@ class _Recorder(Pricing):
         self._back = back
         return super()._read(back)
 
-    def view(self, mesh: Mesh, way: str, rows: int, limit: float) -> StageView:
+    def view(self, mesh: Mesh, way: Way, rows: int, limit: float) -> StageView:
         """The view of some stages."""
-        self.price(mesh, *WAYS[way])
+        price_way(self, mesh, way)
         back = self._back
         assert back is not None
         free = unrestricted(back.formulation)

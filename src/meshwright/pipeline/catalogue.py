@@ -10,40 +10,27 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+
+import numpy as np
 
 from meshwright.hardware import Cluster
 from meshwright.hardware.clusters import mixed
 from meshwright.hardware.torus import divisors
 from meshwright.pipeline.items import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.layers import Layers
+from meshwright.pipeline.own import Own
 from meshwright.pipeline.prices import Pricing
 from meshwright.pipeline.rows import Rows
-from meshwright.planner.methods import Auto, Method, TensorParallel
+from meshwright.pipeline.ways import FREE, LEAN, STEADY, TENSOR, WAYS, Way, price_way
 from meshwright.planner.roles import find_roles
 
 View = tuple[int, ...]  # sizes of the axes inside a replica
 
 
-class Way(NamedTuple):
-    """What a view's axes may do: the arguments of `Pricing.price`."""
-
-    method: Method
-    dear: bool = False
-    once: float = 1.0
-
-
-FREE, TENSOR, LEAN, STEADY = "free", "tensor", "lean", "steady"
-WAYS = {
-    FREE: Way(Auto()),  # the fastest for one microbatch
-    STEADY: Way(Auto(), once=1 / 16),  # the fastest for many
-    LEAN: Way(Auto(), dear=True),  # the one that needs least memory
-    TENSOR: Way(TensorParallel()),  # weights split, as in Megatron-LM
-}
 _SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
 _LARGE_ROWS = 2  # this many of the others
-_MORE_HOSTS = (2, 4, 8)  # hosts over which a view may run, up to
-_MOST_INNER = 16  # devices, or two hosts if that is more; recipes may have more
+_MORE_HOSTS = (2, 4, 8)  # hosts over which a view may run; recipes may have more
+_MOST_INNER = 16  # devices, or two hosts if that is more: larger views are tried with few sizes of microbatch
 _MOST_SQUARES = 4  # views of two axes inside a host
 
 
@@ -58,8 +45,10 @@ class Catalogue:
         self.num_solves = 0
         self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
-        self._known: dict[tuple[Cluster, View, str, int], LayerPrices | None] = {}
-        self._solved: dict[tuple[Cluster, View, str, int], LayerPrices | None] = {}
+        self._known: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
+        self._widened: set[int] = set()  # rows of microbatches with which views may run over many hosts
+        self._own: dict[tuple[Cluster, View, int], list[Own]] = {}  # by rows of a replica
+        self._solved: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
 
     def unpruned(self) -> "Catalogue":
         """The same with prices of what can never fit, too."""
@@ -93,11 +82,34 @@ class Catalogue:
         per_host = self.cluster.groups[group].devices_per_host
         return [k for k in divisors(num_devices) if per_host % k == 0 or k % per_host == 0]
 
-    def ways(self, group: int, num_devices: int) -> list[tuple[View, str]]:
-        """What the programme may do on a submesh: views, each with what is done on it."""
-        return [(view, way) for view, way in _views(self.cluster.groups[group]) if num_devices % math.prod(view) == 0]
+    def ways(self, group: int, num_devices: int, rows: int) -> list[tuple[View, Way]]:
+        """What the programme may do on a submesh with microbatches of so many rows: views, and what is done on each."""
+        machines = self.cluster.groups[group]
+        views = _views(machines) + (_wide_views(machines) if rows in self._widened else ())
+        found = [(view, way) for view, way in views if num_devices % math.prod(view) == 0]
+        for view in dict.fromkeys(view for view, _ in found):
+            each = rows * math.prod(view) // num_devices
+            found += [(view, way) for way in self._own.get((machines, view, each), ())]
+        return found
 
-    def least_s(self, group: int, view: View, way: str) -> float:
+    def widen(self, rows: int) -> bool:
+        """Lets views run over more hosts with microbatches of so many rows; False where they may already."""
+        new = rows not in self._widened and any(_wide_views(machines) for machines in self.cluster.groups)
+        self._widened.add(rows)
+        return new
+
+    def add(self, group: int, view: View, way: Own, rows: int) -> bool:
+        """Adds a stage's own way to those of a view with so many rows for each replica; False if it is one of them."""
+        prices, machines = self.prices(group, view, way, rows), self.cluster.groups[group]
+        own = self._own.setdefault((machines, view, rows), [])
+        ways: list[Way] = [*WAYS, *own]
+        known = (self.prices(group, view, other, rows) for other in ways)
+        if prices is None or any(other is not None and np.array_equal(prices.items, other.items) for other in known):
+            return False
+        own.append(way)
+        return True
+
+    def least_s(self, group: int, view: View, way: Way) -> float:
         """Seconds below which no pipeline whose stages all have a view and a way brings the batch to an end.
 
         The whole batch in one go, with all the memory of the world. Time per row falls with the rows: every part of a
@@ -118,7 +130,7 @@ class Catalogue:
             found += [(layers[0], other, value) for other in layers[1:] if value in parameters]
         return found
 
-    def prices(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+    def prices(self, group: int, view: View, way: Way, rows: int) -> LayerPrices | None:
         """The layers' prices with so many rows for each replica; None where that cannot be, or can never fit."""
         way = FREE if view == (1,) else way
         if rows in self.grid:
@@ -134,7 +146,7 @@ class Catalogue:
         items = low.items + share * (high.items - low.items)
         return LayerPrices(items, low.batch_parts, low.specs, low.local_bytes)
 
-    def _priced(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+    def _priced(self, group: int, view: View, way: Way, rows: int) -> LayerPrices | None:
         if way == STEADY and rows == self.rows.batch:  # there is but one microbatch
             way = FREE
         key = (self.cluster.groups[group], view, way, rows)
@@ -142,20 +154,25 @@ class Catalogue:
             self._known[key] = self._price(group, view, way, rows)
         return self._known[key]
 
-    def _price(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+    def _price(self, group: int, view: View, way: Way, rows: int) -> LayerPrices | None:
         place = self.grid.index(rows)
-        if self._prunes and place and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group):
+        if (
+            self._prunes
+            and place
+            and isinstance(way, str)
+            and self._hopeless(self._priced(group, view, way, self.grid[place - 1]), group)
+        ):
             return None
         return self._solve(group, view, way, rows)
 
-    def _solve(self, group: int, view: View, way: str, rows: int) -> LayerPrices | None:
+    def _solve(self, group: int, view: View, way: Way, rows: int) -> LayerPrices | None:
         machines = self.cluster.groups[group]
         key = (machines, view, way, rows)
         if key not in self._solved:
             pricing = self._pricing(rows)
             self.num_solves += pricing is not None
             mesh = submesh(machines, math.prod(view)).mesh(view)
-            self._solved[key] = None if pricing is None else pricing.price(mesh, *WAYS[way])
+            self._solved[key] = None if pricing is None else price_way(pricing, mesh, way)
         return self._solved[key]
 
     def _hopeless(self, fewer: LayerPrices | None, group: int) -> bool:
@@ -171,7 +188,7 @@ class Catalogue:
 
 
 @lru_cache(maxsize=64)
-def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
+def _views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
     """Views of some of a group's devices and what is done on each.
 
     On one device all ways are the same. One axis over several hosts is for splitting weights: what else it could do,
@@ -179,12 +196,32 @@ def _views(machines: Cluster) -> tuple[tuple[View, str], ...]:
     one axis does.
     """
     per_host = machines.devices_per_host
-    several = [n for n in _MORE_HOSTS if n <= machines.num_hosts and per_host * n <= max(_MOST_INNER, 2 * per_host)]
-    found: list[tuple[View, str]] = [((1,), FREE)]
+    found: list[tuple[View, Way]] = [((1,), FREE)]
     found += [((k,), way) for k in divisors(per_host) if k > 1 for way in WAYS]
-    found += [((n * per_host,), TENSOR) for n in several]
-    pairs = _squares(machines) + [(n, per_host) for n in several if per_host > 1]
-    return (*found, *((view, way) for view in pairs for way in (FREE, STEADY, LEAN)))
+    found += [(view, way) for view in _squares(machines) for way in (FREE, STEADY, LEAN)]
+    few = [n for n in _hosts(machines) if per_host * n <= max(_MOST_INNER, 2 * per_host)]
+    return (*found, *_over_hosts(per_host, few))
+
+
+@lru_cache(maxsize=64)
+def _wide_views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
+    """Views over more hosts than those of `_views`, and what is done on each."""
+    per_host = machines.devices_per_host
+    many = [n for n in _hosts(machines) if per_host * n > max(_MOST_INNER, 2 * per_host)]
+    return tuple(_over_hosts(per_host, many))
+
+
+def _hosts(machines: Cluster) -> list[int]:
+    """Numbers of hosts over which a view may run."""
+    return [n for n in _MORE_HOSTS if n <= machines.num_hosts]
+
+
+def _over_hosts(per_host: int, hosts: list[int]) -> list[tuple[View, Way]]:
+    """Views over some numbers of hosts: one axis for weights; two, one of them inside the hosts, for anything."""
+    found: list[tuple[View, Way]] = [((n * per_host,), TENSOR) for n in hosts]
+    if per_host > 1:
+        found += [((n, per_host), way) for n in hosts for way in (FREE, STEADY, LEAN)]
+    return found
 
 
 def _squares(machines: Cluster) -> list[View]:

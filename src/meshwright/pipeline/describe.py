@@ -7,15 +7,16 @@ import numpy as np
 
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
-from meshwright.pipeline.catalogue import LEAN, TENSOR
 from meshwright.pipeline.found import Found, FoundStage
 from meshwright.pipeline.items import Item
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.line import place
 from meshwright.pipeline.options import Option
+from meshwright.pipeline.own import Own
 from meshwright.pipeline.recording import StagedDetails
 from meshwright.pipeline.search import Search
 from meshwright.pipeline.transfer import exchange_s, transfer_s
+from meshwright.pipeline.ways import LEAN, TENSOR, Way
 from meshwright.planner.methods import Method
 from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.planner import provenance, unsplittable
@@ -143,8 +144,15 @@ def _words(option: Option) -> str:
     """What splits a stage."""
     words = ["x: batch"] if option.data > 1 else []
     words += [f"x: {_SPREAD[option.zero]}"] if option.zero else []
-    words += [f"{', '.join(option.mesh.names[1:])}: {_WORDS.get(option.way, 'tensors')}"] if option.inner > 1 else []
+    words += [f"{', '.join(option.mesh.names[1:])}: {_split(option.way)}"] if option.inner > 1 else []
     return ", ".join(words) or "one device"
+
+
+def _split(way: Way) -> str:
+    """What the axes of a view split."""
+    if isinstance(way, Own):
+        return "tensors" if way.memory is None else "tensors, less memory"
+    return _WORDS.get(way, "tensors")
 
 
 def _tensors(search: Search, traced: Traced, stage: FoundStage) -> tuple[Tensor, ...]:

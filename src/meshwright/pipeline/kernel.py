@@ -143,8 +143,58 @@ def _rank(options, front, fill, busy, which, first, last):
 
 
 @njit(cache=True)
+def _ends(busy, limit):
+    """For each row and first layer, one past the last end at which a range is no busier than a limit; 0 for none."""
+    num_rows, num_layers, _ = busy.shape
+    found = np.zeros((num_rows, num_layers), np.int64)
+    for row in range(num_rows):
+        for first in range(num_layers):
+            for last in range(num_layers, first, -1):
+                if busy[row, first, last] <= limit and busy[row, first, last] < np.inf:
+                    found[row, first] = last + 1
+                    break
+    return found
+
+
+@njit(cache=True)
+def _window(busy, kind_of, ends, size, limit, num_devices):
+    """For each layer, the devices that the layers from it on need at the least, and those that earlier ones leave them.
+
+    Each range takes its smallest submesh on which it is no busier than the limit, whatever it holds and wherever it
+    lies: a bound on what any stages need.
+
+    Args:
+        busy: As in `_ends`.
+        kind_of: The kind of submesh of each row of ``busy``.
+        ends: As of `_ends`.
+        size: Devices of each kind.
+        limit: See there.
+        num_devices: All there are.
+    """
+    num_rows, num_layers, _ = busy.shape
+    least = np.full((num_layers, num_layers + 1), num_devices + 1)
+    for row in range(num_rows):
+        for first in range(num_layers):
+            for last in range(first + 1, ends[row, first]):
+                if busy[row, first, last] <= limit:
+                    least[first, last] = min(least[first, last], size[kind_of[row]])
+    after, before = np.full((2, num_layers + 1), num_devices + 1)
+    after[num_layers] = before[0] = 0
+    for first in range(num_layers - 1, -1, -1):
+        for last in range(first + 1, num_layers + 1):
+            after[first] = min(after[first], least[first, last] + after[last])
+    for last in range(1, num_layers + 1):
+        for first in range(last):
+            before[last] = min(before[last], before[first] + least[first, last])
+    return after, num_devices - before
+
+
+@njit(cache=True)
 def cheapest(fill, busy, size, allowed, limit):
     """F(k, d): the least sum of `fill` over stages that hold the layers from ``k`` on, on the last ``d`` devices.
+
+    Ranges that are too busy at every later end, too, are left out, and so are numbers of devices that are too few for
+    the layers from ``k`` on, or leave too few to those before.
 
     Args:
         fill, busy: For each kind of submesh, each first layer and end; no stage may be busier than ``limit``.
@@ -153,22 +203,24 @@ def cheapest(fill, busy, size, allowed, limit):
         limit: See there.
 
     Returns:
-        The tables of sums, of the ends of the next stage, and of its kind.
+        The tables of sums, of the ends of the next stage, and of its kind: by ``d`` and ``k``.
     """
     num_kinds, num_layers, _ = fill.shape
     num_devices = allowed.shape[1] - 1
-    best = np.full((num_layers + 1, num_devices + 1), np.inf)
+    best = np.full((num_devices + 1, num_layers + 1), np.inf)
     end, kind = np.full(best.shape, -1), np.full(best.shape, -1)
-    best[num_layers, 0] = 0.0
+    best[0, num_layers] = 0.0
+    ends = _ends(busy, limit)
+    fewest, most = _window(busy, np.arange(num_kinds), ends, size, limit, num_devices)
     for first in range(num_layers - 1, -1, -1):
-        for left in range(1, num_devices + 1):
+        for left in range(max(fewest[first], 1), most[first] + 1):
             for z in range(num_kinds):
                 if size[z] > left or not allowed[z, left]:
                     continue
-                for last in range(first + 1, num_layers + 1):
-                    total = fill[z, first, last] + best[last, left - size[z]]
-                    if total < best[first, left] and busy[z, first, last] <= limit:
-                        best[first, left], end[first, left], kind[first, left] = total, last, z
+                for last in range(first + 1, ends[z, first]):
+                    total = fill[z, first, last] + best[left - size[z], last]
+                    if total < best[left, first] and busy[z, first, last] <= limit:
+                        best[left, first], end[left, first], kind[left, first] = total, last, z
     return best, end, kind
 
 
@@ -180,24 +232,31 @@ def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
         fill, busy: As in `cheapest`, with a dim after the kind for the number of microbatches in flight, one less.
         size, allowed, limit: As there.
         in_flight: See there; at most as many stages as it has entries.
+
+    Returns:
+        The tables of `cheapest`, by ``s``, ``d`` and ``k``.
     """
-    num_kinds, _, num_layers, _ = fill.shape
+    num_kinds, num_held, num_layers, _ = fill.shape
     num_devices, num_stages = allowed.shape[1] - 1, len(in_flight)
-    best = np.full((num_stages + 1, num_layers + 1, num_devices + 1), np.inf)
+    best = np.full((num_stages + 1, num_devices + 1, num_layers + 1), np.inf)
     end, kind = np.full(best.shape, -1), np.full(best.shape, -1)
-    best[0, num_layers, 0] = 0.0
+    best[0, 0, num_layers] = 0.0
+    rows = busy.reshape(num_kinds * num_held, num_layers, num_layers + 1)
+    ends = _ends(rows, limit)
+    kind_of = np.arange(num_kinds * num_held) // num_held
+    fewest, most = _window(rows, kind_of, ends, size, limit, num_devices)
     for stage in range(1, num_stages + 1):
         held = in_flight[stage - 1] - 1
         for first in range(num_layers - stage, -1, -1):
-            for left in range(stage, num_devices + 1):
+            for left in range(max(fewest[first], stage), most[first] + 1):
                 for z in range(num_kinds):
                     if size[z] > left or not allowed[z, left]:
                         continue
-                    for last in range(first + 1, num_layers + 1):
-                        total = fill[z, held, first, last] + best[stage - 1, last, left - size[z]]
-                        if total < best[stage, first, left] and busy[z, held, first, last] <= limit:
-                            best[stage, first, left] = total
-                            end[stage, first, left], kind[stage, first, left] = last, z
+                    for last in range(first + 1, ends[z * num_held + held, first]):
+                        total = fill[z, held, first, last] + best[stage - 1, left - size[z], last]
+                        if total < best[stage, left, first] and busy[z, held, first, last] <= limit:
+                            best[stage, left, first] = total
+                            end[stage, left, first], kind[stage, left, first] = last, z
     return best, end, kind
 
 

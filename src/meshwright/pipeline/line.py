@@ -11,7 +11,7 @@ from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
 from meshwright.planner.stage import Submesh
 
-_FINE_DEVICES = 128  # up to here a stage may have part of a host
+_FINE_DEVICES = 512  # up to here a stage may have part of a host
 _MOST_UNITS = 64  # of more hosts, stages take several at a time, if their number has a divisor
 _TOO_MANY_UNITS = 256
 _MOST_ORDERS = 6

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.hardware import Mesh
-from meshwright.pipeline.catalogue import TENSOR, Catalogue, submesh
+from meshwright.pipeline.catalogue import TENSOR, Catalogue, View, Way, submesh
 from meshwright.pipeline.flow import Array, Ints
 from meshwright.pipeline.items import Item, LayerPrices
 from meshwright.pipeline.kernel import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
@@ -25,7 +25,7 @@ class Option:
 
     Attributes:
         mesh: Its devices: replicas of the batch, then the axes of a replica's view.
-        way: What the view does: a name of `catalogue`.
+        way: What the view does.
         zero: How much of the state is spread over the replicas, as ZeRO counts it: 1 the optimizer's, 2 gradients, too,
             3 parameters, too (FSDP).
         checkpoint: What is computed again: ``none``, ``selective`` or ``full``.
@@ -33,7 +33,7 @@ class Option:
     """
 
     mesh: Mesh
-    way: str
+    way: Way
     zero: int
     checkpoint: str
     prices: LayerPrices
@@ -45,6 +45,11 @@ class Option:
     @property
     def inner(self) -> int:
         return self.mesh.num_devices // self.data
+
+    @property
+    def view(self) -> View:
+        """Sizes of the axes inside a replica."""
+        return self.mesh.sizes[1:]
 
     def again(self, items: Array) -> tuple[Array, Array]:
         """Compute and communication that each layer repeats in the backward pass, but for what the user repeats."""
@@ -70,22 +75,22 @@ class Option:
         needed += items[Item.GRADIENT_BYTES] if self.zero > 1 else 0.0
         return needed + (items[Item.READ_BYTES] + items[Item.COPY_BYTES] if self.zero > 2 else 0.0)
 
-    def _parts(self, stage: int) -> int:
+    def parts(self, stage: int) -> int:
         """Over how many devices ZeRO spreads what it spreads from a stage on."""
         return self.data if self.zero >= stage else 1
 
     def state_bytes(self, items: Array) -> Array:
         """Parameters, their gradients and copies, and the optimizer's state."""
-        weights = (items[Item.PARAMETER_BYTES] + items[Item.COPY_BYTES]) / self._parts(3)
-        return weights + items[Item.GRADIENT_BYTES] / self._parts(2) + items[Item.OPTIMIZER_BYTES] / self._parts(1)
+        weights = (items[Item.PARAMETER_BYTES] + items[Item.COPY_BYTES]) / self.parts(3)
+        return weights + items[Item.GRADIENT_BYTES] / self.parts(2) + items[Item.OPTIMIZER_BYTES] / self.parts(1)
 
     def tied_bytes(self, num_bytes: float) -> float:
         """Bytes that a copy of another stage's parameter takes, with its gradient."""
-        return num_bytes / self._parts(3) + self.trains * num_bytes / self._parts(2)
+        return num_bytes / self.parts(3) + self.trains * num_bytes / self.parts(2)
 
     def update_s(self, items: Array) -> Array:
         """Compute of the optimizer."""
-        return items[Item.UPDATE] / self._parts(1)
+        return items[Item.UPDATE] / self.parts(1)
 
     def exchanged(self, items: Array) -> tuple[Array, Array]:
         """Communication between replicas for each layer and microbatch: in the forward and in the backward pass.
@@ -224,14 +229,19 @@ def find_options(
         tensor: Only weights split over so many devices; all views and ways by default.
     """
     machines = submesh(catalogue.cluster.groups[group], num_devices)
-    found = []
-    for view, way in [((tensor,), TENSOR)] if tensor else catalogue.ways(group, num_devices):
+    found: list[Option] = []
+    for view, way in [((tensor,), TENSOR)] if tensor else catalogue.ways(group, num_devices, rows):
         data = num_devices // math.prod(view)
         prices = None if rows % data else catalogue.prices(group, view, way, rows // data)
-        if prices is not None:
+        if prices is not None and not any(_alike(option, view, prices) for option in found):
             option = Option(machines.mesh((data, *view)), way, 0, checkpoint, prices)
             found += _spread(option, catalogue, catalogue.rows.batch // rows, catalogue.limits[group])
     return Options(catalogue, group, found) if found else None
+
+
+def _alike(option: Option, view: View, prices: LayerPrices) -> bool:
+    """Whether an option is what another way comes to on its view."""
+    return option.view == view and np.array_equal(option.prices.items, prices.items)
 
 
 def _spread(option: Option, catalogue: Catalogue, num_microbatches: int, limit: float) -> list[Option]:

@@ -18,6 +18,7 @@ from meshwright.pipeline.flow import Flow
 from meshwright.pipeline.layers import Wishes, find_layers
 from meshwright.pipeline.nearest import note_nearest
 from meshwright.pipeline.recipe import ThreeD
+from meshwright.pipeline.refine import refine
 from meshwright.pipeline.rows import Rows
 from meshwright.pipeline.search import Search
 from meshwright.planner.groups import Grouping
@@ -73,6 +74,7 @@ def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tup
         search.beat_s = best_s
         search.all_recipes()
         search.all_programmes()
+        refine(search)
         found = _plain(task, search, say)
         if found is not None and found.step_s <= search.best_s * _EQUAL:
             best, plain, best_s = search, found, found.step_s

@@ -5,6 +5,7 @@ layers cost together.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +18,6 @@ from meshwright.pipeline.flow import Array, Bools, Flow, Ints
 from meshwright.pipeline.items import Item, LayerPrices
 from meshwright.pipeline.layers import Layers
 from meshwright.pipeline.rows import Resized
-from meshwright.pipeline.steady import steady_problem
 from meshwright.planner.folding import Folded, fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.group_table import SETTLING
@@ -26,7 +26,7 @@ from meshwright.planner.methods import Method
 from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
-from meshwright.solver import solve
+from meshwright.solver import ChoiceProblem, solve
 
 _DEAR = 100.0  # how much dearer than the step the least memory that would do is made, to find who needs little
 
@@ -46,27 +46,32 @@ class Pricing:
         self.flow = Flow(self.graph, self.grouping.nests, self.roles)
         self._folded: dict[str, Folded] = {}
         self._pricers: dict[Mesh, Pricer] = {}
+        self._known: dict[tuple[Mesh, int, bytes], LayerPrices] = {}  # by view, what is tied, and choice
         self._last: tuple[tuple[Mesh, str], Formulation] | None = None
 
-    def price(self, mesh: Mesh, method: Method, dear: bool = False, once: float = 1.0) -> LayerPrices | None:
-        """The layers' prices under the fastest choice; None if there is none.
+    def price(self, mesh: Mesh, method: Method, dear: bool = False) -> LayerPrices | None:
+        """The layers' prices under the fastest choice for one microbatch; None if there is none.
 
         Args:
             mesh: The view.
             method: What is laid down.
             dear: The choice that needs least memory instead.
-            once: How much of what is done once a step counts, if not all of it.
         """
         try:
             formulation = self.formulate(mesh, method)
         except ShardingError:
             return None
-        if once < 1:
-            problem = steady_problem(formulation, self.ends, once)
-        else:
-            problem = formulation.problem({}, None, _dear(formulation) if dear else {})
+        return self.solve(formulation, formulation.problem({}, None, _dear(formulation) if dear else {}))
+
+    def solve(self, formulation: Formulation, problem: ChoiceProblem) -> LayerPrices | None:
+        """The layers' prices under the best choice of a view's problem, whatever its costs; None if there is none."""
         choice = solve(problem, seconds=_SECONDS, workers=1, keep_interrupted=False).choice
-        return None if choice is None else self._read(Readback(formulation, choice))
+        if choice is None:
+            return None
+        key = (formulation.mesh, id(formulation.folded), choice.tobytes())
+        if key not in self._known:
+            self._known[key] = self._read(Readback(formulation, choice))
+        return self._known[key]
 
     def formulate(self, mesh: Mesh, method: Method) -> Formulation:
         """The problem of one view; the last one is kept, since it is asked for twice."""
@@ -140,10 +145,11 @@ class Pricing:
         last = self.ends
         sent += np.where(last, 0.0, gradients)
         gradients[~last] = 0.0
-        known: dict[tuple[int, int, int], float] = {}
+        known: dict[tuple[int, int, int, int], float] = {}
         for item in back.resharded():
             if item.op >= 0:
-                key = (int(self.graph.kind[item.value]), item.source, item.target)
+                kind, size = int(self.graph.kind[item.value]), int(self.graph.sent_itemsize[item.value])
+                key = (kind, size, item.source, item.target)
                 if key not in known:
                     known[key] = sum(hop.seconds for hop in back.hops(item))
                 sent[item.op] += item.trips * known[key]
@@ -158,7 +164,7 @@ class Pricing:
             (Item.OPTIMIZER_BYTES, self.roles.optimizer),
         ):
             items[item] = self._by_layer(np.array([owner[v] for v in state], np.int64), local[list(state)])
-        if self._masks["backward"].any():
+        if self.trains:
             items[Item.GRADIENT_BYTES] = items[Item.PARAMETER_BYTES]
         reads = [(u, v) for v in self.roles.parameters for u in self.layers.places.arguments[v]]
         units, values = np.array(reads, np.int64).reshape(-1, 2).T
@@ -187,6 +193,38 @@ class Pricing:
         for first, count, size in zip(self.layers.first, self.layers.count, peak, strict=True):
             place = items[Item.TRANSIENT_BYTES, first : first + count]
             np.maximum(place, size, out=place)
+
+    @property
+    def trains(self) -> bool:
+        return bool(self._masks["backward"].any())
+
+    @property
+    def copies(self) -> Ints:
+        """Copies of parameters that wait for the backward pass."""
+        return self._held[1]
+
+    def homes(self, values: Ints) -> Ints:
+        """The unit of each of some values: its owner's or, where an operation makes it, that one's."""
+        made, arguments = self.graph.columns.producer[values], self.layers.places.arguments
+        found = [arguments[v][0] if at < 0 else -1 for v, at in zip(values.tolist(), made.tolist(), strict=True)]
+        return np.where(made < 0, np.array(found, np.int64), self.layers.places.unit[made])
+
+    def often(self, checkpoint: str) -> Array:
+        """How often a microbatch does each operation; what the user computes again is there twice already."""
+        if checkpoint == "none" or self.flow.recomputed.any():
+            return np.ones(len(self.graph.columns.signature))
+        return 1 + self._masks["forward" if checkpoint == "full" else "again"]
+
+    def kept(self, checkpoint: str, chunks: Sequence[tuple[int, int]], share: Array) -> tuple[Ints, Array]:
+        """Values that are held for the backward pass of one microbatch, and the part of each that some layers hold."""
+        held, _, products = self._held
+        own = {"none": held, "selective": products, "full": held[:0]}[checkpoint]
+        parts = share[self.homes(own)]
+        if checkpoint == "none":
+            return own, parts
+        inputs = [self._inputs[layer] for a, b in chunks for layer in range(a, b) if layer in self._inputs]
+        come = np.concatenate([own[:0], *inputs])
+        return np.concatenate([own, come]), np.concatenate([parts, np.ones(len(come))])
 
     def _by_layer(self, unit: Ints, weights: Array) -> Array:
         return self.layers.gather(unit, weights)

@@ -121,26 +121,16 @@ def price_recipe(
         num_microbatches: How many.
         transfer: For each stage, seconds, there and back, over the cut before each layer and after the last.
     """
-    first, last = chunks
-    num_stages, interleave = first.shape
+    last = chunks[1]
+    num_stages, interleave = last.shape
     schedule = find_schedule(name, num_stages, num_microbatches, interleave)
-    part = (options.sums[:, :, last] - options.sums[:, :, first]).sum(axis=3)  # option, row, stage
-    peak = _most(options.transient, first, last)
-    state, once = part[:, STATE].copy(), part[:, ONCE].copy()
-    for tie, (owner, other) in enumerate(options.ties):
-        owns, copies = (((first <= layer) & (layer < last)).any(axis=1) for layer in (owner, other))
-        once += np.outer(options.tie_s[:, tie], owns != copies)
-        state += np.outer(options.tie_bytes[:, tie], copies & ~owns)
-    for step in range(options.ways.shape[1]):
-        ways = options.ways[:, step, :, :, None]
-        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, GRADIENTS], 1e-30)).min(axis=1)
-        once += np.where(part[:, GRADIENTS] > 0, times, 0.0)
+    part, once, fixed = stage_sums(options, chunks)
     held = np.array(schedule.in_flight(num_stages, num_microbatches, interleave)) / interleave
-    needed = state + peak + held * part[:, ACTIVATIONS]
+    needed = fixed + held * part[:, ACTIVATIONS]
     own, sent = part[:, MICROBATCH], np.take_along_axis(transfer, last, axis=1).sum(axis=1)
     fill = own
     if num_microbatches >= schedule.full_from * num_stages:
-        fill = schedule.fill(own, 0.0, part[:, WEIGHTS], interleave)  # type: ignore[arg-type]
+        fill = schedule.fill(own, 0.0, part[:, WEIGHTS], interleave)  # type: ignore[arg-type, assignment]
     adds = fill + sent / interleave
     rest = (num_microbatches - 1) * np.maximum(own, sent) + (own - fill) + once
     fits = needed <= options.limit
@@ -150,6 +140,27 @@ def price_recipe(
         return Priced(np.inf, option, needed[option, stage])
     option = choose(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
     return Priced(float(adds[option, stage].sum() + rest[option, stage].max()), option, needed[option, stage])
+
+
+def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Array, Array]:
+    """Sums over the layers of stages, for each option.
+
+    Returns:
+        The rows of `kernel` by option, row and stage; by option and stage the seconds that are spent once a step, and
+        the bytes that are needed whatever is in flight.
+    """
+    first, last = chunks
+    part = (options.sums[:, :, last] - options.sums[:, :, first]).sum(axis=3)
+    fixed, once = part[:, STATE] + _most(options.transient, first, last), part[:, ONCE].copy()
+    for tie, (owner, other) in enumerate(options.ties):
+        owns, copies = (((first <= layer) & (layer < last)).any(axis=1) for layer in (owner, other))
+        once += np.outer(options.tie_s[:, tie], owns != copies)
+        fixed += np.outer(options.tie_bytes[:, tie], copies & ~owns)
+    for step in range(options.ways.shape[1]):
+        ways = options.ways[:, step, :, :, None]
+        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, GRADIENTS], 1e-30)).min(axis=1)
+        once += np.where(part[:, GRADIENTS] > 0, times, 0.0)
+    return part, once, fixed
 
 
 def choose(adds: Array, rest: Array) -> Ints:

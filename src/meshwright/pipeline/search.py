@@ -108,8 +108,12 @@ class Search:
                 for rows in self.catalogue.microbatches:
                     for checkpoint in self.checkpoints:
                         self._recipes(num_stages, devices, tensor, rows, checkpoint)
+        for rows in self.catalogue.microbatches:
+            for num_stages, devices in shapes:
+                for checkpoint in self.checkpoints:
+                    self._recipes(num_stages, devices, None, rows, checkpoint)
 
-    def _recipes(self, num_stages: int, devices: int, tensor: int, rows: int, checkpoint: str) -> None:
+    def _recipes(self, num_stages: int, devices: int, tensor: int | None, rows: int, checkpoint: str) -> None:
         """All schedules of one shape, those that cannot win left out."""
         options = self.options(0, devices, rows, checkpoint, tensor)
         if options is None:
@@ -183,10 +187,14 @@ class Search:
         batch = self.catalogue.rows.batch
         for rows in self.catalogue.microbatches:
             self.say(f"cutting stages for {batch // rows} microbatches of {rows} rows")
-            for checkpoint in self.checkpoints:
-                for schedule in ("zb-h1", "1f1b") if self.trains else ("inference",):
-                    for order in orders(len(self.catalogue.cluster.groups)):
-                        self._programme(rows, checkpoint, schedule, order)
+            self._programmes(rows)
+
+    def _programmes(self, rows: int) -> None:
+        """Looks for better stages with one size of microbatch."""
+        for checkpoint in self.checkpoints:
+            for schedule in ("zb-h1", "1f1b") if self.trains else ("inference",):
+                for order in orders(len(self.catalogue.cluster.groups)):
+                    self._programme(rows, checkpoint, schedule, order)
 
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
         """Looks for better stages with one size of microbatch, recomputation, schedule and order of groups."""
@@ -198,6 +206,19 @@ class Search:
         found = Programme(pipeline, line, kinds, partial(self.transfer, rows)).solve(self.best_s)
         if found is not None:
             self.best = found
+
+    def again(self, found: Found, rows: int) -> None:
+        """Looks once more for pipelines with one size of microbatch, with what is priced by now.
+
+        Stages of any size and, where one that was found has equal ones, these in any number of chunks.
+        """
+        sizes = set(found.sizes)
+        self._options = {key: options for key, options in self._options.items() if key[2] != rows}
+        if len(sizes) == 1 and not self.catalogue.cluster.mixed:
+            ((_, devices),) = sizes
+            for checkpoint in self.checkpoints:
+                self._recipes(len(found.stages), devices, None, rows, checkpoint)
+        self._programmes(rows)
 
     def does_not_fit(self) -> DoesNotFit:
         """The error for a model that fits nowhere: how near the nearest pipeline came."""

@@ -11,9 +11,10 @@ number of stages counts because the ``s``-th from the end holds ``in_flight(s)``
 
 Not every ``t_max`` need be tried. F grows as ``t_max`` falls, so after a solution with sum ``g`` and busiest stage
 ``b``, limits between ``b`` and the last one give nothing new, and one of ``T* − g`` or more cannot beat the best
-``T*``: the next limit is the smaller of the two, until nothing fits. And if a solution of the programme without ``s``,
-in which each range costs the least it may, fits as it is, no other is better: F(s, k, d) is asked for only where memory
-binds.
+``T*``: the next limit is the smaller of the two, until nothing fits. A limit also says how many devices the layers from
+``k`` on need at the least, and those before: other ``d`` are left out (`kernel._window`). And if a solution of the
+programme without ``s``, in which each range costs the least it may, fits as it is, no other is better: F(s, k, d) is
+asked for only where memory binds.
 """
 
 from collections.abc import Callable, Sequence
@@ -119,10 +120,10 @@ def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float, once: bool = Fa
     def solve(limit: float) -> list[Part] | None:
         best, end, kind = cheapest(fill, busy, ranges.size, ranges.allowed, limit)
         left, first, parts = ranges.allowed.shape[1] - 1, 0, []
-        if not np.isfinite(best[0, left]):
+        if not np.isfinite(best[left, 0]):
             return None
         while left:
-            parts.append(Part(first, int(end[first, left]), int(kind[first, left]), 1))
+            parts.append(Part(first, int(end[left, first]), int(kind[left, first]), 1))
             first, left = parts[-1].last, left - int(ranges.size[parts[-1].kind])
         return parts
 
@@ -143,13 +144,13 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
 
     def solve(limit: float) -> list[Part] | None:
         tables = cheapest_staged(ranges.fill, ranges.busy, ranges.size, ranges.allowed, limit, held)
-        sums = tables[0][:, 0, -1]
+        sums = tables[0][:, -1, 0]
         stages = int(np.argmin(sums)) if count is None else count
         if not np.isfinite(sums[stages]):
             return None
         parts, first, left = [], 0, ranges.allowed.shape[1] - 1
         for stage in range(stages, 0, -1):
-            last, kind = int(tables[1][stage, first, left]), int(tables[2][stage, first, left])
+            last, kind = int(tables[1][stage, left, first]), int(tables[2][stage, left, first])
             parts.append(Part(first, last, kind, int(held[stage - 1])))
             first, left = last, left - int(ranges.size[kind])
         return parts

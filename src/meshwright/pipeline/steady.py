@@ -1,23 +1,36 @@
-"""The problem of a view as a stage with many microbatches has it: what is done once a step counts for less.
+"""Costs of a view's problem as stages with many microbatches have them: what is done once a step counts for less.
 
 A step is some microbatches and, once, the sums of gradients and the update. The problem of one microbatch counts all of
 it alike; what is best for it may bring gradients together cheaply and every microbatch's activations dearly.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.graph.phases import PHASES, UPDATE
-from meshwright.pipeline.flow import Array, Bools
+from meshwright.pipeline.flow import Array, Bools, Ints
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.group_table import SETTLING
-from meshwright.planner.priced import EdgeKey, Usage, choice_problem
-from meshwright.solver import ChoiceProblem
+from meshwright.planner.priced import EdgeKey
 
 Edges = dict[EdgeKey, tuple[float, Array]]  # as `Formulation.edges`
 
 _UPDATE = PHASES.index(UPDATE)
+_ANYWHERE = ("compute", "reshard")  # purposes that are no sums
+
+
+class Weights(NamedTuple):
+    """What counts how much, by the operation at which it happens.
+
+    Attributes:
+        work: Work of each operation, and what is sent to it.
+        sums: Settling the sums that it leaves.
+    """
+
+    work: Array
+    sums: Array
 
 
 def once_s(formulation: Formulation, ends: Bools) -> Iterator[Array]:
@@ -33,54 +46,74 @@ def once_s(formulation: Formulation, ends: Bools) -> Iterator[Array]:
         first = ops.start[members[0]]
         for member, purpose, seconds in table.items:
             op = ops.items[first + member]
-            sums = purpose not in ("compute", "reshard") and ends[op]
+            sums = purpose not in _ANYWHERE and ends[op]
             if sums or phase[op] == _UPDATE:
                 found += seconds
         yield found
 
 
-def steady_problem(formulation: Formulation, ends: Bools, share: float) -> ChoiceProblem:
-    """The problem with what is done once a step counted in part; see `steady_costs`."""
-    return choice_problem(formulation.copies, *steady_costs(formulation, ends, share), Usage(0), {}, None)
-
-
-def steady_costs(formulation: Formulation, ends: Bools, share: float) -> tuple[list[Array], Edges]:
-    """Costs of nodes and of edges.
+def steady_weights(formulation: Formulation, ends: Bools, share: float, often: Array) -> Weights:
+    """Weights with what is done once a step counted in part.
 
     Args:
         formulation: The problem.
         ends: As in `once_s`.
         share: How much of it counts: one part of as many as there are microbatches.
+        often: How often each operation counts besides.
     """
-    costs = list(formulation.costs)
-    for which, once in enumerate(once_s(formulation, ends)):
-        costs[which] = costs[which] - (1 - share) * once
+    updates = formulation.grouping.graph.columns.phase == _UPDATE
+    return Weights(np.where(updates, share, 1.0) * often, np.where(updates | ends, share, 1.0) * often)
+
+
+def weighed(formulation: Formulation, weights: Weights) -> tuple[list[Array], Edges]:
+    """Costs of nodes, all that they stand for together, and of edges: as `Pricing.read` tells them apart."""
+    ops = formulation.grouping.ops
+    costs = [np.zeros(len(cost)) for cost in formulation.costs]
+    for which, members in enumerate(formulation.folded.members):
+        for member, purpose, seconds in formulation.tables[which].items:
+            by_op = weights.work if purpose in _ANYWHERE else weights.sums
+            costs[which] += by_op[ops.items[ops.start[members] + member]].sum() * seconds
+    read, saved = _counts(formulation, weights)
     edges: Edges = {}
-    for (source, place, reader, slot), (count, whole) in formulation.edges.items():
-        matrix = whole
-        if _is_update(formulation, reader, slot):
-            matrix = share * whole
-        elif (saved := formulation.joined_s(source, place, reader, slot)) is not None and _ends(
-            formulation, source, ends
-        ):
-            matrix = whole + (1 - share) * saved  # of a sum that itself counts in part
-        edges[source, place, reader, slot] = count, matrix
+    for number, (key, (_, whole)) in enumerate(formulation.edges.items()):
+        joined = formulation.joined_s(*key)
+        matrix = read[number] * whole if joined is None else read[number] * (whole + joined) - saved[number] * joined
+        edges[key] = 1.0, matrix
     return costs, edges
 
 
-def _is_update(formulation: Formulation, reader: int, slot: int) -> bool:
-    """Whether an edge's value is read by the update."""
-    grouping, folded = formulation.grouping, formulation.folded
-    if slot < 0:
-        return folded.shared[folded.shared_members[reader - formulation.num_groups][0]].phase == UPDATE
-    group = grouping.groups[folded.members[reader][0]]
-    member = group.slots[slot].member
-    return member >= 0 and grouping.graph.ops[group.ops[member]].phase == UPDATE
+def _counts(formulation: Formulation, weights: Weights) -> tuple[Array, Array]:
+    """For each kind of edge, what is sent over it counts so much, and so much what is saved where sums are joined."""
+    folded, grouping = formulation.folded, formulation.grouping
+    source, _, which = folded.untied
+    at = _reading(formulation)
+    read = np.where(at >= 0, weights.work[at], 0.0)
+    settles = _settling(formulation)
+    made = np.where(source < len(grouping.groups), settles[np.minimum(source, len(grouping.groups) - 1)], -1)
+    saved = np.where(made >= 0, weights.sums[made], 0.0)
+    found: list[Array] = [np.bincount(which, part, len(formulation.edges)).astype(float) for part in (read, saved)]
+    return found[0], found[1]
 
 
-def _ends(formulation: Formulation, source: int, ends: Bools) -> bool:
-    """Whether what a class settles are weights' gradients."""
-    ops, first = formulation.grouping.ops, formulation.folded.members[source][0]
-    at = ops.start[first]
-    items = formulation.tables[source].items
-    return any(purpose in SETTLING and bool(ends[ops.items[at + member]]) for member, purpose, _ in items)
+def _reading(formulation: Formulation) -> Ints:
+    """For each edge the operation at which its value is sent: what reads it, or else makes it; -1 for neither."""
+    folded, grouping = formulation.folded, formulation.grouping
+    slots, (_, reader, which), num_groups = grouping.slots, folded.untied, len(grouping.groups)
+    slot = np.array([key[3] for key in formulation.edges], np.int64)[which]
+    first = np.array([slots.start[group] + rank for group, rank in (s.readers[0] for s in folded.shared)], np.int64)
+    place = np.where(slot >= 0, slots.start[np.minimum(reader, num_groups - 1)] + slot, 0)
+    shared = slot < 0
+    place[shared] = first[reader[shared] - num_groups]
+    found: Ints = np.where(slots.op[place] >= 0, slots.op[place], grouping.graph.columns.producer[slots.value[place]])
+    return found
+
+
+def _settling(formulation: Formulation) -> Ints:
+    """For each group the operation whose sum it settles; -1 for none."""
+    ops, folded = formulation.grouping.ops, formulation.folded
+    found = np.full(len(formulation.grouping.groups), -1)
+    for which, members in enumerate(folded.members):
+        member = next((m for m, purpose, _ in formulation.tables[which].items if purpose in SETTLING), None)
+        if member is not None:
+            found[members] = ops.items[ops.start[members] + member]
+    return found

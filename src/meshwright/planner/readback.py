@@ -213,14 +213,15 @@ class Readback:
         On GPUs what is sent is on its way early, and what is not but a part of a value is taken out by the kernels that
         read it, if they can take in work at all.
         """
-        held, readers = self.formulation.held, list(item.readers)
+        held, readers = self.formulation.held, item.readers
         if not readers:
             return
-        start, stop = int(held.step[readers].min()), int(held.last[readers].max()) + 1
+        # Most copies have one reader: numbers one by one are quicker than arrays of them.
+        start, stop = int(min(held.step[r] for r in readers)), int(max(held.last[r] for r in readers)) + 1
         if isinstance(held, AcceleratorLiveness):
             if not self.axes.only_cuts(item.source, item.target):
-                start = min(start, max(int(held.before[readers].min()), int(held.ready[item.value])))
-            elif held.fuses[readers].all():
+                start = min(start, int(max(min(held.before[r] for r in readers), held.ready[item.value])))
+            elif all(held.fuses[r] for r in readers):
                 return
         yield start, stop
 

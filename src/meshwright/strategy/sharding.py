@@ -47,6 +47,7 @@ class Axes:
         """How many distinct shards the tensor has under each sharding."""
         return self._parts[codes]
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - an Axes lives as long as its mesh is planned
     def only_cuts(self, source: int, target: int) -> bool:
         """Whether slices alone turn one sharding into another: axes that split a dim anew must be minor in it."""
         before, after = self.unpack(source).tolist(), self.unpack(target).tolist()
