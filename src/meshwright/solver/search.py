@@ -237,7 +237,7 @@ class Search:
 
     def _close(self, level: Level) -> None:
         """The frontier search over the whole level, as far as it gets in a tenth of the time that is left."""
-        closer = Closer(self.tolerance, self._slice(0.1), effort=2e5)
+        closer = Closer(self.tolerance, self._slice(0.1), effort=2e5, few=0)
         found = closer.close(level.model, self.cost - level.offset, level.dual.prices)
         if found.choice is not None:
             self._offer(level, State.of(level.model, found.choice))
