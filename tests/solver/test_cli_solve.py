@@ -22,7 +22,7 @@ def saved(tmp_path):
 
 def test_the_answer_line_comes_last_on_stdout(saved, tmp_path):
     problem, path = saved
-    result = CliRunner().invoke(app, [str(path), "--seconds", "5", "--json", str(tmp_path / "out.json")])
+    result = CliRunner().invoke(app, [str(path), "--seconds", "60", "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0
     choice = json.loads(result.stdout.splitlines()[-1])
     assert price(problem, choice).cost == 2
