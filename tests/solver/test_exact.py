@@ -88,6 +88,14 @@ def test_splitting_proves_what_one_search_would(seed, memory):
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 
 
+def test_past_the_deadline_no_effort_is_left():
+    dual = Dual(from_problem(example(True, num_nodes=10)))
+    dual.converge(5)
+    for few in (0, 1e5):
+        look = Closer(1e-9, time.perf_counter() - 1, few=few)._patiently(10.0 if few else np.inf)
+        assert not look([dual], 1e9).complete
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("memory", [False, True])
 def test_parts_hold_every_choice_below_the_goal(seed, memory):

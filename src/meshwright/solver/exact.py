@@ -220,7 +220,7 @@ class Closer:
 
     def _patiently(self, count: float) -> Callable[[list[Dual], float], Found] | None:
         """A search with more effort than usual; None where elimination is wanted and stands no chance."""
-        left = _ROWS_A_SECOND * (self.deadline - time.perf_counter())
+        left = max(0.0, _ROWS_A_SECOND * (self.deadline - time.perf_counter()))
         if count <= _MOST_COMBINATIONS:
             return partial(eliminate, effort=min(self.patience * _PATIENT_ROWS, left))
         return None if self.few else partial(search, width=self.width, effort=min(self.patience * self.effort, left))

@@ -52,7 +52,8 @@ def search_kernels() -> None:
     simple = simplify(from_problem(example(True, num_nodes=30)))
     if not simple.infeasible:
         dual = Dual(simple.model)
-        eliminate([dual], combinations(dual, np.inf, np.inf), 100)
+        combinations(dual, np.inf, np.inf)
+        eliminate([dual], np.inf, 100)
         search([dual], np.inf, 8)
         relaxed(dual, 8)
         mended(simple.model, dual.links, dual.decode())
