@@ -115,9 +115,9 @@ class Dual:
         return sweeps.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, forward)
 
 
-def scaled(dual: Dual, scale: float, deadline: float = np.inf) -> Dual:
-    """The dual at prices that are so many times its best ones, after a few sweeps."""
-    other = Dual(dual.model, dual.links, dual.prices * scale)
+def at_prices(dual: Dual, prices: np.ndarray, deadline: float = np.inf) -> Dual:
+    """A dual of the same model at other prices, after a few sweeps."""
+    other = Dual(dual.model, dual.links, prices)
     other.m[:] = dual.m
     other.converge(10, 1e-6, deadline)
     return other

@@ -58,7 +58,7 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float) -> Found:
         links, model.off, alive, base, np.stack([dual.m for dual in duals]), duals[0].spent(),
         np.ascontiguousarray(dense_usage(model).T), model.cap, goal - bounds,
     )  # fmt: skip
-    complete, choice, made = eliminate_all(costs, effort, _MOST_ROWS, _WIDEST, _MOST_COMPARED, _COMPARED)
+    complete, choice, made = eliminate_all(costs, float(effort), _MOST_ROWS, _WIDEST, _MOST_COMPARED, _COMPARED)
     return Found(bool(complete), choice if choice[0] >= 0 else None, int(made))
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.solver.decimate import settled
-from meshwright.solver.dual import Dual, carried, climb_prices, scaled
+from meshwright.solver.dual import Dual, at_prices, carried, climb_prices
 from meshwright.solver.elimination import eliminate
 from meshwright.solver.frontier import Found, search
 from meshwright.solver.mend import mended, relaxed
@@ -30,7 +30,7 @@ _MOST_COMBINATIONS = 2e5  # up to here it is worth a try with fewer
 _FEWER_ROWS = 1e5
 _PATIENT_ROWS = 5e4
 _SEARCHED = 1000  # states beyond one for each node up to which a model is searched along a frontier before it is split
-_FEWER = 0.3  # the part of the combinations with which one failed at which the next is tried
+_FEWER = 0.6  # the part of the combinations with which one failed at which the next is tried
 _FIRST_REACH = 1e-3  # the part of the bound within which a first choice is looked for, in haste
 _SWEEPS = 20
 _CLIMB = 60  # most steps of the prices, each of which aims this part above the bound at first
@@ -43,6 +43,8 @@ _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimina
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
 _SCALES = (0.5, 0.8, 1.3, 2.0)
+_DEAREST = 4  # times whose prices are changed one by one
+_CHANGES = (0.5, 2.0)
 _DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
 _THOROUGH = 5e5  # rows of that elimination
@@ -198,7 +200,7 @@ class Closer:
             if best.bound >= min(best.cost, goal):
                 return best
             self.few = _FEWER * count
-        elif not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED:
+        elif not self.splits or (not self.few and len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED):
             best = self._searched(dual, goal, partial(search, width=self.width, effort=self.effort))
             if best.bound >= min(best.cost, goal):
                 return best
@@ -310,10 +312,24 @@ class Closer:
         return found
 
     def _fan(self, dual: Dual) -> list[Dual]:
-        """The dual at its best, and others with its prices scaled down and up."""
+        """The dual at its best, and others with each of its dearest times cheaper and dearer than that.
+
+        A row of an elimination that saves memory at one time and wastes it at another is ruled out by the dual that
+        knows the difference; of one time only, by several prices.
+        """
         dual.restore()
-        scales = _SCALES if dual.prices.any() else ()
-        return [dual, *(scaled(dual, scale, self.deadline) for scale in scales)]
+        worth = dual.prices * dual.model.cap
+        dearest = [time for time in np.argsort(-worth, kind="stable")[:_DEAREST] if worth[time] > 0]
+        if len(dearest) < 2:
+            changes = [(slice(None), scale) for scale in _SCALES if dearest]
+        else:
+            changes = [(time, scale) for time in dearest for scale in _CHANGES]
+        fan = [dual]
+        for times, scale in changes:
+            prices = dual.prices.copy()
+            prices[times] *= scale
+            fan.append(at_prices(dual, prices, self.deadline))
+        return fan
 
 
 def better(one: Closed, other: Closed) -> Closed:

@@ -1,13 +1,17 @@
 """The one decorator of every compiled kernel: cached on disk, and recompiled when any file of the solver changes."""
 
 import hashlib
+import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numba
 import numpy as np
+import scipy
 
 # Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan, but never ninf.
 _FASTMATH = {"nnan", "nsz", "contract"}
@@ -16,6 +20,28 @@ _FASTMATH = {"nnan", "nsz", "contract"}
 # plain choice of the lesser number rather than `min`, are the ones that are compiled to vectors; slices would be too,
 # but cost more than they gain where nodes have few states.
 place = np.uint64
+
+
+def _find_blas() -> None:
+    """Lets numba find BLAS without running scipy.linalg, which takes 0.2 s and which no kernel here uses.
+
+    Before its first kernel numba imports one extension of that package, to see whether it is there. A bare package
+    stands in for it meanwhile and is gone afterwards: whoever imports scipy.linalg later gets the real one.
+    """
+    package = "scipy.linalg"
+    if package in sys.modules or threading.active_count() > 1:  # another thread might be about to import it
+        return
+    stand_in = ModuleType(package)
+    stand_in.__path__ = [str(Path(scipy.__path__[0], "linalg"))]
+    sys.modules[package] = stand_in
+    try:
+        import numba.np.arraymath  # noqa: F401
+    finally:
+        del sys.modules[package]
+        sys.modules.pop(f"{package}.cython_blas", None)
+
+
+_find_blas()
 
 
 @cache

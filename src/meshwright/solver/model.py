@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.solver.kernel import kernel
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 
 
@@ -37,7 +38,7 @@ def from_problem(problem: ChoiceProblem) -> Model:
         times, start, end = times[:0], start[:0], end[:0]
         rnode, roff, usage = rnode[:0], roff[:0], usage[:0]
     return Model(
-        off=problem.first,
+        off=problem.first.copy(),  # writable like all the others, so that kernels are compiled for one type only
         cost=np.where(problem.cost >= IMPOSSIBLE, np.inf, problem.cost),
         eu=np.ascontiguousarray(problem.edge_nodes[:, 0]),
         ev=np.ascontiguousarray(problem.edge_nodes[:, 1]),
@@ -75,3 +76,14 @@ def maximal_times(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.nd
 def _clamped(matrix: np.ndarray) -> np.ndarray:
     impossible = matrix >= IMPOSSIBLE
     return np.where(impossible, np.inf, matrix) if impossible.any() else matrix
+
+
+@kernel
+def extent(costs, impossible):
+    """The least and the most of the costs that are possible (inf and -inf where none is), and whether all are whole."""
+    least, most, whole = np.inf, -np.inf, True
+    for cost in costs:
+        if abs(cost) < impossible:
+            least, most = min(least, cost), max(most, cost)
+            whole = whole and cost == np.floor(cost)
+    return least, most, whole

@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.solver.check import price
 from meshwright.solver.exact import Closer
 from meshwright.solver.infeasible import least_limit
-from meshwright.solver.model import from_problem
+from meshwright.solver.model import extent, from_problem
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
@@ -196,15 +196,14 @@ def _improved(*args) -> np.ndarray | None:
 def most_possible(problem: ChoiceProblem) -> float:
     """No choice without impossible strategies and pairs costs more."""
     sizes = ((problem.cost, problem.num_nodes), (problem.matrix, problem.num_edges))
-    worst = sum(count * np.max(part, where=part < IMPOSSIBLE, initial=0.0) for part, count in sizes)
-    return float(worst) * (1 + 1e-9)
+    return float(sum(count * max(extent(part, IMPOSSIBLE)[1], 0.0) for part, count in sizes)) * (1 + 1e-9)
 
 
 def whole_tolerance(problem: ChoiceProblem) -> float:
     """Half a unit where all costs are whole numbers; else a 1e-11th of the size of the costs."""
-    parts = [part[np.abs(part) < IMPOSSIBLE] for part in (problem.cost, problem.matrix)]
-    if all(bool((part == np.floor(part)).all()) for part in parts):
+    extents = [extent(part, IMPOSSIBLE) for part in (problem.cost, problem.matrix)]
+    if all(whole for _, _, whole in extents):
         return _HALF
     least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])
     scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
-    return 1e-11 * max(scale, max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0), 1e-300)
+    return 1e-11 * max(scale, *(max(-low, high) for low, high, _ in extents), 1e-300)

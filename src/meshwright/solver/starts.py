@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from meshwright.solver.dual import Dual, scaled
+from meshwright.solver.dual import Dual, at_prices
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.neighbourhood import Neighbourhood
 from meshwright.solver.state import State
@@ -32,7 +32,7 @@ def improved(dual: Dual, choice: np.ndarray | None, tolerance: float, deadline: 
     for scale in _SCALES:
         if stale == _STALE or time.perf_counter() > deadline:
             break
-        start = _start(scaled(dual, scale, deadline))
+        start = _start(at_prices(dual, scale * dual.prices, deadline))
         if start is None:
             continue
         before = np.inf if state is None else state.cost
