@@ -1,9 +1,15 @@
-"""Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven."""
+"""Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven.
+
+Goals rise from just above the bound: what is dearer than the goal need not be looked at, which leaves few states and
+short searches. Below one goal the part with the least bound is searched or split first, so that a goal far above the
+optimum costs little more than the optimum itself would as a goal.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -14,9 +20,10 @@ from meshwright.solver.frontier import Found, search
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
+from meshwright.solver.parts import Closed, Part, better
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
-from meshwright.solver.split import split
+from meshwright.solver.split import Split, split
 from meshwright.solver.state import State, cost_of
 from meshwright.solver.tables import combinations
 
@@ -48,22 +55,8 @@ _CHANGES = (0.5, 2.0)
 _DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
 _THOROUGH = 5e5  # rows of that elimination
+_GROWTH = 4.0  # from the step to one goal to the step to the next
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
-
-
-@dataclass(frozen=True, eq=False)
-class Closed:
-    """What a closing attempt found.
-
-    Attributes:
-        choice: The cheapest choice below the cutoff that was met, or None.
-        cost: Its cost; inf where there is none.
-        bound: No choice costs less than this, up to the tolerance (inf where none fits at all).
-    """
-
-    choice: np.ndarray | None
-    cost: float
-    bound: float
 
 
 @dataclass
@@ -155,15 +148,26 @@ class Closer:
                 break
             alive = dual.floor <= ceiling
             if alive.mean() < _SHRUNK:  # for good
-                best = better(best, self._attempt_part(dual, alive, ceiling, best, enough))
+                best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
             if fresh:
                 best, fresh = self._prepared(dual, best, cutoff), False
                 continue
-            step = 2.0 * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
+            step = _GROWTH * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
             near = best.choice is not None and step > _NEARLY * (ceiling - best.bound)
             best = better(best, self.attempt(dual, ceiling if near else min(ceiling, best.bound + step)))
         return replace(best, bound=min(best.bound, best.cost, cutoff))
+
+    def _below_in_part(self, dual: Dual, alive: np.ndarray, best: Closed, ceiling: float, enough: float) -> Closed:
+        """The same without the states that are not alive."""
+        part = self._reduced(Part(dual), alive, ceiling)
+        if isinstance(part, Closed):
+            return part
+        start = Closed(None, np.inf, max(part.dual.bound, best.bound - part.offset))
+        held = None if best.choice is None else part.restrict(best.choice)
+        if held is not None:
+            start = replace(start, choice=held, cost=cost_of(part.dual.model, held))
+        return part.whole(self._below(part.dual, start, ceiling - part.offset, enough - part.offset))
 
     def _prepared(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
         """Improves the choice where it is dear, or where splits promise little; then all below it is searched as well.
@@ -181,44 +185,81 @@ class Closer:
             cost = cost_of(dual.model, choice)
             best = replace(best, choice=choice, cost=cost) if cost < best.cost else best
         if alike and best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
-            best = better(best, self._searched(dual, min(best.cost, cutoff), partial(eliminate, effort=_THOROUGH)))
+            goal = min(best.cost, cutoff)
+            found, fewer = self._searched(dual, goal, partial(eliminate, effort=_THOROUGH))
+            best = better(best, found if fewer is None else self.attempt(dual, goal, fewer))
         return best
 
-    def attempt(self, dual: Dual, goal: float) -> Closed:
-        """Searches all choices cheaper than the goal: states that cannot be in one go first, and what follows."""
+    def attempt(self, dual: Dual, goal: float, alive: np.ndarray | None = None) -> Closed:
+        """Searches all choices cheaper than the goal (of states that are alive), part by part, least bound first."""
+        best, count = Closed(None, np.inf, goal), 0
+        parts: list[tuple[float, int, Part, np.ndarray | None]] = [(dual.bound, count, Part(dual), alive)]
+        while parts and parts[0][0] < min(best.cost, goal):
+            if count and time.perf_counter() > self.deadline:
+                break
+            bound, _, part, alive = parts[0]
+            found, part, halves = self._look(part, alive, min(best.cost, goal))
+            best = replace(found, bound=goal) if found.cost < best.cost else best
+            if halves is None:
+                break
+            heappop(parts)
+            for half, least in zip(halves.parts, halves.bounds, strict=True):
+                count += 1
+                heappush(parts, (max(bound, least + part.offset), count, part, half))
+        return replace(best, bound=min(parts[0][0] if parts else np.inf, best.cost, goal))
+
+    def _look(self, part: Part, alive: np.ndarray | None, goal: float) -> tuple[Closed, Part, Split | None]:
+        """Searches one part for what is cheaper than the goal.
+
+        Returns:
+            What was found; what is left of the part; and the smaller ones that are to be searched instead, of which
+            there are none where it was searched to the end, or None where it was not and must not be split.
+        """
+        nothing, done = Closed(None, np.inf, goal), Split((), (), 1.0)
+        if alive is not None:
+            reduced = self._reduced(part, alive, goal)
+            if isinstance(reduced, Closed):
+                return reduced, part, done
+            part = reduced
+        dual, goal = part.dual, goal - part.offset
         most = self._most(dual, goal)
         if dual.bound > most:
-            return Closed(None, np.inf, goal)
+            return nothing, part, done
         if (dual.floor <= most).mean() < _SHRUNK:
-            return self._attempt_part(dual, dual.floor <= most, goal)
-        best = Closed(None, np.inf, dual.bound)
+            return nothing, part, Split((dual.floor <= most,), (dual.bound,), 1.0)
+        found = Closed(None, np.inf, dual.bound)
         count = combinations(dual, most, _MOST_COMBINATIONS) if self.few else np.inf
-        if count <= self.few:
-            best = self._searched(
-                dual, goal, partial(eliminate, effort=_ROWS if count <= _COMBINATIONS else _FEWER_ROWS)
-            )
-            if best.bound >= min(best.cost, goal):
-                return best
-            self.few = _FEWER * count
-        elif not self.splits or (not self.few and len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED):
-            best = self._searched(dual, goal, partial(search, width=self.width, effort=self.effort))
-            if best.bound >= min(best.cost, goal):
-                return best
+        if look := self._briefly(dual, count):
+            found, fewer = self._searched(dual, goal, look)
+            if fewer is not None:
+                return nothing, part, Split((fewer,), (dual.bound,), 1.0)
+            if found.bound >= min(found.cost, goal):
+                return part.whole(found), part, done
+            self.few = _FEWER * count if self.few else 0
         if not self.splits or time.perf_counter() > self.deadline:
-            return self._mended(dual, best)
+            return part.whole(self._mended(dual, found)), part, None
         dual.restore()
-        parts, worth = split(dual, goal)
+        halves = split(dual, goal)
         self.pause -= 1.0
-        look = self._patiently(count) if worth < _HARDLY and self.pause < 0.0 else None  # alike lumps make few rows
-        if look is not None:
-            best = better(best, self._searched(dual, goal, look))
-            if best.bound >= min(best.cost, goal):
-                return best
+        if halves.worth < _HARDLY and self.pause < 0.0 and (look := self._patiently(count)):  # alike lumps: few rows
+            more, fewer = self._searched(dual, goal, look)
+            if fewer is not None:
+                return nothing, part, Split((fewer,), (dual.bound,), 1.0)
+            found = better(found, more)
+            if found.bound >= min(found.cost, goal):
+                return part.whole(found), part, done
             self.pause = _PAUSE * self.patience
             self.patience = min(_MORE_PATIENCE * self.patience, _MOST_PATIENCE)
-        if len(parts) > 1:
-            best = self._mended(dual, best)
-        return self._attempt_parts(dual, parts, replace(best, bound=min(best.cost, goal)))
+        if len(halves.parts) > 1:
+            found = self._mended(dual, found)
+        return part.whole(found), part, halves
+
+    def _briefly(self, dual: Dual, count: float) -> Callable[[list[Dual], float], Found] | None:
+        """A search that ends soon where it is likely to end at all; else None."""
+        if count <= self.few:
+            return partial(eliminate, effort=_ROWS if count <= _COMBINATIONS else _FEWER_ROWS)
+        small = not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED
+        return partial(search, width=self.width, effort=self.effort) if small and not self.few else None
 
     def _patiently(self, count: float) -> Callable[[list[Dual], float], Found] | None:
         """A search with more effort than usual; None where elimination is wanted and stands no chance."""
@@ -231,64 +272,40 @@ class Closer:
         """What a choice that is cheaper than the goal costs at most."""
         return goal - self.tolerance + 1e-12 * abs(dual.bound)
 
-    def _searched(self, dual: Dual, goal: float, look: Callable[[list[Dual], float], Found]) -> Closed:
-        """What a search by several duals finds; if they rule out many states, what the smaller model holds."""
+    def _searched(
+        self, dual: Dual, goal: float, look: Callable[[list[Dual], float], Found]
+    ) -> tuple[Closed, np.ndarray | None]:
+        """What a search by several duals finds; or the states that they leave, where those are much fewer."""
         most, fan = self._most(dual, goal), self._fan(dual)
-        floor = np.max([one.floor for one in fan], axis=0)
-        if (floor <= most).mean() < _SHRUNK:
-            return self._attempt_part(dual, floor <= most, goal)
+        alive = np.max([one.floor for one in fan], axis=0) <= most
+        if alive.mean() < _SHRUNK:
+            return Closed(None, np.inf, dual.bound), alive
         found = look(fan, most)
         cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
-        return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound)
+        return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound), None
 
-    def _attempt_parts(self, dual: Dual, parts: Sequence[np.ndarray], found: Closed) -> Closed:
-        """Searches parts of a model for what is cheaper than was found."""
-        best, cost, goal, bound = found.choice, found.cost, found.bound, np.inf
-        for alive in parts:
-            part = self._attempt_part(dual, alive, goal)
-            if part.cost < cost:
-                best, cost, goal = part.choice, part.cost, min(goal, part.cost)
-            bound = min(bound, part.bound)
-        return Closed(best, cost, min(bound, goal))
+    def _reduced(self, part: Part, alive: np.ndarray, goal: float) -> Part | Closed:
+        """What is left of a part without the states that are not alive; or its best choice, where none is to be made.
 
-    def _attempt_part(
-        self, dual: Dual, alive: np.ndarray, goal: float, known: Closed | None = None, enough: float = np.inf
-    ) -> Closed:
-        """Searches the model without the states that are not alive, after all reductions that this allows.
-
-        Where a bound and perhaps a choice are known, by rising goals from there on; else all that is cheaper at once.
+        Choices that cost as much as the goal do not matter: states and pairs that only they hold may be gone as well.
         """
-        if time.perf_counter() > self.deadline:
-            return Closed(None, np.inf, dual.bound)
+        dual = part.dual
         dual.restore()
         reduced = reduce_model(settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
         if reduced.infeasible:
             return Closed(None, np.inf, goal)
         model = tighten_times(reduced.model)
-        target = goal - reduced.offset
+        offset, target = part.offset + reduced.offset, goal - part.offset - reduced.offset
         if model.num_nodes == 0:
-            choice = reduced.way_back.expand(np.zeros(0, dtype=np.int64)).astype(np.int64)
-            return Closed(choice, reduced.offset, max(dual.bound, min(goal, reduced.offset)))
+            choice = np.zeros(0, dtype=np.int64)
+            return Part(dual, offset, ((choice, reduced.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
         alike = model.num_nodes > _REORDERED * dual.model.num_nodes
         order = np.arange(model.num_nodes) if alike else decision_order(model)
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
             climb_prices(smaller, target - smaller.bound, _SHORT_CLIMB, target, self.deadline)
-        if known is None:
-            found = self.attempt(smaller, target)
-        else:
-            start = Closed(None, np.inf, max(smaller.bound, known.bound - reduced.offset))
-            held = None if known.choice is None else reduced.way_back.restrict(known.choice)
-            if held is not None:
-                start = replace(start, choice=held[order], cost=cost_of(model, held))
-            found = self._below(smaller, start, target, enough - reduced.offset)
-        bound = max(dual.bound, min(goal, found.bound + reduced.offset))  # what was dropped costs at least the goal
-        if found.choice is None:
-            return Closed(None, np.inf, bound)
-        choice = np.empty(model.num_nodes, dtype=np.int64)
-        choice[order] = found.choice
-        return Closed(reduced.way_back.expand(choice).astype(np.int64), found.cost + reduced.offset, bound)
+        return Part(smaller, offset, ((order, reduced.way_back), *part.steps))
 
     def _first(self, dual: Dual, cutoff: float) -> Closed:
         """A choice to begin with: decoded if it fits, else mended."""
@@ -330,9 +347,3 @@ class Closer:
             prices[times] *= scale
             fan.append(at_prices(dual, prices, self.deadline))
         return fan
-
-
-def better(one: Closed, other: Closed) -> Closed:
-    """The cheaper choice of two attempts at one model and the higher of their bounds."""
-    best = one if one.cost <= other.cost else other
-    return replace(best, bound=max(one.bound, other.bound))

@@ -17,11 +17,13 @@ class Split(NamedTuple):
 
     Attributes:
         parts: Masks of states: none where nothing is below the goal, one where some states turned out to be ruled
-            out, two that part the states of one node, the more promising first.
+            out, two that part the states of one node.
+        bounds: What the choices in each of them cost at least.
         worth: By how much the better half raises the bound, as a part of the gap.
     """
 
     parts: tuple[np.ndarray, ...]
+    bounds: tuple[float, ...]
     worth: float
 
 
@@ -40,7 +42,7 @@ def split(dual: Dual, goal: float) -> Split:
     else:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
     ruled_out = np.zeros(len(model.cost), dtype=bool)
-    best, found, tried = -1.0, Split((), 1.0), 0
+    best, found, tried = -1.0, Split((), (), 1.0), 0
     for node in np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]:
         if tried == _CANDIDATES or scores[node] == -np.inf:  # it has one state only, and so have all that follow
             break
@@ -49,7 +51,7 @@ def split(dual: Dual, goal: float) -> Split:
         high, rest = own & ~low, own & low
         gains = [_gain(dual, banned, goal) for banned in (high, rest)]
         if min(gains) >= 1.0:
-            return Split((), 1.0)
+            return Split((), (), 1.0)
         if max(gains) >= 1.0:
             ruled_out |= rest if gains[0] >= 1.0 else high
             tried = 0
@@ -58,9 +60,9 @@ def split(dual: Dual, goal: float) -> Split:
         least = 1e-3 * max(gains)
         score = max(gains[0], least) * max(gains[1], least)
         if score > best:
-            halves = (~high, ~rest) if gains[0] <= gains[1] else (~rest, ~high)
-            best, found = score, Split(halves, max(gains))
-    return Split((~ruled_out,), 1.0) if ruled_out.any() else found
+            bounds = tuple(dual.now + gain * (goal - dual.now) for gain in gains)
+            best, found = score, Split((~high, ~rest), bounds, max(gains))
+    return Split((~ruled_out,), (dual.now,), 1.0) if ruled_out.any() else found
 
 
 def _gain(dual: Dual, banned: np.ndarray, goal: float) -> float:
