@@ -128,6 +128,26 @@ def test_so_they_are_in_programs_of_mixed_precision(name, method):
     check(mw.plan(descent(loss), *args, cluster="1x8 cpu", mesh=mesh, method=method))
 
 
+def pooled(params, images, labels):
+    """A small convolutional net; pools that overlap, and such that do not."""
+    (first, second, last), size = params, ((1, 3, 3, 1), (1, 2, 2, 1))
+    for kernel, window in zip((first, second), size, strict=True):
+        images = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        images = jax.nn.relu(images)
+        images = jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, window, (1, 2, 2, 1), "SAME")
+    logits = images.reshape(len(images), -1) @ last
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+@pytest.mark.parametrize("method", [mw.Auto(), mw.Zero(stage=3), mw.DataParallel()], ids=str)
+def test_finding_the_largest_of_each_window_takes_memory(method):
+    params = [wide((3, 3, 3, 32)), wide((3, 3, 32, 64)), wide((4096, 16))]
+    args = params, wide((32, 32, 32, 3)), jax.ShapeDtypeStruct((32,), jnp.int32)
+    step = jax.jit(descent(pooled), donate_argnums=0)
+    found = mw.plan(step, *args, cluster="1x8 cpu", mesh=(8,), method=method).verify(compiler_options=QUICK).memory
+    assert 0.85 < found.planned / found.compiled < 1.15
+
+
 def test_an_abstract_mesh_is_planned_as_accelerators_are():
     example = zoo.build("mlp", dtype="float32", batch=16)
     args = (example.train_step, example.state, example.batch)

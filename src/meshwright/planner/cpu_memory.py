@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.liveness import Copies
+from meshwright.graph.scratch import scratch
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
@@ -52,6 +53,7 @@ class CpuMemory(MemoryModel):
     def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
         yield from self._laid_out()
         yield from self._reductions()
+        yield from self._scratch()
 
     def _laid_out(self) -> Iterator[Span]:
         """Operands that contractions read in other layouts.
@@ -117,6 +119,20 @@ class CpuMemory(MemoryModel):
                 if stop <= time:  # without the reduction it would be gone by then
                     yield partial, stop, time, 1.0
                     yield result, time, time + 1, 1.0
+
+    def _scratch(self) -> Iterator[Span]:
+        """What operations take in passing, beside what they read and make."""
+        ops, placed, columns = self.grouping.ops, self.grouping.placed, self.grouping.graph.columns
+        told = {n: found for n, op in enumerate(columns.signatures) if (found := scratch(op)) is not None}
+        known: dict[tuple[int, int], int] = {}
+        for index in np.flatnonzero(np.isin(columns.signature, list(told)) & (placed.group >= 0)).tolist():
+            which, member = self.folded.group_class[int(placed.group[index])], int(ops.rank[index])
+            if (which, member) not in known:
+                loops, reads = self.tables[which].assignments[member], columns.reads_of(index).tolist()
+                shares = enumerate(told[int(columns.signature[index])])
+                sizes = (x * self._computed(reads[i], self._held_by(index, loops, i)) for i, x in shares if x)
+                known[which, member] = self.add(which, np.sum(list(sizes), axis=0))
+            yield known[which, member], int(self.live.step[index]), int(self.live.step[index]) + 1, 1.0
 
     def _settled_by(self, leader: int) -> int:
         """The operation whose result is reduced for a leader's: the last addition, if it is known to be joined."""
