@@ -130,9 +130,9 @@ def test_so_they_are_in_programs_of_mixed_precision(name, method):
 
 def pooled(params, images, labels):
     """A small convolutional net; pools that overlap, and such that do not."""
-    (first, second, last), size = params, ((1, 3, 3, 1), (1, 2, 2, 1))
-    for kernel, window in zip((first, second), size, strict=True):
-        images = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    (first, second, last), dims = params, ("NHWC", "HWIO", "NHWC")
+    for kernel, window in ((first, (1, 3, 3, 1)), (second, (1, 2, 2, 1))):
+        images = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=dims)
         images = jax.nn.relu(images)
         images = jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, window, (1, 2, 2, 1), "SAME")
     logits = images.reshape(len(images), -1) @ last

@@ -182,6 +182,7 @@ class _Writer:
             ties=tuple(Tie(self._handed_on(tie.made), tie.carry, tie.trips) for tie in graph.ties),
             loops=tuple((begin[a], end[b - 1]) for a, b in graph.loops),
             whiles=tuple((begin[a], end[b - 1]) for a, b in graph.whiles),
+            branches=tuple((begin[a], end[b - 1]) for a, b in graph.branches),
         )
         return Converted(changed, self.nests, np.array(self.value, np.int64), self.copies, np.array(place, np.int64))
 
