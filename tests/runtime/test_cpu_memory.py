@@ -1,13 +1,13 @@
 """Planned memory against what XLA's CPU backend allocates, over the zoo and beyond it."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright import zoo
+from meshwright import jax_compat, zoo
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
 # Every model once, with methods and meshes in turn: all of them together take minutes (see benchmarks/compiled.py).
@@ -48,17 +48,9 @@ def check(plan):
     """What is sent and held in bfloat16, against the compiled program."""
     found = plan.verify(compiler_options=KEEPING_CHECKPOINTS)
     assert found.bytes.ratio == pytest.approx(1, abs=1e-3)
-    if multiplies_bfloat16():
-        pytest.skip("the CPUs here multiply bfloat16 as it is; plans hold for those that widen it first")
+    if jax_compat.multiplies_narrow(False):
+        pytest.skip("the CPUs here multiply bfloat16 as it is; planned memory was measured on such that widen it first")
     assert 0.85 < found.memory.planned / found.memory.compiled < 1.15
-
-
-@cache
-def multiplies_bfloat16() -> bool:
-    """Whether XLA leaves the factors of a product narrow on this machine."""
-    matrix = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
-    text = jax.jit(jnp.matmul).lower(matrix, matrix).compile().as_text()
-    return "f32" not in text
 
 
 @pytest.mark.parametrize(("name", "options", "method", "mesh"), NARROW_CASES, ids=str)
@@ -126,6 +118,24 @@ def test_so_they_are_in_programs_of_mixed_precision(name, method):
     loss, *args = PROGRAMS[name]
     mesh = (8,) if isinstance(method, mw.Zero) else (2, 4)
     check(mw.plan(descent(loss), *args, cluster="1x8 cpu", mesh=mesh, method=method))
+
+
+def test_it_hangs_on_whether_these_cpus_multiply_bfloat16(monkeypatch):
+    loss, *args = PROGRAMS["bfloat16 weights"]
+    planned = []
+    for answer in (False, True):
+        monkeypatch.setattr(jax_compat, "multiplies_narrow", lambda batched, answer=answer: answer)
+        plan = mw.plan(descent(loss), *args, cluster="1x8 cpu", mesh=(8,), method=mw.DataParallel())
+        planned.append(plan.memory.peak_bytes)
+    assert planned[1] < 0.9 * planned[0]
+
+
+def test_they_are_asked_only_where_a_program_multiplies_it(monkeypatch):
+    monkeypatch.setattr(jax_compat, "multiplies_narrow", lambda batched: pytest.fail("asked"))
+    loss, params, *batch = PROGRAMS["bfloat16 weights"]
+    wider = jax.tree.map(lambda kind: wide(kind.shape), (params, *batch))
+    assert mw.plan(descent(loss), *wider, cluster="1x8 cpu", mesh=(8,), method=mw.DataParallel()).mesh.is_cpu
+    assert not mw.plan(descent(loss), params, *batch, cluster="1x8 h200", mesh=(8,), method=mw.Auto()).mesh.is_cpu
 
 
 def pooled(params, images, labels):

@@ -200,6 +200,7 @@ class Graph:
         branches: Such ranges of operations of which one or another is run.
         state: For each output position, the input position whose next value it is.
         on_cpu: Whether it is as XLA's CPU backend has it.
+        narrow_products: Whether that multiplies narrow types as they are: plain products, those of several matrices.
     """
 
     kinds: tuple[TensorType, ...]
@@ -217,6 +218,7 @@ class Graph:
     branches: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
     on_cpu: bool = False
+    narrow_products: tuple[bool, bool] = (False, False)
 
     @cached_property
     def ops(self) -> Ops:

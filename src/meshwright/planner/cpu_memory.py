@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
+from meshwright.graph.conversions import reads_narrow
 from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.liveness import Copies
@@ -63,20 +64,23 @@ class CpuMemory(MemoryModel):
         """
         placed, ops, reads = self.grouping.placed, self.grouping.ops, self.grouping.graph.columns.reads_of
         known: dict[tuple[int, ...], int] = {}
+        signatures, numbers = self.grouping.graph.columns.signatures, self.grouping.graph.columns.signature
         for copy in self.live.copies:
+            is_narrow = reads_narrow(signatures[numbers[copy.op]], self.grouping.graph.narrow_products)
+            share = 0.5 if is_narrow else 1.0
             value = int(reads(copy.op)[copy.operand])
             home = int(placed.home[value])
             if home >= 0 and not copy.is_transposed:
                 which, place = self.folded.group_class[home], int(self.grouping.values.rank[value])
                 if (which, place) not in known:
                     known[which, place] = self.add(which, self._computed(value, self.tables[which].codes[place]))
-                yield known[which, place], copy.start, copy.stop, 1.0
+                yield known[which, place], copy.start, copy.stop, share
             elif placed.group[copy.op] >= 0:
                 which, member = self.folded.group_class[int(placed.group[copy.op])], int(ops.rank[copy.op])
                 if (which, member, copy.operand) not in known:
                     need = self._held_by(copy.op, self.tables[which].assignments[member], copy.operand)
                     known[which, member, copy.operand] = self.add(which, self._computed(value, need))
-                yield known[which, member, copy.operand], copy.start, copy.stop, 1.0
+                yield known[which, member, copy.operand], copy.start, copy.stop, share
 
     def _reductions(self) -> Iterator[Span]:
         """Partial sums beside their results, from when they are made until all that are reduced with them are."""
