@@ -13,7 +13,7 @@ from meshwright.graph.conversions import reads_narrow
 from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.liveness import Copies
-from meshwright.graph.scratch import scratch
+from meshwright.graph.scratch import TAKING
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
@@ -127,15 +127,17 @@ class CpuMemory(MemoryModel):
     def _scratch(self) -> Iterator[Span]:
         """What operations take in passing, beside what they read and make."""
         ops, placed, columns = self.grouping.ops, self.grouping.placed, self.grouping.graph.columns
-        told = {n: found for n, op in enumerate(columns.signatures) if (found := scratch(op)) is not None}
+        told = np.array([op.primitive in TAKING for op in columns.signatures], bool)[columns.signature]
         known: dict[tuple[int, int], int] = {}
-        for index in np.flatnonzero(np.isin(columns.signature, list(told)) & (placed.group >= 0)).tolist():
+        for index in np.flatnonzero(told & (placed.group >= 0)).tolist():
+            nest = self.grouping.nests[index]
+            arrays = TAKING[columns.primitive(index)](columns.signatures[columns.signature[index]], nest)
             which, member = self.folded.group_class[int(placed.group[index])], int(ops.rank[index])
             if (which, member) not in known:
-                loops, reads = self.tables[which].assignments[member], columns.reads_of(index).tolist()
-                shares = enumerate(told[int(columns.signature[index])])
-                sizes = (x * self._computed(reads[i], self._held_by(index, loops, i)) for i, x in shares if x)
-                known[which, member] = self.add(which, np.sum(list(sizes), axis=0))
+                loops = self.tables[which].assignments[member]
+                held = (self.axes.pack(tensor_holders(array.dims, loops, len(nest.loops))) for array in arrays)
+                parts = (array.num_bytes / self.axes.num_parts(code) for array, code in zip(arrays, held, strict=True))
+                known[which, member] = self.add(which, sum(parts, np.zeros(len(loops))))
             yield known[which, member], int(self.live.step[index]), int(self.live.step[index]) + 1, 1.0
 
     def _settled_by(self, leader: int) -> int:
