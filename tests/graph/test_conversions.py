@@ -1,5 +1,6 @@
 """Conversions: what XLA's CPU backend holds of bfloat16 values, as they are computed and as the program has them."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -31,6 +32,22 @@ def test_what_one_product_reads_of_another_is_held_wide():
         ("dot_general", [4.0]),
         ("tanh", [4.0]),
     ]
+
+
+def test_cpus_that_multiply_narrow_types_keep_what_products_read_and_make():
+    def function(x, w):
+        return jnp.sum(jnp.tanh(x @ w) @ w, dtype=jnp.float32)
+
+    graph, nests = traced(function, X, W)
+    plain = replace(graph, narrow_products=(True, False))
+    batched = replace(graph, narrow_products=(False, True))
+    held: list[dict[str, float]] = []
+    for one in (graph, plain, batched):
+        spans = cpu_liveness(one, nests).converted
+        made = ((graph.producer.get(v), 2 * size) for v, size in zip(spans.value, spans.size, strict=True))
+        held.append({graph.ops[index].primitive: size for index, size in made if index is not None})
+    assert held[0] == held[2] == {"dot_general": 4.0, "tanh": 4.0}
+    assert held[1] == {"dot_general": 2.0, "tanh": 2.0}
 
 
 def test_what_several_kernels_read_is_held_narrow():

@@ -46,6 +46,17 @@ def test_nothing_to_run():
     assert live.num_steps == len(graph.ops) == 0
 
 
+def test_a_result_that_does_the_same_as_another_operation_has_a_time_of_its_own():
+    """As the norm of gradients that is clipped by, and returned as a metric."""
+
+    def function(x):
+        return x / jnp.sum(x * x), jnp.sum(x * x)
+
+    _, _, live = live_of(function, jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    times = [*live.step.tolist(), *(copy.start for copy in live.copies)]
+    assert sorted(times) == list(range(live.num_steps))
+
+
 def test_an_elementwise_result_takes_the_place_of_what_it_is_made_from():
     def function(x):
         y = x @ x

@@ -310,3 +310,17 @@ def test_cpus_have_narrow_numbers_wide_but_for_what_is_given_taken_and_converted
     assert [kind.dtype for kind in cpu.types] == [kind.dtype for kind in graph.types]
     plain = trace(jnp.exp, vector(8)).graph
     assert plain.for_cpu() is plain
+
+
+def test_bodies_are_told_apart_and_what_a_loop_takes_is_read_before_it():
+    def function(x, flag):
+        y = jax.lax.cond(flag, jnp.sin, lambda v: jax.lax.scan(lambda c, row: (c + row, None), v[0], v)[0] + v, x)
+        return jnp.cos(y)
+
+    graph = trace(function, jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((), bool)).graph
+    body = {}
+    for op, number in zip(graph.ops, graph.body.tolist(), strict=True):
+        body.setdefault(op.primitive, set()).add(number)
+    (sine,), (cosine,), (carry,), (slices,) = (body[n] for n in ("sin", "cos", "loop_carry", "loop_slice"))
+    assert cosine == 0 and sine != 0 and carry == slices not in (0, sine)
+    assert len(body["add"] - {carry}) == 1  # the loop's own

@@ -332,6 +332,13 @@ def test_a_checkpoint_that_the_disk_did_not_take_is_not_left(tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["1"]
 
 
+def test_a_file_is_no_directory_to_save_in(tmp_path):
+    (tmp_path / "state").write_text("something else")
+    with pytest.raises(mw.CheckpointError, match="state is a file; give a directory"):
+        mw.save(tmp_path / "state", 1, {"w": jnp.ones(4)})
+    assert (tmp_path / "state").read_text() == "something else"
+
+
 def test_without_orbax_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(mw.CheckpointError, match=r"pip install 'meshwright\[train\]'"):

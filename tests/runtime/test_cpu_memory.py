@@ -1,13 +1,13 @@
 """Planned memory against what XLA's CPU backend allocates, over the zoo and beyond it."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright import zoo
+from meshwright import jax_compat, zoo
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
 # Every model once, with methods and meshes in turn: all of them together take minutes (see benchmarks/compiled.py).
@@ -48,17 +48,9 @@ def check(plan):
     """What is sent and held in bfloat16, against the compiled program."""
     found = plan.verify(compiler_options=KEEPING_CHECKPOINTS)
     assert found.bytes.ratio == pytest.approx(1, abs=1e-3)
-    if multiplies_bfloat16():
-        pytest.skip("the CPUs here multiply bfloat16 as it is; plans hold for those that widen it first")
+    if jax_compat.multiplies_narrow(False):
+        pytest.skip("the CPUs here multiply bfloat16 as it is; planned memory was measured on such that widen it first")
     assert 0.85 < found.memory.planned / found.memory.compiled < 1.15
-
-
-@cache
-def multiplies_bfloat16() -> bool:
-    """Whether XLA leaves the factors of a product narrow on this machine."""
-    matrix = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
-    text = jax.jit(jnp.matmul).lower(matrix, matrix).compile().as_text()
-    return "f32" not in text
 
 
 @pytest.mark.parametrize(("name", "options", "method", "mesh"), NARROW_CASES, ids=str)
@@ -126,6 +118,67 @@ def test_so_they_are_in_programs_of_mixed_precision(name, method):
     loss, *args = PROGRAMS[name]
     mesh = (8,) if isinstance(method, mw.Zero) else (2, 4)
     check(mw.plan(descent(loss), *args, cluster="1x8 cpu", mesh=mesh, method=method))
+
+
+def test_it_hangs_on_whether_these_cpus_multiply_bfloat16(monkeypatch):
+    loss, *args = PROGRAMS["bfloat16 weights"]
+    planned = []
+    for answer in (False, True):
+        monkeypatch.setattr(jax_compat, "multiplies_narrow", lambda batched, answer=answer: answer)
+        plan = mw.plan(descent(loss), *args, cluster="1x8 cpu", mesh=(8,), method=mw.DataParallel())
+        planned.append(plan.memory.peak_bytes)
+    assert planned[1] < 0.9 * planned[0]
+
+
+def test_they_are_asked_only_where_a_program_multiplies_it(monkeypatch):
+    monkeypatch.setattr(jax_compat, "multiplies_narrow", lambda batched: pytest.fail("asked"))
+    loss, params, *batch = PROGRAMS["bfloat16 weights"]
+    wider = jax.tree.map(lambda kind: wide(kind.shape), (params, *batch))
+    assert mw.plan(descent(loss), *wider, cluster="1x8 cpu", mesh=(8,), method=mw.DataParallel()).mesh.is_cpu
+    assert not mw.plan(descent(loss), params, *batch, cluster="1x8 h200", mesh=(8,), method=mw.Auto()).mesh.is_cpu
+
+
+def pooled(params, images, labels):
+    """A small convolutional net; pools that overlap, and such that do not."""
+    (first, second, last), dims = params, ("NHWC", "HWIO", "NHWC")
+    for kernel, window in ((first, (1, 3, 3, 1)), (second, (1, 2, 2, 1))):
+        images = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=dims)
+        images = jax.nn.relu(images)
+        images = jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, window, (1, 2, 2, 1), "SAME")
+    logits = images.reshape(len(images), -1) @ last
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+@pytest.mark.parametrize("method", [mw.Auto(), mw.Zero(stage=3), mw.DataParallel()], ids=str)
+def test_finding_the_largest_of_each_window_takes_memory(method):
+    params = [wide((3, 3, 3, 32)), wide((3, 3, 32, 64)), wide((4096, 16))]
+    args = params, wide((32, 32, 32, 3)), jax.ShapeDtypeStruct((32,), jnp.int32)
+    step = jax.jit(descent(pooled), donate_argnums=0)
+    found = mw.plan(step, *args, cluster="1x8 cpu", mesh=(8,), method=method).verify(compiler_options=QUICK).memory
+    assert 0.85 < found.planned / found.compiled < 1.15
+
+
+def ragged(params, tokens, labels):
+    """Experts that each multiply the tokens that chose them."""
+    route, up, down, out = params
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    gates = jax.nn.softmax(rows @ route)
+    chosen = jnp.argmax(gates, -1)
+    order, sizes = jnp.argsort(chosen), jnp.bincount(chosen, length=len(up))
+    made = jax.lax.ragged_dot(jax.nn.gelu(jax.lax.ragged_dot(rows[order], up, sizes)), down, sizes)
+    made = jnp.zeros_like(rows).at[order].set(made) * jnp.take_along_axis(gates, chosen[:, None], 1)
+    logits = (rows + made).reshape(tokens.shape).mean(1) @ out
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+@pytest.mark.parametrize("method", [mw.Auto(), mw.Zero(stage=3), mw.TensorParallel()], ids=str)
+def test_ragged_products_take_their_rows_once_for_every_group(method):
+    params = [wide((64, 8)), wide((8, 64, 128)), wide((8, 128, 64)), wide((64, 16))]
+    args = params, wide((16, 32, 64)), jax.ShapeDtypeStruct((16,), jnp.int32)
+    step = jax.jit(descent(ragged), donate_argnums=0)
+    found = mw.plan(step, *args, cluster="1x8 cpu", mesh=(8,), method=method).verify(compiler_options=QUICK)
+    assert 0.85 < found.memory.planned / found.memory.compiled < 1.15
+    assert found.bytes.ratio == pytest.approx(1, abs=1e-3)  # gradients of a mean are sent before they are spread
 
 
 def test_an_abstract_mesh_is_planned_as_accelerators_are():

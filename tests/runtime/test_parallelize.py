@@ -1,6 +1,7 @@
 """The decorator: what `jax.jit` takes, it takes, with one device's numbers."""
 
 import logging
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.runtime import spmd
 
 from .steps import CPU, batch, params, train_step
 
@@ -236,6 +238,23 @@ def test_running_out_of_memory_says_what_to_do_and_what_became_of_the_arguments(
     said = "some of its arguments were donated and are gone" if lost else "its arguments are intact"
     with pytest.raises(mw.DeviceOutOfMemory, match=f"allocating 7 bytes.*{said}.*microbatches"):
         step(state, batch())
+
+
+def test_too_little_memory_shows_before_the_state_is_donated(monkeypatch):
+    step = mw.parallelize(train_step, cluster=CPU)
+    state, _ = step(params(), batch())
+    try_memory = spmd._try_memory
+
+    def more(compiled, mesh):
+        """As if the program took more than any machine has."""
+        memory = SimpleNamespace(temp_size_in_bytes=2**50, output_size_in_bytes=0, alias_size_in_bytes=0)
+        try_memory(SimpleNamespace(memory_analysis=lambda: memory), mesh)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(spmd, "_try_memory", more)
+        with pytest.raises(mw.DeviceOutOfMemory, match="its arguments are intact"):
+            step(state, batch(32))
+    step(state, batch(32))
 
 
 def test_other_errors_at_run_time_stay_what_they_are(monkeypatch):

@@ -86,3 +86,35 @@ def test_on_cpus_narrow_numbers_are_sent_and_kept_wide(method):
     )
     assert found.bytes.ratio == pytest.approx(1, rel=0.01)
     assert found.memory.ratio == pytest.approx(1, rel=0.15)
+
+
+def branching(weights, x, flag):
+    """Both branches read what is held in parts, each for itself."""
+
+    def loss(weights):
+        first, second, third, fourth = weights
+        ways = (lambda h: jax.nn.relu(h @ first) @ second, lambda h: jnp.tanh(h @ third) @ fourth)
+        return jnp.mean(jnp.square(jax.lax.cond(flag > 0, *ways, x)))
+
+    return jax.tree.map(lambda w, d: w - 0.1 * d, weights, jax.grad(loss)(weights))
+
+
+def looping_twice(weights, x, flag):
+    """Two loops of as many trips, which read the same weights."""
+    first, second, *_ = weights
+
+    def body(h, _):
+        return jnp.tanh(h @ first) @ second, None
+
+    one, _ = jax.lax.scan(body, x, None, length=3)
+    other, _ = jax.lax.scan(body, x + flag, None, length=3)
+    return one, other
+
+
+@pytest.mark.parametrize("function", [branching, looping_twice])
+@pytest.mark.parametrize("method", [mw.Zero(stage=3), mw.TensorParallel()], ids=str)
+def test_what_each_branch_or_loop_reads_is_brought_to_each(function, method):
+    kinds = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 256), (256, 64)) * 2]
+    x, flag = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+    found = mw.plan(function, kinds, x, flag, cluster=CPU, mesh=(8,), method=method).verify(compiler_options=QUICK)
+    assert found.bytes.planned > 0 and found.bytes.ratio == pytest.approx(1, abs=1e-3)

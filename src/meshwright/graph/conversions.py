@@ -8,6 +8,7 @@ decides (`kernels.py`). The rest is read off the programs that it compiles:
   apart included, is widened before the loop; what a checkpoint reads from outside goes in narrow.
 - What the program itself widens is read as it was made, unless its sharding is laid down before.
 - What is resharded is widened, sent and narrowed; what another phase made waits narrow until then.
+- CPUs that multiply bfloat16 keep what products read and make as it is (`Graph.narrow_products`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,6 +83,24 @@ def narrows(op: Signature) -> bool:
     return op.primitive == "convert_element_type" and types == ["float32", "bfloat16"]
 
 
+def multiplies_narrow_types(op: Signature) -> bool | None:
+    """Of a product of bfloat16 matrices, whether it is of several; None of all else.
+
+    >>> matrix, dims = TensorType((8, 8), "bfloat16", 2), (((1,), (0,)), ((), ()))
+    >>> multiplies_narrow_types(Signature("dot_general", {"dimension_numbers": dims}, (matrix, matrix), (matrix,)))
+    False
+    """
+    if op.primitive != "dot_general" or any(kind.dtype != "bfloat16" for kind in op.operands):
+        return None
+    return bool(op.params["dimension_numbers"][1][0])
+
+
+def reads_narrow(op: Signature, products: tuple[bool, bool]) -> bool:
+    """Whether an operation reads narrow values as they are, and makes such; ``products`` as in `Graph`."""
+    batched = multiplies_narrow_types(op)
+    return op.primitive in _NARROW or (batched is not None and products[batched])
+
+
 class Context(NamedTuple):
     """Where an operation stands: a number for the innermost loop, and whether it is done again for a checkpoint."""
 
@@ -124,11 +143,12 @@ class _Writer:
     def __init__(self, graph: Graph, nests: Sequence[LoopNest], sent: Mapping[tuple[int, int], Sent]):
         self.graph, self.columns, self.before, self.sent = graph, graph.columns, nests, sent
         self.names = [s.primitive for s in self.columns.signatures]
+        self.keeps = [reads_narrow(s, graph.narrow_products) for s in self.columns.signatures]
         self.context = contexts(graph)
         self.narrow = narrow_values(graph)
         self.narrow[list(graph.constants)] = False
         makers = self.columns.producer
-        keeps = np.array([name in _NARROW for name in self.names], bool)[self.columns.signature]
+        keeps = np.array(self.keeps, bool)[self.columns.signature]
         self.wide = self.narrow & (makers >= 0) & ~np.append(keeps, False)[makers]
         even = np.array([_is_even(s) for s in self.columns.signatures], bool)[self.columns.signature]
         self.even = self.wide & np.append(even, False)[makers]
@@ -182,6 +202,7 @@ class _Writer:
             ties=tuple(Tie(self._handed_on(tie.made), tie.carry, tie.trips) for tie in graph.ties),
             loops=tuple((begin[a], end[b - 1]) for a, b in graph.loops),
             whiles=tuple((begin[a], end[b - 1]) for a, b in graph.whiles),
+            branches=tuple((begin[a], end[b - 1]) for a, b in graph.branches),
         )
         return Converted(changed, self.nests, np.array(self.value, np.int64), self.copies, np.array(place, np.int64))
 
@@ -203,7 +224,7 @@ class _Writer:
         found: dict[int, dict[int, None]] = {}
         for index, number in enumerate(self.columns.signature.tolist()):
             source = self.as_made.get(int(self.columns.first_made[index]), -1)
-            is_read = self.names[number] not in _NARROW if source < 0 else not self.even[source]
+            is_read = not self.keeps[number] if source < 0 else not self.even[source]
             for value in self.columns.reads_of(index).tolist() if is_read else ():
                 after = self._widened_after(index, value) if self.narrow[value] else None
                 if after is not None and (index, value) not in self.sent:
@@ -236,7 +257,7 @@ class _Writer:
         source, after = self.narrowed.get(value, value), self._widened_after(index, value)
         if (index, value) in self.sent:
             source, after = self._copy(index, self.sent[index, value], source), None
-        if self.names[self.columns.signature[index]] in _NARROW:
+        if self.keeps[self.columns.signature[index]]:
             return source
         return self._widen(index, source, after)
 

@@ -173,7 +173,10 @@ def _stacked(graph: Graph, first: int, end: int) -> list[int]:
 
 
 def _steps(kernels: Kernels, order: Sequence[int], num_reductions: int) -> Ints:
-    """When each kernel runs, and each other operation: before what it is fused into, or when its like runs."""
+    """When each kernel runs, and each other operation: before what it is fused into, or when its like runs.
+
+    What does the same as another but is a result of its own is a kernel, too, and comes at its own place.
+    """
     program = kernels.program
     num_ops = len(program.operands)
     step, now = np.full(num_ops + len(kernels.views) + num_reductions, -1), 0
@@ -181,7 +184,7 @@ def _steps(kernels: Kernels, order: Sequence[int], num_reductions: int) -> Ints:
     waits[order] = False  # kernels come at their own place
     others: dict[int, list[int]] = {}
     for index, first in enumerate(program.same):
-        if first != index:
+        if first != index and waits[index]:
             waits[index] = False
             others.setdefault(first, []).append(index)
     for index in order:

@@ -103,6 +103,7 @@ class Program:
         ties: Loop carries.
         loops: Ranges of operations that repeat.
         whiles: Those of them that repeat an unknown number of times.
+        branches: Ranges of operations of which one or another is run.
         donated: Inputs that a call gives away.
     """
 
@@ -120,6 +121,7 @@ class Program:
         self.ties: list[Tie] = []
         self.loops: list[tuple[int, int]] = []
         self.whiles: list[tuple[int, int]] = []
+        self.branches: list[tuple[int, int]] = []
         self.donated: set[int] = set()
         self.outputs = self._walk(closed, range(self.num_inputs), 0, 1.0)
 
@@ -172,8 +174,7 @@ class Program:
         if name == "while":
             return self._while(eqn, ins, scope, trips)
         if name == "cond":
-            branches = [self._call(jax_compat.close(b), ins[1:], scope, trips) for b in eqn.params["branches"]]
-            return [self._pseudo("branch_merge", list(made), scope, trips) for made in zip(*branches, strict=True)]
+            return self._cond(eqn, ins, scope, trips)
         signature, made = self.names.equation(eqn, [self.kind[v] for v in ins])
         return self._add(signature, ins, made, scope, trips, eqn)
 
@@ -223,6 +224,7 @@ class Program:
         self.ties += [Tie(int(table[t.made]), int(table[t.carry]), trips * t.trips) for t in part.ties]
         self.loops += [(start + a, start + b) for a, b in part.loops]
         self.whiles += [(start + a, start + b) for a, b in part.whiles]
+        self.branches += [(start + a, start + b) for a, b in part.branches]
         self._give_away(table[list(part.donated)].tolist())
         return table[part.outputs].tolist()
 
@@ -253,6 +255,14 @@ class Program:
         self._tie(made, carry, trips, start)
         self.whiles.append(self.loops[-1])
         return carry
+
+    def _cond(self, eqn: Any, ins: list[int], scope: int, trips: float) -> Sequence[int]:
+        found: list[Sequence[int]] = []
+        for branch in eqn.params["branches"]:
+            start = len(self.signature)
+            found.append(self._call(jax_compat.close(branch), ins[1:], scope, trips))
+            self.branches.append((start, len(self.signature)))
+        return [self._pseudo("branch_merge", list(made), scope, trips) for made in zip(*found, strict=True)]
 
     def _tie(self, made: Sequence[int], carry: Sequence[int], trips: float, start: int) -> None:
         self.ties += [Tie(m, c, trips) for m, c in zip(made, carry, strict=True) if m != c]

@@ -197,8 +197,10 @@ class Graph:
         ties: Loop carries.
         loops: Index ranges ``[start, stop)`` of operations that repeat, outer loops too.
         whiles: Those of them whose number of trips is not known: one is assumed.
+        branches: Such ranges of operations of which one or another is run.
         state: For each output position, the input position whose next value it is.
         on_cpu: Whether it is as XLA's CPU backend has it.
+        narrow_products: Whether that multiplies narrow types as they are: plain products, those of several matrices.
     """
 
     kinds: tuple[TensorType, ...]
@@ -213,8 +215,10 @@ class Graph:
     ties: tuple[Tie, ...]
     loops: tuple[tuple[int, int], ...]
     whiles: tuple[tuple[int, int], ...]
+    branches: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
     on_cpu: bool = False
+    narrow_products: tuple[bool, bool] = (False, False)
 
     @cached_property
     def ops(self) -> Ops:
@@ -225,6 +229,19 @@ class Graph:
     def types(self) -> tuple[TensorType, ...]:
         """Type of each value, by value id."""
         return tuple([self.kinds[number] for number in self.kind.tolist()])
+
+    @cached_property
+    def body(self) -> Ints:
+        """For each operation a number for the innermost body of a loop or branch in which it reads; 0 for none.
+
+        What a loop carries or takes apart is read before it.
+        """
+        found, around = np.zeros(len(self.columns.signature), np.int64), [0]
+        for number, (first, end) in enumerate(sorted((*self.loops, *self.branches), key=lambda r: r[0] - r[1]), 1):
+            around.append(int(found[first]))
+            found[first:end] = number
+        before = np.array([s.primitive in ("loop_carry", "loop_slice") for s in self.columns.signatures], bool)
+        return np.where(before[self.columns.signature], np.array(around)[found], found)
 
     @cached_property
     def sizes(self) -> Ints:

@@ -63,6 +63,7 @@ def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:
         ties=tuple(t for t in program.ties if made[t.made] and made[t.carry]),
         loops=kept(program.loops),
         whiles=kept(program.whiles),
+        branches=kept(program.branches),
         state=_next_values(arguments, results, program.kind, [program.kind[v] for v in program.outputs], changing),
     )
 

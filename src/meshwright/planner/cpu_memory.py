@@ -9,9 +9,11 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
+from meshwright.graph.conversions import reads_narrow
 from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.liveness import Copies
+from meshwright.graph.scratch import TAKING
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
@@ -52,6 +54,7 @@ class CpuMemory(MemoryModel):
     def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
         yield from self._laid_out()
         yield from self._reductions()
+        yield from self._scratch()
 
     def _laid_out(self) -> Iterator[Span]:
         """Operands that contractions read in other layouts.
@@ -61,20 +64,23 @@ class CpuMemory(MemoryModel):
         """
         placed, ops, reads = self.grouping.placed, self.grouping.ops, self.grouping.graph.columns.reads_of
         known: dict[tuple[int, ...], int] = {}
+        signatures, numbers = self.grouping.graph.columns.signatures, self.grouping.graph.columns.signature
         for copy in self.live.copies:
+            is_narrow = reads_narrow(signatures[numbers[copy.op]], self.grouping.graph.narrow_products)
+            share = 0.5 if is_narrow else 1.0
             value = int(reads(copy.op)[copy.operand])
             home = int(placed.home[value])
             if home >= 0 and not copy.is_transposed:
                 which, place = self.folded.group_class[home], int(self.grouping.values.rank[value])
                 if (which, place) not in known:
                     known[which, place] = self.add(which, self._computed(value, self.tables[which].codes[place]))
-                yield known[which, place], copy.start, copy.stop, 1.0
+                yield known[which, place], copy.start, copy.stop, share
             elif placed.group[copy.op] >= 0:
                 which, member = self.folded.group_class[int(placed.group[copy.op])], int(ops.rank[copy.op])
                 if (which, member, copy.operand) not in known:
                     need = self._held_by(copy.op, self.tables[which].assignments[member], copy.operand)
                     known[which, member, copy.operand] = self.add(which, self._computed(value, need))
-                yield known[which, member, copy.operand], copy.start, copy.stop, 1.0
+                yield known[which, member, copy.operand], copy.start, copy.stop, share
 
     def _reductions(self) -> Iterator[Span]:
         """Partial sums beside their results, from when they are made until all that are reduced with them are."""
@@ -117,6 +123,22 @@ class CpuMemory(MemoryModel):
                 if stop <= time:  # without the reduction it would be gone by then
                     yield partial, stop, time, 1.0
                     yield result, time, time + 1, 1.0
+
+    def _scratch(self) -> Iterator[Span]:
+        """What operations take in passing, beside what they read and make."""
+        ops, placed, columns = self.grouping.ops, self.grouping.placed, self.grouping.graph.columns
+        told = np.array([op.primitive in TAKING for op in columns.signatures], bool)[columns.signature]
+        known: dict[tuple[int, int], int] = {}
+        for index in np.flatnonzero(told & (placed.group >= 0)).tolist():
+            nest = self.grouping.nests[index]
+            arrays = TAKING[columns.primitive(index)](columns.signatures[columns.signature[index]], nest)
+            which, member = self.folded.group_class[int(placed.group[index])], int(ops.rank[index])
+            if (which, member) not in known:
+                loops = self.tables[which].assignments[member]
+                held = (self.axes.pack(tensor_holders(array.dims, loops, len(nest.loops))) for array in arrays)
+                parts = (array.num_bytes / self.axes.num_parts(code) for array, code in zip(arrays, held, strict=True))
+                known[which, member] = self.add(which, sum(parts, np.zeros(len(loops))))
+            yield known[which, member], int(self.live.step[index]), int(self.live.step[index]) + 1, 1.0
 
     def _settled_by(self, leader: int) -> int:
         """The operation whose result is reduced for a leader's: the last addition, if it is known to be joined."""

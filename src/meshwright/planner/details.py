@@ -79,7 +79,8 @@ class OpPlan:
         operands: Sharding in which each operand is needed; None for scalars.
         partial: Sharding of each result before partial sums are settled; None for scalars.
         results: Sharding of each result.
-        via: Sharding of the copy that each operand is taken from, where several operations share one; else None.
+        via: Sharding of the copy that each operand is taken from, where several operations share one; else None. For
+            a virtual operand, that of what it is made from.
         sums: Axes over which its first result is partial.
         waits: Axes over which its result is left partial, because a loop adds it up first.
         live_bytes: Memory of one device that is taken while it runs.

@@ -112,8 +112,8 @@ def _shared_readings(grouping: Grouping) -> tuple[list[Shared], Ints]:
     slots = grouping.slots
     direct = np.flatnonzero(slots.op >= 0)
     group, value, phase = slots.group[direct], slots.value[direct], grouping.graph.columns.phase[slots.op[direct]]
-    # A copy made inside a loop does not serve readers outside it, which run another number of times.
-    reading, first = number_rows(value, phase, np.searchsorted(np.unique(slots.trips), slots.trips[direct]))
+    # A copy that is made inside a loop or a branch does not serve readers outside it, nor the other way round.
+    reading, first = number_rows(value, phase, grouping.graph.body[slots.op[direct]])
     _, distinct = number_rows(reading, group)
     is_shared = np.bincount(reading[distinct], minlength=len(first)) > 1
     through = np.full(len(slots.value), -1)

@@ -98,7 +98,7 @@ class OpPlans:
             plans[index] = replace(plans[index], partial=(partial,), waits=plans[leader].sums)
 
     def _shared_copies(self) -> dict[tuple[int, int], Spec]:
-        """For each operation and operand that reads a shared copy, the copy's sharding."""
+        """For each operation and operand that reads a shared copy, or is made from one alone, the copy's sharding."""
         groups, found = self.grouping.groups, {}
         for reading, which in zip(self.folded.shared, self.folded.shared_class, strict=True):
             codes = self.formulation.shared_codes[which - self.formulation.num_groups]
@@ -106,7 +106,7 @@ class OpPlans:
             for group_id, slot in reading.readers:
                 read = groups[group_id].slots[slot]
                 index = groups[group_id].ops[read.member]
-                if self.graph.ops[index].inputs[read.operand] == reading.value:
+                if self.grouping.roots(self.graph.ops[index].inputs[read.operand]) == [reading.value]:
                     found[index, read.operand] = copy
         return found
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 import meshwright
+from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError
 from meshwright.graph import Graph, Traced, trace
 from meshwright.graph.collector import heap_frozen
+from meshwright.graph.conversions import multiplies_narrow_types
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
@@ -87,8 +89,15 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
 
         return plan_stages(traced, where, method, say)
     if where[0].is_cpu:
-        traced = replace(traced, graph=traced.graph.for_cpu())
+        traced = replace(traced, graph=_for_cpu(traced.graph))
     return Task(traced, method).plan(where, say)
+
+
+def _for_cpu(graph: Graph) -> Graph:
+    """A graph as XLA's CPU backend has it on the machine at hand, where that matters."""
+    asked = set(map(multiplies_narrow_types, graph.columns.signatures))
+    plain, batched = (kind in asked and jax_compat.multiplies_narrow(kind) for kind in (False, True))
+    return replace(graph.for_cpu(), narrow_products=(plain, batched))
 
 
 def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:

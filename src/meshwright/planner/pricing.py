@@ -113,7 +113,7 @@ class _Walk:
         self.place = pricer.grouping.place
         self.own = set(group.values)
         self.path = self.grouping.joining.paths.get(-1 if group.leader is None else group.leader, ())
-        self.paid: dict[tuple[int, str, float], list[Codes]] = {}
+        self.paid: dict[tuple[int, str, int], list[Codes]] = {}
 
     def run(self) -> None:
         for member, (index, followed) in enumerate(zip(self.group.ops, self.group.follows, strict=True)):
@@ -290,9 +290,10 @@ class _Walk:
             return
         shape, itemsize = self.graph.types[value].shape, int(self.graph.sent_itemsize[value])
         cost = self.pricer.resharding.pairwise(shape, itemsize, have, need)
-        for earlier in self.paid.get((value, phase, trips), ()):
+        paid = self.paid.setdefault((value, phase, int(self.graph.body[self.group.ops[member]])), [])
+        for earlier in paid:
             cost = np.where(earlier == need, 0.0, cost)
-        self.paid.setdefault((value, phase, trips), []).append(need)
+        paid.append(need)
         self._send("reshard", (), trips * cost)
         self._item(member, "reshard", trips * cost)
         if self.size == 1 and cost[0] > 0:
@@ -302,15 +303,16 @@ class _Walk:
                     self.table.events.append(event)
 
     def _need(self, value: int, need: Codes, phase: str) -> None:
-        """Notes what a slot needs; the same need of the same value in one phase and loop is met once."""
-        slots = self.group.slots
+        """Notes what a slot needs; the same need of the same value in one phase and body is met once."""
+        slots, body = self.group.slots, self.graph.body
         number = len(self.table.needs)
         assert slots[number].value == value
         free = np.zeros(self.size, bool)
         if phase:
             for earlier in range(number):
-                same = slots[earlier].value == value and slots[earlier].trips == slots[number].trips
-                if same and self._phase_of(earlier) == phase:
+                if slots[earlier].value != value or self._phase_of(earlier) != phase:
+                    continue
+                if body[self.group.ops[slots[earlier].member]] == body[self.group.ops[slots[number].member]]:
                     free |= self.table.needs[earlier] == need
         self.table.needs.append(need)
         self.table.duplicate.append(free)

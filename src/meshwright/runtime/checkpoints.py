@@ -50,6 +50,8 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
     records = [describe(path, leaf) for path, leaf in leaves]
     arrays = {r.path: stored(r, leaf) for r, (_, leaf) in zip(records, leaves, strict=True) if r.is_stored}
     ocp = _orbax()
+    if _path(directory).exists() and not _path(directory).is_dir():
+        raise CheckpointError(f"{directory} is a file; give a directory to save in")
     note = {"format": _FORMAT, "version": _VERSION, "leaves": [asdict(r) for r in records]}
     items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": ocp.args.StandardSave(arrays)} if arrays else {})
     steps: list[int] = []

@@ -23,13 +23,12 @@ from meshwright.rules.elementwise import EVEN
 from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
-from meshwright.runtime.virtual import Virtual
+from meshwright.runtime.virtual import Known, Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
 # A value, the sharding it is known to have, the phase that made it.
 Entry = tuple[Any, Spec | Waiting | None, str]
-Known = tuple[Any, Spec | None, str]
 
 
 class Evaluator:
@@ -41,7 +40,7 @@ class Evaluator:
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
         self.contributions = Contributions(mesh)
-        self.virtual = Virtual()
+        self.virtual = Virtual(self.axes, plan.mesh.names)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # one that is not
@@ -123,7 +122,7 @@ class Evaluator:
             return [(made[0], op.results[0], op.phase)]
         given = self._give(made, op)
         if op is None:
-            self.virtual.add(eqn, operands, made)
+            self.virtual.add(eqn, [self._settled(entry) for entry in ins], made)
         if widened:
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
         return given
@@ -280,28 +279,39 @@ class Evaluator:
             return value
         target = op.operands[position]
         if spec is None and target is not None and value in self.virtual:
-            return self._virtually(value, target)
+            return self._virtually(value, target, op, position)
         if spec is None or target is None or spec == target:
             return self._to((value, spec, phase), target)
-        wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), op.phase), (value, {}))
+        return self._copied((value, spec, phase), op.phase, (op.via[position] or spec, target))
+
+    def _copied(self, known: tuple[Any, Spec, str], reading: str, way: Sequence[Spec]) -> Any:
+        """A value brought to one sharding after another, for what reads it in a phase."""
+        value, spec, phase = known
+        wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), reading), (value, {}))
         if not copies:
             before = self._narrow(value)
             # Merged with another phase's, a copy would live from one phase to the other, and one that is the same for
             # all trips of a loop from the first to the last.
             if id(value) in self._outer:
                 before, _ = lax.optimization_barrier((before, self._varying))
-            elif phase != op.phase:
+            elif phase != reading:
                 before = lax.optimization_barrier(before)
             copies[spec] = before
-        for have, wanted in pairwise((spec, op.via[position] or spec, target)):
+        for have, wanted in pairwise((spec, *way)):
             if wanted not in copies:
                 copies[wanted] = self._to((copies[have], have, phase), wanted)
-        return copies[target].astype(wide) if copies[target].dtype != wide else copies[target]
+        return copies[way[-1]].astype(wide) if copies[way[-1]].dtype != wide else copies[way[-1]]
 
-    def _virtually(self, value: Any, target: Spec) -> Any:
-        """A virtual value in a sharding: made anew for each, since XLA would make it in one and reshard it."""
-        _, copies = self._copies.setdefault((id(value), "virtual"), (value, {}))
+    def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> Any:
+        """A virtual value in a sharding: made anew for each, since XLA would make it in one and reshard it.
+
+        What it is made from is much smaller, and brought to where that takes it in each phase that reads it.
+        """
+        moves, via, phase = self.virtual.moves(value, target), op.via[position], op.phase
+        _, copies = self._copies.setdefault((id(value), f"virtual, {phase if moves else ''}"), (value, {}))
         if target not in copies:
+            if moves:
+                value = self.virtual.made_as(value, target, lambda x, need: self._copied(x, phase, (via or x[1], need)))
             copies[target] = self._constrain(self.virtual.again(value) if copies else value, target)
         return copies[target]
 

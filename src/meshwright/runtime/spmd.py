@@ -15,7 +15,8 @@ from threading import local
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as DeviceMesh
 from jax.tree_util import tree_flatten, tree_leaves
 
@@ -137,6 +138,7 @@ class Program:
         self.quick: Callable[..., Any] = _strange
         self._function = function
         self._variants: dict[Any, _Variant] = {}
+        self._ran: set[int] = set()  # variants, by identity
         self._tracing = local()
 
     def __call__(self, *args: Any) -> Any:
@@ -149,11 +151,22 @@ class Program:
         # and again for one that came back.
         placed = variant.arguments.bare.fill(_place(arrays, variant.shardings))
         with self._allow_tracing():
-            made = variant.jitted(*placed)
+            made = variant.jitted(*placed) if id(variant) in self._ran else self._run_first(variant, placed)
         if variant.is_plain:
             self.quick = _guarded(variant.jitted, _donated_places(self.plan, variant))
             return made
         return variant.results.fill(tree_leaves(made))
+
+    def _run_first(self, variant: _Variant, placed: Sequence[Any]) -> Any:
+        """Runs a variant for the first time, and waits for it: whatever is wrong with it shows now.
+
+        Too little memory shows before the arguments are donated, so that none of them is lost.
+        """
+        if _donated(self.plan, variant.arguments.tree):
+            _try_memory(variant.jitted.lower(*placed).compile(), self.mesh)  # compiled here, the call need not do it
+        made = jax.block_until_ready(variant.jitted(*placed))
+        self._ran.add(id(variant))
+        return made
 
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
@@ -215,6 +228,18 @@ class Program:
 
     def _shardings(self, tensors: Iterable[Tensor]) -> list[NamedSharding]:
         return [NamedSharding(self.mesh, partition_spec(t.spec)) for t in tensors]
+
+
+def _try_memory(compiled: Any, mesh: DeviceMesh) -> None:
+    """Takes as much memory as a program will take beside its arguments, and gives it back."""
+    memory = compiled.memory_analysis()
+    if memory is None:  # not every backend tells
+        return
+    needed = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    if needed > 0:
+        everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        room = jax.jit(lambda: jnp.zeros(mesh.size * needed, jnp.uint8), out_shardings=everywhere)()
+        room.block_until_ready().delete()
 
 
 def _strange(*args: Any) -> Any:
