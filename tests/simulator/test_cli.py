@@ -96,7 +96,7 @@ def test_explore_looks_for_pipelines_where_it_is_asked_to():
     """With so little memory no single program fits, but stages do."""
     given = ("explore", "mlp", "--clusters", "1x2 h100", "--memory-fraction", "1e-6", "--json", "-")
     (without,), (staged,) = (json.loads(run(*given, *more).stdout)["offers"] for more in ((), ("--pipeline",)))
-    assert "does not fit" in without["problem"] and without["step_s"] is None
+    assert "no plan fits" in without["problem"] and without["step_s"] is None
     assert not staged["problem"] and staged["step_s"] > 0
 
 
