@@ -2,33 +2,40 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
+INSTALLED := $(VENV)/.installed
+KERNELS := $(VENV)/.kernels
 QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
 .PHONY: setup demo test check bench browser clean
 
-setup: $(STAMP)
+setup: $(KERNELS)
 
-$(STAMP): pyproject.toml
+$(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+# Compiled once, so that whatever runs later loads machine code.
+$(KERNELS): $(INSTALLED)
 	$(BIN)/python -m meshwright.solver.warm
 	$(BIN)/meshwright plan mlp --cluster "2x4 h100" > /dev/null
 	$(BIN)/meshwright plan mlp --cluster "2x2 h100" --batch 8 --pipeline > /dev/null
-	touch $(STAMP)
+	touch $@
 
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: setup check
+# One core compiles kernels while the other checks.
+test:
+	$(MAKE) --jobs=2 setup check
 	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(BIN)/python -m pytest -n 2
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:
 	command -v chromium > /dev/null || (apt-get $(QUICKLY) update -qq && apt-get $(QUICKLY) install -y -qq chromium)
 
-check: setup
+check: $(INSTALLED)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy

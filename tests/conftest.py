@@ -1,10 +1,14 @@
 """Gives every test eight virtual CPU devices and the catalogue's figures of them: set before anything imports JAX.
 
-What `mw.cluster("local")` measures would be another number each time; tests that measure say so themselves.
+Programs are compiled without optimising their machine code: they run once or twice. What `mw.cluster("local")` measures
+would be another number each time; tests that measure say so themselves.
 """
 
 import os
 
+from tests.compiling import FLAGS
+
+devices = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices} {FLAGS}".strip()
 os.environ["MESHWRIGHT_MEASURE"] = "never"

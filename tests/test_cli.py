@@ -69,6 +69,11 @@ def test_version():
     assert run("--version").stdout == f"meshwright {meshwright.__version__}\n"
 
 
+def test_it_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "meshwright", "--version"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, f"meshwright {meshwright.__version__}\n")
+
+
 def test_help_loads_neither_jax_nor_numba():
     code = "import sys, meshwright.cli; print([m for m in ('jax', 'numba', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
@@ -241,6 +246,8 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
             ["plan", "mlp", "--cluster", "8 a100", "--method", "data", "--batch", "6"],
             "use a batch that is a multiple of 8",
         ),
+        (["plan", "mlp", "--cluster", "1x2 h100 + 1x2 a100"], "`meshwright simulate` with --pipeline"),
+        (["compare", "mlp", "--cluster", "1x2 h100 + 1x2 a100"], "name hosts of one kind"),
         (["plan", "mlp", "--cluster", "8 a100", "--pipeline", "--mesh", "8"], "--mesh is for plans without stages"),
         (
             ["plan", "mlp", "--cluster", "8 a100", "--recipe", "data"],

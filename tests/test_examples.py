@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiling import FLAGS
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ROUNDING = 1e-4  # of losses that are printed with five digits, after a few steps in float32
 
 
 def run(name, *options):
     """What an example prints."""
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # it counts its own devices
+    environment = os.environ | {"XLA_FLAGS": FLAGS}  # it counts its own devices
     command = [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / f"{name}.py"), *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from meshwright.cli_options import (
     LayersOption,
     MemoryOption,
     ModelArgument,
+    PipelineOption,
     ScanOption,
     SeqOption,
 )
@@ -38,6 +39,7 @@ def explore_command(
     price: Annotated[
         list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
     ] = None,
+    pipeline: PipelineOption = False,
     memory_fraction: MemoryOption = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed against price as an SVG file.")] = None,
     json_path: Annotated[
@@ -60,6 +62,7 @@ def explore_command(
         checkpoint=checkpoint or None,
         method="auto",
         memory_fraction=memory_fraction,
+        pipeline=pipeline,
     )
     machines = [meshwright.cluster(name) for name in names]
     stages = Stages()
@@ -70,7 +73,7 @@ def explore_command(
             arguments,
             clusters=machines,
             objective=objective,
-            method=cli_plan.method_of("auto", memory_fraction),
+            method=cli_plan.staged_method(request) or cli_plan.method_of("auto", memory_fraction),
             prices=_prices(price or []),
             on_progress=stages.say,
         )

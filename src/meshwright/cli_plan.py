@@ -67,8 +67,13 @@ def find_plan(request: Request, stages: Stages) -> "Plan":
 
 
 def machine_of(request: Request) -> "Cluster":
-    """The cluster; a mesh that does not suit it is refused before anything slow."""
+    """The cluster; what does not suit it is refused before anything slow."""
     machine = meshwright.cluster(request.cluster)
+    if machine.mixed and not request.pipeline:
+        raise CommandError(
+            f"cluster {machine.name!r} has hosts of several kinds, which only stages of any size can use: name hosts "
+            "of one kind, or use `meshwright plan` or `meshwright simulate` with --pipeline"
+        )
     if request.mesh is not None:
         machine.mesh(request.mesh)
     return machine

@@ -105,12 +105,15 @@ def simulate_command(
 
 
 def changed(machine: "Cluster", given: dict[str, str | None]) -> "Cluster":
-    """A cluster with the figures that the user gives."""
+    """A cluster with the figures that the user gives, on hosts of every kind."""
+    from meshwright.hardware.clusters import mixed
     from meshwright.hardware.tables import quantity
 
     figures = {name: quantity(text, f"--{name}") for name, text in given.items() if text is not None}
     if not figures:
         return machine
+    if machine.mixed:
+        return mixed(machine.name, [changed(group, given) for group in machine.mixed])
     links = {
         name: replace(getattr(machine.host, name), bandwidth=figures[name])
         for name in ("intra", "inter")

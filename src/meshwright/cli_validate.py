@@ -32,6 +32,8 @@ def validate_command(
     table = read_rows(path)
     note(f"simulating {len(table)} rows of {path}")
     found = Validation(tuple(replay_rows(table)))
+    if len(found.problems) == len(found.rows):
+        raise CommandError(f"none of the rows of {path} could be understood; {found.problems[0].problem}")
     if json_path is not None:
         write_json(json_path, found.to_json())
     if str(json_path) != "-":

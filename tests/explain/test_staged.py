@@ -3,7 +3,12 @@
 import csv
 import json
 import math
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,8 +16,10 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.explain.effects import Effects
 from meshwright.explain.subjects import Subjects
+from meshwright.explain.tensors import plan_rows
 from meshwright.explain.why import Explainer
 from meshwright.pipeline.step_time import seconds_of, step_s
+from meshwright.planner.tensor import Tensor
 
 MEGATRON = mw.ThreeD(data=1, tensor=2, pipeline=4, microbatch=2)
 REPLICAS = mw.ThreeD(data=2, tensor=2, pipeline=2, microbatch=1, checkpoint="full")
@@ -203,3 +210,48 @@ def test_plans_in_stages_are_told_apart(tmp_path):
     assert not found.is_same and found.moved and found.sent
     assert one.diff(one).is_same
     assert "communication that differs" in str(found)
+
+
+def tied():
+    """A train step in which the first and the last layer read one table, and its arguments."""
+
+    def loss(params, x):
+        h = params["table"][x]
+        for w in params["layers"]:
+            h = h + jax.nn.gelu(h @ w)
+        return -jnp.mean(jax.nn.log_softmax(h @ params["table"].T)[..., 0])
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
+
+    kind = partial(jax.ShapeDtypeStruct, dtype="float32")
+    params = {"table": kind((1024, 256)), "layers": [kind((256, 256))] * 6}
+    return step, (params, jax.ShapeDtypeStruct((2, 64), "int32"))
+
+
+def test_next_values_lie_on_the_mesh_of_the_stage_that_has_the_argument():
+    """The first and the last stage split their weights, the one between them its batch."""
+    step, args = tied()
+    method = mw.Auto(pipeline=True, memory_fraction=4.6e-5)
+    plan = mw.plan(step, *args, cluster="3x2 h100", method=method)
+    assert len({tuple(stage.mesh.sizes) for stage in plan.stages}) > 1
+    meshes = {path: dict(row.mesh) for row in plan_rows(plan, plan.find("*")) for path in row.paths}
+    for number, stage in enumerate(plan.stages):
+        for path in (t.path for t in stage.tensors):
+            first = next(i for i, other in enumerate(plan.stages) if path in {t.path for t in other.tensors})
+            own = plan.stages[first].mesh.shape
+            assert meshes[path] == meshes[path.replace("params", "out", 1)] == own, (number, path)
+
+
+def test_a_tied_tensor_is_shown_on_the_first_stage_that_has_it():
+    """Which may have axes that another one lacks."""
+    first, other = ({"x": 1, "y": 2, "z": 4}, {"x": 1, "y": 4})
+    table = Tensor("table", (64, 8), "float32", (("z",), ()), "parameters")
+    copied = replace(table, spec=(("y",), ()))
+    stages = [
+        SimpleNamespace(mesh=SimpleNamespace(shape=m), tensors=(t,)) for m, t in ((first, table), (other, copied))
+    ]
+    judgement = SimpleNamespace(kinds={"table": "vocabulary"}, letters={"table": ("V", "D")})
+    (row,) = plan_rows(SimpleNamespace(stages=stages, judgement=judgement, record=None), [table])
+    assert dict(row.mesh) == first
+    assert row.bytes_on_device == 64 * 8 * 4 // 4

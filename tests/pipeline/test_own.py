@@ -1,5 +1,6 @@
 """A stage's own split: by what its layers say, no split of the whole model is quicker for it, or needs less memory."""
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -25,10 +26,15 @@ CASES = MODELS | {
 }
 
 
-def priced(model, shape=(4,)):
+@cache
+def pricing_of(model):
     step, args = CASES[model]()
     _, layers = layers_of(step, *args)
-    return Pricing(Rows(trace(step, *args)).at(16), layers), mw.cluster("2x2 l40s").mesh(shape)
+    return Pricing(Rows(trace(step, *args)).at(16), layers)
+
+
+def priced(model, shape=(4,)):
+    return pricing_of(model), mw.cluster("2x2 l40s").mesh(shape)
 
 
 def seconds(items, many, checkpoint):

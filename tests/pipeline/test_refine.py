@@ -1,5 +1,7 @@
 """Stages that are split for themselves: never slower, and told by the plan as they are."""
 
+from functools import cache
+
 import pytest
 
 import meshwright as mw
@@ -30,11 +32,18 @@ def searched(name):
     return search, args, method
 
 
+@cache
+def refined(name):
+    """The search, refined, what it had found before, with its numbers of solves and pipelines, and what was planned."""
+    search, args, method = searched(name)
+    before = search.best, search.catalogue.num_solves, search.tried
+    refine(search)
+    return search, before, args, method
+
+
 @pytest.mark.parametrize("name", TIGHT)
 def test_where_memory_binds_stages_split_for_themselves_are_quicker(name):
-    search, *_ = searched(name)
-    before, solves, tried = search.best, search.catalogue.num_solves, search.tried
-    refine(search)
+    search, (before, solves, tried), *_ = refined(name)
     assert search.best_s < 0.98 * before.total_s
     assert search.catalogue.num_solves > solves and search.tried > tried
     assert any(isinstance(stage.option.way, Own) for stage in search.best.stages)
@@ -50,8 +59,7 @@ def test_where_memory_binds_stages_split_for_themselves_are_quicker(name):
 
 
 def test_a_plan_tells_the_splits_of_its_own_stages(tmp_path):
-    search, args, method = searched("llama")
-    refine(search)
+    search, _, args, method = refined("llama")
     plan = mw.plan(*args, cluster=TIGHT["llama"][2], method=method)
     assert plan.step_s == pytest.approx(search.best_s) == pytest.approx(repriced(plan))
     assert any("less memory" in stage.method for stage in plan.stages)

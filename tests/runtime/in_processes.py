@@ -7,10 +7,6 @@ import json
 import os
 import sys
 
-if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-
 import jax
 import jax.numpy as jnp
 import numpy as np

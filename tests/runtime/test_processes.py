@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from tests.compiling import FLAGS
 
 from . import in_processes
 
@@ -23,11 +24,12 @@ def run_two(directory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {FLAGS}"}
     children = []
     for process in range(2):
         log = (directory / f"{process}.log").open("w+")
         command = [sys.executable, str(SCRIPT), str(process), str(port), str(directory)]
-        children.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ), log))
+        children.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment), log))
     try:
         codes = [child.wait(timeout=240) for child, _ in children]
     except subprocess.TimeoutExpired:

@@ -118,6 +118,7 @@ def test_gradients_of_weights_that_are_summed_over_pixels_send_what_was_planned(
 
 
 def test_the_users_own_flags_for_xla_stay(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
     assert "xla_backend_optimization_level" in compiler_options("cpu") and compiler_options("gpu") == {}
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     assert "xla_backend_optimization_level" not in compiler_options("cpu")

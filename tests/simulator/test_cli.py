@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import meshwright
+from meshwright.cli_simulate import changed
 from tests.simulator.test_published import GPT, write
 from tests.test_cli import refuse, run
 
@@ -28,6 +30,12 @@ def test_simulate_takes_given_bandwidths_and_memory():
     slow = step("--intra", "1GB/s", "--inter", "100MB/s")
     assert slow["step_s"] > step()["step_s"]
     assert step("--memory", "20GB")["limit_bytes"] == 20e9
+
+
+def test_given_figures_hold_for_hosts_of_every_kind():
+    machine = changed(meshwright.cluster("1x2 h100 + 1x4 a100-40gb"), {"inter": "1GB/s", "memory": "20GB"})
+    assert [group.inter.bandwidth for group in machine.groups] == [1e9, 1e9]
+    assert [group.memory_bytes for group in machine.groups] == [20e9, 20e9]
 
 
 def test_simulate_reads_a_saved_plan(tmp_path):
@@ -68,6 +76,13 @@ def test_validate_finds_its_table_or_says_what_to_give(tmp_path, monkeypatch):
     assert "there is no file" in refuse("validate", "--rows", tmp_path / "nothing.csv")
 
 
+def test_validate_refuses_a_table_of_which_it_understands_no_row(tmp_path):
+    odd = GPT | {"row_id": "odd", "gpu_type": "abacus"}
+    message = refuse("validate", "--rows", write(tmp_path / "odd.csv", [odd]))
+    assert "none of the rows" in message and "odd: gpu_type 'abacus' names no device" in message
+    assert "1 row could not be understood" in run("validate", "--rows", write(tmp_path / "some.csv", [GPT, odd])).stdout
+
+
 def test_explore_ranks_clusters(tmp_path):
     picture = tmp_path / "front.svg"
     text = run("explore", *SMALL, "--clusters", "1x8 h100, 1x8 a100-80gb", "--picture", picture).stdout
@@ -75,6 +90,14 @@ def test_explore_ranks_clusters(tmp_path):
     assert picture.read_text().startswith("<?xml")
     cheap = run("explore", *SMALL, "--clusters", "1x8 h100,1x8 a100-80gb", "--price", "h100=0.01", "--json", "-").stdout
     assert json.loads(cheap)["offers"][0]["cluster"] == "1x8 h100"
+
+
+def test_explore_looks_for_pipelines_where_it_is_asked_to():
+    """With so little memory no single program fits, but stages do."""
+    given = ("explore", "mlp", "--clusters", "1x2 h100", "--memory-fraction", "1e-6", "--json", "-")
+    (without,), (staged,) = (json.loads(run(*given, *more).stdout)["offers"] for more in ((), ("--pipeline",)))
+    assert "no plan fits" in without["problem"] and without["step_s"] is None
+    assert not staged["problem"] and staged["step_s"] > 0
 
 
 @pytest.mark.parametrize(

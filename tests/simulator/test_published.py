@@ -83,6 +83,8 @@ def test_many_kinds_of_rows_are_understood(cells):
         ({"gpu_type": "abacus"}, "one: gpu_type 'abacus'"),
         ({"precision": "posit"}, "one: precision is 'posit'"),
         ({"tp": "3"}, "does not divide gpus"),
+        ({"layers": "4", "pp": "8"}, "one: pp is 8, but there are 4 layers"),
+        ({"heads": "9999"}, "one: heads is 9999, but hidden is"),
         ({"ep": "4"}, "how many experts"),
     ],
 )
@@ -151,6 +153,9 @@ def test_files_that_are_no_tables_are_refused(tmp_path):
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(RowsError, match="no rows with a column gpus"):
         read_rows(tmp_path / "empty.csv")
+    path = write(tmp_path / "narrow.csv", [{name: value for name, value in GPT.items() if name != "hidden"}])
+    with pytest.raises(RowsError, match="no rows with a column hidden"):
+        read_rows(path)
 
 
 @pytest.mark.skipif(

@@ -1,8 +1,9 @@
 """Tables of tensors: shape, sharding in symbols and in words, bytes per device, kind; repeated layers as one row."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -14,6 +15,7 @@ from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
     from meshwright.explain.judgement import Judgement
+    from meshwright.explain.subjects import Subjects
     from meshwright.planner.plan import Plan
     from meshwright.planner.tensor import Tensor
 
@@ -72,13 +74,36 @@ def show(plan: "Plan", path: str) -> TensorTable:
 
 def plan_rows(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
     """Rows of a plan's tensors; where stages have different meshes, those of each stage by themselves."""
-    meshes = {path: stage.mesh.shape for stage in plan.stages for path in (t.path for t in stage.tensors)}
-    default = plan.stages[0].mesh.shape if plan.stages else plan.mesh.shape
+    mesh_of = _stage_mesh(plan) if plan.stages else lambda tensor: plan.mesh.shape
     groups: dict[tuple[tuple[str, int], ...], list[Tensor]] = {}
     for tensor in tensors:
-        mesh = meshes.get(tensor.path, default)
-        groups.setdefault(tuple(mesh.items()), []).append(tensor)
+        groups.setdefault(tuple(mesh_of(tensor).items()), []).append(tensor)
     return [row for mesh, members in groups.items() for row in rows_of(plan.judgement, dict(mesh), members)]
+
+
+def _stage_mesh(plan: "Plan") -> Callable[["Tensor"], Mapping[str, int]]:
+    """Says on which mesh a tensor of a pipelined plan lies: that of the first stage which has it.
+
+    Next values of arguments lie where these do, which the record of the program tells. Data lie as on the first stage;
+    where a plan has no record, any other tensor as on the first stage that has its axes.
+    """
+    own = {t.path: stage.mesh.shape for stage in reversed(plan.stages) for t in stage.tensors}
+
+    @cache
+    def subjects() -> "Subjects":
+        from meshwright.explain.subjects import Subjects  # loads numpy, which most tables do without
+
+        return Subjects(plan)
+
+    def mesh_of(tensor: "Tensor") -> Mapping[str, int]:
+        if tensor.path in own:
+            return own[tensor.path]
+        if tensor.role == "state" and len(subjects()):
+            return plan.stages[subjects().of(tensor).number or 0].mesh.shape
+        axes = {axis for split in tensor.spec for axis in split}
+        return next(stage.mesh.shape for stage in plan.stages if axes <= set(stage.mesh.shape))
+
+    return mesh_of
 
 
 def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["Tensor"]) -> list[Row]:

@@ -14,6 +14,7 @@ from meshwright.simulator.transformer.recipe import Recipe
 from meshwright.simulator.transformer.work import recipe_work
 
 _GIB = 2**30
+_NEEDED = ("gpus", "gpu_type", "hidden", "layers", "seq")  # columns without which no row can be understood
 _NEAR_LIMIT = 0.8  # of a device's memory: what is simulated is no nearer to the truth than that
 
 
@@ -80,10 +81,10 @@ class Replay:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Reads a CSV file in the format of `published.csv`; columns may be missing.
+    """Reads a CSV file in the format of `published.csv`; columns may be missing that a row can do without.
 
     Raises:
-        RowsError: There is no such file, or no row in it.
+        RowsError: There is no such file, or no row in it, or no column that every row needs.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -92,8 +93,11 @@ def read_rows(path: Path) -> list[Row]:
         raise RowsError(f"there is no file {path}; give a CSV file in the format of published.csv") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RowsError(f"{path} cannot be read as CSV: {error}") from None
-    if not table or "gpus" not in table[0]:
-        raise RowsError(f"{path} has no rows with a column gpus; the first line must name the columns of published.csv")
+    missing = [name for name in _NEEDED if not table or name not in table[0]]
+    if missing:
+        raise RowsError(
+            f"{path} has no rows with a column {missing[0]}; the first line must name the columns of published.csv"
+        )
     return [Row({"row_id": f"row {number}", **_filled(cells)}) for number, cells in enumerate(table, 1)]
 
 

@@ -106,6 +106,8 @@ def _recipe(row: Row) -> Recipe:
             f"{row.id}: tp·pp·cp is {tensor}·{pipeline}·{context} = {others}, which does not divide gpus, "
             f"{cluster.num_devices}"
         )
+    if pipeline > shape.layers:
+        raise RowError(f"{row.id}: pp is {pipeline}, but there are {shape.layers} layers; there cannot be more stages")
     data = cluster.num_devices // others  # tables count replicas in several ways, but devices in one
     microbatch, num_microbatches = _batch(row, data, tensor * context, pipeline)
     interleave = row.whole("interleave_v", 1) if pipeline > 1 else 1
@@ -171,6 +173,8 @@ def _shape(row: Row) -> Shape:
     hidden, layers, seq = (row.whole(name) for name in ("hidden", "layers", "seq"))
     vocab = row.whole("vocab", _USUAL_VOCAB)
     heads = row.whole("heads", max(1, hidden // 128))
+    if heads > hidden:
+        raise RowError(f"{row.id}: heads is {heads}, but hidden is {hidden}; there cannot be more heads")
     model, notes = row.text("model"), row.text("notes")
     experts, active = _experts(f"{model} {notes}", row.whole("ep", 1), row.id)
     return Shape(

@@ -21,7 +21,8 @@ def validation_view(validation: Validation) -> RenderableType:
         parts += [Text(), _worst(validation)]
     if validation.problems:
         lines = "\n".join(replay.problem for replay in validation.problems)
-        parts += [Text(), Text(f"{len(validation.problems)} rows could not be understood:\n{lines}")]
+        count = len(validation.problems)
+        parts += [Text(), Text(f"{count} row{'s' * (count > 1)} could not be understood:\n{lines}")]
     return Group(*parts)
 
 
