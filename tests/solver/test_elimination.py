@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.solver.dual import Dual, ascend_prices, scaled
+from meshwright.solver.dual import Dual, ascend_prices, at_prices
 from meshwright.solver.elimination import eliminate
 from meshwright.solver.model import Model, from_problem
 from meshwright.solver.order import decision_order, permuted
@@ -21,7 +21,7 @@ def _duals(model: Model, scales=(0.5, 2.0)) -> list[Dual]:
     dual.converge(5)
     if len(model.cap):
         ascend_prices(dual, dual.bound + 0.2 * abs(dual.bound) + 1.0, 10)
-    return [dual, *(scaled(dual, scale) for scale in scales)]
+    return [dual, *(at_prices(dual, scale * dual.prices) for scale in scales)]
 
 
 def _legal(model: Model) -> list[float]:

@@ -108,10 +108,12 @@ def test_parts_hold_every_choice_below_the_goal(seed, memory):
     states = [State.of(model, np.array(choice)) for choice in product(*map(range, np.diff(model.off)))]
     costs = sorted(state.cost for state in states if state.fits(model))
     for goal in (dual.bound * 1.02, dual.bound * 1.2, costs[0] - 1e-6, costs[0] * 1.01):
-        parts, worth = split(dual, goal)
+        parts, bounds, worth = split(dual, goal)
         for state in states:
             if state.fits(model) and state.cost < goal:
-                assert any(part[model.off[:-1] + state.choice].all() for part in parts)
+                inside = [part[model.off[:-1] + state.choice].all() for part in parts]
+                assert any(inside)
+                assert all(bound <= state.cost + 1e-9 for bound, here in zip(bounds, inside, strict=True) if here)
         if len(parts) == 2:
             one, other = parts
             here = node == node[~one | ~other][0]
@@ -125,7 +127,7 @@ def test_what_no_half_can_hold_is_ruled_out():
     dual = Dual(model)
     dual.converge(50)
     best = Closer(1e-9, time.perf_counter() + 60).close(model)
-    parts, _ = split(dual, best.cost + 1e-6)
+    parts = split(dual, best.cost + 1e-6).parts
     assert len(parts) == 1 and parts[0][model.off[:-1] + best.choice].all() and not parts[0].all()
 
 
