@@ -1,8 +1,6 @@
 """The commands that let one see: show, explain, diff, report, dump. None of them loads JAX."""
 
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,22 +50,7 @@ def explain_command(
     seconds: Annotated[float, typer.Option(help="Time to solve again; what it does not suffice for is bounded.")] = 0.2,
 ) -> None:
     """Say why a tensor is split as it is, what else was possible and what it would cost."""
-    _load_numba()
     show(meshwright.Plan.load(plan).explain(path, seconds))
-
-
-def _load_numba() -> None:
-    """Loads numba without scipy.linalg, a tenth of `explain`, which it loads to see whether there is a BLAS.
-
-    No kernel asks for one.
-    """
-    blas = "scipy.linalg.cython_blas"
-    missing = blas not in sys.modules
-    if missing:
-        sys.modules[blas] = None  # type: ignore[assignment]
-    import_module("numba.np.arraymath")
-    if missing:
-        del sys.modules[blas]
 
 
 def diff_command(
@@ -85,7 +68,6 @@ def report_command(
 ) -> None:
     """Write one self-contained web page about a plan."""
     other = None if against is None else meshwright.Plan.load(against)
-    _load_numba()
     meshwright.Plan.load(plan).report(output, other)
     note(f"wrote {output}")
 

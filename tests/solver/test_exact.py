@@ -80,10 +80,11 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("memory", [False, True])
-def test_splitting_proves_what_one_search_would(seed, memory):
+@pytest.mark.parametrize("few", [0, 1], ids=["depth first", "least bound first"])
+def test_splitting_proves_what_one_search_would(seed, memory, few):
     simple = simplify(from_problem(example(memory, num_nodes=14, num_states=4, seed=seed)))
     whole = Closer(1e-9, time.perf_counter() + 60, few=np.inf).close(simple.model)
-    split = Closer(1e-9, time.perf_counter() + 60, few=0, effort=10).close(simple.model)
+    split = Closer(1e-9, time.perf_counter() + 60, few=few, effort=10).close(simple.model)
     assert split.cost == pytest.approx(whole.cost, rel=1e-9)
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 

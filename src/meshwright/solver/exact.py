@@ -23,7 +23,7 @@ from meshwright.solver.order import decision_order, permuted
 from meshwright.solver.parts import Closed, Part, better
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
-from meshwright.solver.split import Split, split
+from meshwright.solver.split import NONE, Split, split
 from meshwright.solver.state import State, cost_of
 from meshwright.solver.tables import combinations
 
@@ -191,22 +191,28 @@ class Closer:
         return best
 
     def attempt(self, dual: Dual, goal: float, alive: np.ndarray | None = None) -> Closed:
-        """Searches all choices cheaper than the goal (of states that are alive), part by part, least bound first."""
+        """Searches all choices cheaper than the goal (of states that are alive), part by part.
+
+        Where parts are eliminated, the one with the least bound comes first; else the better half of the last that was
+        split, which leads to a choice sooner where time will not do to prove any.
+        """
         best, count = Closed(None, np.inf, goal), 0
-        parts: list[tuple[float, int, Part, np.ndarray | None]] = [(dual.bound, count, Part(dual), alive)]
-        while parts and parts[0][0] < min(best.cost, goal):
-            if count and time.perf_counter() > self.deadline:
-                break
-            bound, _, part, alive = parts[0]
+        parts: list[tuple[float, int, float, Part, np.ndarray | None]] = [(0.0, 0, dual.bound, Part(dual), alive)]
+        while parts and not (count and time.perf_counter() > self.deadline):
+            _, _, bound, part, alive = parts[0]
+            if bound >= min(best.cost, goal):
+                heappop(parts)
+                continue
             found, part, halves = self._look(part, alive, min(best.cost, goal))
             best = replace(found, bound=goal) if found.cost < best.cost else best
             if halves is None:
                 break
             heappop(parts)
-            for half, least in zip(halves.parts, halves.bounds, strict=True):
+            for least, half in sorted(zip(halves.bounds, halves.parts, strict=True), key=lambda it: -it[0]):
                 count += 1
-                heappush(parts, (max(bound, least + part.offset), count, part, half))
-        return replace(best, bound=min(parts[0][0] if parts else np.inf, best.cost, goal))
+                least = max(bound, least + part.offset)
+                heappush(parts, (least if self.few else -count, count, least, part, half))
+        return replace(best, bound=min([best.cost, goal, *(bound for _, _, bound, _, _ in parts)]))
 
     def _look(self, part: Part, alive: np.ndarray | None, goal: float) -> tuple[Closed, Part, Split | None]:
         """Searches one part for what is cheaper than the goal.
@@ -215,16 +221,16 @@ class Closer:
             What was found; what is left of the part; and the smaller ones that are to be searched instead, of which
             there are none where it was searched to the end, or None where it was not and must not be split.
         """
-        nothing, done = Closed(None, np.inf, goal), Split((), (), 1.0)
+        nothing = Closed(None, np.inf, goal)
         if alive is not None:
             reduced = self._reduced(part, alive, goal)
             if isinstance(reduced, Closed):
-                return reduced, part, done
+                return reduced, part, NONE
             part = reduced
         dual, goal = part.dual, goal - part.offset
         most = self._most(dual, goal)
         if dual.bound > most:
-            return nothing, part, done
+            return nothing, part, NONE
         if (dual.floor <= most).mean() < _SHRUNK:
             return nothing, part, Split((dual.floor <= most,), (dual.bound,), 1.0)
         found = Closed(None, np.inf, dual.bound)
@@ -234,7 +240,7 @@ class Closer:
             if fewer is not None:
                 return nothing, part, Split((fewer,), (dual.bound,), 1.0)
             if found.bound >= min(found.cost, goal):
-                return part.whole(found), part, done
+                return part.whole(found), part, NONE
             self.few = _FEWER * count if self.few else 0
         if not self.splits or time.perf_counter() > self.deadline:
             return part.whole(self._mended(dual, found)), part, None
@@ -247,7 +253,7 @@ class Closer:
                 return nothing, part, Split((fewer,), (dual.bound,), 1.0)
             found = better(found, more)
             if found.bound >= min(found.cost, goal):
-                return part.whole(found), part, done
+                return part.whole(found), part, NONE
             self.pause = _PAUSE * self.patience
             self.patience = min(_MORE_PATIENCE * self.patience, _MOST_PATIENCE)
         if len(halves.parts) > 1:

@@ -27,6 +27,9 @@ class Split(NamedTuple):
     worth: float
 
 
+NONE = Split((), (), 1.0)
+
+
 def split(dual: Dual, goal: float) -> Split:
     """Rules out states, or parts those of one node.
 
@@ -42,7 +45,7 @@ def split(dual: Dual, goal: float) -> Split:
     else:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
     ruled_out = np.zeros(len(model.cost), dtype=bool)
-    best, found, tried = -1.0, Split((), (), 1.0), 0
+    best, found, tried = -1.0, NONE, 0
     for node in np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]:
         if tried == _CANDIDATES or scores[node] == -np.inf:  # it has one state only, and so have all that follow
             break
@@ -51,7 +54,7 @@ def split(dual: Dual, goal: float) -> Split:
         high, rest = own & ~low, own & low
         gains = [_gain(dual, banned, goal) for banned in (high, rest)]
         if min(gains) >= 1.0:
-            return Split((), (), 1.0)
+            return NONE
         if max(gains) >= 1.0:
             ruled_out |= rest if gains[0] >= 1.0 else high
             tried = 0
