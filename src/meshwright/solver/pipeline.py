@@ -16,7 +16,7 @@ from meshwright.solver.solution import Progress, Solution, Status
 _SMALL_STATES = 40_000  # up to here closing is tried before anything else
 _FEW_TIMES = 400
 _HALF = 0.5  # a unit: of whole numbers, what is not so much cheaper is not cheaper
-_FEWEST_TIMES = 8  # up to here even many strategies are mostly closed
+_FEWEST_TIMES = 12  # up to here even many strategies are mostly closed
 _GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
 _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
 
