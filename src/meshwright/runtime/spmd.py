@@ -235,10 +235,10 @@ def _try_memory(compiled: Any, mesh: DeviceMesh) -> None:
     memory = compiled.memory_analysis()
     if memory is None:  # not every backend tells
         return
-    needed = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    if needed > 0:
-        everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        room = jax.jit(lambda: jnp.zeros(mesh.size * needed, jnp.uint8), out_shardings=everywhere)()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    sizes = [size for size in (memory.temp_size_in_bytes, results) if size > 0]  # not next to each other, either
+    everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    for room in jax.jit(lambda: [jnp.zeros(mesh.size * n, jnp.uint8) for n in sizes], out_shardings=everywhere)():
         room.block_until_ready().delete()
 
 
