@@ -49,7 +49,9 @@ def check(plan):
     found = plan.verify(compiler_options=KEEPING_CHECKPOINTS)
     assert found.bytes.ratio == pytest.approx(1, abs=1e-3)
     if jax_compat.multiplies_narrow(False):
-        pytest.skip("the CPUs here multiply bfloat16 as it is; planned memory was measured on such that widen it first")
+        pytest.skip(
+            "the CPUs here multiply bfloat16 as it is: memory is not yet planned within 15% of all programs there"
+        )
     assert 0.85 < found.memory.planned / found.memory.compiled < 1.15
 
 

@@ -30,22 +30,9 @@ def _shared(ties, tie_s, tie_bytes, first, last):
 
 @njit(cache=True)
 def price_ranges(
-    sums,
-    transient,
-    ways,
-    ties,
-    tie_bytes,
-    tie_s,
-    transfer,
-    limit,
-    num_microbatches,
-    hides,
-    floor,
-    best_s,
-    fill,
-    busy,
+    sums, transient, ways, ties, tie_bytes, tie_s, transfer, limit, num_microbatches, hides, floor, best_s, fill, busy,
     which,
-):
+):  # fmt: skip
     """For each number of microbatches in flight and each range of layers, the options that fit and can be best.
 
     One that adds less to the time of all and takes no more time of its own is at least as good in every pipeline, since

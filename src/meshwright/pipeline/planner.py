@@ -22,7 +22,7 @@ from meshwright.pipeline.refine import refine
 from meshwright.pipeline.rows import Rows
 from meshwright.pipeline.search import Search
 from meshwright.planner.groups import Grouping
-from meshwright.planner.methods import Auto, DataParallel, Method, TensorParallel, Zero
+from meshwright.planner.methods import NAMED, Auto, Method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import Task
 from meshwright.planner.roles import find_roles
@@ -30,7 +30,6 @@ from meshwright.planner.roles import find_roles
 Progress = Callable[[str], None]
 
 _FEW_KINDS = 3  # of hosts, up to which any of them may be left idle
-_NAMED: tuple[Method, ...] = (DataParallel(), Zero(1), Zero(2), Zero(3), TensorParallel())
 _EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
 
 
@@ -151,7 +150,7 @@ def _named(task: Task, plan: Plan, search: Search, say: Progress) -> Iterator[Pl
     bounds = {view.shape: view.rounds[0].progress[-1].lower_bound for view in plan.considered if view.rounds}
     if not any(tried.num_held for view in plan.considered for tried in view.rounds):
         return
-    for method in _NAMED:
+    for method in NAMED:
         method = replace(method, memory_fraction=task.method.memory_fraction)
         meshes = method.meshes(search.catalogue.cluster)
         if all((bounds.get(mesh.sizes) or 0.0) >= min(plan.step_s, search.best_s) for mesh in meshes):

@@ -224,6 +224,9 @@ class TensorParallel(Method):
         return Restrictions(allowed, stay=matrices)
 
 
+NAMED: tuple[Method, ...] = (DataParallel(), Zero(1), Zero(2), Zero(3), TensorParallel())
+
+
 def _by_role(roles: Roles) -> dict[int, Hashable]:
     named = (("parameters", roles.parameters), ("optimizer", roles.optimizer), ("data", roles.data))
     return {value: name for name, values in named for value in values}

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflat
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.methods import Auto, DataParallel, Method, TensorParallel, Zero
+from meshwright.planner.methods import NAMED, Auto, Method
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.runtime.comparison import ComparedMethod, Comparison
 from meshwright.runtime.compiled import collectives_of
@@ -20,7 +20,7 @@ from meshwright.runtime.parallelize import Parallelized, parallelize
 from meshwright.runtime.processes import put
 from meshwright.runtime.spmd import device_mesh
 
-METHODS: tuple[Method, ...] = (Auto(), DataParallel(), Zero(1), Zero(2), Zero(3), TensorParallel())
+METHODS: tuple[Method, ...] = (Auto(), *NAMED)
 _ROUNDS = 5  # each method runs once in each, so that a machine that slows down does so for all of them
 
 Progress = Callable[[str], None]
