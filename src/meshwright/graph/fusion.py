@@ -134,50 +134,76 @@ def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints)
     fits = facts.fusible[by] & kept[made] & (start[made] == by)
     fits &= (graph.sizes[made] == graph.sizes[values]) & (width[made] == width[values])
     fits &= columns.trips[by] == columns.trips[columns.producer[values]]
-    kernels, found = _Kernels(facts, kept), dict[int, int]()
-    for value, index, other in zip(values[fits].tolist(), by[fits].tolist(), made[fits].tolist(), strict=True):
-        if other not in found and kernels.read_in_place(index, value):
-            found[other] = value
-    return list(found.values()), list(found)
+    maker = np.where(kept, -1, columns.producer)  # of what kernels make within themselves
+    values, by, made = values[fits], by[fits], made[fits]
+    in_place = _read_in_place(columns.reads, columns.start, _alike(facts), maker, by, values)
+    made, first = np.unique(made[in_place], return_index=True)
+    return values[in_place][first].tolist(), made.tolist()
 
 
-class _Kernels:
-    """What the kernels that write values read, and where."""
+def _alike(facts: Facts) -> Bools:
+    """Of all reads, those by operations that can be fused, element for element as they write their results."""
+    columns, ops = facts.columns, np.flatnonzero(facts.fusible)
+    _, example, which = np.unique(columns.signature[ops], return_index=True, return_inverse=True)
+    known = [_read_alike(facts, int(ops[i])) for i in example]
+    width = np.array([len(same) for same in known], np.int64)
+    begin, count = np.cumsum(width) - width, width[which]
+    assert (count == np.diff(columns.start)[ops]).all()
+    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    found = np.zeros(len(columns.reads), bool)
+    found[np.repeat(columns.start[ops], count) + place] = np.concatenate([*known, []])[
+        np.repeat(begin[which], count) + place
+    ]
+    return found
 
-    def __init__(self, facts: Facts, kept: Bools):
-        self._facts, self._columns = facts, facts.columns
-        self._maker = np.where(kept, -1, facts.columns.producer).tolist()  # of what kernels make within themselves
-        self._alike: dict[int, list[bool]] = {}
 
-    def read_in_place(self, index: int, value: int) -> bool:
-        """Whether the kernel of an operation reads a value, and nowhere else than where it writes its result."""
-        found, stack, seen = False, [(index, True)], set[tuple[int, bool]]()
+def _read_alike(facts: Facts, index: int) -> list[bool]:
+    """Which operands an operation reads element for element as it writes its result."""
+    if facts.columns.primitive(index) in _RESHAPING:
+        return [True] * len(facts.columns.reads_of(index))
+    nest = facts.nests[index]
+    plain = all(nest.loops[loop].kind == "parallel" for dim in nest.results[0] for loop in dim)
+    return [plain and dims == nest.results[0] for dims in nest.operands]
+
+
+@njit(cache=True)
+def _read_in_place(reads, begin, alike, maker, ops, values):
+    """For each operation, whether its kernel reads a value, and nowhere else than where it writes its result.
+
+    Args:
+        reads, begin: What operations read.
+        alike: For each read, whether it is element for element as its operation writes its result.
+        maker: The operation that makes a value; -1 where it is in memory.
+        ops, values: The operations, and one value for each.
+    """
+    found = np.zeros(len(ops), np.bool_)
+    seen, seen_alike = np.empty(_MOST_AGAIN, np.int64), np.empty(_MOST_AGAIN, np.bool_)
+    for i in range(len(ops)):
+        stack, num_seen, reached = [(ops[i], True)], 0, False
         while stack:
-            if stack[-1] in seen:
-                stack.pop()
+            at, same = stack.pop()
+            known = False
+            for k in range(num_seen):
+                known |= seen[k] == at and seen_alike[k] == same
+            if known:
                 continue
-            at, alike = stack.pop()
-            seen.add((at, alike))
-            if len(seen) > _MOST_AGAIN:
-                return False
-            for source, same in zip(self._columns.reads_of(at).tolist(), self._same(at), strict=True):
-                if source == value:
-                    if not (alike and same):
-                        return False
-                    found = True
-                elif self._maker[source] >= 0:
-                    stack.append((self._maker[source], alike and same))
-        return found
-
-    def _same(self, index: int) -> list[bool]:
-        """Which operands an operation reads element for element as it writes its result."""
-        number = int(self._columns.signature[index])
-        if number not in self._alike:
-            nest, count = self._facts.nests[index], len(self._columns.reads_of(index))
-            plain = all(nest.loops[loop].kind == "parallel" for dim in nest.results[0] for loop in dim)
-            same = [plain and dims == nest.results[0] for dims in nest.operands]
-            self._alike[number] = [True] * count if self._columns.primitive(index) in _RESHAPING else same
-        return self._alike[number]
+            if num_seen == _MOST_AGAIN:
+                reached = False
+                break
+            seen[num_seen], seen_alike[num_seen] = at, same
+            num_seen += 1
+            torn = False
+            for k in range(begin[at], begin[at + 1]):
+                if reads[k] == values[i]:
+                    torn |= not (same and alike[k])
+                    reached = True
+                elif maker[reads[k]] >= 0:
+                    stack.append((maker[reads[k]], same and alike[k]))
+            if torn:
+                reached = False
+                break
+        found[i] = reached
+    return found
 
 
 class Orders:
@@ -186,6 +212,7 @@ class Orders:
     def __init__(self, facts: Facts):
         columns = facts.columns
         self._facts, self._columns, self._known = facts, columns, dict[int, Dims | None]()
+        self._places: dict[tuple[int, int], list[tuple[int, dict[int, int] | None]]] = {}  # by signature and result
         transposes = facts.where(lambda name, _: name == "transpose")
         ops = (columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, transposes)
         self._follows = _followed(*ops, facts.graph.sizes)
@@ -226,19 +253,26 @@ class Orders:
     def _sources(self, value: int) -> list[tuple[int, dict[int, int] | None]]:
         """What decides the order in which a value is made: values as large, and where their dims go; None if torn."""
         index = int(self._columns.producer[value])
+        reads = self._columns.reads_of(index)
+        key = int(self._columns.signature[index]), value - int(self._columns.first_made[index])
+        if key not in self._places:
+            self._places[key] = list(self._placed(index, value))
+        return [(int(reads[operand]), places) for operand, places in self._places[key]]
+
+    def _placed(self, index: int, value: int) -> Iterator[tuple[int, dict[int, int] | None]]:
+        """The operands of an operation that are as large as a value it makes, and where their dims go in that."""
         op = self._columns.signatures[self._columns.signature[index]]
-        size, found, after = self._facts.graph.sizes, list[tuple[int, dict[int, int] | None]](), self._long(value)
-        for source in dict.fromkeys(self._columns.reads_of(index).tolist()):
+        size, after = self._facts.graph.sizes, self._long(value)
+        for operand, source in enumerate(self._columns.reads_of(index).tolist()):
             before = self._long(source)
             if size[source] != size[value]:
                 continue
             if op.primitive == "transpose":
-                found.append((source, {d: i for i, d in enumerate(op.params["permutation"])}))
+                yield operand, {d: i for i, d in enumerate(op.params["permutation"])}
             elif [self._shape(source)[d] for d in before] == [self._shape(value)[d] for d in after]:
-                found.append((source, dict(zip(before, after, strict=True))))
+                yield operand, dict(zip(before, after, strict=True))
             else:
-                found.append((source, None))
-        return found
+                yield operand, None
 
 
 def _through(order: Dims | None, places: dict[int, int] | None) -> Dims | None:
