@@ -53,7 +53,7 @@ def main() -> None:
                 limit = None if part is None else least + part * (free.peak_bytes - least)
                 view = View(formulation, limit)
                 fit(view)
-                problem = formulation.problem(view.times, limit if view.times else None)
+                problem, _ = view.problem()
                 started = time.perf_counter()
                 solution = solve(problem, seconds=20, workers=1)
                 times.append(time.perf_counter() - started)

@@ -1,14 +1,10 @@
 """Plans in stages through the public door: what they hold, and what is refused."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.graph import trace
-from meshwright.pipeline.planner import _plain, start_search
-from meshwright.planner.planner import Task
 from meshwright.runtime.spmd import spmd
 from tests.pipeline.models import mlp
 
@@ -184,25 +180,3 @@ def test_every_device_belongs_to_one_stage(machines, fraction):
     assert len(plan.stages) > 1
     assert sorted(taken) == [(host, i) for host, number in enumerate(hosts) for i in range(number)]
     assert [s.layers[0] for s in plan.stages[1:]] == [s.layers[1] for s in plan.stages[:-1]]
-
-
-def test_a_plan_without_stages_is_no_slower_than_named_methods_where_memory_binds():
-    """Room that is kept free for copies keeps out what tensor parallelism, which makes fewer, does here."""
-
-    def loss(params, x):
-        h = params["table"][x]
-        h = h + jax.nn.gelu(h @ params["up"]) @ params["down"]
-        return -jnp.mean(jax.nn.log_softmax(h @ params["table"].T)[..., 0])
-
-    def step(params, x):
-        value, grads = jax.value_and_grad(loss)(params, x)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
-    shapes = {"table": (4096, 128), "up": (128, 512), "down": (512, 128)}
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    args, machines = (params, jax.ShapeDtypeStruct((12, 16), jnp.int32)), mw.cluster("3x2 a100-40gb")
-    fraction = 5.25 * 2**20 / machines.memory_bytes
-    named = mw.plan(step, *args, cluster=machines, method=mw.TensorParallel(memory_fraction=fraction))
-    task = Task(trace(step, *args), mw.Auto(memory_fraction=fraction))
-    search = start_search(task.traced, machines, mw.Auto(pipeline=True), lambda _: None)
-    assert _plain(task, search, lambda _: None).step_s <= named.step_s

@@ -63,6 +63,30 @@ def test_auto_is_never_worse_on_one_mesh(name, shape):
         assert auto.cost.total <= solve_on(traced, method, [machine]).cost.total * (1 + 1e-6), method.name
 
 
+@pytest.mark.parametrize("mebibytes", [4.75, 5.25])
+def test_auto_is_never_worse_where_memory_binds(mebibytes):
+    """Answers on the way copy the tied table; one that fits is the better the less it copies."""
+
+    def loss(params, x):
+        h = params["table"][x]
+        h = h + jax.nn.gelu(h @ params["up"]) @ params["down"]
+        return -jnp.mean(jax.nn.log_softmax(h @ params["table"].T)[..., 0])
+
+    def step(params, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    shapes = {"table": (4096, 128), "up": (128, 512), "down": (512, 128)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args, machines = (params, jax.ShapeDtypeStruct((12, 16), jnp.int32)), mw.cluster("3x2 a100-40gb")
+    fraction = mebibytes * 2**20 / machines.memory_bytes
+    auto, named = (
+        mw.plan(step, *args, cluster=machines, method=method(memory_fraction=fraction))
+        for method in (mw.Auto, mw.TensorParallel)
+    )
+    assert auto.cost.total <= named.cost.total * (1 + 1e-6)
+
+
 def test_data_parallel_replicates_state_and_splits_the_batch():
     step, args = mlp_step(64, 16, layers=3)
     plan = mw.plan(step, *args, mesh=mesh((2, 4)), method=mw.DataParallel())

@@ -7,8 +7,8 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner import search as search_module
+from meshwright.planner.fitting import View, fit, least_memory
 from meshwright.planner.planner import Task
-from meshwright.planner.search import View, fit, least_memory
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 
@@ -125,7 +125,7 @@ def test_a_view_that_cannot_be_better_is_left(monkeypatch):
     steps, solve_once = [], View.step
     monkeypatch.setattr(View, "step", lambda view, gap=0.0, goal=0.0: steps.append(gap) or solve_once(view, gap, goal))
     best = View(formulation, peak)
-    assert fit(best) and best.fits and steps[-1] == 0.0
+    assert fit(best) and best.fits and best.done
     steps.clear()
     other = View(formulation, peak)
     assert fit(other, goal=best.cost / 2) and other.floor >= best.cost / 2
@@ -137,7 +137,11 @@ class Tight:
 
     def __init__(self, sizes, floor, cost):
         self.formulation = SimpleNamespace(mesh=SimpleNamespace(sizes=sizes))
-        self.floor, self.cost, self.fits, self.limit, self.peak_bytes = floor, cost, False, 1.0, 1
+        self.floor, self.cost, self.fitted, self.done, self.limit, self.peak_bytes = floor, cost, None, False, 1.0, 1
+
+    def advance(self, goal):
+        self.fitted = self.done = True
+        return True
 
     def bound(self, target):
         return self.floor
@@ -152,13 +156,28 @@ class Tight:
         ((0.9, 0.95), [(2, 2, 2)], (2, 2, 2)),  # the other one is left then
     ],
 )
-def test_three_axes_are_solved_under_memory_where_they_promise_a_hundredth(monkeypatch, deep, solved, taken):
-    def fits(view, goal):
-        view.fits = True
-        return True
-
-    monkeypatch.setattr(search_module, "fit", fits)
+def test_three_axes_are_solved_under_memory_where_they_promise_a_hundredth(deep, solved, taken):
     said, remarks = [], {}
     best = search_module._best([Tight((2, 2, 2), *deep), Tight((2, 4), 0.98, 1.0)], remarks, [], said.append)
     assert said == [f"solving on mesh {'×'.join(map(str, sizes))}" for sizes in solved]
     assert best.formulation.mesh.sizes == taken and set(remarks) == {(2, 4), (2, 2, 2)}
+
+
+def test_a_view_is_solved_no_further_than_another_leaves_room_for():
+    """The one with the best bound is taken a step on, whichever that is now; none is polished that cannot win."""
+
+    class Steps(Tight):
+        def __init__(self, sizes, floors, cost):
+            super().__init__(sizes, floors[0], cost)
+            self.floors = list(floors[1:])
+
+        def advance(self, goal):
+            self.floor = self.floors.pop(0)
+            self.fitted, self.done = True if len(self.floors) < 2 else None, not self.floors
+            return True
+
+    said, remarks = [], {}
+    views = [Steps((8,), (0.9, 1.0, 1.26, 1.3), 1.4), Steps((4, 2), (0.95, 1.1, 1.15, 1.2), 1.25)]
+    best = search_module._best(views, remarks, [], said.append)
+    assert said == [f"solving on mesh {name}" for name in ("8", "4×2", "8", "4×2", "4×2")]
+    assert best is views[1] and remarks[8,].cost == 1.4 and remarks[4, 2].cost == 1.25

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
 from meshwright.explain.traced import VIRTUAL, Nest, Program
 from meshwright.graph import Op
-from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
 from meshwright.planner.formulate import Formulation
@@ -213,58 +212,22 @@ class _Problem:
         return _NUMBER.sub("*", self.graph.input_paths[value]) if value < len(self.graph.inputs) else "a constant"
 
     def _edges(self) -> list[Edge]:
-        free, folded, slots = self.free, self.folded, self.grouping.slots
-        times = self._lifetimes()
-        order = np.argsort(folded.untied.which, kind="stable")
-        ends = np.searchsorted(folded.untied.which[order], np.arange(len(folded.edges) + 1))
-        found = []
-        for number, (key, (count, matrix)) in enumerate(free.edges.items()):
+        free, found = self.free, []
+        for key, (count, _) in free.edges.items():
             source, place, reader, slot = key
-            joins: tuple[Any, ...] = ()
-            if free.joined_s(*key) is not None:
-                matrix = free.resharding_s(*key)
+            copied, joins = free.copied[key], tuple[Any, ...]()
+            if copied.saved is not None:
                 joins = (free.tables[source].offers, free.tables[source].settling, free.tables[reader].takes[slot])
-            some = order[ends[number] : ends[number + 1]]
-            value = self._value(source, place)
-            made = self._made(source, place)
-            if slot >= 0:
-                needed, paid = free.tables[reader].needs[slot], free.tables[reader].duplicate[slot]
-            else:
-                needed = free.shared_codes[reader - free.num_groups]
-                paid = np.zeros(len(needed), bool)
-            rows, columns = (np.unique(codes, return_index=True)[1] for codes in (made, 2 * needed + paid))
+            shardings = (copied.made, copied.needed, copied.free)
+            rows, columns = (
+                np.unique(codes, return_index=True)[1] for codes in (copied.made, 2 * copied.needed + copied.free)
+            )
+            value = free.value_of(source, place)
             kind = int(self.graph.kind[value])
-            size = self.graph.kinds[kind].num_bytes
-            table = matrix[np.ix_(rows, columns)]
-            lives: tuple[Any, ...] = tuple(part[some] for part in times)
-            found.append(Edge(*key, count, self._name(value), kind, size, made, needed, paid, table, *lives, *joins))
-        assert len(slots.value) + len(folded.shared) == len(folded.untied.which)
+            about = (count, self._name(value), kind, self.graph.kinds[kind].num_bytes)
+            lives: tuple[Any, ...] = (copied.start, copied.stop, copied.ahead, copied.cut)
+            found.append(Edge(*key, *about, *shardings, copied.resharding[np.ix_(rows, columns)], *lives, *joins))
         return found
-
-    def _value(self, source: int, place: int) -> int:
-        if place >= 0:
-            return self.grouping.groups[self.folded.members[source][0]].values[place]
-        return self.folded.shared[self.folded.shared_members[source - self.free.num_groups][0]].value
-
-    def _made(self, source: int, place: int) -> Ints:
-        if place >= 0:
-            return self.free.tables[source].codes[place]
-        return self.free.shared_codes[source - self.free.num_groups]
-
-    def _lifetimes(self) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
-        """As in `Edge`, when the copy of each untied edge is live: those of shared readings, then those of slots."""
-        slots, columns, held = self.grouping.slots, self.graph.columns, self.free.held
-        shared = [slots.op[[slots.start[g] + rank for g, rank in reading.readers]] for reading in self.folded.shared]
-        at = np.where(slots.op >= 0, slots.op, columns.producer[slots.value])
-        at = np.where(at >= 0, at, len(columns.signature) - 1)
-        first = np.concatenate([np.array([ops.min() for ops in shared], np.int64), at])
-        last = np.concatenate([np.array([ops.max() + 1 for ops in shared], np.int64), at + 1])
-        if not isinstance(held, AcceleratorLiveness) or not len(columns.signature):
-            return first, last, first, np.zeros(len(first), bool)
-        values = np.concatenate([np.array([reading.value for reading in self.folded.shared], np.int64), slots.value])
-        before = np.concatenate([np.array([held.before[ops].min() for ops in shared], np.int64), held.before[at]])
-        cut = np.concatenate([np.array([held.fuses[ops].all() for ops in shared], bool), held.fuses[at]])
-        return first, last, np.minimum(first, np.maximum(before, held.ready[values])), cut
 
     def _roles(self) -> list[int]:
         roles = find_roles(self.graph)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.explain.record import Edge, Record
 from meshwright.explain.words import label_words
-from meshwright.planner.fitting import ALLOWANCES, View, peaks
+from meshwright.planner.fitting import ALLOWANCES, View
 from meshwright.strategy.reshard import SLICE, Resharding
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Pricing:
         itself fills the memory, they are solved under the limit at once. What it takes to load the solver does not
         count.
         """
-        if self._tight:
+        if self._tight.times:
             return self._forced_tightly(node, codes, seconds)
         found: list[Priced] = []
         possible: dict[int, View] = {}
@@ -142,7 +142,7 @@ class Pricing:
         from meshwright.solver.dual import Dual, ascend_prices
         from meshwright.solver.model import from_problem
 
-        problem, held = self.problem, dict.fromkeys(self._tight, 0.0)  # another choice may do without the plan's copies
+        problem, held = self.problem, dict.fromkeys(self._tight.times, 0.0)  # others may do without the plan's copies
         free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
         model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
         known = problem.cost_of(problem.choice)
@@ -162,7 +162,7 @@ class Pricing:
             if number >= _ALWAYS_TIGHTLY and left <= 0:
                 break
             view = self._view(node, code)
-            view.limit, view.times = self.problem.limit, dict(self._tight)
+            view.limit, view.times, view.edges = self.problem.limit, dict(self._tight.times), set(self._tight.edges)
             floor = self._floor if self._is_allowed(node, code) else self._unlimited(node, code)
             share = max(left / max(_ALWAYS_TIGHTLY - number, 1), seconds / _ALWAYS_TIGHTLY)
             found.append(self._under_limit(code, view, floor, share if number else share + _LOADING))
@@ -188,16 +188,11 @@ class Pricing:
         return sorted(codes, key=lambda code: (float(least[of_node == code].min()), code))
 
     @cached_property
-    def _tight(self) -> dict[int, float]:
-        """The moments at which the plan itself all but fills the memory, with the bytes of copies there; else none."""
-        if self.problem.limit is None:
-            return {}
-        copies = self.problem.copies_made(self.problem.choice)
-        profile = self.problem.memory.profile(self.problem.choice, copies)
-        return {
-            moment: sum(size for start, stop, size in copies if start <= moment < stop)
-            for moment in peaks(profile.bytes_at, _FULL * self.problem.limit)
-        }
+    def _tight(self) -> View:
+        """The moments at which the plan itself all but fills the memory, and the copies that it makes there."""
+        view = View(self.problem, None if self.problem.limit is None else _FULL * self.problem.limit)
+        view.hold(self.problem.choice)
+        return view
 
     def _is_allowed(self, node: int, code: int) -> bool:
         subject = self.problem.nodes[node]
@@ -211,8 +206,8 @@ class Pricing:
 
     def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
         peak = view.peak_bytes
-        if view.solution is not None and not view.fits:
-            view.hold()  # what the solution without memory lacks
+        if view.solution is not None and view.solution.choice is not None and not view.fits:
+            view.hold(view.solution.choice)  # what the solution without memory lacks
         for _ in range(_ROUNDS):
             if view.fits or seconds <= 0:
                 break
@@ -223,7 +218,7 @@ class Pricing:
             if not possible:
                 if view.proven == float("inf") or not any(view.times.values()):
                     break
-                view.times = dict.fromkeys(view.times, 0.0)  # what was kept free for copies may be too much
+                view.times = dict.fromkeys(view.times, 0.0)  # what was kept free may be too much
         at_least = max(floor, view.proven)
         if not view.fits or view.solution is None:
             needed = ceil(view.least_bytes) if at_least == float("inf") else 0

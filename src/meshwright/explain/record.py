@@ -7,13 +7,15 @@ explained, priced again and drawn where there is neither the function nor JAX.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.explain.traced import Array, Ints, Kept, Nest, Program
-from meshwright.planner.priced import EdgeKey, Usage, choice_problem, joined_s
+from meshwright.planner.copies import Copied, EdgeKey, Route
+from meshwright.planner.priced import Usage, choice_problem, joined_s
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes
 
@@ -166,12 +168,28 @@ class Problem(Kept):
         usage.take(self.column, self.start, self.stop, self.share)
         return usage
 
+    @cached_property
+    def copied(self) -> dict[EdgeKey, Copied]:
+        """What each edge copies."""
+        found = {}
+        for e in self.edges:
+            saved = e.joined if len(e.offers) else None
+            about = (e.made, e.needed, e.free, e.resharding, saved, e.num_bytes)
+            ahead, cut = (e.ahead, e.cut) if len(e.ahead) else (e.start, np.zeros(len(e.start), bool))
+            found[e.source, e.place, e.reader, e.slot] = Copied(self.axes, *about, e.start, e.stop, ahead, cut)
+        return found
+
     def problem(
-        self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
+        self,
+        times: Mapping[int, float],
+        limit: float | None,
+        routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
+        dear: Mapping[int, float] = MappingProxyType({}),
     ) -> ChoiceProblem:
         """As `Formulation.problem`, with whatever the method does not allow as impossible."""
         costs = [np.where(n.allowed, cost, np.inf) for n, cost in zip(self.nodes, self.costs, strict=True)]
-        return choice_problem(self.copies, costs, self.matrices, self.memory, times, limit, dear)
+        memory, copied = self.memory, self.copied if dear else {}
+        return choice_problem(self.copies, costs, self.matrices, memory, times, limit, routes, dear, copied)
 
     def forced(self, node: int, allowed: NDArray[np.bool_]) -> "Problem":
         """The same problem with other strategies allowed at one node, whatever the method says of it."""

@@ -22,7 +22,7 @@ from meshwright.pipeline.refine import refine
 from meshwright.pipeline.rows import Rows
 from meshwright.pipeline.search import Search
 from meshwright.planner.groups import Grouping
-from meshwright.planner.methods import NAMED, Auto, Method
+from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import Task
 from meshwright.planner.roles import find_roles
@@ -133,30 +133,9 @@ def _plain(task: Task, search: Search, say: Progress) -> Plan | None:
     try:
         plan = task.plan(meshes, say)
         search.note_bound(plan.solution.lower_bound)
-        return min((plan, *_named(task, plan, search, say)), key=lambda found: found.step_s)
+        return plan
     except DoesNotFit as error:
         search.note_misfit(error.needed_bytes, "one program over all devices")
     except ShardingError:  # sizes that no mesh divides
         say("no plan without stages")
     return None
-
-
-def _named(task: Task, plan: Plan, search: Search, say: Progress) -> Iterator[Plan]:
-    """Plans by the named methods, where they may be quicker than a plan without stages that memory binds.
-
-    Room that such a plan keeps free for copies can keep out choices that make fewer, and a named method may have one of
-    these. On a mesh where not even memory without end makes a plan quick enough, none of them is.
-    """
-    bounds = {view.shape: view.rounds[0].progress[-1].lower_bound for view in plan.considered if view.rounds}
-    if not any(tried.num_held for view in plan.considered for tried in view.rounds):
-        return
-    for method in NAMED:
-        method = replace(method, memory_fraction=task.method.memory_fraction)
-        meshes = method.meshes(search.catalogue.cluster)
-        if all((bounds.get(mesh.sizes) or 0.0) >= min(plan.step_s, search.best_s) for mesh in meshes):
-            continue
-        say(f"planning by {method.name}")
-        try:
-            yield Task(task.traced, method).plan(meshes, say)
-        except (DoesNotFit, ShardingError):  # it lays down what this cluster does not allow
-            continue

@@ -61,7 +61,7 @@ class Pricing:
             formulation = self.formulate(mesh, method)
         except ShardingError:
             return None
-        return self.solve(formulation, formulation.problem({}, None, _dear(formulation) if dear else {}))
+        return self.solve(formulation, formulation.problem({}, None, dear=_dear(formulation) if dear else {}))
 
     def solve(self, formulation: Formulation, problem: ChoiceProblem) -> LayerPrices | None:
         """The layers' prices under the best choice of a view's problem, whatever its costs; None if there is none."""

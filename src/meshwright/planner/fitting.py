@@ -1,18 +1,20 @@
 """Brings one priced problem under its memory limit.
 
 Memory is held lazily: a problem starts without limits, and the moments at which its answer would not fit are added
-until it does.
+until it does, each with the copies that the answer makes there. Until they are added, moments and copies cost nothing,
+so every bound on the way holds.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.considered import Improvement, Round
+from meshwright.planner.copies import Copied, EdgeKey, Route, find_routes
 from meshwright.planner.priced import Usage
 from meshwright.solver import ChoiceProblem, Solution, price, solve
 from meshwright.solver.bounds import lower_bound
@@ -44,8 +46,15 @@ class Priced(Protocol):
     @property
     def memory(self) -> Usage: ...
 
+    @property
+    def copied(self) -> Mapping[EdgeKey, Copied]: ...
+
     def problem(
-        self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
+        self,
+        times: Mapping[int, float],
+        limit: float | None,
+        routes: Mapping[EdgeKey, Route] = ...,
+        dear: Mapping[int, float] = ...,
     ) -> ChoiceProblem: ...
 
     def copies_made(self, choice: NDArray[np.int64]) -> list[tuple[int, int, float]]: ...
@@ -58,13 +67,14 @@ class View:
     Attributes:
         formulation: Its problem.
         limit: Bytes allowed on each device; None for no limit.
-        floor: No choice that keeps free what `times` says costs less; so a view may be left that a choice with fewer
-            copies would have been better on.
-        proven: No choice that fits costs less, whatever copies it makes; inf where none fits.
+        floor: No choice that keeps free what `times` says costs less.
+        proven: No choice that fits costs less; inf where none fits.
         free: The best solution if memory were no matter; None until it is solved.
-        times: Moments at which memory is held, with bytes kept free there for resharded copies.
+        times: Moments at which memory is held, with bytes kept free there for what no edge copies, such as results.
+        edges: Edges whose copies are held at these moments.
         solution: The latest solution; its choice may not fit yet.
         peak_bytes: What that choice needs.
+        done: Whether the latest solution fits and is as good as it will be.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
         initial: A choice to start from: the one that was given, then the last that fitted; None for none.
@@ -77,12 +87,16 @@ class View:
     proven: float = 0.0
     free: Solution | None = None
     times: dict[int, float] = field(default_factory=dict)
+    edges: set[EdgeKey] = field(default_factory=set)
     solution: Solution | None = None
     peak_bytes: int = 0
+    done: bool = False
     seconds: float = 0.0
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES
     initial: NDArray[np.int64] | None = None
     rounds: list[Round] = field(default_factory=list)
+    _fitted: tuple[Solution, int] | None = None
+    _num_advances: int = 0
 
     @property
     def fits(self) -> bool:
@@ -90,8 +104,31 @@ class View:
 
     @property
     def cost(self) -> float:
-        assert self.solution is not None
-        return float(self.solution.cost)
+        """What the best choice found that fits costs; the latest one where none does."""
+        solution = self.fitted or self.solution
+        assert solution is not None
+        return float(solution.cost)
+
+    @property
+    def fitted(self) -> Solution | None:
+        """The best solution found that fits."""
+        if self._fitted is None or (self.limit is not None and self._fitted[1] > self.limit):
+            return None
+        return self._fitted[0]
+
+    def advance(self, goal: float = np.inf) -> bool:
+        """Takes the next step towards a choice that fits, and from there to the best; False where nothing can fit.
+
+        The view is left as soon as the floor is no lower than the goal.
+        """
+        self._num_advances += 1
+        gap = _ON_THE_WAY if self.fitted is None else 0.0
+        found = self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
+        if not found and self.floor < goal:
+            found = self.done = self.fitted is not None or self.squeeze()
+        if self.done and self._fitted is not None:
+            self.solution, self.peak_bytes = self._fitted
+        return found or self.floor >= goal
 
     def step(self, gap: float = 0.0, goal: float = np.inf) -> bool:
         """Solves once, up to a gap, and notes where memory is short; False where nothing can fit.
@@ -99,27 +136,38 @@ class View:
         It is left as soon as the floor is no lower than the goal, then perhaps without a choice.
         """
         started = time.perf_counter()
-        problem = self.formulation.problem(self.times, self.limit if self.times else None)
-        if self.fits and self.solution is not None:
-            self.initial = self.solution.choice
-        for solution in _solves(problem, self.allowances, self.initial, gap, goal):
+        problem, routes = self.problem()
+        if self.fitted is not None:
+            self.initial = self.fitted.choice
+        start = None if self.initial is None else _through(routes, self.initial)
+        for solution in _solves(problem, self.allowances, start, gap, goal):
             self.rounds.append(_round(len(self.times), solution))
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
         self._prove(solution)
         if solution.choice is not None:
-            self.solution = solution
-            self._hold_memory(solution.choice)
+            choice = solution.choice[: len(solution.choice) - len(routes)]
+            self.solution = replace(solution, choice=choice)
+            self.hold(choice)
+            if self.fits and (self.fitted is None or solution.cost <= self.cost):
+                self._fitted = self.solution, self.peak_bytes
+        self.done = self.fits and (gap == 0.0 or solution.status == Status.OPTIMAL)
         self.seconds += time.perf_counter() - started
         self._least = solution.least_limit
         return solution.choice is not None
 
+    def problem(self) -> tuple[ChoiceProblem, list[Route]]:
+        """The problem with all that is held, and the nodes that it has besides those of the formulation."""
+        routes = find_routes(self.formulation.copied, self.edges, self.times) if self.edges else {}
+        limit = self.limit if self.times else None
+        return self.formulation.problem(self.times, limit, routes), list(routes.values())
+
     def _prove(self, solution: Solution) -> None:
-        """Notes what a solve says of choices that make fewer copies than it kept room for."""
+        """Notes what a solve says of choices that leave less free than it kept."""
         room = max(self.times.values(), default=0.0)
         if not room:
             self.proven = max(self.proven, solution.lower_bound)
-        elif (solution.least_limit or 0.0) - room > (self.limit or 0.0):  # too much even without any copy
+        elif (solution.least_limit or 0.0) - room > (self.limit or 0.0):  # too much even so
             self.proven = np.inf
 
     @property
@@ -128,52 +176,58 @@ class View:
         return float(self._least or self.limit or 0.0)
 
     def squeeze(self) -> bool:
-        """Takes the plan that holds memory dearest, if that fits: what was kept free for copies may be too much."""
+        """Takes the plan that holds memory dearest, if that fits: what is kept free besides may be too much."""
         choice, self.peak_bytes = least_memory(self.formulation)
         found = price(self.formulation.problem({}, None), choice)
         self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.proven, self.peak_bytes)
+        self._fitted = (self.solution, self.peak_bytes) if self.fits else None
         return self.fits
 
     def bound(self, target: float) -> float:
         """As `floor`, with memory held at the moments known so far."""
-        problem = self.formulation.problem(self.times, self.limit if self.times else None)
+        problem, _ = self.problem()
         return max(self.floor, lower_bound(problem, iterations=_BOUND_SWEEPS, target=target))
 
-    def hold(self) -> None:
-        """Notes where memory is short under the present solution, as `step` does under a limit."""
-        assert self.solution is not None and self.solution.choice is not None
-        self._hold_memory(self.solution.choice)
-
-    def _hold_memory(self, choice: NDArray[np.int64]) -> None:
+    def hold(self, choice: NDArray[np.int64]) -> None:
+        """Notes what a choice needs, and where memory is short under it."""
         copies = self.formulation.copies_made(choice)
         profile = self.formulation.memory.profile(choice, copies)
         self.peak_bytes = profile.peak_bytes
-        if self.fits or self.limit is None:
+        if self.limit is None or self.peak_bytes <= self.limit:
             return
-        before = dict(self.times)
-        for moment in peaks(profile.bytes_at, self.limit):
-            reserve = sum(size for start, stop, size in copies if start <= moment < stop)
-            self.times[moment] = max(self.times.get(moment, 0.0), reserve)
-        if self.times == before:  # every held moment fits as modelled, yet the peak does not: keep more free there
+        before = dict(self.times), set(self.edges)
+        for moment in peaks(profile.bytes_at, np.floor(self.limit)):
+            made = self._made_at(choice, moment)
+            self.edges |= made.keys()
+            rest = sum(size for start, stop, size in copies if start <= moment < stop) - sum(made.values())
+            self.times[moment] = max(self.times.get(moment, 0.0), rest if rest >= 1 else 0.0)
+        if (self.times, self.edges) == before:  # all that is held fits, yet the peak does not: keep more free there
             self.times[profile.peak_at] += self.peak_bytes - self.limit
+
+    def _made_at(self, choice: NDArray[np.int64], moment: int) -> dict[EdgeKey, float]:
+        """The edges that copy something at a moment, and how many bytes."""
+        found = {}
+        for key, copied in self.formulation.copied.items():
+            if size := copied.bytes_of(choice[key[0]], choice[key[2]], moment):
+                found[key] = size
+        return found
+
+
+def _through(routes: Sequence[Route], choice: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A choice with the nodes that edges are laid through."""
+    return np.concatenate([choice, np.array([route.strategy(choice) for route in routes], np.int64)])
 
 
 def fit(view: View, goal: float = np.inf) -> bool:
-    """Solves a view until its choice fits, or until its floor shows that none costs less than the goal.
+    """Solves a view until it has its best choice, or until its floor shows that none costs less than the goal.
 
     Returns:
         False where nothing can fit.
     """
-    gap = _ON_THE_WAY
-    for _ in range(_MAX_ROUNDS):
-        if view.fits or view.floor >= goal:
-            return True
-        if not view.step(gap, goal) and view.floor < goal:
-            return view.squeeze()
-        if gap and view.fits and view.floor < goal:  # now as well as can be; that may not fit again
-            gap = 0.0
-            view.step(gap, goal)
-    return view.fits or view.squeeze()
+    while not view.done and view.floor < goal:
+        if not view.advance(goal):
+            return False
+    return True
 
 
 def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
@@ -184,7 +238,7 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(_DEAR_ROUNDS):
-        *_, solution = _solves(formulation.problem({}, None, dear))
+        *_, solution = _solves(formulation.problem({}, None, dear=dear))
         choice = solution.choice
         assert choice is not None
         profile = formulation.memory.profile(choice, formulation.copies_made(choice))

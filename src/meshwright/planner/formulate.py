@@ -15,6 +15,8 @@ where ``n`` counts the tied copies.
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +25,19 @@ from meshwright.errors import ShardingError
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.simplified import Split
+from meshwright.planner.copies import Copied, EdgeKey, Route
 from meshwright.planner.cpu_memory import CpuMemory, reductions
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Group
 from meshwright.planner.memory import AcceleratorMemory, MemoryModel
-from meshwright.planner.priced import EdgeKey, Usage, choice_problem
+from meshwright.planner.priced import Usage, choice_problem
 from meshwright.planner.pricing import Pricer
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -104,15 +108,68 @@ class Formulation:
         sent = {(reader, item.value): back.sent(item) for item in back.resharded() for reader in item.readers}
         split = Split(reductions(self.grouping, self.folded, self.tables, choice), back.made, sent)
         found = copy(self)
+        found.__dict__.pop("copied", None)
         found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
         return found
 
     def problem(
-        self, times: Mapping[int, float], limit: float | None, dear: Mapping[int, float] | None = None
+        self,
+        times: Mapping[int, float],
+        limit: float | None,
+        routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
+        dear: Mapping[int, float] = MappingProxyType({}),
     ) -> ChoiceProblem:
         """The folded problem with memory held at some times; see `choice_problem`."""
-        held = self.memory if times or dear else Usage(0)
-        return choice_problem(self.copies, self.costs, self.edges, held, times, limit, dear)
+        held, copied = self.memory if times or dear else Usage(0), self.copied if dear else {}
+        return choice_problem(self.copies, self.costs, self.edges, held, times, limit, routes, dear, copied)
+
+    @cached_property
+    def copied(self) -> dict[EdgeKey, Copied]:
+        """What each edge copies."""
+        graph, order = self.grouping.graph, np.argsort(self.folded.untied.which, kind="stable")
+        ends = np.searchsorted(self.folded.untied.which[order], np.arange(len(self.edges) + 1))
+        times, found = self._lifetimes(), {}
+        for number, (key, (_, matrix)) in enumerate(self.edges.items()):
+            source, place, reader, slot = key
+            if slot >= 0:
+                needed, free = self.tables[reader].needs[slot], self.tables[reader].duplicate[slot]
+            else:
+                needed = self.shared_codes[reader - self.num_groups]
+                free = np.zeros(len(needed), bool)
+            saved, value = self.joined_s(*key), self.value_of(source, place)
+            size = float(graph.sizes[value] * graph.sent_itemsize[value])
+            some = order[ends[number] : ends[number + 1]]
+            start, stop, ahead, cut = times[0][some], times[1][some], times[2][some], times[3][some]
+            made, seconds = self._made(source, place), matrix if saved is None else matrix + saved
+            found[key] = Copied(self.axes, made, needed, free, seconds, saved, size, start, stop, ahead, cut)
+        return found
+
+    def value_of(self, source: int, place: int) -> int:
+        """One of the values that an edge hands over, by its source and the position there."""
+        if place >= 0:
+            return self.grouping.groups[self.folded.members[source][0]].values[place]
+        return self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
+
+    def _made(self, source: int, place: int) -> Codes:
+        return self.tables[source].codes[place] if place >= 0 else self.shared_codes[source - self.num_groups]
+
+    def _lifetimes(self) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
+        """As in `Copied`, when the copy of each untied edge is live: those of shared readings, then those of slots."""
+        slots, columns, held = self.grouping.slots, self.grouping.graph.columns, self.held
+        if not len(columns.signature):
+            nothing = np.zeros(len(self.folded.untied.which), np.int64)
+            return nothing, nothing, nothing, nothing > 0
+        shared = [slots.op[[slots.start[g] + rank for g, rank in reading.readers]] for reading in self.folded.shared]
+        at = np.where(slots.op >= 0, slots.op, columns.producer[slots.value])
+        at = np.where(at >= 0, at, len(columns.signature) - 1)
+        first = np.concatenate([np.array([held.step[ops].min() for ops in shared], np.int64), held.step[at]])
+        stop = np.concatenate([np.array([held.last[ops].max() for ops in shared], np.int64), held.last[at]]) + 1
+        if not isinstance(held, AcceleratorLiveness):
+            return first, stop, first, np.zeros(len(first), bool)
+        values = np.concatenate([np.array([reading.value for reading in self.folded.shared], np.int64), slots.value])
+        before = np.concatenate([np.array([held.before[ops].min() for ops in shared], np.int64), held.before[at]])
+        cut = np.concatenate([np.array([held.fuses[ops].all() for ops in shared], bool), held.fuses[at]])
+        return first, stop, np.minimum(first, np.maximum(before, held.ready[values])), cut
 
     def copies_made(self, choice: NDArray[np.int64]) -> list[tuple[int, int, float]]:
         """Intervals and bytes of the copies that resharding makes under a choice."""
@@ -181,12 +238,7 @@ class Formulation:
 
     def resharding_s(self, source: int, place: int, reader: int, slot: int) -> Array:
         """Seconds of resharding of an edge, by strategies of its ends."""
-        if place >= 0:
-            value = self.grouping.groups[self.folded.members[source][0]].values[place]
-            made = self.tables[source].codes[place]
-        else:
-            value = self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
-            made = self.shared_codes[source - self.num_groups]
+        value, made = self.value_of(source, place), self._made(source, place)
         free = None
         stay = self.grouping.groups[self.grouping.home[value]].argument in self.restrictions.stay  # casts stay as well
         if slot >= 0:

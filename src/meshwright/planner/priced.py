@@ -5,15 +5,18 @@ The planner makes it from a graph (`formulate.py`, `memory.py`); a saved plan ca
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.copies import Copied, EdgeKey, Route
 from meshwright.solver import ChoiceProblem
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,9 @@ def choice_problem(
     memory: Usage,
     times: Mapping[int, float],
     limit: float | None,
-    dear: Mapping[int, float] | None = None,
+    routes: Mapping[EdgeKey, Route] = _NONE,
+    dear: Mapping[int, float] = _NONE,
+    copied: Mapping[EdgeKey, Copied] = _NONE,
 ) -> ChoiceProblem:
     """A folded problem with memory held at some times.
 
@@ -122,29 +127,45 @@ def choice_problem(
         memory: What takes memory when; looked at only where there are times.
         times: Operation indices, each with the bytes to be kept free there.
         limit: Bytes allowed; None for no limit.
+        routes: For some edges the nodes that they are laid through, which come after all others, in order.
         dear: Operation indices, each with a price of one byte there, beyond what each node takes at the least.
+        copied: What edges copy; looked at only where memory is dear.
     """
     edges: dict[tuple[int, int], Array] = {}
     costs = [n * cost for n, cost in zip(copies, node_costs, strict=True)]
-    for time, price in (dear or {}).items():
+
+    def join(source: int, reader: int, matrix: Array) -> None:
+        if source == reader:
+            costs[source] = costs[source] + np.diagonal(matrix)
+            return
+        key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
+        edges[key] = edges[key] + part if key in edges else part
+
+    for time, price in dear.items():
         for which, usage in enumerate(memory.usage(time, len(costs))):
             if usage is not None:  # what a node takes at the least is left out: it would hide the costs of time
                 costs[which] = costs[which] + price * (usage - usage.min())
-    for (source, _, reader, _), (count, matrix) in edge_matrices.items():
-        if source == reader:
-            costs[source] = costs[source] + count * np.diagonal(matrix)
-            continue
-        key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
-        edges[key] = edges[key] + count * part if key in edges else count * part
+        for (source, _, reader, _), copy in copied.items():
+            if copy.is_live(time):
+                join(source, reader, price * copy.bytes_at(time))
+    for key, (count, matrix) in edge_matrices.items():
+        if key not in routes:
+            join(key[0], key[2], count * matrix)
+    for node, (key, route) in enumerate(routes.items(), len(costs)):
+        count, _ = edge_matrices[key]
+        costs.append(np.zeros(len(route.after)))
+        join(route.source, node, count * route.before)
+        join(node, route.reader, route.after)
+        if route.saved is not None:
+            join(route.source, route.reader, -count * route.saved)
     for (u, v), matrix in edges.items():
         saved = np.minimum(matrix.min(axis=1), 0.0)
         if saved.any():  # costs of choice problems are not below 0
             costs[u], edges[u, v] = costs[u] + saved, matrix - saved[:, None]
     rows = []
     for order, (time, reserve) in enumerate(sorted(times.items())):
-        for which, usage in enumerate(memory.usage(time, len(costs))):
-            if usage is not None:
-                rows.append((which, order, order + 1, usage))
+        held = [*memory.usage(time, len(node_costs)), *(route.usage[order] for route in routes.values())]
+        rows += [(which, order, order + 1, usage) for which, usage in enumerate(held) if usage is not None]
         if reserve > 0:
             rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
     return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)

@@ -1,20 +1,22 @@
 """Finds the best choice over several mesh views under the memory limit, solving no more than the answer needs.
 
-Views are first solved without memory, which bounds what they can reach; then, best bound first, with
-memory, and a view whose bound is no better than the best plan so far is left. A view of three axes, the dearest to
-solve, is left where it cannot be much better: mostly it is a little so than one of two axes that has the same parts.
+Views are first solved without memory, which bounds what they can reach; then with memory, a step at a time, always the
+one with the best bound, and a view whose bound is no better than the best plan so far is left. A view of three axes,
+the dearest to solve, is left where it cannot be much better: mostly it is a little so than one of two axes that has
+the same parts.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.hardware import Mesh
-from meshwright.planner.fitting import View, fit, least_memory
+from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.units import format_bytes
@@ -101,39 +103,48 @@ def _best(
     views: list[View], remarks: dict[tuple[int, ...], Considered], misfits: list[Misfit], say: Callable
 ) -> View | None:
     best: View | None = None
-    for view in sorted(views, key=lambda v: (not v.fits, v.floor / _worthwhile(v))):
+    waiting = [(_promise(view), number) for number, view in enumerate(views)]
+    heapify(waiting)
+    while waiting:
+        _, number = heappop(waiting)
+        view = views[number]
         mesh = view.formulation.mesh
-        goal = np.inf if best is None else best.cost * _worthwhile(view)
-        if not _can_beat(view, goal):
-            remarks[mesh.sizes] = _left(view)
-            continue
-        say(f"solving on mesh {_name(mesh)}")
-        if not fit(view, goal):
-            misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
-            remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
-            continue
-        if view.floor >= goal:
-            remarks[mesh.sizes] = _left(view)
-            continue
-        remarks[mesh.sizes] = Considered(mesh.sizes, view.cost, view.peak_bytes, "")
-        if best is None or view.cost < best.cost * _LESS:
+        goal = np.inf if best is None or best is view else best.cost * _worthwhile(view)
+        if _can_beat(view, goal) and not view.done:
+            say(f"solving on mesh {_name(mesh)}")
+            if not view.advance(goal):
+                misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
+                remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
+                continue
+        remarks[mesh.sizes] = _remark(view)
+        if view.fitted is not None and (best is None or view.cost < best.cost * _LESS):
             best = view
+        if view.floor < goal and not view.done:
+            heappush(waiting, (_promise(view), number))
     return best
+
+
+def _promise(view: View) -> float:
+    """What the view may yet cost, weighed so that views are taken up in the order in which they would be left."""
+    return view.floor / _worthwhile(view)
 
 
 def _worthwhile(view: View) -> float:
     """The part of the best cost that a view must promise to come below."""
-    return _LESS_ON_THREE if len(view.formulation.mesh.sizes) > 2 and not view.fits else _LESS
+    return _LESS_ON_THREE if len(view.formulation.mesh.sizes) > 2 and not view.done else _LESS
 
 
 def _can_beat(view: View, goal: float) -> bool:
-    if not view.fits and view.floor < goal < np.inf:
+    if view.fitted is None and view.floor < goal < np.inf:
         view.floor = view.bound(goal)
     return view.floor < goal
 
 
-def _left(view: View) -> Considered:
-    return Considered(view.formulation.mesh.sizes, view.floor, None, "at least this much: left")
+def _remark(view: View) -> Considered:
+    sizes = view.formulation.mesh.sizes
+    if view.fitted is None:
+        return Considered(sizes, view.floor, None, "at least this much: left")
+    return Considered(sizes, view.cost, view.peak_bytes, "")
 
 
 def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:

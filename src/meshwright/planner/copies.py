@@ -1,0 +1,137 @@
+"""Copies of values that are read in another sharding than they are made in, as a choice problem has them.
+
+What such a copy takes depends on the strategies at both ends of an edge, and a choice problem has memory at nodes
+alone. So an edge whose copies matter is laid through a node of its own, which says how the value is handed over.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.strategy.sharding import Axes
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
+
+_READ, _CUT, _SENT = range(3)  # a value is read as it lies; a part of it is taken out; something is sent for it
+_FREE = -1  # instead of a sharding that is needed: the reader has paid for it already
+
+
+class Copied(NamedTuple):
+    """What is copied along an edge, and when that takes memory.
+
+    Attributes:
+        axes: The mesh's.
+        made: The value's sharding for each strategy of the source.
+        needed: The sharding that is needed for each strategy of the reader.
+        free: Where the reader has paid for the resharding already.
+        resharding: Seconds by strategies of both.
+        saved: Seconds that are saved besides, by strategies of both; None for nothing.
+        num_bytes: The value's size, not split.
+        start, stop: When each occurrence's copy is live.
+        ahead: From when on it is live instead, if something is sent for it.
+        cut: Whether readers take the part they need out of the value themselves if nothing is sent.
+    """
+
+    axes: Axes
+    made: Ints
+    needed: Ints
+    free: Bools
+    resharding: Array
+    saved: Array | None
+    num_bytes: float
+    start: Ints
+    stop: Ints
+    ahead: Ints
+    cut: Bools
+
+    def is_live(self, time: int) -> bool:
+        """Whether any copy may be there at a time."""
+        return bool(((self.ahead <= time) & (time < self.stop)).any())
+
+    def bytes_at(self, time: int) -> Array:
+        """Bytes of all its copies at a time, by strategies of both ends."""
+        targets, _, of_reader = self._targets()
+        return (self._count([time])[self._kinds(targets), 0] * self._size(targets))[:, of_reader]
+
+    def bytes_of(self, source: int, reader: int, time: int) -> float:
+        """Bytes of all its copies at a time under one strategy of each end."""
+        if self.free[reader] or self.made[source] == self.needed[reader]:
+            return 0.0
+        one = self._replace(made=self.made[[source]], needed=self.needed[[reader]], free=self.free[[reader]])
+        return float(one.bytes_at(time)[0, 0])
+
+    def _targets(self) -> tuple[Ints, Ints, Ints]:
+        """What may be needed, a strategy of the reader that needs it, and what each of its strategies needs."""
+        return np.unique(np.where(self.free, _FREE, self.needed), return_index=True, return_inverse=True)
+
+    def _size(self, targets: Ints) -> Array:
+        size: Array = self.num_bytes / self.axes.num_parts(np.maximum(targets, 0))
+        return size
+
+    def _kinds(self, targets: Ints) -> Ints:
+        """How a value gets from each strategy of the source to what may be needed."""
+        made, of_source = np.unique(self.made, return_inverse=True)
+        kinds = [
+            [_READ if b in (a, _FREE) else _CUT if self.axes.only_cuts(a, b) else _SENT for b in targets.tolist()]
+            for a in made.tolist()
+        ]
+        return np.array(kinds, np.int64).reshape(len(made), len(targets))[of_source]
+
+    def _count(self, times: Iterable[int]) -> Array:
+        """For each way that a value gets there, how many copies are live at each of some times."""
+        at = np.array(list(times), np.int64)[:, None]
+        cut = ((self.start <= at) & (at < self.stop) & ~self.cut).sum(axis=1)
+        sent = ((self.ahead <= at) & (at < self.stop)).sum(axis=1)
+        return np.array([np.zeros(len(at)), cut, sent], float)
+
+
+class Route(NamedTuple):
+    """A node between the ends of an edge, whose strategies are the ways in which the value may be handed over.
+
+    Attributes:
+        source, reader: The ends.
+        before: Seconds of resharding by strategies of the source and this node; inf where they do not go together.
+        after: The same, of this node and the reader; nothing is spent there.
+        usage: Bytes at each of the times that are held, for each strategy.
+        saved: As in `Copied`, between the ends themselves.
+    """
+
+    source: int
+    reader: int
+    before: Array
+    after: Array
+    usage: Array
+    saved: Array | None
+
+    def strategy(self, choice: Ints) -> int:
+        """The one that goes with the strategies of both ends."""
+        return int(np.argmin(self.before[choice[self.source]] + self.after[:, choice[self.reader]]))
+
+
+def find_routes(
+    copied: Mapping[EdgeKey, Copied], edges: Iterable[EdgeKey], times: Iterable[int]
+) -> dict[EdgeKey, Route]:
+    """Routes in place of those of some edges whose copies are live at any of the times, in order."""
+    times = sorted(times)
+    found = {key: _route(key, copied[key], times) for key in sorted(edges)}
+    return {key: route for key, route in found.items() if route.usage.any()}
+
+
+def _route(key: EdgeKey, copied: Copied, times: list[int]) -> Route:
+    targets, example, of_reader = copied._targets()
+    count = copied._count(times)
+    # Ways that take equally much are one.
+    alike = np.unique(count, axis=0, return_inverse=True)[1].reshape(-1)
+    kinds = alike[copied._kinds(targets)]
+    ways = np.unique(kinds + 3 * np.arange(len(targets))[None, :])
+    target, kind = np.divmod(ways, 3)
+    before = np.where(kinds[:, target] == kind, copied.resharding[:, example[target]], np.inf)
+    after = np.where(target[:, None] == of_reader[None, :], 0.0, np.inf)
+    by_kind = np.array([count[np.argmax(alike == k)] for k in range(int(alike.max()) + 1)])
+    usage = (by_kind[kind] * copied._size(targets)[target, None]).T
+    return Route(key[0], key[2], before, after, usage, copied.saved)
