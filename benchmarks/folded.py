@@ -21,7 +21,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.planner.planner import Task
-from meshwright.planner.search import View, fit
+from meshwright.planner.fitting import View, fit
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
