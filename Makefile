@@ -16,8 +16,9 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
-# Compiled once, so that whatever runs later loads machine code.
+# Compiled once, so that whatever runs later loads bytecode and machine code.
 $(KERNELS): $(INSTALLED)
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m meshwright.solver.warm
 	$(BIN)/meshwright plan mlp --cluster "2x4 h100" > /dev/null
 	$(BIN)/meshwright plan mlp --cluster "2x2 h100" --batch 8 --pipeline > /dev/null

@@ -24,7 +24,7 @@ from meshwright.solver.solution import Status
 # are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
 # are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
 # fits need not be that close.
-ALLOWANCES = ((1.0, 1e-2), (3.0, 2e-2), (20.0, 5e-2), (20.0, 5e-2))
+ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
 _ON_THE_WAY = 2e-2  # the gap at which they stop,
 _FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
