@@ -53,6 +53,23 @@ def test_highs_agrees_on_layered_problems(limit_part):
     assert solution.cost == pytest.approx(_highs(problem), rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_halves_that_are_closed_by_themselves_make_up_the_whole(monkeypatch, seed):
+    """With every split taken for one that tears a model apart, and no elimination, which would leave none to make."""
+    torn, last = [], Closer._last
+    monkeypatch.setattr(exact, "_TORN", -np.inf)
+    monkeypatch.setattr(Closer, "_briefly", lambda closer, dual, count: None)
+    monkeypatch.setattr(Closer, "_patiently", lambda closer, count: None)
+    monkeypatch.setattr(Closer, "_last", lambda closer, dual, *args: torn.append(dual) or last(closer, dual, *args))
+    problem = example(True, num_nodes=12, num_states=4, seed=seed)
+    solution = solve(problem, seconds=60, workers=1)
+    best = _highs(problem)
+    assert (solution.status == Status.INFEASIBLE) == np.isinf(best)
+    if np.isfinite(best):
+        assert torn and solution.status == Status.OPTIMAL
+        assert price(problem, solution.choice).cost == pytest.approx(best, rel=1e-6)
+
+
 def test_a_cutoff_below_the_optimum_is_proven_empty():
     problem = example(True, seed=3)
     simple = simplify(from_problem(problem))

@@ -56,7 +56,10 @@ _DEAR = 0.02  # the part of the bound above it from which a choice is improved b
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
 _THOROUGH = 5e5  # rows of that elimination
 _GROWTH = 4.0  # from the step to one goal to the step to the next
+_TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
+
+_Looked = tuple[Closed, Part, Split | None]
 
 
 @dataclass
@@ -155,7 +158,10 @@ class Closer:
                 continue
             step = _GROWTH * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
             near = best.choice is not None and step > _NEARLY * (ceiling - best.bound)
-            best = better(best, self.attempt(dual, ceiling if near else min(ceiling, best.bound + step)))
+            found = (
+                self._last(dual, best, ceiling, enough) if near else self.attempt(dual, min(ceiling, best.bound + step))
+            )
+            best = better(best, found)
         return replace(best, bound=min(best.bound, best.cost, cutoff))
 
     def _below_in_part(self, dual: Dual, alive: np.ndarray, best: Closed, ceiling: float, enough: float) -> Closed:
@@ -190,7 +196,26 @@ class Closer:
             best = better(best, found if fewer is None else self.attempt(dual, goal, fewer))
         return best
 
-    def attempt(self, dual: Dual, goal: float, alive: np.ndarray | None = None) -> Closed:
+    def _last(self, dual: Dual, best: Closed, ceiling: float, enough: float) -> Closed:
+        """Searches all choices cheaper than the ceiling, or those of each half with goals of its own.
+
+        That is where one split raises the bounds of both by much: with it the prices change, and so what is cheap.
+        """
+        looked = self._look(Part(dual), None, ceiling)
+        halves, goal = looked[2], dual.bound + _TORN * (ceiling - dual.bound)
+        if not self.few or not len(dual.model.cap) or not halves or len(halves.parts) < 2 or min(halves.bounds) < goal:
+            return self.attempt(dual, ceiling, looked=looked)
+        bounds = np.array(halves.bounds)
+        for which in np.argsort(bounds, kind="stable").tolist():
+            if time.perf_counter() < self.deadline:
+                found = self._below_in_part(dual, halves.parts[which], best, min(best.cost, ceiling), enough)
+                bounds[which] = found.bound
+                best = replace(found, bound=best.bound) if found.cost < best.cost else best
+        return replace(best, bound=min(best.cost, ceiling, float(bounds.min())))
+
+    def attempt(
+        self, dual: Dual, goal: float, alive: np.ndarray | None = None, looked: _Looked | None = None
+    ) -> Closed:
         """Searches all choices cheaper than the goal (of states that are alive), part by part.
 
         Where parts are eliminated, the one with the least bound comes first; else the better half of the last that was
@@ -203,7 +228,8 @@ class Closer:
             if bound >= min(best.cost, goal):
                 heappop(parts)
                 continue
-            found, part, halves = self._look(part, alive, min(best.cost, goal))
+            found, part, halves = looked or self._look(part, alive, min(best.cost, goal))
+            looked = None
             best = replace(found, bound=goal) if found.cost < best.cost else best
             if halves is None:
                 break
@@ -214,7 +240,7 @@ class Closer:
                 heappush(parts, (least if self.few else -count, count, least, part, half))
         return replace(best, bound=min([best.cost, goal, *(bound for _, _, bound, _, _ in parts)]))
 
-    def _look(self, part: Part, alive: np.ndarray | None, goal: float) -> tuple[Closed, Part, Split | None]:
+    def _look(self, part: Part, alive: np.ndarray | None, goal: float) -> _Looked:
         """Searches one part for what is cheaper than the goal.
 
         Returns:
