@@ -20,8 +20,8 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.planner.planner import Task
 from meshwright.planner.fitting import View, fit
+from meshwright.planner.planner import Task
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
