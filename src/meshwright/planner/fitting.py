@@ -282,7 +282,7 @@ def _round(num_held: int, solution: Solution) -> Round:
 
 
 def peaks(bytes_at: NDArray[np.float64], limit: float) -> list[int]:
-    """The highest moment of each stretch that is over the limit, the worst two: more, and problems are harder to solve."""
+    """The highest moment of each stretch that is over the limit, the worst two: with more, problems are harder."""
     over = np.flatnonzero(bytes_at > limit)
     stretches = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1)
     tops = sorted((int(s[np.argmax(bytes_at[s])]) for s in stretches if len(s)), key=lambda t: -bytes_at[t])
