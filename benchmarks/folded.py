@@ -20,7 +20,7 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.planner.fitting import View, fit
+from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.mip import solve_mip
@@ -52,7 +52,8 @@ def main() -> None:
             for part in LIMITS:
                 limit = None if part is None else least + part * (free.peak_bytes - least)
                 view = View(formulation, limit)
-                fit(view)
+                while not view.done and view.advance():
+                    pass
                 problem, _ = view.problem()
                 started = time.perf_counter()
                 solution = solve(problem, seconds=20, workers=1)

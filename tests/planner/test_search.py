@@ -7,7 +7,7 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner import search as search_module
-from meshwright.planner.fitting import View, fit, least_memory
+from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.planner import Task
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
@@ -114,8 +114,8 @@ def test_the_plan_of_least_memory_stands_where_nothing_else_was_found(monkeypatc
     _, peak = least_memory(formulation)
     monkeypatch.setattr(View, "step", lambda view, gap, goal: False)
     view = View(formulation, peak)
-    assert fit(view) and view.fits and view.solution.status == "feasible"
-    assert not fit(View(formulation, peak - 1))
+    assert view.advance() and view.done and view.fits and view.solution.status == "feasible"
+    assert not View(formulation, peak - 1).advance()
 
 
 def test_a_view_that_cannot_be_better_is_left(monkeypatch):
@@ -125,10 +125,13 @@ def test_a_view_that_cannot_be_better_is_left(monkeypatch):
     steps, solve_once = [], View.step
     monkeypatch.setattr(View, "step", lambda view, gap=0.0, goal=0.0: steps.append(gap) or solve_once(view, gap, goal))
     best = View(formulation, peak)
-    assert fit(best) and best.fits and best.done
+    while not best.done:
+        assert best.advance()
+    assert best.fits
     steps.clear()
     other = View(formulation, peak)
-    assert fit(other, goal=best.cost / 2) and other.floor >= best.cost / 2
+    while other.floor < best.cost / 2:
+        assert other.advance(best.cost / 2) and not other.done
     assert 0.0 not in steps  # it was solved on the way only
 
 
@@ -137,10 +140,10 @@ class Tight:
 
     def __init__(self, sizes, floor, cost):
         self.formulation = SimpleNamespace(mesh=SimpleNamespace(sizes=sizes))
-        self.floor, self.cost, self.fitted, self.done, self.limit, self.peak_bytes = floor, cost, None, False, 1.0, 1
+        self.floor, self.cost, self.fitted, self.done, self.limit = floor, cost, None, False, 1.0
 
     def advance(self, goal):
-        self.fitted = self.done = True
+        self.fitted, self.done = SimpleNamespace(peak_usage=1.0), True
         return True
 
     def bound(self, target):
@@ -173,7 +176,8 @@ def test_a_view_is_solved_no_further_than_another_leaves_room_for():
 
         def advance(self, goal):
             self.floor = self.floors.pop(0)
-            self.fitted, self.done = True if len(self.floors) < 2 else None, not self.floors
+            self.fitted = SimpleNamespace(peak_usage=1.0) if len(self.floors) < 2 else None
+            self.done = not self.floors
             return True
 
     said, remarks = [], {}

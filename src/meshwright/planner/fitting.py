@@ -95,7 +95,7 @@ class View:
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES
     initial: NDArray[np.int64] | None = None
     rounds: list[Round] = field(default_factory=list)
-    _fitted: tuple[Solution, int] | None = None
+    _fitted: Solution | None = None
     _num_advances: int = 0
 
     @property
@@ -112,9 +112,8 @@ class View:
     @property
     def fitted(self) -> Solution | None:
         """The best solution found that fits."""
-        if self._fitted is None or (self.limit is not None and self._fitted[1] > self.limit):
-            return None
-        return self._fitted[0]
+        found = self._fitted
+        return None if found is None or (self.limit is not None and found.peak_usage > self.limit) else found
 
     def advance(self, goal: float = np.inf) -> bool:
         """Takes the next step towards a choice that fits, and from there to the best; False where nothing can fit.
@@ -126,8 +125,8 @@ class View:
         found = self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
         if not found and self.floor < goal:
             found = self.done = self.fitted is not None or self.squeeze()
-        if self.done and self._fitted is not None:
-            self.solution, self.peak_bytes = self._fitted
+        if self.done and self.fitted is not None:
+            self.solution, self.peak_bytes = self.fitted, int(self.fitted.peak_usage)
         return found or self.floor >= goal
 
     def step(self, gap: float = 0.0, goal: float = np.inf) -> bool:
@@ -147,10 +146,10 @@ class View:
         self._prove(solution)
         if solution.choice is not None:
             choice = solution.choice[: len(solution.choice) - len(routes)]
-            self.solution = replace(solution, choice=choice)
             self.hold(choice)
+            self.solution = replace(solution, choice=choice, peak_usage=self.peak_bytes)
             if self.fits and (self.fitted is None or solution.cost <= self.cost):
-                self._fitted = self.solution, self.peak_bytes
+                self._fitted = self.solution
         self.done = self.fits and (gap == 0.0 or solution.status == Status.OPTIMAL)
         self.seconds += time.perf_counter() - started
         self._least = solution.least_limit
@@ -180,7 +179,7 @@ class View:
         choice, self.peak_bytes = least_memory(self.formulation)
         found = price(self.formulation.problem({}, None), choice)
         self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.proven, self.peak_bytes)
-        self._fitted = (self.solution, self.peak_bytes) if self.fits else None
+        self._fitted = self.solution if self.fits else None
         return self.fits
 
     def bound(self, target: float) -> float:
@@ -216,18 +215,6 @@ class View:
 def _through(routes: Sequence[Route], choice: NDArray[np.int64]) -> NDArray[np.int64]:
     """A choice with the nodes that edges are laid through."""
     return np.concatenate([choice, np.array([route.strategy(choice) for route in routes], np.int64)])
-
-
-def fit(view: View, goal: float = np.inf) -> bool:
-    """Solves a view until it has its best choice, or until its floor shows that none costs less than the goal.
-
-    Returns:
-        False where nothing can fit.
-    """
-    while not view.done and view.floor < goal:
-        if not view.advance(goal):
-            return False
-    return True
 
 
 def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:

@@ -141,10 +141,10 @@ def _can_beat(view: View, goal: float) -> bool:
 
 
 def _remark(view: View) -> Considered:
-    sizes = view.formulation.mesh.sizes
-    if view.fitted is None:
+    sizes, fitted = view.formulation.mesh.sizes, view.fitted
+    if fitted is None:
         return Considered(sizes, view.floor, None, "at least this much: left")
-    return Considered(sizes, view.cost, view.peak_bytes, "")
+    return Considered(sizes, view.cost, int(fitted.peak_usage), "")
 
 
 def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
