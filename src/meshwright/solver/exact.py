@@ -205,12 +205,11 @@ class Closer:
         halves, goal = looked[2], dual.bound + _TORN * (ceiling - dual.bound)
         if not self.few or not len(dual.model.cap) or not halves or len(halves.parts) < 2 or min(halves.bounds) < goal:
             return self.attempt(dual, ceiling, looked=looked)
-        bounds = np.array(halves.bounds)
+        best, bounds = min(best, replace(looked[0], bound=best.bound), key=lambda it: it.cost), np.array(halves.bounds)
         for which in np.argsort(bounds, kind="stable").tolist():
             if time.perf_counter() < self.deadline:
                 found = self._below_in_part(dual, halves.parts[which], best, min(best.cost, ceiling), enough)
-                bounds[which] = found.bound
-                best = replace(found, bound=best.bound) if found.cost < best.cost else best
+                best, bounds[which] = min(best, replace(found, bound=best.bound), key=lambda it: it.cost), found.bound
         return replace(best, bound=min(best.cost, ceiling, float(bounds.min())))
 
     def attempt(
