@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from meshwright.graph.facts import Facts
-from meshwright.graph.fusion import Orders, fuse
+from meshwright.graph.fusion import Orders, _read_in_place, fuse
 from meshwright.graph.liveness import liveness
 from meshwright.planner.groups import Grouping
 from tests.graph.examples import shaped, traced
@@ -148,3 +148,27 @@ def test_places_are_given_on_once_and_to_values_of_the_same_size(name):
     assert len(set(taken)) == len(taken)
     for value, other in zip(given, taken, strict=True):
         assert graph.types[value].num_bytes == graph.types[other].num_bytes
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_a_kernel_reads_in_place_is_so_on_every_path(seed):
+    """Held against all paths from an operation, through what its kernel makes within itself, to a value."""
+    rng = np.random.default_rng(seed)
+    num_ops, num_inputs = 8, 3  # operation i makes value num_inputs + i
+    reads = [rng.integers(0, num_inputs + i, rng.integers(1, 4)) for i in range(num_ops)]
+    alike = [rng.random(len(some)) < 0.7 for some in reads]
+    maker = np.concatenate([np.full(num_inputs, -1), np.where(rng.random(num_ops) < 0.7, np.arange(num_ops), -1)])
+
+    def paths(op, value, same):
+        for source, one in zip(reads[op].tolist(), alike[op].tolist(), strict=True):
+            if source == value:
+                yield same and one
+            elif maker[source] >= 0:
+                yield from paths(maker[source], value, same and one)
+
+    begin = np.cumsum([0, *map(len, reads)])
+    ops, values = (part.ravel() for part in np.meshgrid(np.arange(num_ops), np.arange(num_inputs + num_ops)))
+    found = _read_in_place(np.concatenate(reads), begin, np.concatenate(alike), maker, ops, values)
+    expected = [list(paths(op, value, True)) for op, value in zip(ops.tolist(), values.tolist(), strict=True)]
+    assert found.tolist() == [bool(some) and all(some) for some in expected]
+    assert found.any() and not found.all()

@@ -103,6 +103,7 @@ def _best(
     views: list[View], remarks: dict[tuple[int, ...], Considered], misfits: list[Misfit], say: Callable
 ) -> View | None:
     best: View | None = None
+    said = ""
     waiting = [(_promise(view), number) for number, view in enumerate(views)]
     heapify(waiting)
     while waiting:
@@ -111,7 +112,9 @@ def _best(
         mesh = view.formulation.mesh
         goal = np.inf if best is None or best is view else best.cost * _worthwhile(view)
         if _can_beat(view, goal) and not view.done:
-            say(f"solving on mesh {_name(mesh)}")
+            if _name(mesh) != said:
+                said = _name(mesh)
+                say(f"solving on mesh {said}")
             if not view.advance(goal):
                 misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
                 remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
