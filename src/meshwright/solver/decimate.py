@@ -35,7 +35,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
         # After a round that had to be taken back, go on in small ones for a while.
         step = min(part, 2.0 * fixed / model.num_nodes) if fixed < count else min(part, 1.5 * step)
         chain.append(reduced.way_back)
-        prices = carried(prices, model, reduced.model)
+        prices = carried(prices, model.when, reduced.model.when)
         model = reduced.model
     if model.num_nodes:
         return None

@@ -13,11 +13,11 @@ _LEAST_STEP = 0.005
 _SHORT_PATIENCE = 3
 
 
-def carried(prices: np.ndarray, old: Model, new: Model) -> np.ndarray:
-    """Prices of one model for the times that are left in another made from it."""
-    known = np.zeros(int(max(old.when.max(initial=-1), new.when.max(initial=-1))) + 1)
-    known[old.when] = prices
-    return known[new.when]
+def carried(prices: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Prices at some times (`Model.when`) for others, those of another model of the same problem."""
+    known = np.zeros(int(max(old.max(initial=-1), new.max(initial=-1))) + 1)
+    known[old] = prices
+    return known[new]
 
 
 class Dual:

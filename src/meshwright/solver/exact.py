@@ -7,15 +7,16 @@ optimum costs little more than the optimum itself would as a goal.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
 
 from meshwright.solver.decimate import settled
-from meshwright.solver.dual import Dual, at_prices, carried, climb_prices
+from meshwright.solver.dual import Dual, carried, climb_prices
 from meshwright.solver.elimination import eliminate
+from meshwright.solver.fan import Fan
 from meshwright.solver.frontier import Found, search
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.model import Model
@@ -49,9 +50,6 @@ _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
-_SCALES = (0.5, 0.8, 1.3, 2.0)
-_DEAREST = 4  # times whose prices are changed one by one
-_CHANGES = (0.5, 2.0)
 _DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
 _THOROUGH = 5e5  # rows of that elimination
@@ -79,6 +77,7 @@ class Closer:
         goal: A bound at which to stop, whatever was found.
         slack: The same as a difference, once the bound is known.
         improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance and the deadline.
+        fan: Makes the duals of each search.
     """
 
     tolerance: float
@@ -94,6 +93,7 @@ class Closer:
     goal: float = np.inf
     slack: float = 0.0
     improve: Callable[[Dual, np.ndarray | None, float, float], np.ndarray | None] | None = None
+    fan: Fan = field(default_factory=Fan)
 
     def close(
         self,
@@ -307,7 +307,7 @@ class Closer:
         self, dual: Dual, goal: float, look: Callable[[list[Dual], float], Found]
     ) -> tuple[Closed, np.ndarray | None]:
         """What a search by several duals finds; or the states that they leave, where those are much fewer."""
-        most, fan = self._most(dual, goal), self._fan(dual)
+        most, fan = self._most(dual, goal), self.fan.around(dual, self.deadline)
         alive = np.max([one.floor for one in fan], axis=0) <= most
         if alive.mean() < _SHRUNK:
             return Closed(None, np.inf, dual.bound), alive
@@ -332,10 +332,11 @@ class Closer:
             return Part(dual, offset, ((choice, reduced.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
         alike = model.num_nodes > _REORDERED * dual.model.num_nodes
         order = np.arange(model.num_nodes) if alike else decision_order(model)
-        smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model, model))
+        smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
             climb_prices(smaller, target - smaller.bound, _SHORT_CLIMB, target, self.deadline)
+        self.fan.note(smaller)
         return Part(smaller, offset, ((order, reduced.way_back), *part.steps))
 
     def _first(self, dual: Dual, cutoff: float) -> Closed:
@@ -358,23 +359,3 @@ class Closer:
                 if state.cost < found.cost and state.fits(model):
                     found = replace(found, choice=state.choice, cost=state.cost)
         return found
-
-    def _fan(self, dual: Dual) -> list[Dual]:
-        """The dual at its best, and others with each of its dearest times cheaper and dearer than that.
-
-        A row of an elimination that saves memory at one time and wastes it at another is ruled out by the dual that
-        knows the difference; of one time only, by several prices.
-        """
-        dual.restore()
-        worth = dual.prices * dual.model.cap
-        dearest = [time for time in np.argsort(-worth, kind="stable")[:_DEAREST] if worth[time] > 0]
-        if len(dearest) < 2:
-            changes = [(slice(None), scale) for scale in _SCALES if dearest]
-        else:
-            changes = [(time, scale) for time in dearest for scale in _CHANGES]
-        fan = [dual]
-        for times, scale in changes:
-            prices = dual.prices.copy()
-            prices[times] *= scale
-            fan.append(at_prices(dual, prices, self.deadline))
-        return fan

@@ -32,7 +32,7 @@ class Level:
         if reduced.infeasible:
             return None
         model = tighten_times(reduced.model)
-        dual = Dual(model, prices=carried(self.dual.prices, self.model, model))
+        dual = Dual(model, prices=carried(self.dual.prices, self.model.when, model.when))
         return Level(model, dual, self.offset + reduced.offset, (*self.chain, reduced.way_back))
 
     def expand(self, choice: np.ndarray) -> np.ndarray:

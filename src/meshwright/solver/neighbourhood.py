@@ -206,7 +206,7 @@ class Neighbourhood:
                 return reduced.way_back.expand(np.zeros(0, dtype=np.int64)), True
             return None, True
         model = tighten_times(reduced.model)
-        prices = (1.0 - self.share) * carried(self.prices, self.model, model)
+        prices = (1.0 - self.share) * carried(self.prices, self.model.when, model.when)
         target = now - reduced.offset
         choice, complete = self._search(model, prices, target, alive is not None, deadline)
         if choice is None or not cost_of(model, choice) < target - 0.1 * self.tolerance:
