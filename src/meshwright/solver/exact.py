@@ -50,7 +50,7 @@ _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
-_DEAR = 0.02  # the part of the bound above it from which a choice is improved before anything is proven
+_DEAR = 0.002  # the part of the bound above it from which a choice is improved before models are split
 _ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
 _THOROUGH = 5e5  # rows of that elimination
 _GROWTH = 4.0  # from the step to one goal to the step to the next
@@ -143,8 +143,12 @@ class Closer:
         return best
 
     def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
-        """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound."""
+        """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound.
+
+        Before the first goal that takes splits, the choice is improved: a lower ceiling leaves fewer of them to make.
+        """
         step, fresh = 0.0, self.improve is not None and len(dual.model.cap) > 0
+        easy = fresh and self.splits
         while best.bound < min(best.cost - self.slack, cutoff - self.slack, enough):
             ceiling = min(best.cost, cutoff)
             if time.perf_counter() > self.deadline:
@@ -154,14 +158,21 @@ class Closer:
                 best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
             if fresh:
-                best, fresh = self._prepared(dual, best, cutoff), False
+                best, fresh = self._as_whole(dual, best, cutoff), False
                 continue
-            step = _GROWTH * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
+            rise = _GROWTH * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
+            goal = min(ceiling, best.bound + rise)
+            if easy:
+                found = self._unsplit(dual, goal)
+                best, easy = better(best, found), found.bound >= min(found.cost, goal)
+                if easy:
+                    step = rise
+                elif best.cost > best.bound + _DEAR * abs(best.bound + self.offset):
+                    best = self._improved(dual, best)
+                continue
+            step = rise
             near = best.choice is not None and step > _NEARLY * (ceiling - best.bound)
-            found = (
-                self._last(dual, best, ceiling, enough) if near else self.attempt(dual, min(ceiling, best.bound + step))
-            )
-            best = better(best, found)
+            best = better(best, self._last(dual, best, ceiling, enough) if near else self.attempt(dual, goal))
         return replace(best, bound=min(best.bound, best.cost, cutoff))
 
     def _below_in_part(self, dual: Dual, alive: np.ndarray, best: Closed, ceiling: float, enough: float) -> Closed:
@@ -175,26 +186,34 @@ class Closer:
             start = replace(start, choice=held, cost=cost_of(part.dual.model, held))
         return part.whole(self._below(part.dual, start, ceiling - part.offset, enough - part.offset))
 
-    def _prepared(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
-        """Improves the choice where it is dear, or where splits promise little; then all below it is searched as well.
+    def _as_whole(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
+        """Where splits promise little, improves the choice and searches all below it as well.
 
         Splits promise little where many lumps are alike. Such lumps make few different labels, so that one search over
         the whole model may do, if only its goal is low.
         """
         dual.restore()
-        dear = best.cost > dual.bound + _DEAR * abs(dual.bound + self.offset)
-        alike = not dear and split(dual, min(best.cost, cutoff)).worth < _ALIKE
-        if self.improve is None or not (dear or alike):
+        if split(dual, min(best.cost, cutoff)).worth >= _ALIKE:
             return best
-        choice = self.improve(dual, best.choice, self.tolerance, self.deadline)
-        if choice is not None:
-            cost = cost_of(dual.model, choice)
-            best = replace(best, choice=choice, cost=cost) if cost < best.cost else best
-        if alike and best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
+        best = self._improved(dual, best)
+        if best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
             goal = min(best.cost, cutoff)
             found, fewer = self._searched(dual, goal, partial(eliminate, effort=_THOROUGH))
             best = better(best, found if fewer is None else self.attempt(dual, goal, fewer))
         return best
+
+    def _unsplit(self, dual: Dual, goal: float) -> Closed:
+        """Searches all choices cheaper than the goal as far as that takes no splits."""
+        self.splits = False
+        found = self.attempt(dual, goal)
+        self.splits = True
+        return found
+
+    def _improved(self, dual: Dual, best: Closed) -> Closed:
+        assert self.improve is not None
+        choice = self.improve(dual, best.choice, self.tolerance, self.deadline)
+        cost = np.inf if choice is None else cost_of(dual.model, choice)
+        return replace(best, choice=choice, cost=cost) if cost < best.cost else best
 
     def _last(self, dual: Dual, best: Closed, ceiling: float, enough: float) -> Closed:
         """Searches all choices cheaper than the ceiling, or those of each half with goals of its own.
