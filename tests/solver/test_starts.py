@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from meshwright.solver import exact
 from meshwright.solver.dual import Dual, climb_prices
 from meshwright.solver.exact import Closer
 from meshwright.solver.links import link
@@ -85,3 +86,29 @@ def test_alike_lumps_are_closed_with_a_first_choice_in_hand(seed):
     assert asked
     assert found.bound == pytest.approx(found.cost)
     assert found.cost == pytest.approx(plain.cost)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_needed(monkeypatch, seed):
+    model, told = from_problem(example(True, num_nodes=16, seed=seed)), []
+    cut = Closer._look
+
+    def look(closer, *args):
+        found = cut(closer, *args)
+        if found[2] is not None and len(found[2].parts) == 2:
+            told.append("split")
+        return found
+
+    def improve(dual, choice, tolerance, deadline):
+        told.append("improved")
+        return improved(dual, choice, tolerance, deadline)
+
+    monkeypatch.setattr(exact, "_ALIKE", -1.0)
+    monkeypatch.setattr(exact, "_DEAR", -1.0)
+    monkeypatch.setattr(Closer, "_look", look)
+    easy = Closer(1e-9, time.perf_counter() + 60, improve=improve).close(model)
+    assert not told
+    monkeypatch.setattr(Closer, "_briefly", lambda closer, dual, count: None)
+    hard = Closer(1e-9, time.perf_counter() + 60, improve=improve).close(model)
+    assert told[0] == "improved" and "split" in told
+    assert hard.cost == pytest.approx(easy.cost) and hard.bound == pytest.approx(hard.cost)
