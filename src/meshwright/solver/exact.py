@@ -193,7 +193,8 @@ class Closer:
         the whole model may do, if only its goal is low.
         """
         dual.restore()
-        if split(dual, min(best.cost, cutoff)).worth >= _ALIKE:
+        goal = min(best.cost, cutoff)
+        if np.isinf(goal) or split(dual, goal).worth >= _ALIKE:
             return best
         best = self._improved(dual, best)
         if best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
