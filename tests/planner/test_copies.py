@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwright.planner.copies import Copied, find_routes
+from meshwright.planner.copies import Copied, Lifetimes, copies_made, find_routes
 from meshwright.planner.priced import Usage, choice_problem
 from meshwright.solver import solve
 from meshwright.solver.check import price
@@ -21,7 +21,7 @@ def copied_of(rng):
     start = rng.integers(1, 4, 3)
     lives = (start, start + rng.integers(1, 3, 3), start - rng.integers(0, 2, 3), rng.random(3) < 0.5)
     saved = rng.uniform(0, 1, resharding.shape) if rng.random() < 0.3 else None
-    return Copied(AXES, made, needed, free, resharding, saved, 16.0, *lives)
+    return Copied(AXES, made, needed, free, resharding, saved, 16.0, Lifetimes(*lives))
 
 
 def bytes_by_hand(copied, source, reader, time):
@@ -30,7 +30,7 @@ def bytes_by_hand(copied, source, reader, time):
         return 0.0
     cuts = AXES.only_cuts(int(made), int(needed))
     total = 0.0
-    for start, stop, ahead, cut in zip(copied.start, copied.stop, copied.ahead, copied.cut, strict=True):
+    for start, stop, ahead, cut in zip(*copied.live, strict=True):
         is_there = (start <= time < stop and not cut) if cuts else ahead <= time < stop
         total += is_there * copied.num_bytes / AXES.num_parts(needed)
     return total
@@ -44,7 +44,9 @@ def test_a_route_costs_and_takes_what_its_edge_does(seed):
         for reader in range(len(copied.needed)):
             choice = np.array([source, reader])
             expected = [bytes_by_hand(copied, source, reader, time) for time in times]
-            assert [copied.bytes_of(source, reader, time) for time in times] == expected
+            spans = copies_made({KEY: copied}, choice)
+            assert [spans.bytes_at(time) for time in times] == expected
+            assert np.cumsum(spans.change(6))[:4].tolist() == pytest.approx(expected)
             assert [copied.bytes_at(time)[source, reader] for time in times] == expected
             if not routes:
                 assert not any(expected)
@@ -77,10 +79,9 @@ def test_problems_with_routes_have_the_costs_of_problems_without(seed, same):
     parts = ([1.0] * len(sizes), costs, {key: (2, matrix)}, memory, times, 1e9)
     plain, laid = choice_problem(*parts), choice_problem(*parts, routes)
     for choice in np.ndindex(*sizes):
-        ends = choice[key[0]], choice[key[2]]
         longer = np.array([*choice, *(route.strategy(np.array(choice)) for route in routes.values())])
-        used = memory.profile(np.array(choice), []).bytes_at
-        peak = max(used[t] + free + copied.bytes_of(*ends, t) for t, free in times.items())
+        used = memory.profile(np.array(choice), copies_made({key: copied}, np.array(choice))).bytes_at
+        peak = max(used[t] + free for t, free in times.items())
         assert price(laid, longer).cost == pytest.approx(price(plain, np.array(choice)).cost)
         assert price(laid, longer).peak_usage == pytest.approx(peak)
     assert solve(laid).cost == pytest.approx(solve(plain).cost)
@@ -90,7 +91,7 @@ def test_dear_memory_counts_copies():
     """Of two choices that cost the same, the one without a copy is taken where memory is dear."""
     codes = AXES.legal_codes((4, 4))[:2]
     alive = (np.array([1]), np.array([3]), np.array([1]), np.zeros(1, bool))
-    copied = Copied(AXES, codes, codes, np.zeros(2, bool), np.zeros((2, 2)), None, 16.0, *alive)
+    copied = Copied(AXES, codes, codes, np.zeros(2, bool), np.zeros((2, 2)), None, 16.0, Lifetimes(*alive))
     costs, memory = [np.array([0.0, 0.1]), np.array([0.2, 0.0])], Usage(4)
     memory.take(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0))
     parts = ([1, 1], costs, {KEY: (1, copied.resharding)}, memory, {}, None, {})

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from meshwright.planner.copies import Spans
 from meshwright.planner.priced import Usage, choice_problem
 from meshwright.solver import solve
 
@@ -27,7 +28,7 @@ def test_dear_memory_is_weighed_against_time(seed):
     def whole(choice):
         time = sum(n * c[s] for n, c, s in zip(copies, costs, choice, strict=True))
         time += sum(n * matrix[choice[u], choice[v]] for (u, _, v, _), (n, matrix) in edges.items())
-        return time + price * memory.profile(np.array(choice), []).bytes_at[1]
+        return time + price * memory.profile(np.array(choice), Spans.joined([])).bytes_at[1]
 
     best = min(itertools.product(*map(range, sizes)), key=whole)
     problem = choice_problem(copies, costs, edges, memory, {}, None, dear={1: price})

@@ -225,8 +225,9 @@ class _Problem:
             value = free.value_of(source, place)
             kind = int(self.graph.kind[value])
             about = (count, self._name(value), kind, self.graph.kinds[kind].num_bytes)
-            lives: tuple[Any, ...] = (copied.start, copied.stop, copied.ahead, copied.cut)
-            found.append(Edge(*key, *about, *shardings, copied.resharding[np.ix_(rows, columns)], *lives, *joins))
+            table = copied.resharding[np.ix_(rows, columns)]
+            lives: tuple[Any, ...] = copied.live
+            found.append(Edge(*key, *about, *shardings, table, *lives, *joins))
         return found
 
     def _roles(self) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.explain.traced import Array, Ints, Kept, Nest, Program
-from meshwright.planner.copies import Copied, EdgeKey, Route
+from meshwright.planner.copies import Copied, EdgeKey, Lifetimes, Route, Spans, copies_made
 from meshwright.planner.priced import Usage, choice_problem, joined_s
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes
@@ -176,7 +176,8 @@ class Problem(Kept):
             saved = e.joined if len(e.offers) else None
             about = (e.made, e.needed, e.free, e.resharding, saved, e.num_bytes)
             ahead, cut = (e.ahead, e.cut) if len(e.ahead) else (e.start, np.zeros(len(e.start), bool))
-            found[e.source, e.place, e.reader, e.slot] = Copied(self.axes, *about, e.start, e.stop, ahead, cut)
+            live = Lifetimes(e.start, e.stop, ahead, cut)
+            found[e.source, e.place, e.reader, e.slot] = Copied(self.axes, *about, live)
         return found
 
     def problem(
@@ -202,26 +203,9 @@ class Problem(Kept):
         nodes = sum(n * float(cost[s]) for n, cost, s in zip(self.copies, self.costs, choice, strict=True))
         return nodes + sum(e.num * float(e.matrix[choice[e.source], choice[e.reader]]) for e in self.edges)
 
-    def copies_made(self, choice: Ints) -> list[tuple[int, int, float]]:
-        """Intervals and bytes of the copies that resharding makes under a choice."""
-        found: list[tuple[int, int, float]] = []
-        for edge, size in self._resharded(choice):
-            start, stop = edge.start, edge.stop
-            made, needed = (int(c) for c in (edge.made[choice[edge.source]], edge.needed[choice[edge.reader]]))
-            if len(edge.ahead) and self.axes.only_cuts(made, needed):
-                start, stop = start[~edge.cut], stop[~edge.cut]
-            elif len(edge.ahead):
-                start = edge.ahead
-            found += [(a, b, size) for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
-        return found
-
-    def _resharded(self, choice: Ints) -> list[tuple[Edge, float]]:
-        found = []
-        for edge in self.edges:
-            made, strategy = edge.made[choice[edge.source]], choice[edge.reader]
-            if made != edge.needed[strategy] and not edge.free[strategy]:
-                found.append((edge, edge.num_bytes / float(self.axes.num_parts(edge.needed[strategy]))))
-        return found
+    def copies_made(self, choice: Ints) -> Spans:
+        """The copies that resharding makes under a choice."""
+        return copies_made(self.copied, choice)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,5 @@ def memory_over_time(problem: Problem) -> MemoryOverTime:
         role = np.array(problem.role, np.int64)[usage.column]
         np.add.at(change, (role, usage.start), size)
         np.add.at(change, (role, usage.stop), -size)
-    for start, stop, size in problem.copies_made(choice):
-        change[_COPIES, start] += size
-        change[_COPIES, stop] -= size
+    change[_COPIES] += problem.copies_made(choice).change(problem.num_steps)
     return MemoryOverTime(np.arange(problem.num_steps), np.cumsum(change, axis=1)[:, :-1])

@@ -181,12 +181,9 @@ class Pricing:
         brief = live.stored & (live.stop > live.start) & (columns.producer >= 0)
         brief &= live.stop <= self._update_at
         brief[held] = brief[copies] = False
-        change = np.zeros(len(unit) + 1)
+        change = back.copies().change(len(unit))
         np.add.at(change, live.start[brief], local[brief])
         np.add.at(change, np.minimum(live.stop[brief], len(unit)), -local[brief])
-        for start, stop, size in back.copies():
-            change[start] += size
-            change[stop] -= size
         peak = np.zeros(len(self.layers.first))
         working = ~self._masks["update"].astype(bool)
         np.maximum.at(peak, unit[working], np.cumsum(change)[:-1][working])

@@ -4,7 +4,7 @@ What such a copy takes depends on the strategies at both ends of an edge, and a 
 alone. So an edge whose copies matter is laid through a node of its own, which says how the value is handed over.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,60 @@ _READ, _CUT, _SENT = range(3)  # a value is read as it lies; a part of it is tak
 _FREE = -1  # instead of a sharding that is needed: the reader has paid for it already
 
 
+NO_INTS = np.zeros(0, np.int64)
+
+
+class Spans(NamedTuple):
+    """Copies that are made: from when to when each takes memory, and how many bytes."""
+
+    start: Ints
+    stop: Ints
+    num_bytes: Array
+
+    @classmethod
+    def joined(cls, some: Sequence["Spans"]) -> "Spans":
+        """All copies of several."""
+        start, stop, num_bytes = zip(*some, strict=True) if some else ((), (), ())
+        return cls(
+            np.concatenate([*start, NO_INTS]), np.concatenate([*stop, NO_INTS]), np.concatenate([*num_bytes, []])
+        )
+
+    def bytes_at(self, time: int) -> float:
+        """Bytes of all that are there at a time."""
+        return float(self.num_bytes[(self.start <= time) & (time < self.stop)].sum())
+
+    def change(self, num_steps: int) -> Array:
+        """What is taken and given back at each operation, and after the last."""
+        change: Array = np.zeros(num_steps + 1)
+        change += np.bincount(self.start, self.num_bytes, num_steps + 1)
+        change -= np.bincount(self.stop, self.num_bytes, num_steps + 1)
+        return change
+
+
+class Lifetimes(NamedTuple):
+    """When copies are live.
+
+    Attributes:
+        start, stop: From when to when each is.
+        ahead: From when on it is instead, if something is sent for it.
+        cut: Whether readers take the part they need out of the value themselves if nothing is sent.
+    """
+
+    start: Ints
+    stop: Ints
+    ahead: Ints
+    cut: Bools
+
+    def of_some(self, which: Ints) -> "Lifetimes":
+        return Lifetimes(self.start[which], self.stop[which], self.ahead[which], self.cut[which])
+
+    def spans(self, sent: Bools | bool, num_bytes: Array | float) -> Spans:
+        """Those of them that take memory, given for which something is sent, and their sizes."""
+        there = sent | ~self.cut
+        size = np.broadcast_to(np.asarray(num_bytes, float), there.shape)
+        return Spans(np.where(sent, self.ahead, self.start)[there], self.stop[there], size[there])
+
+
 class Copied(NamedTuple):
     """What is copied along an edge, and when that takes memory.
 
@@ -32,9 +86,7 @@ class Copied(NamedTuple):
         resharding: Seconds by strategies of both.
         saved: Seconds that are saved besides, by strategies of both; None for nothing.
         num_bytes: The value's size, not split.
-        start, stop: When each occurrence's copy is live.
-        ahead: From when on it is live instead, if something is sent for it.
-        cut: Whether readers take the part they need out of the value themselves if nothing is sent.
+        live: When each occurrence's copy is live.
     """
 
     axes: Axes
@@ -44,26 +96,24 @@ class Copied(NamedTuple):
     resharding: Array
     saved: Array | None
     num_bytes: float
-    start: Ints
-    stop: Ints
-    ahead: Ints
-    cut: Bools
+    live: Lifetimes
 
     def is_live(self, time: int) -> bool:
         """Whether any copy may be there at a time."""
-        return bool(((self.ahead <= time) & (time < self.stop)).any())
+        return bool(((self.live.ahead <= time) & (time < self.live.stop)).any())
+
+    def made_by(self, source: int, reader: int) -> Spans | None:
+        """The copies under one strategy of each end; None where nothing is resharded."""
+        made, needed = int(self.made[source]), int(self.needed[reader])
+        if self.free[reader] or made == needed:
+            return None
+        size = self.num_bytes / float(self.axes.num_parts(needed))
+        return self.live.spans(not self.axes.only_cuts(made, needed), size)
 
     def bytes_at(self, time: int) -> Array:
         """Bytes of all its copies at a time, by strategies of both ends."""
         targets, _, of_reader = self._targets()
         return (self._count([time])[self._kinds(targets), 0] * self._size(targets))[:, of_reader]
-
-    def bytes_of(self, source: int, reader: int, time: int) -> float:
-        """Bytes of all its copies at a time under one strategy of each end."""
-        if self.free[reader] or self.made[source] == self.needed[reader]:
-            return 0.0
-        one = self._replace(made=self.made[[source]], needed=self.needed[[reader]], free=self.free[[reader]])
-        return float(one.bytes_at(time)[0, 0])
 
     def _targets(self) -> tuple[Ints, Ints, Ints]:
         """What may be needed, a strategy of the reader that needs it, and what each of its strategies needs."""
@@ -84,10 +134,8 @@ class Copied(NamedTuple):
 
     def _count(self, times: Iterable[int]) -> Array:
         """For each way that a value gets there, how many copies are live at each of some times."""
-        at = np.array(list(times), np.int64)[:, None]
-        cut = ((self.start <= at) & (at < self.stop) & ~self.cut).sum(axis=1)
-        sent = ((self.ahead <= at) & (at < self.stop)).sum(axis=1)
-        return np.array([np.zeros(len(at)), cut, sent], float)
+        cut, sent = (self.live.spans(way, 1.0) for way in (False, True))
+        return np.array([[0.0, cut.bytes_at(time), sent.bytes_at(time)] for time in times]).reshape(-1, 3).T
 
 
 class Route(NamedTuple):
@@ -111,6 +159,13 @@ class Route(NamedTuple):
     def strategy(self, choice: Ints) -> int:
         """The one that goes with the strategies of both ends."""
         return int(np.argmin(self.before[choice[self.source]] + self.after[:, choice[self.reader]]))
+
+
+def copies_made(copied: Mapping[EdgeKey, Copied], choice: Ints) -> Spans:
+    """The copies that all edges make under a choice."""
+    chosen = choice.tolist()
+    made = (one.made_by(chosen[key[0]], chosen[key[2]]) for key, one in copied.items())
+    return Spans.joined([spans for spans in made if spans is not None])
 
 
 def find_routes(

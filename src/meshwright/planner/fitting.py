@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.considered import Improvement, Round
-from meshwright.planner.copies import Copied, EdgeKey, Route, find_routes
+from meshwright.planner.copies import Copied, EdgeKey, Route, Spans, find_routes
 from meshwright.planner.priced import Usage
 from meshwright.solver import ChoiceProblem, Solution, price, solve
 from meshwright.solver.bounds import lower_bound
@@ -57,7 +57,7 @@ class Priced(Protocol):
         dear: Mapping[int, float] = ...,
     ) -> ChoiceProblem: ...
 
-    def copies_made(self, choice: NDArray[np.int64]) -> list[tuple[int, int, float]]: ...
+    def copies_made(self, choice: NDArray[np.int64]) -> Spans: ...
 
 
 @dataclass
@@ -198,7 +198,7 @@ class View:
         for moment in peaks(profile.bytes_at, np.floor(self.limit)):
             made = self._made_at(choice, moment)
             self.edges |= made.keys()
-            rest = sum(size for start, stop, size in copies if start <= moment < stop) - sum(made.values())
+            rest = copies.bytes_at(moment) - sum(made.values())
             self.times[moment] = max(self.times.get(moment, 0.0), rest if rest >= 1 else 0.0)
         if (self.times, self.edges) == before:  # all that is held fits, yet the peak does not: keep more free there
             self.times[profile.peak_at] += self.peak_bytes - self.limit
@@ -207,7 +207,8 @@ class View:
         """The edges that copy something at a moment, and how many bytes."""
         found = {}
         for key, copied in self.formulation.copied.items():
-            if size := copied.bytes_of(choice[key[0]], choice[key[2]], moment):
+            made = copied.made_by(choice[key[0]], choice[key[2]])
+            if made is not None and (size := made.bytes_at(moment)):
                 found[key] = size
         return found
 

@@ -23,14 +23,15 @@ from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
-from meshwright.graph.liveness import AcceleratorLiveness
+from meshwright.graph.liveness import AcceleratorLiveness, Liveness
 from meshwright.graph.simplified import Split
-from meshwright.planner.copies import Copied, EdgeKey, Route
+from meshwright.planner.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route, Spans
 from meshwright.planner.cpu_memory import CpuMemory, reductions
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Group
 from meshwright.planner.memory import AcceleratorMemory, MemoryModel
+from meshwright.planner.numbering import sort_by
 from meshwright.planner.priced import Usage, choice_problem
 from meshwright.planner.pricing import Pricer
 from meshwright.solver import ChoiceProblem
@@ -139,9 +140,8 @@ class Formulation:
             saved, value = self.joined_s(*key), self.value_of(source, place)
             size = float(graph.sizes[value] * graph.sent_itemsize[value])
             some = order[ends[number] : ends[number + 1]]
-            start, stop, ahead, cut = times[0][some], times[1][some], times[2][some], times[3][some]
             made, seconds = self._made(source, place), matrix if saved is None else matrix + saved
-            found[key] = Copied(self.axes, made, needed, free, seconds, saved, size, start, stop, ahead, cut)
+            found[key] = Copied(self.axes, made, needed, free, seconds, saved, size, times.of_some(some))
         return found
 
     def value_of(self, source: int, place: int) -> int:
@@ -153,26 +153,21 @@ class Formulation:
     def _made(self, source: int, place: int) -> Codes:
         return self.tables[source].codes[place] if place >= 0 else self.shared_codes[source - self.num_groups]
 
-    def _lifetimes(self) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
-        """As in `Copied`, when the copy of each untied edge is live: those of shared readings, then those of slots."""
-        slots, columns, held = self.grouping.slots, self.grouping.graph.columns, self.held
+    def _lifetimes(self) -> Lifetimes:
+        """When the copy of each untied edge is live: those of shared readings, then those of slots."""
+        slots, columns, shared = self.grouping.slots, self.grouping.graph.columns, self.folded.shared
         if not len(columns.signature):
             nothing = np.zeros(len(self.folded.untied.which), np.int64)
-            return nothing, nothing, nothing, nothing > 0
-        shared = [slots.op[[slots.start[g] + rank for g, rank in reading.readers]] for reading in self.folded.shared]
+            return Lifetimes(nothing, nothing, nothing, nothing > 0)
+        readers, start, _ = sort_by(self.folded.through, len(shared))
         at = np.where(slots.op >= 0, slots.op, columns.producer[slots.value])
         at = np.where(at >= 0, at, len(columns.signature) - 1)
-        first = np.concatenate([np.array([held.step[ops].min() for ops in shared], np.int64), held.step[at]])
-        stop = np.concatenate([np.array([held.last[ops].max() for ops in shared], np.int64), held.last[at]]) + 1
-        if not isinstance(held, AcceleratorLiveness):
-            return first, stop, first, np.zeros(len(first), bool)
-        values = np.concatenate([np.array([reading.value for reading in self.folded.shared], np.int64), slots.value])
-        before = np.concatenate([np.array([held.before[ops].min() for ops in shared], np.int64), held.before[at]])
-        cut = np.concatenate([np.array([held.fuses[ops].all() for ops in shared], bool), held.fuses[at]])
-        return first, stop, np.minimum(first, np.maximum(before, held.ready[values])), cut
+        begin = np.concatenate([start[:-1], len(readers) + np.arange(len(at))])
+        values = np.concatenate([np.array([reading.value for reading in shared], np.int64), slots.value])
+        return lifetimes(self.held, np.concatenate([slots.op[readers], at]), begin, values)
 
-    def copies_made(self, choice: NDArray[np.int64]) -> list[tuple[int, int, float]]:
-        """Intervals and bytes of the copies that resharding makes under a choice."""
+    def copies_made(self, choice: NDArray[np.int64]) -> Spans:
+        """The copies that resharding makes under a choice."""
         from meshwright.planner.readback import Readback  # reads choices of this very class
 
         return Readback(self, choice).copies()
@@ -270,3 +265,25 @@ class Formulation:
         if member < 0 or group.argument is not None:
             return False
         return self.grouping.graph.ops[group.ops[member]].phase != "update"
+
+
+def lifetimes(held: Liveness, readers: Ints, begin: Ints, values: Ints) -> Lifetimes:
+    """When copies of some values are live.
+
+    On GPUs what is sent is on its way early, and what is not but a part of a value is taken out by the kernels that
+    read it, if they can take in work at all.
+
+    Args:
+        held: When operations run.
+        readers: The operations that read the first copy, those that read the second and so on.
+        begin: Where those of each copy begin; it has one at least.
+        values: What is copied.
+    """
+    if not len(begin):
+        return Lifetimes(NO_INTS, NO_INTS, NO_INTS, NO_INTS > 0)
+    start, stop = np.minimum.reduceat(held.step[readers], begin), np.maximum.reduceat(held.last[readers], begin) + 1
+    if not isinstance(held, AcceleratorLiveness):
+        return Lifetimes(start, stop, start, np.zeros(len(begin), bool))
+    before = np.minimum.reduceat(held.before[readers], begin)
+    ahead = np.minimum(start, np.maximum(before, held.ready[values]))
+    return Lifetimes(start, stop, ahead, np.logical_and.reduceat(held.fuses[readers], begin))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.copies import Copied, EdgeKey, Route
+from meshwright.planner.copies import Copied, EdgeKey, Route, Spans
 from meshwright.solver import ChoiceProblem
 
 Array = NDArray[np.float64]
@@ -60,14 +60,10 @@ class Usage:
         self.column, self.start, self.stop = (np.asarray(part).astype(np.int64) for part in (column, start, stop))
         self.share = share
 
-    def profile(self, choice: Ints, extra: list[tuple[int, int, float]]) -> Profile:
-        """Bytes over time under a choice, with ``extra`` buffers ``(start, stop, bytes)`` of resharded copies."""
+    def profile(self, choice: Ints, copies: Spans) -> Profile:
+        """Bytes over time under a choice and the copies that resharding makes."""
         chosen = [size[choice[c]] for c, size in zip(self.column_class, self.column_bytes, strict=True)]
-        change = self.change(np.array(chosen))
-        for start, stop, size in extra:
-            change[start] += size
-            change[stop] -= size
-        return Profile(np.cumsum(change)[:-1])
+        return Profile(np.cumsum(self.change(np.array(chosen)) + copies.change(self.num_steps))[:-1])
 
     def least(self) -> Profile:
         """Bytes over time if every value were split as far as any strategy splits it: no choice goes below."""

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from meshwright.graph.conversions import Sent
 from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.graph import Op
-from meshwright.graph.liveness import AcceleratorLiveness
 from meshwright.graph.phases import PHASES
-from meshwright.planner.formulate import Formulation
+from meshwright.planner.copies import Spans, copies_made
+from meshwright.planner.formulate import Formulation, lifetimes
 from meshwright.planner.group_table import SETTLING, GroupTable
 from meshwright.planner.op_plans import OpPlans
 from meshwright.planner.plan import Collective, OpPlan, Plan
@@ -125,9 +125,12 @@ class Readback:
 
     def resharded(self) -> Iterator[Resharded]:
         """Every resharding between groups."""
-        graph = self.graph
         yield from self._of_shared()
         yield from self._of_slots()
+        yield from self._of_results()
+
+    def _of_results(self) -> Iterator[Resharded]:
+        graph = self.graph
         for output, code in self.formulation.restrictions.results.items():
             value = graph.outputs[output]
             source, made, last = self.code(value), graph.producer.get(value, -1), len(graph.ops)
@@ -188,42 +191,41 @@ class Readback:
         """Memory over time, resharded copies counted."""
         return self.formulation.memory.profile(self.choice, self.copies())
 
-    def copies(self) -> list[tuple[int, int, float]]:
-        """Intervals and bytes of the copies that resharding makes."""
-        held, sizes, parts = self.formulation.held, self.graph.sizes, self.axes.num_parts
-        known = held.sent if isinstance(held, CpuLiveness) else {}
-        found, shared = list[tuple[int, int, float]](), set[Sent]()
+    def copies(self) -> Spans:
+        """The copies that resharding makes."""
+        held = self.formulation.held
+        if not isinstance(held, CpuLiveness) or not held.sent:
+            made = copies_made(self.formulation.copied, self.choice)
+            return Spans.joined([made, self._spans(list(self._of_results()))])
+        known, others = dict[Sent, Spans](), []
         for item in self.resharded():
-            copy, size = self.sent(item) if known else None, float(sizes[item.value] / parts(item.target))
-            if copy is None or copy not in known:
-                itemsize = int(self.graph.sent_itemsize[item.value])
-                found += ((start, stop, size * itemsize) for start, stop in self._spans(item))
-            elif copy not in shared:
-                shared.add(copy)
-                found += ((start, stop, size * itemsize) for start, stop, itemsize in known[copy])
-        return found
+            if (copy := self.sent(item)) not in held.sent:
+                others.append(item)
+            elif copy not in known:
+                start, stop, itemsize = np.array(held.sent[copy], np.int64).reshape(-1, 3).T
+                known[copy] = Spans(start, stop, self._size(item) * itemsize.astype(float))
+        return Spans.joined([*known.values(), self._spans(others)])
 
     def sent(self, item: Resharded) -> Sent:
         """The copy that one resharding makes."""
         return Sent(item.value, item.target, item.phase, bool(self.axes.only_cuts(item.source, item.target)))
 
-    def _spans(self, item: Resharded) -> Iterator[tuple[int, int]]:
-        """When a resharded copy takes memory, if it does.
+    def _spans(self, items: list[Resharded]) -> Spans:
+        """When the copies of some reshardings take memory."""
+        items = [item for item in items if item.readers]
+        count = [len(item.readers) for item in items]
+        readers, values = (
+            [op for item in items for op in item.readers],
+            np.array([item.value for item in items], np.int64),
+        )
+        live = lifetimes(self.formulation.held, np.array(readers, np.int64), np.cumsum([0, *count])[:-1], values)
+        sent = np.array([not self.axes.only_cuts(item.source, item.target) for item in items], bool)
+        size = np.array([self._size(item) for item in items], float)
+        return live.spans(sent, size * self.graph.sent_itemsize[values])
 
-        On GPUs what is sent is on its way early, and what is not but a part of a value is taken out by the kernels that
-        read it, if they can take in work at all.
-        """
-        held, readers = self.formulation.held, item.readers
-        if not readers:
-            return
-        # Most copies have one reader: numbers one by one are quicker than arrays of them.
-        start, stop = int(min(held.step[r] for r in readers)), int(max(held.last[r] for r in readers)) + 1
-        if isinstance(held, AcceleratorLiveness):
-            if not self.axes.only_cuts(item.source, item.target):
-                start = min(start, int(max(min(held.before[r] for r in readers), held.ready[item.value])))
-            elif all(held.fuses[r] for r in readers):
-                return
-        yield start, stop
+    def _size(self, item: Resharded) -> float:
+        """Elements of a resharded copy on each device."""
+        return float(self.graph.sizes[item.value] / self.axes.num_parts(item.target))
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
