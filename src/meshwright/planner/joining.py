@@ -40,24 +40,30 @@ class Joining(NamedTuple):
 
 def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulated]) -> Joining:
     """Follows every sum to where it is added to another; what a loop adds up waits for the loop's end instead."""
-    columns, reader = graph.columns, _only_readers(graph)
+    columns = graph.columns
+    # The one operation that reads what each makes; whether it hands the sum on, in its group, or is another's addition.
+    after = _only_readers(graph)[columns.first_made]
+    adds, passes = (
+        np.array([s.primitive in names for s in columns.signatures], bool)[columns.signature]
+        for names in (ADDING, (*ADDING, *_PASSING))
+    )
+    followed, has = np.full(len(after), -1), placed.follows >= 0
+    followed[has] = columns.reads[columns.start[:-1][has] + placed.follows[has]]
+    follows = (placed.group[after] == placed.group) & passes[after] & (followed[after] == columns.first_made)
+    on, ended = (after >= 0) & (columns.trips[after] == columns.trips), adds[after] & (placed.group[after] >= 0)
+    next_op = np.where(on & follows, after, -1).tolist()
+    end = np.where(on & ~follows & ended, after, -1).tolist()
     paths: dict[int, tuple[int, ...]] = {}
     ends: dict[int, int] = {}
     for leader in placed.leader[placed.leader >= 0].tolist():
         if leader in accumulated or not contributes(columns.primitive(leader)):
             continue
-        path, after = [leader], int(reader[columns.first_made[leader]])
-        while after >= 0 and columns.trips[after] == columns.trips[leader]:
-            name, made = columns.primitive(after), columns.first_made[path[-1]]
-            follows = placed.group[after] == placed.group[leader]
-            follows = follows and columns.reads_of(after)[placed.follows[after]] == made
-            if not follows or name not in (*ADDING, *_PASSING):
-                if name in ADDING and placed.group[after] >= 0:
-                    ends[leader] = after
-                break
-            path.append(after)
-            after = int(reader[columns.first_made[after]])
+        path = [leader]
+        while next_op[path[-1]] >= 0:
+            path.append(next_op[path[-1]])
         paths[leader] = tuple(path)
+        if end[path[-1]] >= 0:
+            ends[leader] = end[path[-1]]
     taking = {op for path in paths.values() for op in path}
     joins = {leader: addition for leader, addition in ends.items() if addition in taking}
     joints = {addition: leader for leader, addition in joins.items()}
