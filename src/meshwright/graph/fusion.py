@@ -109,11 +109,15 @@ def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]
     readers: dict[int, list[int]] = {value: [] for value in np.setdiff1d(several, facts.ends).tolist()}
     for at in np.flatnonzero(np.isin(columns.reads, list(readers)) & ~fuses[columns.reader]).tolist():
         readers[int(columns.reads[at])].append(at)
+    others = set(
+        columns.reads[np.isin(columns.reads, list(readers)) & ~fuses[columns.reader] & ~products[columns.reader]]
+    )
     for value, places in readers.items():
-        by = [int(columns.reader[at]) for at in places]
-        if not products[by].all() or not (order := orders.of(value)):
+        if value in others or not (order := orders.of(value)):
             continue
-        wanted = [orders.wanted(index, at - int(columns.start[index])) for index, at in zip(by, places, strict=True)]
+        by = columns.reader[places].tolist()
+        sides = (places - columns.start[by]).tolist()
+        wanted = [orders.wanted(index, side) for index, side in zip(by, sides, strict=True)]
         if all(not _lies_so(order, merged) for _, merged in wanted) and len({w for w, _ in wanted}) == len(by):
             yield from ((value, index) for index in by)
 
@@ -212,10 +216,16 @@ class Orders:
     def __init__(self, facts: Facts):
         columns = facts.columns
         self._facts, self._columns, self._known = facts, columns, dict[int, Dims | None]()
+        self._wanted: dict[tuple[int, int], tuple[Dims, tuple[Dims, Dims]]] = {}  # by signature and operand
         self._places: dict[tuple[int, int], list[tuple[int, dict[int, int] | None]]] = {}  # by signature and result
         transposes = facts.where(lambda name, _: name == "transpose")
         ops = (columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, transposes)
         self._follows = _followed(*ops, facts.graph.sizes)
+        # Numbers one by one are quicker read from lists.
+        parts = (self._follows, columns.producer, columns.signature, columns.first_made, columns.start, columns.reads)
+        self._order, self._producer, self._signature, self._first, self._start, self._reads = (
+            x.tolist() for x in parts
+        )
 
     def may_differ(self, values: Ints) -> Ints:
         """Those of some values that may be made in another order than their own."""
@@ -223,23 +233,26 @@ class Orders:
 
     def wanted(self, index: int, side: int) -> tuple[Dims, tuple[Dims, Dims]]:
         """The order in which a product reads an operand, and the dims that it merges, for rows and for columns."""
-        op = self._columns.signatures[self._columns.signature[index]]
-        shape = op.operands[side].shape
-        along, rows, columns = (tuple(d for d in dims if shape[d] > 1) for dims in product_dims(op, side))
-        return (*along, *rows, *columns), (rows, columns)
+        key = self._signature[index], side
+        if key not in self._wanted:
+            op = self._columns.signatures[key[0]]
+            shape = op.operands[side].shape
+            along, rows, columns = (tuple(d for d in dims if shape[d] > 1) for dims in product_dims(op, side))
+            self._wanted[key] = (*along, *rows, *columns), (rows, columns)
+        return self._wanted[key]
 
     def of(self, value: int) -> Dims | None:
         """The order in which a value is made, that of what it is made from; empty if any would do, None if unclear."""
         trail, known = [value], self._known
         while trail:
             at = trail[-1]
-            sources = self._sources(at) if self._follows[at] == _MOVED else []
+            sources = self._sources(at) if self._order[at] == _MOVED else []
             unknown = [source for source, _ in sources if source not in known]
             if unknown:
                 trail += unknown
                 continue
             found = {_through(known[source], places) for source, places in sources} - {()}
-            own = () if self._follows[at] == _ANY else self._long(at)
+            own = () if self._order[at] == _ANY else self._long(at)
             known[at] = found.pop() if len(found) == 1 else None if found else own
             trail.pop()
         return known[value]
@@ -252,12 +265,11 @@ class Orders:
 
     def _sources(self, value: int) -> list[tuple[int, dict[int, int] | None]]:
         """What decides the order in which a value is made: values as large, and where their dims go; None if torn."""
-        index = int(self._columns.producer[value])
-        reads = self._columns.reads_of(index)
-        key = int(self._columns.signature[index]), value - int(self._columns.first_made[index])
+        index = self._producer[value]
+        key, begin = (self._signature[index], value - self._first[index]), self._start[index]
         if key not in self._places:
             self._places[key] = list(self._placed(index, value))
-        return [(int(reads[operand]), places) for operand, places in self._places[key]]
+        return [(self._reads[begin + operand], places) for operand, places in self._places[key]]
 
     def _placed(self, index: int, value: int) -> Iterator[tuple[int, dict[int, int] | None]]:
         """The operands of an operation that are as large as a value it makes, and where their dims go in that."""
