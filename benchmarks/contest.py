@@ -101,7 +101,10 @@ def _options():
     parser.add_argument("--part", type=float, default=1.0, help="part of the contest's time limit")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save", help="file name under benchmarks/results/ for the table")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := set(options.graphs) - set(BEST):
+        parser.error(f"no published cost of {', '.join(sorted(unknown))} is known here; choose from {''.join(BEST)}")
+    return options
 
 
 if __name__ == "__main__":

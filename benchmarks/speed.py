@@ -262,6 +262,8 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--turns", type=int, default=30)
     options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"unknown models {', '.join(sorted(unknown))}; choose from {', '.join(MODELS)}")
     found = [speed_row(name, options.turns) for name in options.models or MODELS]
     question = (__doc__ or "").split("\n")[0]
     names = [hand.name for hand in HANDS]
