@@ -33,13 +33,34 @@ class Links(NamedTuple):
     num_messages: int
 
 
+class HalfEdges(NamedTuple):
+    """Both directions of all edges by the numbers of their nodes.
+
+    Attributes:
+        order: Which they are: edges from their first nodes, then from their second.
+        own, far: Their nodes.
+        hoff: Those of node u are hoff[u]:hoff[u+1].
+    """
+
+    order: np.ndarray
+    own: np.ndarray
+    far: np.ndarray
+    hoff: np.ndarray
+
+
+def half_edges(model: Model) -> HalfEdges:
+    """Orders the half-edges of a model."""
+    own, far = np.concatenate([model.eu, model.ev]), np.concatenate([model.ev, model.eu])
+    order = np.lexsort((far, own))
+    own = own[order]
+    return HalfEdges(order, own, far[order], np.searchsorted(own, np.arange(model.num_nodes + 1)).astype(np.int64))
+
+
 def link(model: Model) -> Links:
-    """Orders the half-edges of a model by the numbers of their nodes."""
+    """Links the nodes of a model, with what its edges cost."""
     num_nodes, num_edges = model.num_nodes, len(model.eu)
     sizes = np.diff(model.off)
-    own = np.concatenate([model.eu, model.ev])
-    far = np.concatenate([model.ev, model.eu])
-    order = np.lexsort((far, own))
+    order, own, far, hoff = half_edges(model)
     place = np.empty(2 * num_edges, dtype=np.int64)
     place[order] = np.arange(2 * num_edges)
     twin = np.concatenate([np.arange(num_edges, 2 * num_edges), np.arange(num_edges)])
@@ -52,8 +73,6 @@ def link(model: Model) -> Links:
     write_both(model.mat, distinct, rows, columns, cells, mats)
     find_kinds(mats, mats.view(np.uint64), rows, columns, cells, states, kinds, num_kinds, leans)
     begin, turned = cells[:-1][index], (cells[:-1] + rows * columns)[index]
-    own, far = own[order], far[order]
-    hoff = np.searchsorted(own, np.arange(num_nodes + 1)).astype(np.int64)
     earlier = np.bincount(own[far < own], minlength=num_nodes) if num_edges else np.zeros(num_nodes, dtype=np.int64)
     lengths = sizes[own]
     msg = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

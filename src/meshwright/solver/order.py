@@ -3,15 +3,15 @@
 import numpy as np
 
 from meshwright.solver.kernel import kernel
-from meshwright.solver.links import link
+from meshwright.solver.links import half_edges
 from meshwright.solver.model import Model
 
 
 def decision_order(model: Model) -> np.ndarray:
     """Nodes in the order of decision: the next one is always that which leaves the smallest frontier."""
-    links = link(model)
+    ends = half_edges(model)
     weight = np.log(np.diff(model.off) + 0.5)
-    orders = [greedy_order(links.hoff, links.far, weight, start) for start in _starts(links, weight)]
+    orders = [greedy_order(ends.hoff, ends.far, weight, start) for start in _starts(ends.hoff, weight)]
     return min(orders, key=lambda found: found[1])[0]
 
 
@@ -27,9 +27,9 @@ def permuted(model: Model, order: np.ndarray) -> Model:
     )
 
 
-def _starts(links, weight: np.ndarray) -> np.ndarray:
+def _starts(hoff: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """A few nodes to begin with: the first, the last, and some with few neighbours."""
-    degree = np.diff(links.hoff)
+    degree = np.diff(hoff)
     light = np.argsort(degree + 1e-3 * weight, kind="stable")[:6]
     return np.unique(np.concatenate([[0, len(weight) - 1], light]))
 

@@ -28,6 +28,7 @@ from meshwright.solver.reductions.work import (
     shrink,
 )
 
+_NOWHERE = -2
 _ROUNDING = 4e-16  # relative to the largest entry: below 1 for whole numbers up to 1e15, so their sums stay exact
 
 
@@ -112,8 +113,15 @@ def drop_dominated(work, u, most_work):
         work.keep[s] = 1
     dropped = False
     for a in range(k):
+        h, t = -1, 0  # where the last state was found worse than this one: the next mostly is there, too
         for b in range(k):
-            if a != b and work.keep[b] and _dominates(work, u, b, a):
+            slack = work.cost[work.off[u] + a] - work.cost[work.off[u] + b]
+            if a == b or not work.keep[b] or slack < 0:
+                continue  # every settled row holds a zero, so each neighbour can only take more of the slack
+            if h >= 0 and entry(work, h, b, t) - entry(work, h, a, t) > slack:
+                continue
+            h, t = _worse(work, u, b, a, slack, h, t)
+            if h == _NOWHERE:
                 work.keep[a] = 0
                 dropped = True
                 break
@@ -124,28 +132,26 @@ def drop_dominated(work, u, most_work):
 
 
 @inline
-def _dominates(work, u, b, a):
-    slack = work.cost[work.off[u] + a] - work.cost[work.off[u] + b]
-    if slack < 0:  # every settled row holds a zero, so each neighbour can only take more of the slack
-        return False
+def _worse(work, u, b, a, slack, h, t):
+    """The half-edge and the neighbour's state with which b is worse than a: as given for a row, `_NOWHERE` for none."""
     r = work.rhead[u]
     while r >= 0:
         if work.usage[work.roff[r] + b] > work.usage[work.roff[r] + a]:
-            return False
+            return h, t
         r = work.rnext[r]
     h = work.head[u]
     while h >= 0:
         worst = 0.0
         mine, theirs, step = line(work, h, b), line(work, h, a), line_step(work, h)
-        for _ in range(work.k[other(work, h)]):
+        for t in range(work.k[other(work, h)]):
             if work.mat[theirs] < np.inf:
                 worst = max(worst, work.mat[mine] - work.mat[theirs])
                 if worst > slack:
-                    return False
+                    return h, t
             mine, theirs = mine + step, theirs + step
         slack -= worst
         h = work.hnext[h]
-    return True
+    return _NOWHERE, 0
 
 
 @kernel
