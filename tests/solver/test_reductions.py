@@ -70,6 +70,40 @@ def test_one_rule_keeps_the_optimum_and_can_be_undone(name):
     assert used > 5 or name == "settle_edge"  # the problems do give the rule something to do
 
 
+def _never_worse(work, u, b, a):
+    """Whether state b of u can replace state a in any choice, by the words of the rule."""
+    r = work.rhead[u]
+    while r >= 0:
+        if work.usage[work.roff[r] + b] > work.usage[work.roff[r] + a]:
+            return False
+        r = work.rnext[r]
+    slack = work.cost[work.off[u] + a] - work.cost[work.off[u] + b]
+    for e in range(work.used[0]):
+        if u in (work.eu[e], work.ev[e]):
+            ku, kv = work.k[work.eu[e]], work.k[work.ev[e]]
+            matrix = work.mat[work.eoff[e] : work.eoff[e] + ku * kv].reshape(ku, kv)
+            mine, theirs = (matrix[b], matrix[a]) if u == work.eu[e] else (matrix[:, b], matrix[:, a])
+            known = np.isfinite(theirs)
+            slack -= max(0.0, *(mine[known] - theirs[known]))
+    return slack >= 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_two_states_of_which_one_is_never_worse_one_is_dropped(seed):
+    problem = random_problem(seed, max_nodes=5, memory=seed % 3 != 0, whole=True)
+    work = build(from_problem(problem))
+    _settled(work)
+    if work.used[STATUS] == INFEASIBLE or any(work.fresh[e] and work.eu[e] >= 0 for e in range(work.used[0])):
+        return
+    for u in _nodes(work):
+        before = work.k[u]
+        left = [a for a in range(before) if not any(_never_worse(work, u, b, a) for b in range(before) if b != a)]
+        assert rules.drop_dominated(work, u, 10**9) == (work.k[u] < before)
+        assert work.k[u] >= max(len(left), 1)
+        pairs = itertools.permutations(range(work.k[u]), 2)
+        assert not any(_never_worse(work, u, b, a) for b, a in pairs)
+
+
 @pytest.mark.parametrize("seed", range(120))
 def test_all_rules_together_keep_the_optimum(seed):
     problem = random_problem(1000 + seed, memory=seed % 3 != 0, whole=seed % 2 == 0)
