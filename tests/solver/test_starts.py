@@ -72,22 +72,6 @@ def test_without_time_the_given_choice_comes_back_or_better():
     assert cost_of(model, found) <= cost_of(model, poor)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_alike_lumps_are_closed_with_a_first_choice_in_hand(seed):
-    model = from_problem(lumps(seed=seed))
-    asked = []
-
-    def improve(dual, choice, tolerance, deadline):
-        asked.append(choice)
-        return improved(dual, choice, tolerance, deadline)
-
-    found = Closer(1e-9, time.perf_counter() + 60, improve=improve).close(model)
-    plain = Closer(1e-9, time.perf_counter() + 60).close(model)
-    assert asked
-    assert found.bound == pytest.approx(found.cost)
-    assert found.cost == pytest.approx(plain.cost)
-
-
 @pytest.mark.parametrize("seed", [2, 3, 5])
 def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_needed(monkeypatch, seed):
     model, told = from_problem(example(True, num_nodes=16, seed=seed)), []
@@ -103,7 +87,6 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
         told.append("improved")
         return improved(dual, choice, tolerance, deadline)
 
-    monkeypatch.setattr(exact, "_ALIKE", -1.0)
     monkeypatch.setattr(exact, "_DEAR", -1.0)
     monkeypatch.setattr(Closer, "_look", look)
     easy = Closer(1e-9, time.perf_counter() + 60, improve=improve).close(model)

@@ -51,8 +51,6 @@ _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimina
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
 _DEAR = 0.002  # the part of the bound above it from which a choice is improved before models are split
-_ALIKE = 0.03  # the part of the gap that a split must close on one side, or the states are searched as a whole
-_THOROUGH = 5e5  # rows of that elimination
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
@@ -147,8 +145,7 @@ class Closer:
 
         Before the first goal that takes splits, the choice is improved: a lower ceiling leaves fewer of them to make.
         """
-        step, fresh = 0.0, self.improve is not None and len(dual.model.cap) > 0
-        easy = fresh and self.splits
+        step, easy = 0.0, self.splits and self.improve is not None and len(dual.model.cap) > 0
         while best.bound < min(best.cost - self.slack, cutoff - self.slack, enough):
             ceiling = min(best.cost, cutoff)
             if time.perf_counter() > self.deadline:
@@ -157,22 +154,18 @@ class Closer:
             if alive.mean() < _SHRUNK:  # for good
                 best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
-            if fresh:
-                best, fresh = self._as_whole(dual, best, cutoff), False
-                continue
             rise = _GROWTH * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
-            goal = min(ceiling, best.bound + rise)
+            near = best.choice is not None and rise > _NEARLY * (ceiling - best.bound)
+            goal = ceiling if near else min(ceiling, best.bound + rise)
             if easy:
                 found = self._unsplit(dual, goal)
                 best, easy = better(best, found), found.bound >= min(found.cost, goal)
-                if easy:
-                    step = rise
-                elif best.cost > best.bound + _DEAR * abs(best.bound + self.offset):
+                if not easy:
                     best = self._improved(dual, best)
-                continue
+                    continue
+            else:
+                best = better(best, self._last(dual, best, ceiling, enough) if near else self.attempt(dual, goal))
             step = rise
-            near = best.choice is not None and step > _NEARLY * (ceiling - best.bound)
-            best = better(best, self._last(dual, best, ceiling, enough) if near else self.attempt(dual, goal))
         return replace(best, bound=min(best.bound, best.cost, cutoff))
 
     def _below_in_part(self, dual: Dual, alive: np.ndarray, best: Closed, ceiling: float, enough: float) -> Closed:
@@ -186,23 +179,6 @@ class Closer:
             start = replace(start, choice=held, cost=cost_of(part.dual.model, held))
         return part.whole(self._below(part.dual, start, ceiling - part.offset, enough - part.offset))
 
-    def _as_whole(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
-        """Where splits promise little, improves the choice and searches all below it as well.
-
-        Splits promise little where many lumps are alike. Such lumps make few different labels, so that one search over
-        the whole model may do, if only its goal is low.
-        """
-        dual.restore()
-        goal = min(best.cost, cutoff)
-        if np.isinf(goal) or split(dual, goal).worth >= _ALIKE:
-            return best
-        best = self._improved(dual, best)
-        if best.choice is not None and (dual.floor <= best.cost).mean() >= _SHRUNK:
-            goal = min(best.cost, cutoff)
-            found, fewer = self._searched(dual, goal, partial(eliminate, effort=_THOROUGH))
-            best = better(best, found if fewer is None else self.attempt(dual, goal, fewer))
-        return best
-
     def _unsplit(self, dual: Dual, goal: float) -> Closed:
         """Searches all choices cheaper than the goal as far as that takes no splits."""
         self.splits = False
@@ -211,7 +187,9 @@ class Closer:
         return found
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
-        assert self.improve is not None
+        """Makes the choice cheaper where it is dear, if that can be done."""
+        if self.improve is None or best.cost <= best.bound + _DEAR * abs(best.bound + self.offset):
+            return best
         choice = self.improve(dual, best.choice, self.tolerance, self.deadline)
         cost = np.inf if choice is None else cost_of(dual.model, choice)
         return replace(best, choice=choice, cost=cost) if cost < best.cost else best
