@@ -50,7 +50,7 @@ _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
-_DEAR = 0.002  # the part of the bound above it from which a choice is improved before models are split
+_DEAR = 0.002  # of the cost
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
@@ -74,6 +74,7 @@ class Closer:
         gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
         goal: A bound at which to stop, whatever was found.
         slack: The same as a difference, once the bound is known.
+        dear: How far above the bound a choice is improved before models are split.
         improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance and the deadline.
         fan: Makes the duals of each search.
     """
@@ -90,6 +91,7 @@ class Closer:
     offset: float = 0.0
     goal: float = np.inf
     slack: float = 0.0
+    dear: float = 0.0
     improve: Callable[[Dual, np.ndarray | None, float, float], np.ndarray | None] | None = None
     fan: Fan = field(default_factory=Fan)
 
@@ -115,7 +117,8 @@ class Closer:
         dual.converge(_SWEEPS, 1e-6, self.deadline)
         if len(model.cap):
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
-        closer = replace(self, slack=max(self.tolerance, self.gap * abs(dual.bound + self.offset)))
+        whole = abs(dual.bound + self.offset)
+        closer = replace(self, slack=max(self.tolerance, self.gap * whole), dear=_DEAR * whole)
         start = closer._probed(dual, cutoff)
         if start.cost >= cutoff and known is not None:
             start = replace(start, choice=known[order], cost=cost_of(model, known))
@@ -188,7 +191,7 @@ class Closer:
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
         """Makes the choice cheaper where it is dear, if that can be done."""
-        if self.improve is None or best.cost <= best.bound + _DEAR * abs(best.bound + self.offset):
+        if self.improve is None or best.cost <= best.bound + self.dear:
             return best
         choice = self.improve(dual, best.choice, self.tolerance, self.deadline)
         cost = np.inf if choice is None else cost_of(dual.model, choice)
