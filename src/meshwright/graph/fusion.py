@@ -107,11 +107,10 @@ def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]
     several = several[columns.producer[several] >= 0]
     several = orders.may_differ(several[facts.fusible[columns.producer[several]]])
     readers: dict[int, list[int]] = {value: [] for value in np.setdiff1d(several, facts.ends).tolist()}
-    for at in np.flatnonzero(np.isin(columns.reads, list(readers)) & ~fuses[columns.reader]).tolist():
+    places_read = np.flatnonzero(np.isin(columns.reads, list(readers)) & ~fuses[columns.reader])
+    for at in places_read.tolist():
         readers[int(columns.reads[at])].append(at)
-    others = set(
-        columns.reads[np.isin(columns.reads, list(readers)) & ~fuses[columns.reader] & ~products[columns.reader]]
-    )
+    others = set(columns.reads[places_read[~products[columns.reader[places_read]]]].tolist())
     for value, places in readers.items():
         if value in others or not (order := orders.of(value)):
             continue

@@ -214,10 +214,8 @@ class Readback:
         """When the copies of some reshardings take memory."""
         items = [item for item in items if item.readers]
         count = [len(item.readers) for item in items]
-        readers, values = (
-            [op for item in items for op in item.readers],
-            np.array([item.value for item in items], np.int64),
-        )
+        readers = [op for item in items for op in item.readers]
+        values = np.array([item.value for item in items], np.int64)
         live = lifetimes(self.formulation.held, np.array(readers, np.int64), np.cumsum([0, *count])[:-1], values)
         sent = np.array([not self.axes.only_cuts(item.source, item.target) for item in items], bool)
         size = np.array([self._size(item) for item in items], float)
