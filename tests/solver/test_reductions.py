@@ -79,7 +79,7 @@ def _never_worse(work, u, b, a):
         r = work.rnext[r]
     slack = work.cost[work.off[u] + a] - work.cost[work.off[u] + b]
     for e in range(work.used[0]):
-        if u in (work.eu[e], work.ev[e]):
+        if work.eu[e] >= 0 and u in (work.eu[e], work.ev[e]):  # else it was cut
             ku, kv = work.k[work.eu[e]], work.k[work.ev[e]]
             matrix = work.mat[work.eoff[e] : work.eoff[e] + ku * kv].reshape(ku, kv)
             mine, theirs = (matrix[b], matrix[a]) if u == work.eu[e] else (matrix[:, b], matrix[:, a])
