@@ -13,6 +13,7 @@ from meshwright.solver.frontier import search
 from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
+from meshwright.solver.parts import first_found
 from meshwright.solver.simplify import simplify
 from meshwright.solver.split import split
 from meshwright.solver.state import State, cost_of
@@ -91,7 +92,7 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
         cost = cost_of(simple.model, best.choice)
         assert dual.bound <= cost + 1e-6
         found = search([dual], cost + 0.5, 10_000)
-        assert found.complete
+        assert found.reached == cost + 0.5
         assert cost_of(simple.model, found.choice) == pytest.approx(cost)
 
 
@@ -111,7 +112,7 @@ def test_past_the_deadline_no_effort_is_left():
     dual.converge(5)
     for few in (0, 1e5):
         look = Closer(1e-9, time.perf_counter() - 1, few=few)._patiently(10.0 if few else np.inf)
-        assert not look([dual], 1e9).complete
+        assert look([dual], 1e9).reached < 1e9
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -160,16 +161,13 @@ def test_kinds_stand_for_the_states_that_an_edge_does_not_tell_apart():
 
 
 @pytest.mark.parametrize("limit_part", [0.3, 0.15])
-def test_a_first_choice_fits_and_is_no_dearer_for_looking_at_several_prices(limit_part, monkeypatch):
+def test_a_first_choice_fits_and_is_below_the_cutoff(limit_part):
     simple = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=limit_part)))
     dual = Dual(simple.model)
     dual.converge(20)
     climb_prices(dual, 0.1 * abs(dual.bound), 60)
-    closer = Closer(1e-9, time.perf_counter() + 60)
-    monkeypatch.setattr(exact, "_DEAR", 0.0)
-    found = closer._first(dual, np.inf)
-    monkeypatch.setattr(exact, "_DEAR", np.inf)
-    single = closer._first(dual, np.inf)
+    found = first_found(dual, np.inf)
     assert found.choice is not None
     assert State.of(simple.model, found.choice).fits(simple.model)
-    assert dual.bound - 1e-9 <= found.cost <= single.cost
+    assert found.bound - 1e-9 <= found.cost == pytest.approx(cost_of(simple.model, found.choice))
+    assert first_found(dual, found.cost).choice is None

@@ -1,5 +1,6 @@
 """Closes a small model: bound, fix, reduce, search, split, over an ever larger part of the gap, until it is proven.
 
+Small rows of memory are left out at first: what is cheapest then mostly fits, and is proven in a fraction of the time.
 Goals rise from just above the bound: what is dearer than the goal need not be looked at, which leaves few states and
 short searches. Below one goal the part with the least bound is searched or split first, so that a goal far above the
 optimum costs little more than the optimum itself would as a goal.
@@ -13,27 +14,28 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from meshwright.solver.buckets import arrange
+from meshwright.solver.bundle import settle_prices
+from meshwright.solver.coarse import coarsened
 from meshwright.solver.decimate import settled
 from meshwright.solver.dual import Dual, carried, climb_prices
 from meshwright.solver.elimination import eliminate
 from meshwright.solver.fan import Fan
 from meshwright.solver.frontier import Found, search
-from meshwright.solver.mend import mended, relaxed
+from meshwright.solver.mend import mended
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
-from meshwright.solver.parts import Closed, Part, better
+from meshwright.solver.parts import Closed, Part, better, first_found, mended_found
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
 from meshwright.solver.split import NONE, Split, split
 from meshwright.solver.state import State, cost_of
-from meshwright.solver.tables import combinations
 
-_BEAM = 30
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
 _EFFORT = 1e4
 _COMBINATIONS = 2e4  # up to here an elimination mostly ends within so many rows
-_ROWS = 6e5
+_ROWS = 9e5
 _MOST_COMBINATIONS = 2e5  # up to here it is worth a try with fewer
 _FEWER_ROWS = 1e5
 _PATIENT_ROWS = 5e4
@@ -50,6 +52,7 @@ _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
+_SMALL = 3e-3  # the part of memory that small rows take together, which are left out at first
 _DEAR = 0.002  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
@@ -76,6 +79,9 @@ class Closer:
         slack: The same as a difference, once the bound is known.
         dear: How far above the bound a choice is improved before models are split.
         improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance and the deadline.
+        rows: Rows of the next elimination of many combinations.
+        coarse: Whether small rows of memory are to be left out at first.
+        helped: Whether the choice and the prices were improved, which is done before models are split.
         fan: Makes the duals of each search.
     """
 
@@ -93,6 +99,9 @@ class Closer:
     slack: float = 0.0
     dear: float = 0.0
     improve: Callable[[Dual, np.ndarray | None, float, float], np.ndarray | None] | None = None
+    rows: float = _FEWER_ROWS
+    coarse: bool = False
+    helped: bool = False
     fan: Fan = field(default_factory=Fan)
 
     def close(
@@ -118,7 +127,11 @@ class Closer:
         if len(model.cap):
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         whole = abs(dual.bound + self.offset)
-        closer = replace(self, slack=max(self.tolerance, self.gap * whole), dear=_DEAR * whole)
+        slack, hard = (
+            max(self.tolerance, self.gap * whole),
+            self.splits and self.improve is not None and len(model.cap) > 0,
+        )
+        closer = replace(self, slack=slack, dear=_DEAR * whole, coarse=hard, helped=not hard)
         start = closer._probed(dual, cutoff)
         if start.cost >= cutoff and known is not None:
             start = replace(start, choice=known[order], cost=cost_of(model, known))
@@ -131,7 +144,7 @@ class Closer:
 
     def _probed(self, dual: Dual, cutoff: float) -> Closed:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
-        best = self._first(dual, cutoff)
+        best = first_found(dual, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
         while self.splits and best.bound < self.goal and time.perf_counter() < self.deadline:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
@@ -146,9 +159,9 @@ class Closer:
     def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound.
 
-        Before the first goal that takes splits, the choice is improved: a lower ceiling leaves fewer of them to make.
+        Before the first goal that takes splits, the choice and the prices are improved: that leaves fewer to make.
         """
-        step, easy = 0.0, self.splits and self.improve is not None and len(dual.model.cap) > 0
+        step = 0.0
         while best.bound < min(best.cost - self.slack, cutoff - self.slack, enough):
             ceiling = min(best.cost, cutoff)
             if time.perf_counter() > self.deadline:
@@ -157,14 +170,19 @@ class Closer:
             if alive.mean() < _SHRUNK:  # for good
                 best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
+            if self.coarse:
+                best = better(best, self._coarsely(dual, ceiling, enough))
+                if best.bound < best.cost - self.slack:
+                    best = self._helped(dual, best, ceiling)
+                continue
             rise = _GROWTH * step or max(_FIRST_GAP * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound))
             near = best.choice is not None and rise > _NEARLY * (ceiling - best.bound)
             goal = ceiling if near else min(ceiling, best.bound + rise)
-            if easy:
+            if not self.helped:
                 found = self._unsplit(dual, goal)
-                best, easy = better(best, found), found.bound >= min(found.cost, goal)
-                if not easy:
-                    best = self._improved(dual, best)
+                best = better(best, found)
+                if found.bound < min(found.cost, goal):
+                    best = self._helped(dual, best, ceiling)
                     continue
             else:
                 best = better(best, self._last(dual, best, ceiling, enough) if near else self.attempt(dual, goal))
@@ -188,6 +206,31 @@ class Closer:
         found = self.attempt(dual, goal)
         self.splits = True
         return found
+
+    def _coarsely(self, dual: Dual, ceiling: float, enough: float) -> Closed:
+        """What is cheaper than the ceiling where small rows are left out; mended where it does not fit with them."""
+        self.coarse = False
+        dual.restore()
+        part = self._reduced(Part(dual), dual.floor <= ceiling, ceiling, coarsened(settled(dual), _SMALL))
+        if isinstance(part, Closed):
+            found = part
+        else:
+            start, offset = Closed(None, np.inf, part.dual.bound), part.offset
+            found = part.whole(replace(self)._below(part.dual, start, ceiling - offset, enough - offset))
+        if found.choice is None:
+            return found
+        state = State.of(dual.model, found.choice)
+        if not state.fits(dual.model):
+            state = mended(dual.model, dual.links, found.choice)
+        fits = state.fits(dual.model)
+        return Closed(state.choice if fits else None, state.cost if fits else np.inf, found.bound)
+
+    def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
+        """Does once what leaves fewer splits to make: looks for a cheaper choice and for better prices."""
+        self.helped, self.rows = True, _ROWS
+        best = self._improved(dual, best)
+        settle_prices(dual, min(best.cost, ceiling) - dual.bound, self.deadline)
+        return best
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
         """Makes the choice cheaper where it is dear, if that can be done."""
@@ -231,9 +274,12 @@ class Closer:
             found, part, halves = looked or self._look(part, alive, min(best.cost, goal))
             looked = None
             best = replace(found, bound=goal) if found.cost < best.cost else best
-            if halves is None:
-                break
+            if halves is None or len(halves.parts) > 1:
+                bound = max(bound, found.bound)
             heappop(parts)
+            if halves is None:
+                heappush(parts, (bound, count, bound, part, alive))
+                break
             for least, half in sorted(zip(halves.bounds, halves.parts, strict=True), key=lambda it: -it[0]):
                 count += 1
                 least = max(bound, least + part.offset)
@@ -260,7 +306,7 @@ class Closer:
         if (dual.floor <= most).mean() < _SHRUNK:
             return nothing, part, Split((dual.floor <= most,), (dual.bound,), 1.0)
         found = Closed(None, np.inf, dual.bound)
-        count = combinations(dual, most, _MOST_COMBINATIONS) if self.few else np.inf
+        count = self._combinations(dual, most)
         if look := self._briefly(dual, count):
             found, fewer = self._searched(dual, goal, look)
             if fewer is not None:
@@ -269,7 +315,7 @@ class Closer:
                 return part.whole(found), part, NONE
             self.few = _FEWER * count if self.few else 0
         if not self.splits or time.perf_counter() > self.deadline:
-            return part.whole(self._mended(dual, found)), part, None
+            return part.whole(mended_found(dual, found)), part, None
         dual.restore()
         halves = split(dual, goal)
         self.pause -= 1.0
@@ -283,13 +329,20 @@ class Closer:
             self.pause = _PAUSE * self.patience
             self.patience = min(_MORE_PATIENCE * self.patience, _MOST_PATIENCE)
         if len(halves.parts) > 1:
-            found = self._mended(dual, found)
+            found = mended_found(dual, found)
         return part.whole(found), part, halves
+
+    def _combinations(self, dual: Dual, most: float) -> float:
+        """Combinations of states in an elimination, which tell how many rows it makes; inf where none is wanted."""
+        if not self.few:
+            return np.inf
+        return arrange(dual.links, dual.model.off, dual.floor <= most, _MOST_COMBINATIONS).combinations
 
     def _briefly(self, dual: Dual, count: float) -> Callable[[list[Dual], float], Found] | None:
         """A search that ends soon where it is likely to end at all; else None."""
         if count <= self.few:
-            return partial(eliminate, effort=_ROWS if count <= _COMBINATIONS else _FEWER_ROWS)
+            effort, self.rows = _ROWS if count <= _COMBINATIONS else self.rows, _FEWER_ROWS
+            return partial(eliminate, effort=effort)
         small = not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED
         return partial(search, width=self.width, effort=self.effort) if small and not self.few else None
 
@@ -314,16 +367,17 @@ class Closer:
             return Closed(None, np.inf, dual.bound), alive
         found = look(fan, most)
         cost = np.inf if found.choice is None else cost_of(dual.model, found.choice)
-        return Closed(found.choice, cost, min(cost, goal) if found.complete else dual.bound), None
+        reached = goal if found.reached >= most else max(found.reached, dual.bound)
+        return Closed(found.choice, cost, min(cost, reached)), None
 
-    def _reduced(self, part: Part, alive: np.ndarray, goal: float) -> Part | Closed:
+    def _reduced(self, part: Part, alive: np.ndarray, goal: float, model: Model | None = None) -> Part | Closed:
         """What is left of a part without the states that are not alive; or its best choice, where none is to be made.
 
         Choices that cost as much as the goal do not matter: states and pairs that only they hold may be gone as well.
         """
         dual = part.dual
         dual.restore()
-        reduced = reduce_model(settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
+        reduced = reduce_model(model or settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
         if reduced.infeasible:
             return Closed(None, np.inf, goal)
         model = tighten_times(reduced.model)
@@ -339,24 +393,3 @@ class Closer:
             climb_prices(smaller, target - smaller.bound, _SHORT_CLIMB, target, self.deadline)
         self.fan.note(smaller)
         return Part(smaller, offset, ((order, reduced.way_back), *part.steps))
-
-    def _first(self, dual: Dual, cutoff: float) -> Closed:
-        """A choice to begin with: decoded if it fits, else mended."""
-        dual.restore()
-        decoded = State.of(dual.model, dual.decode())
-        if decoded.fits(dual.model):
-            found = Closed(decoded.choice, decoded.cost, dual.bound)
-        else:
-            found = self._mended(dual, Closed(None, np.inf, dual.bound))
-        return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
-
-    def _mended(self, dual: Dual, found: Closed) -> Closed:
-        """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
-        model = dual.model
-        dual.restore()
-        for choice in (found.choice, relaxed(dual, _BEAM)):
-            if choice is not None and len(model.cap):
-                state = mended(model, dual.links, choice)
-                if state.cost < found.cost and state.fits(model):
-                    found = replace(found, choice=state.choice, cost=state.cost)
-        return found

@@ -23,11 +23,17 @@ _MOST_COMPARED = 64  # labels of equal frontier that a new one is compared with
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a search: whether no label was dropped for room, and the cheapest choice met (None if none)."""
+    """Result of a search.
 
-    complete: bool
+    Attributes:
+        choice: The cheapest choice met; None if none.
+        num_labels: How many labels or rows were made.
+        reached: Cost up to which nothing was left out: the goal, unless some were dropped for room.
+    """
+
     choice: np.ndarray | None
     num_labels: int
+    reached: float
 
 
 def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.inf) -> Found:
@@ -42,7 +48,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     model, links = duals[0].model, duals[0].links
     num_nodes = model.num_nodes
     if num_nodes == 0:
-        return Found(True, np.zeros(0, dtype=np.int64), 1)
+        return Found(np.zeros(0, dtype=np.int64), 1, goal)
     slots, slot = slots_of(links, num_nodes)
     num_times = len(model.cap)
     width = int(max(16, min(width, effort, 3e7 // max(num_times, 1))))
@@ -61,14 +67,15 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
         links, model.off, base, extra, messages, slot, slots, touched, tfirst, tuse, ufirst, room, model.cap,
         goal - bounds, width, effort, compare, _NARROW, parents, states,
     )  # fmt: skip
+    reached = goal if complete else -np.inf
     if size == 0:
-        return Found(bool(complete), None, int(most))
+        return Found(None, int(most), reached)
     choice = np.empty(num_nodes, dtype=np.int64)
     label = 0  # the kernel leaves the cheapest label first
     for u in range(num_nodes - 1, -1, -1):
         choice[u] = states[u, label]
         label = parents[u, label]
-    return Found(bool(complete), choice, int(most))
+    return Found(choice, int(most), reached)
 
 
 @kernel

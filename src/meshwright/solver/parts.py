@@ -5,7 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.solver.dual import Dual
+from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.reductions.reduce import WayBack
+from meshwright.solver.state import State
+
+_BEAM = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,3 +65,26 @@ def better(one: Closed, other: Closed) -> Closed:
     """The cheaper choice of two attempts at one model and the higher of their bounds."""
     best = one if one.cost <= other.cost else other
     return replace(best, bound=max(one.bound, other.bound))
+
+
+def first_found(dual: Dual, cutoff: float) -> Closed:
+    """A choice below the cutoff to begin with: decoded if it fits, else mended."""
+    dual.restore()
+    decoded = State.of(dual.model, dual.decode())
+    if decoded.fits(dual.model):
+        found = Closed(decoded.choice, decoded.cost, dual.bound)
+    else:
+        found = mended_found(dual, Closed(None, np.inf, dual.bound))
+    return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
+
+
+def mended_found(dual: Dual, found: Closed) -> Closed:
+    """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
+    model = dual.model
+    dual.restore()
+    for choice in (found.choice, relaxed(dual, _BEAM)):
+        if choice is not None and len(model.cap):
+            state = mended(model, dual.links, choice)
+            if state.cost < found.cost and state.fits(model):
+                found = replace(found, choice=state.choice, cost=state.cost)
+    return found

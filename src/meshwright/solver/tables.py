@@ -1,15 +1,14 @@
-"""Tables of an elimination: rows in long arrays, the open nodes around each table, and the order of elimination."""
+"""Tables of an elimination: rows in long arrays, the open nodes around each table, and which are joined first."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.dual import Dual
 from meshwright.solver.frontier import mix
-from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.kernel import inline
 from meshwright.solver.links import Links
 
-_MOST_NODES = 4000
+_SMALL = 1e-3  # the part of each cap by which tables hardly differ
 
 
 class Costs(NamedTuple):
@@ -54,9 +53,20 @@ class Nodes(NamedTuple):
     """What is known of the nodes that are open."""
 
     open: np.ndarray  # bool [nodes]
-    weight: np.ndarray  # float64 [nodes], the log of the number of states that are alive
     least: np.ndarray  # float64 [nodes, times], memory of the states that are alive
     most: np.ndarray  # float64 [nodes, times]
+
+
+class Beam(NamedTuple):
+    """How many rows a table may have, and what was dropped where it would have had more.
+
+    Attributes:
+        most: Rows from which on the dearer half is dropped.
+        dropped: float64 [2], by how much the goal is lower now, and how many rows were dropped in this step.
+    """
+
+    most: int
+    dropped: np.ndarray
 
 
 class Others(NamedTuple):
@@ -65,37 +75,6 @@ class Others(NamedTuple):
     excess: np.ndarray  # float64 [duals]
     least: np.ndarray  # float64 [times]
     most: np.ndarray  # float64 [times]
-
-
-def combinations(dual: Dual, goal: float, most: float) -> float:
-    """About how many rows elimination makes: all combinations of states in its tables, whatever memory they take.
-
-    Counted until they are more than the most that matter.
-    """
-    model = dual.model
-    if model.num_nodes > _MOST_NODES:
-        return np.inf
-    return num_combinations(dual.links, model.off, dual.floor <= goal, most)
-
-
-@kernel
-def num_combinations(links, off, alive, most):
-    """The combinations of states that all tables of an elimination would tell apart."""
-    num_nodes = len(off) - 1
-    weight = np.empty(num_nodes)
-    for u in range(num_nodes):
-        weight[u] = np.log(max(alive[off[u] : off[u + 1]].sum(), 1))
-    is_open = np.ones(num_nodes, dtype=np.bool_)
-    near, nfirst, nlast = neighbours(links, num_nodes)
-    total = 0.0
-    for _ in range(num_nodes):
-        u, size = next_node(is_open, weight, near, nfirst, nlast)
-        total += np.exp(size)
-        if total > most:
-            break
-        is_open[u] = False
-        near = fill_in(near, nfirst, nlast, u)
-    return total
 
 
 @inline
@@ -127,89 +106,62 @@ def new_tables(size, num_duals, num_times, widest):
 
 @inline
 def open_nodes(costs):
-    """All nodes; one of negative weight has no state that may be chosen."""
+    """All nodes."""
     num_nodes, num_times = len(costs.off) - 1, len(costs.cap)
-    weight = np.empty(num_nodes)
     least, most = np.full((num_nodes, num_times), np.inf), np.zeros((num_nodes, num_times))
     for u in range(num_nodes):
-        count = 0
         for s in range(costs.off[u], costs.off[u + 1]):
-            for i in range(len(costs.budget)):
-                costs.alive[s] = costs.alive[s] and costs.base[i, s] <= costs.budget[i]
             if costs.alive[s]:
-                count += 1
                 for t in range(num_times):
                     least[u, t] = min(least[u, t], costs.usage[s, t])
                     most[u, t] = max(most[u, t], costs.usage[s, t])
-        weight[u] = np.log(count) if count else -1.0
-    return Nodes(np.ones(num_nodes, dtype=np.bool_), weight, least, most)
-
-
-@inline
-def neighbours(links, num_nodes):
-    """Every node's neighbours in order, in one list that grows as others come to share a table with it."""
-    nfirst, nlast = links.hoff[:-1].copy(), links.hoff[1:].copy()
-    near = links.far.astype(np.int64)
-    return near, nfirst, nlast
-
-
-@inline
-def next_node(is_open, weight, near, nfirst, nlast):
-    """The open node with fewest combinations of its states and its neighbours', and their log; -1 where none is."""
-    best, least = -1, np.inf
-    for u in range(len(is_open)):
-        if is_open[u]:
-            size = weight[u]
-            for j in range(nfirst[u], nlast[u]):
-                size += weight[near[j]]
-            if size < least:
-                best, least = u, size
-    return best, least
-
-
-@inline
-def fill_in(near, nfirst, nlast, u):
-    """Makes the neighbours of a node that is no longer open neighbours of each other."""
-    mine = near[nfirst[u] : nlast[u]].copy()
-    need = 0
-    for v in mine:
-        need += nlast[v] - nfirst[v] + len(mine)
-    end = len(near)
-    larger = np.empty(end + need, dtype=np.int64)
-    larger[:end] = near
-    for v in mine:
-        begin, i, j = end, nfirst[v], 0
-        while i < nlast[v] or j < len(mine):
-            if j == len(mine) or (i < nlast[v] and larger[i] <= mine[j]):
-                w = larger[i]
-                j += j < len(mine) and mine[j] == w
-                i += 1
-            else:
-                w = mine[j]
-                j += 1
-            if w != u and w != v:
-                larger[end] = w
-                end += 1
-        nfirst[v], nlast[v] = begin, end
-    return larger[:end]
+    return Nodes(np.ones(num_nodes, dtype=np.bool_), least, most)
 
 
 @inline
 def two_smallest(tables, count, u):
-    """The two live tables with fewest rows around a node, or of all where it is -1; -1 where there are less."""
+    """The two live tables with fewest rows around a node; -1 where there are less."""
     s, t = -1, -1
     for i in range(count):
         if not tables.live[i]:
             continue
-        around = u < 0
         for j in range(tables.width[i]):
-            around = around or tables.scope[i, j] == u
-        if around:
-            size = tables.first[i + 1] - tables.first[i]
-            if s < 0 or size < tables.first[s + 1] - tables.first[s]:
-                s, t = i, s
-            elif t < 0 or size < tables.first[t + 1] - tables.first[t]:
-                t = i
+            if tables.scope[i, j] == u:
+                s, t = _smaller(tables, i, s, t)
+    return s, t
+
+
+@inline
+def two_alike(tables, count, cap):
+    """The two live tables with fewest rows of those that hardly differ in memory, else of those that do, else of all.
+
+    What small rows save is a choice of its own: joined with each other first, they are not told apart time and again.
+    """
+    small, smaller, large, larger = -1, -1, -1, -1
+    for i in range(count):
+        if tables.live[i]:
+            alike = True
+            for t in range(len(cap)):
+                alike = alike and tables.most[i, t] - tables.least[i, t] <= _SMALL * cap[t]
+            if alike:
+                small, smaller = _smaller(tables, i, small, smaller)
+            else:
+                large, larger = _smaller(tables, i, large, larger)
+    if smaller >= 0:
+        return small, smaller
+    if larger >= 0 or small < 0:
+        return large, larger
+    return (small, large) if large >= 0 else (small, -1)
+
+
+@inline
+def _smaller(tables, i, s, t):
+    """The two of three tables with fewest rows."""
+    size = tables.first[i + 1] - tables.first[i]
+    if s < 0 or size < tables.first[s + 1] - tables.first[s]:
+        return i, s
+    if t < 0 or size < tables.first[t + 1] - tables.first[t]:
+        return s, i
     return s, t
 
 
@@ -234,39 +186,38 @@ def others_of(nodes, tables, count, s, t, u):
 
 
 @inline
-def fits(costs, others, load):
-    """Whether a load leaves room for the least that all others take."""
+def fits(costs, others, loads, row):
+    """Whether one of some loads leaves room for the least that all others take."""
     within = True
-    for t in range(len(load)):
-        within = within and load[t] + others.least[t] <= costs.cap[t] * (1 + 1e-12)
+    for t in range(len(costs.cap)):
+        within = within and loads[row, t] + others.least[t] <= costs.cap[t] * (1 + 1e-12)
     return within
 
 
 @inline
-def hash_of(seats, places, count):
-    """A 64-bit hash of the states in some places."""
-    key = np.uint64(0)
-    for j in range(count):
-        key += mix(j, seats[places[j]])
-    return key
+def strictest(pool, tables, s, t, limit):
+    """The dual by which fewest pairs of rows of two tables are within its limit, whatever they share."""
+    best, fewest = 0, np.inf
+    for i in range(len(limit)):
+        mine = np.sort(pool.excess[tables.first[s] : tables.first[s + 1], i])
+        far = np.sort(pool.excess[tables.first[t] : tables.first[t + 1], i])
+        pairs, place = 0, len(far)
+        for value in mine:
+            while place > 0 and value + far[place - 1] > limit[i]:
+                place -= 1
+            pairs += place
+        if pairs < fewest:
+            best, fewest = i, pairs
+    return best
 
 
 @inline
-def first_within(loads, size, mine):
-    """The first of some loads that is nowhere above one's own, or their number; it moves up, for it may do so again."""
-    num_times = len(mine)
-    for g in range(size):
-        within = True
-        for t in range(num_times):
-            if loads[g, t] > mine[t]:
-                within = False
-                break
-        if within:
-            up = g // 2
-            for t in range(num_times):
-                loads[g, t], loads[up, t] = loads[up, t], loads[g, t]
-            return g
-    return size
+def hash_of(seats, row, places, count):
+    """A 64-bit hash of the states in some places of a row."""
+    key = np.uint64(0)
+    for j in range(count):
+        key += mix(j, seats[row, places[j]])
+    return key
 
 
 @inline

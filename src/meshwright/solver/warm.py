@@ -40,6 +40,9 @@ def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 
 
 def search_kernels() -> None:
     """The kernels that only giant problems, or those that leave a gap, are sure to use."""
+    from meshwright.solver.buckets import arrange, cheapest
+    from meshwright.solver.bundle import highest
+    from meshwright.solver.coarse import coarsened
     from meshwright.solver.dual import Dual
     from meshwright.solver.elimination import eliminate
     from meshwright.solver.frontier import search
@@ -47,13 +50,15 @@ def search_kernels() -> None:
     from meshwright.solver.model import from_problem
     from meshwright.solver.search import Search
     from meshwright.solver.simplify import simplify
-    from meshwright.solver.tables import combinations
 
     simple = simplify(from_problem(example(True, num_nodes=30)))
     if not simple.infeasible:
         dual = Dual(simple.model)
-        combinations(dual, np.inf, np.inf)
-        eliminate([dual], np.inf, 100)
+        eliminate([dual], 1e9, 100)
+        buckets = arrange(dual.links, dual.model.off, np.ones(len(dual.model.cost), bool), 1e6)
+        cheapest(dual.links, dual.model.off, dual.theta, buckets)
+        highest(np.ones((2, 1)), np.zeros(2), np.ones(1), 1.0, 1)
+        coarsened(dual.model, 1e-3)
         search([dual], np.inf, 8)
         relaxed(dual, 8)
         mended(simple.model, dual.links, dual.decode())

@@ -5,7 +5,7 @@ Writing θ for costs and E for matrices; "rows" are memory rows, and a node with
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.kernel import inline, kernel, place
 from meshwright.solver.reductions.undo import record_fixed, record_one, record_pair
 from meshwright.solver.reductions.work import (
     EDGES,
@@ -41,19 +41,9 @@ def settle_edge(work, e):
     """
     u, v = work.eu[e], work.ev[e]
     ku, kv = np.int64(work.k[u]), np.int64(work.k[v])
-    begin = work.eoff[e]
-    largest = 0.0
-    for i in range(ku * kv):
-        if work.mat[begin + i] < np.inf:
-            largest = max(largest, abs(work.mat[begin + i]))
-    dead_u = _pull_lines(work, begin, u, ku, kv, kv, 1)
-    dead_v = _pull_lines(work, begin, v, kv, ku, 1, kv)
-    zero = True
-    for i in range(ku * kv):
-        if work.mat[begin + i] <= largest * _ROUNDING:
-            work.mat[begin + i] = 0.0
-        else:
-            zero = False
+    largest, dead_u = _pull_rows(work, u, work.eoff[e], ku, kv)
+    dead_v = _pull_columns(work, v, work.eoff[e], ku, kv)
+    zero = _round_down(work.mat, work.eoff[e], ku * kv, largest * _ROUNDING)
     work.fresh[e] = 0
     if dead_u:
         drop_impossible(work, u)
@@ -68,20 +58,59 @@ def settle_edge(work, e):
 
 
 @inline
-def _pull_lines(work, begin, u, lines, length, line_step, step):
-    """Moves every line's minimum into the state's own cost; tells whether a state became impossible."""
-    dead = False
-    for s in range(lines):
+def _pull_rows(work, u, begin, ku, kv):
+    """Moves every row's minimum into its state's own cost; returns the largest entry, and whether a state is dead."""
+    mat, largest, dead = work.mat, 0.0, False
+    for s in range(ku):
         least = np.inf
-        for t in range(length):
-            least = min(least, work.mat[begin + s * line_step + t * step])
+        for i in range(place(begin + s * kv), place(begin + (s + 1) * kv)):
+            here = mat[i]
+            least = here if here < least else least
+            size = abs(here) if here < np.inf else 0.0
+            largest = size if size > largest else largest
         if least == np.inf:
             dead = True
         elif least != 0.0:
-            for t in range(length):
-                work.mat[begin + s * line_step + t * step] -= least
+            for i in range(place(begin + s * kv), place(begin + (s + 1) * kv)):
+                mat[i] -= least
         work.cost[work.off[u] + s] += least
+    return largest, dead
+
+
+@inline
+def _pull_columns(work, v, begin, ku, kv):
+    """The same for columns, row by row: entries that lie side by side are read together."""
+    mat, least, dead, some = work.mat, work.buffer, False, False
+    for t in range(kv):
+        least[t] = np.inf
+    for s in range(ku):
+        row = place(begin + s * kv)
+        for t in range(place(kv)):
+            here = mat[row + t]
+            least[t] = here if here < least[t] else least[t]
+    for t in range(kv):
+        work.cost[work.off[v] + t] += least[t]
+        if least[t] == np.inf:
+            dead, least[t] = True, 0.0
+        some = some or least[t] != 0.0
+    if some:
+        for s in range(ku):
+            row = place(begin + s * kv)
+            for t in range(place(kv)):
+                mat[row + t] -= least[t]
     return dead
+
+
+@inline
+def _round_down(mat, begin, size, most):
+    """Puts entries that are no more than rounding to zero; returns whether all are."""
+    count = 0
+    for i in range(place(begin), place(begin + size)):
+        here = mat[i]
+        small = here <= most
+        mat[i] = 0.0 if small else here
+        count += small
+    return count == size
 
 
 @kernel
