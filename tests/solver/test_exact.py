@@ -13,7 +13,7 @@ from meshwright.solver.frontier import search
 from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
-from meshwright.solver.parts import first_found
+from meshwright.solver.parts import decoded_found, mended_found
 from meshwright.solver.simplify import simplify
 from meshwright.solver.split import split
 from meshwright.solver.state import State, cost_of
@@ -166,8 +166,10 @@ def test_a_first_choice_fits_and_is_below_the_cutoff(limit_part):
     dual = Dual(simple.model)
     dual.converge(20)
     climb_prices(dual, 0.1 * abs(dual.bound), 60)
-    found = first_found(dual, np.inf)
+    decoded = decoded_found(dual, np.inf)
+    assert decoded.choice is None or State.of(simple.model, decoded.choice).fits(simple.model)
+    found = mended_found(dual, decoded)
     assert found.choice is not None
     assert State.of(simple.model, found.choice).fits(simple.model)
     assert found.bound - 1e-9 <= found.cost == pytest.approx(cost_of(simple.model, found.choice))
-    assert first_found(dual, found.cost).choice is None
+    assert mended_found(dual, decoded_found(dual, found.cost), found.cost).choice is None

@@ -25,7 +25,7 @@ from meshwright.solver.frontier import Found, search
 from meshwright.solver.mend import mended
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
-from meshwright.solver.parts import Closed, Part, better, first_found, mended_found
+from meshwright.solver.parts import Closed, Part, better, decoded_found, mended_found
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times
 from meshwright.solver.split import NONE, Split, split
@@ -53,6 +53,7 @@ _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimina
 _SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
 _SMALL = 3e-3  # the part of memory that small rows take together, which are left out at first
+_COARSE = 0.5  # the part of the time that this may take
 _DEAR = 0.002  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
@@ -144,7 +145,7 @@ class Closer:
 
     def _probed(self, dual: Dual, cutoff: float) -> Closed:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
-        best = first_found(dual, cutoff)
+        best = decoded_found(dual, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
         while self.splits and best.bound < self.goal and time.perf_counter() < self.deadline:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
@@ -154,7 +155,7 @@ class Closer:
             if best.bound < goal:
                 break
             reach *= 4.0
-        return best
+        return best if best.choice is not None else mended_found(dual, best, cutoff)
 
     def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound.
@@ -215,8 +216,9 @@ class Closer:
         if isinstance(part, Closed):
             found = part
         else:
-            start, offset = Closed(None, np.inf, part.dual.bound), part.offset
-            found = part.whole(replace(self)._below(part.dual, start, ceiling - offset, enough - offset))
+            start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, time.perf_counter()
+            closer = replace(self, deadline=now + _COARSE * (self.deadline - now))
+            found = part.whole(closer._below(part.dual, start, ceiling - offset, enough - offset))
         if found.choice is None:
             return found
         state = State.of(dual.model, found.choice)
@@ -278,7 +280,7 @@ class Closer:
                 bound = max(bound, found.bound)
             heappop(parts)
             if halves is None:
-                heappush(parts, (bound, count, bound, part, alive))
+                heappush(parts, (bound, count + 1, bound, part, alive))
                 break
             for least, half in sorted(zip(halves.bounds, halves.parts, strict=True), key=lambda it: -it[0]):
                 count += 1

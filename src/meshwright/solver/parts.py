@@ -67,24 +67,22 @@ def better(one: Closed, other: Closed) -> Closed:
     return replace(best, bound=max(one.bound, other.bound))
 
 
-def first_found(dual: Dual, cutoff: float) -> Closed:
-    """A choice below the cutoff to begin with: decoded if it fits, else mended."""
+def decoded_found(dual: Dual, cutoff: float) -> Closed:
+    """The choice that the dual reads, where it fits and is below the cutoff."""
     dual.restore()
     decoded = State.of(dual.model, dual.decode())
-    if decoded.fits(dual.model):
-        found = Closed(decoded.choice, decoded.cost, dual.bound)
-    else:
-        found = mended_found(dual, Closed(None, np.inf, dual.bound))
-    return found if found.cost < cutoff else Closed(None, np.inf, dual.bound)
+    if decoded.cost < cutoff and decoded.fits(dual.model):
+        return Closed(decoded.choice, decoded.cost, dual.bound)
+    return Closed(None, np.inf, dual.bound)
 
 
-def mended_found(dual: Dual, found: Closed) -> Closed:
+def mended_found(dual: Dual, found: Closed, cutoff: float = np.inf) -> Closed:
     """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
     model = dual.model
     dual.restore()
     for choice in (found.choice, relaxed(dual, _BEAM)):
         if choice is not None and len(model.cap):
             state = mended(model, dual.links, choice)
-            if state.cost < found.cost and state.fits(model):
+            if state.cost < min(found.cost, cutoff) and state.fits(model):
                 found = replace(found, choice=state.choice, cost=state.cost)
     return found
