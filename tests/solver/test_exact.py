@@ -16,6 +16,7 @@ from meshwright.solver.model import from_problem
 from meshwright.solver.parts import decoded_found, mended_found
 from meshwright.solver.simplify import simplify
 from meshwright.solver.split import split
+from meshwright.solver.starts import improved
 from meshwright.solver.state import State, cost_of
 from meshwright.solver.warm import example
 from tests.solver.layers import layered_problem
@@ -105,6 +106,32 @@ def test_splitting_proves_what_one_search_would(seed, memory, few):
     split = Closer(1e-9, time.perf_counter() + 60, few=few, effort=10).close(simple.model)
     assert split.cost == pytest.approx(whole.cost, rel=1e-9)
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
+
+
+class _Clock:
+    """Time that passes by one with every look."""
+
+    now = 0
+
+    def perf_counter(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.mark.parametrize("few", [0, 1, 2e5])
+@pytest.mark.parametrize("seed", range(3))
+def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(monkeypatch, few, seed):
+    model = from_problem(example(True, num_nodes=14, num_states=4, seed=seed))
+    best = Closer(1e-9, time.perf_counter() + 60, few=np.inf).close(model).cost
+    closed = 0
+    for deadline in (*range(1, 40, 3), *range(40, 400, 40)):
+        monkeypatch.setattr(exact, "time", _Clock())
+        found = Closer(1e-9, deadline, few=few, effort=10, improve=improved).close(model)
+        assert found.bound <= best + 1e-9
+        assert found.cost >= best - 1e-9
+        assert found.choice is None or State.of(model, found.choice).fits(model)
+        closed += found.bound >= found.cost - 1e-9
+    assert closed
 
 
 def test_past_the_deadline_no_effort_is_left():

@@ -116,6 +116,17 @@ def test_simplify_keeps_the_optimum(seed):
     _agrees(problem, simplify(from_problem(problem)))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_past_the_deadline_every_state_still_has_a_partner(seed):
+    problem = random_problem(seed, memory=seed % 3 != 0)
+    reduced = reduce_model(from_problem(problem), deadline=0.0)
+    _agrees(problem, reduced)
+    model, sizes = reduced.model, np.diff(reduced.model.off)
+    for u, v, begin in zip(model.eu, model.ev, model.eoff, strict=True):
+        matrix = model.mat[begin : begin + sizes[u] * sizes[v]].reshape(sizes[u], sizes[v])
+        assert np.isfinite(matrix).any(axis=0).all() and np.isfinite(matrix).any(axis=1).all()
+
+
 def test_full_pools_are_given_room(monkeypatch):
     from meshwright.solver.reductions import work as module
 

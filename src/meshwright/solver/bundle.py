@@ -36,7 +36,8 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> None:
     """
     dual.restore()
     model, start = dual.model, dual.prices.copy()
-    if len(start) < 2 or not start.any():
+    worth = float((start * model.cap).max(initial=0.0))
+    if len(start) < 2 or worth <= 0.0:
         return
     reach = min(reach, abs(dual.bound))
     for _ in range(_NARROWINGS):
@@ -44,9 +45,9 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> None:
         if buckets.combinations <= _COMBINATIONS:
             break
         reach *= _NARROWER
-    else:
+    if buckets.combinations > _COMBINATIONS or buckets.sizes.min() == 0:
         return
-    unit = float((start * model.cap).max()) / model.cap
+    unit = worth / np.where(model.cap > 0.0, model.cap, model.cap.max())
     best, center, slopes, costs, step = -np.inf, start / unit, [], [], 0.0
     prices, promised = center, 0.0
     for _ in range(_EVALUATIONS):
@@ -55,6 +56,8 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> None:
         dual.set_prices(prices * unit)
         _, choice = cheapest(dual.links, model.off, dual.theta, buckets)
         state = State.of(model, choice)
+        if not np.isfinite(state.cost):  # no choice of these states is possible
+            break
         slope = (state.load - model.cap) * unit
         value = state.cost + float(prices @ slope)
         slopes.append(slope)

@@ -146,6 +146,8 @@ class Closer:
     def _probed(self, dual: Dual, cutoff: float) -> Closed:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
         best = decoded_found(dual, cutoff)
+        if best.choice is None and not self.few:  # a search along a frontier takes longer than mending
+            best = mended_found(dual, best, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
         while self.splits and best.bound < self.goal and time.perf_counter() < self.deadline:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):

@@ -48,10 +48,13 @@ def search_kernels() -> None:
     from meshwright.solver.frontier import search
     from meshwright.solver.mend import mended, relaxed
     from meshwright.solver.model import from_problem
+    from meshwright.solver.reductions.reduce import reduce_model
     from meshwright.solver.search import Search
     from meshwright.solver.simplify import simplify
 
-    simple = simplify(from_problem(example(True, num_nodes=30)))
+    model = from_problem(example(True, num_nodes=30))
+    reduce_model(model, deadline=0.0)
+    simple = simplify(model)
     if not simple.infeasible:
         dual = Dual(simple.model)
         eliminate([dual], 1e9, 100)

@@ -2,7 +2,7 @@
 
 from meshwright.solver.kernel import kernel
 from meshwright.solver.reductions.rules import bridge, contract, drop_dominated, fix_alone, fold_leaf, settle_edge
-from meshwright.solver.reductions.work import FINE, FULL, HEAD, QUEUED, STATUS, UNDOS, push
+from meshwright.solver.reductions.work import EDGES, FINE, FULL, HEAD, INFEASIBLE, QUEUED, STATUS, UNDOS, push
 
 
 @kernel
@@ -19,6 +19,18 @@ def drain(work, growth, most_work, steps):
             _look(work, u, growth, most_work)
             if work.used[STATUS] == FULL:
                 push(work, u)
+
+
+@kernel
+def settle_fresh(work):
+    """Settles all edges that were changed: a state without a possible partner is more than a dual can reckon with."""
+    again = True
+    while again:
+        again = False
+        for e in range(work.used[EDGES]):
+            if work.eu[e] >= 0 and work.fresh[e] and work.used[STATUS] != INFEASIBLE:
+                settle_edge(work, e)
+                again = True
 
 
 @kernel

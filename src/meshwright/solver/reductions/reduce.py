@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.solver.kernel import kernel
 from meshwright.solver.model import Model
 from meshwright.solver.reductions import memory, undo
-from meshwright.solver.reductions.queue import drain
+from meshwright.solver.reductions.queue import drain, settle_fresh
 from meshwright.solver.reductions.work import (
     EDGES,
     FULL,
@@ -101,6 +101,7 @@ def reduce_model(
             break
         work = _drained(work, growth, most_work, deadline)
         if time.perf_counter() > deadline:
+            settle_fresh(work)
             break
     return _extract(work, len(model.off) - 1)
 

@@ -5,7 +5,8 @@ Writing θ for costs and E for matrices; "rows" are memory rows, and a node with
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel, place
+from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.reductions.matrices import pull_columns, pull_rows, round_down
 from meshwright.solver.reductions.undo import record_fixed, record_one, record_pair
 from meshwright.solver.reductions.work import (
     EDGES,
@@ -41,9 +42,9 @@ def settle_edge(work, e):
     """
     u, v = work.eu[e], work.ev[e]
     ku, kv = np.int64(work.k[u]), np.int64(work.k[v])
-    largest, dead_u = _pull_rows(work, u, work.eoff[e], ku, kv)
-    dead_v = _pull_columns(work, v, work.eoff[e], ku, kv)
-    zero = _round_down(work.mat, work.eoff[e], ku * kv, largest * _ROUNDING)
+    largest, dead_u = pull_rows(work, u, work.eoff[e], ku, kv)
+    dead_v = pull_columns(work, v, work.eoff[e], ku, kv)
+    zero = round_down(work.mat, work.eoff[e], ku * kv, largest * _ROUNDING)
     work.fresh[e] = 0
     if dead_u:
         drop_impossible(work, u)
@@ -55,62 +56,6 @@ def settle_edge(work, e):
         cut(work, e)
         push(work, u)
         push(work, v)
-
-
-@inline
-def _pull_rows(work, u, begin, ku, kv):
-    """Moves every row's minimum into its state's own cost; returns the largest entry, and whether a state is dead."""
-    mat, largest, dead = work.mat, 0.0, False
-    for s in range(ku):
-        least = np.inf
-        for i in range(place(begin + s * kv), place(begin + (s + 1) * kv)):
-            here = mat[i]
-            least = here if here < least else least
-            size = abs(here) if here < np.inf else 0.0
-            largest = size if size > largest else largest
-        if least == np.inf:
-            dead = True
-        elif least != 0.0:
-            for i in range(place(begin + s * kv), place(begin + (s + 1) * kv)):
-                mat[i] -= least
-        work.cost[work.off[u] + s] += least
-    return largest, dead
-
-
-@inline
-def _pull_columns(work, v, begin, ku, kv):
-    """The same for columns, row by row: entries that lie side by side are read together."""
-    mat, least, dead, some = work.mat, work.buffer, False, False
-    for t in range(kv):
-        least[t] = np.inf
-    for s in range(ku):
-        row = place(begin + s * kv)
-        for t in range(place(kv)):
-            here = mat[row + t]
-            least[t] = here if here < least[t] else least[t]
-    for t in range(kv):
-        work.cost[work.off[v] + t] += least[t]
-        if least[t] == np.inf:
-            dead, least[t] = True, 0.0
-        some = some or least[t] != 0.0
-    if some:
-        for s in range(ku):
-            row = place(begin + s * kv)
-            for t in range(place(kv)):
-                mat[row + t] -= least[t]
-    return dead
-
-
-@inline
-def _round_down(mat, begin, size, most):
-    """Puts entries that are no more than rounding to zero; returns whether all are."""
-    count = 0
-    for i in range(place(begin), place(begin + size)):
-        here = mat[i]
-        small = here <= most
-        mat[i] = 0.0 if small else here
-        count += small
-    return count == size
 
 
 @kernel
