@@ -36,7 +36,7 @@ _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
 _EFFORT = 1e4
 _COMBINATIONS = 2e4  # up to here an elimination mostly ends within so many rows
 _ROWS = 9e5
-_MOST_COMBINATIONS = 2e5  # up to here it is worth a try with fewer
+_MOST_COMBINATIONS = 1e6  # up to here it is worth a try with fewer
 _FEWER_ROWS = 1e5
 _PATIENT_ROWS = 5e4
 _SEARCHED = 1000  # states beyond one for each node up to which a model is searched along a frontier before it is split
@@ -231,10 +231,9 @@ class Closer:
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Does once what leaves fewer splits to make: looks for a cheaper choice and for better prices."""
-        self.helped, self.rows = True, _ROWS
-        best = self._improved(dual, best)
+        self.helped, self.rows, self.few = True, _ROWS, _MOST_COMBINATIONS if self.few else 0
         settle_prices(dual, min(best.cost, ceiling) - dual.bound, self.deadline)
-        return best
+        return self._improved(dual, best)
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
         """Makes the choice cheaper where it is dear, if that can be done."""
