@@ -38,6 +38,7 @@ _COMBINATIONS = 2e4  # up to here an elimination mostly ends within so many rows
 _ROWS = 9e5
 _MOST_COMBINATIONS = 1e6  # up to here it is worth a try with fewer
 _FEWER_ROWS = 1e5
+_PROBED = 2e5  # the same where a first choice is looked for
 _PATIENT_ROWS = 5e4
 _SEARCHED = 1000  # states beyond one for each node up to which a model is searched along a frontier before it is split
 _FEWER = 0.6  # the part of the combinations with which one failed at which the next is tried
@@ -153,7 +154,7 @@ class Closer:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
-            best = better(best, replace(self, splits=False).attempt(dual, goal))
+            best = better(best, replace(self, splits=False, few=min(self.few, _PROBED)).attempt(dual, goal))
             if best.bound < goal:
                 break
             reach *= 4.0
