@@ -1,5 +1,6 @@
 """Small rows of memory left out: a relaxation by no more than was said, and the whole is still solved exactly."""
 
+import time
 from itertools import product
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from meshwright.solver import ChoiceProblem, Status, price, solve
 from meshwright.solver.coarse import coarsened
+from meshwright.solver.dual import Dual
 from meshwright.solver.exact import Closer
 from meshwright.solver.model import from_problem
 from meshwright.solver.reductions.times import dense_usage
@@ -61,6 +63,17 @@ def test_problems_with_small_rows_are_solved_exactly(seed):
     assert solution.status == Status.OPTIMAL
     assert price(problem, solution.choice).legal
     assert price(problem, solution.choice).cost == pytest.approx(brute_force(problem), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_needs_no_choice_to_begin_with(seed):
+    problem = _large_and_small(seed)
+    dual = Dual(from_problem(problem))
+    dual.converge(10)
+    found = Closer(1e-9, time.perf_counter() + 60)._coarsely(dual, np.inf, np.inf)
+    best = brute_force(problem)
+    assert best - 0.3 < found.bound <= best + 1e-9
+    assert found.choice is None or State.of(dual.model, found.choice).cost >= best - 1e-9
 
 
 def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trusted_without(monkeypatch):

@@ -394,6 +394,7 @@ class Closer:
         smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
         smaller.converge(20, 1e-7, self.deadline)
         if len(model.cap) and smaller.bound < target - self.tolerance:
-            climb_prices(smaller, target - smaller.bound, _SHORT_CLIMB, target, self.deadline)
+            reach = target - smaller.bound if target < np.inf else _REACH * abs(smaller.bound)
+            climb_prices(smaller, reach, _SHORT_CLIMB, target, self.deadline)
         self.fan.note(smaller)
         return Part(smaller, offset, ((order, reduced.way_back), *part.steps))
