@@ -65,15 +65,21 @@ def test_problems_with_small_rows_are_solved_exactly(seed):
     assert price(problem, solution.choice).cost == pytest.approx(brute_force(problem), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_it_needs_no_choice_to_begin_with(seed):
-    problem = _large_and_small(seed)
-    dual = Dual(from_problem(problem))
-    dual.converge(10)
-    found = Closer(1e-9, time.perf_counter() + 60)._coarsely(dual, np.inf, np.inf)
-    best = brute_force(problem)
-    assert best - 0.3 < found.bound <= best + 1e-9
-    assert found.choice is None or State.of(dual.model, found.choice).cost >= best - 1e-9
+def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit(monkeypatch):
+    monkeypatch.setattr("meshwright.solver.exact._SMALL", 0.01)
+    proven = mended = 0
+    for seed in range(40):
+        problem = _large_and_small(seed)
+        dual = Dual(from_problem(problem))
+        dual.converge(10)
+        found, best = Closer(1e-9, time.perf_counter() + 60)._coarsely(dual, np.inf, np.inf), brute_force(problem)
+        assert best - 0.3 < found.bound <= best + 1e-9
+        if found.choice is not None:
+            state = State.of(dual.model, found.choice)
+            assert state.fits(dual.model) and state.cost == pytest.approx(found.cost) and state.cost >= best - 1e-9
+            proven += found.bound >= found.cost - 1e-9
+            mended += found.bound < found.cost - 1e-9
+    assert proven > 5 and mended > 2
 
 
 def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trusted_without(monkeypatch):
