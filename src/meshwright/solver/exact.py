@@ -129,10 +129,8 @@ class Closer:
         if len(model.cap):
             climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         whole = abs(dual.bound + self.offset)
-        slack, hard = (
-            max(self.tolerance, self.gap * whole),
-            self.splits and self.improve is not None and len(model.cap) > 0,
-        )
+        slack = max(self.tolerance, self.gap * whole)
+        hard = self.splits and self.improve is not None and len(model.cap) > 0
         closer = replace(self, slack=slack, dear=_DEAR * whole, coarse=hard, helped=not hard)
         start = closer._probed(dual, cutoff)
         if start.cost >= cutoff and known is not None:
