@@ -1,4 +1,4 @@
-"""Prices by a bundle of cheapest choices: against a linear programme over all choices of small problems."""
+"""Prices by bundles of sweeps and of cheapest choices: against linear programmes over all choices."""
 
 from itertools import product
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from meshwright.solver.bundle import highest, settle_prices
-from meshwright.solver.dual import Dual, climb_prices
+from meshwright.solver.bundle import Bundle, highest
+from meshwright.solver.dual import Dual
 from meshwright.solver.model import from_problem
+from meshwright.solver.prices import climb_prices, settle_prices
 from meshwright.solver.problem import ChoiceProblem
 from meshwright.solver.state import State
 
@@ -55,15 +56,91 @@ def test_prices_are_settled_where_the_bound_is_highest():
     assert sum(after) < 0.1 * sum(before)
 
 
-def test_with_one_time_only_or_past_the_deadline_prices_stay():
-    one, several = _several_times(0, num_times=1), _several_times(0)
-    for model, deadline in ((one, FOREVER), (several, 0.0)):
+def test_past_the_deadline_prices_stay():
+    dual = Dual(_several_times(0))
+    dual.converge(20)
+    climb_prices(dual, 0.1 * abs(dual.bound), 60)
+    prices = dual.prices.copy()
+    assert settle_prices(dual, np.inf, 0.0) == []
+    assert dual.prices == pytest.approx(prices)
+
+
+@pytest.mark.parametrize("num_times", [1, 4])
+def test_choices_that_settle_the_prices_are_cheapest_at_some(num_times):
+    """All that is returned is cheapest at the prices it was made for: none at the best prices is below the bound."""
+    for seed in range(6):
+        model = _several_times(seed, num_times=num_times)
         dual = Dual(model)
         dual.converge(20)
-        climb_prices(dual, 0.1 * abs(dual.bound), 60)
-        prices = dual.prices.copy()
-        settle_prices(dual, np.inf, deadline)
-        assert dual.prices == pytest.approx(prices)
+        climb_prices(dual, 0.1 * abs(dual.bound), 40)
+        most, _ = _highest_bound(model)
+        states = [State.of(model, choice) for choice in settle_prices(dual, np.inf, FOREVER)]
+        priced = [state.cost + float(dual.prices @ (state.load - model.cap)) for state in states]
+        assert dual.bound - 1e-9 <= min(priced) <= most + 1e-3 * abs(most)
+        assert any(state.fits(model) for state in states)  # at dear prices, if not before
+
+
+def test_prices_climb_close_to_the_highest_bound():
+    left, before = [], []
+    for seed in range(12):
+        model = _several_times(seed)
+        dual = Dual(model)
+        dual.converge(10)
+        start = dual.bound
+        assert climb_prices(dual, 0.03 * abs(start), 60) == dual.bound >= start
+        most, optimum = _highest_bound(model)
+        assert dual.bound <= most + 1e-9 <= optimum + 2e-9
+        assert (dual.prices >= 0).all() and (dual.price == dual.prices).all()
+        left.append(most - dual.bound)
+        before.append(most - start)
+    assert sum(left) < 0.05 * sum(before)
+
+
+def test_prices_stop_climbing_at_the_target_and_where_nothing_binds():
+    dual = Dual(_several_times(1))
+    dual.converge(10)
+    start, target = dual.bound, dual.bound + 1e-3 * abs(dual.bound)
+    assert climb_prices(dual, 0.03 * abs(start), 60, target) >= target
+    roomy = dual.model._replace(cap=100 * dual.model.cap)
+    free = Dual(roomy)
+    free.converge(10)
+    climb_prices(free, 0.03 * abs(free.bound), 60)
+    assert not free.prices.any()
+
+
+def _least_of(rng, num_prices):
+    """A concave function, the least of twenty planes, and its highest value over prices of at least 0."""
+    slopes, bases = rng.normal(size=(20, num_prices)) - 0.3, rng.uniform(5, 6, 20)
+
+    def look(prices):
+        plane = int(np.argmin(bases + slopes @ prices))
+        return float(bases[plane] + slopes[plane] @ prices), slopes[plane]
+
+    rows = np.hstack([np.ones((20, 1)), -slopes])
+    aim = np.array([-1.0, *np.zeros(num_prices)])
+    return look, -linprog(aim, A_ub=rows, b_ub=bases, bounds=[(None, None)] + [(0, None)] * num_prices).fun
+
+
+@pytest.mark.parametrize("num_prices", [1, 2, 5])
+def test_a_bundle_finds_where_a_function_is_highest(num_prices):
+    rng = np.random.default_rng(num_prices)
+    for _ in range(10):
+        look, most = _least_of(rng, num_prices)
+        start = np.ones(num_prices)
+        first = look(start)[0]
+        bundle = Bundle(start, *look(start), step=0.1)
+        for _ in range(40):
+            prices = bundle.ask()
+            bundle.tell(prices, *look(prices))
+        assert first <= bundle.best <= most + 1e-9
+        assert bundle.best == pytest.approx(look(bundle.center)[0]) == pytest.approx(most)
+
+
+def test_what_was_said_when_the_function_was_lower_promises_no_loss():
+    bundle = Bundle(np.ones(2), 1.0, np.array([1.0, -1.0]), step=0.5)
+    bundle.tell(np.array([1.5, 0.5]), 3.0, np.array([0.2, 0.1]))  # above what the first said was possible
+    bundle.ask()
+    assert bundle.best == 3.0 and bundle.promised >= 0.0
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -11,6 +11,7 @@ from meshwright.solver.coarse import coarsened
 from meshwright.solver.dual import Dual
 from meshwright.solver.exact import Closer
 from meshwright.solver.model import from_problem
+from meshwright.solver.parts import Closed
 from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.state import State
 
@@ -72,7 +73,8 @@ def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit(monkeypatc
         problem = _large_and_small(seed)
         dual = Dual(from_problem(problem))
         dual.converge(10)
-        found, best = Closer(1e-9, time.perf_counter() + 60)._coarsely(dual, np.inf, np.inf), brute_force(problem)
+        start, best = Closed(None, np.inf, dual.bound), brute_force(problem)
+        found = Closer(1e-9, time.perf_counter() + 60)._coarsely(dual, start, np.inf, np.inf)
         assert best - 0.3 < found.bound <= best + 1e-9
         if found.choice is not None:
             state = State.of(dual.model, found.choice)
@@ -84,15 +86,16 @@ def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit(monkeypatc
 
 def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trusted_without(monkeypatch):
     """Both kinds occur: it fits and proves the optimum, or it does not and is no more than a bound."""
-    told, coarsely = [], Closer._coarsely
+    told, coarsely = [], Closer._coarsely_below
 
-    def tell(closer, dual, *args):
-        found = coarsely(closer, dual, *args)
-        told.append(found.bound >= found.cost - 1e-9)
-        assert found.choice is None or State.of(dual.model, found.choice).fits(dual.model)
+    def tell(closer, dual, goal, enough):
+        found = coarsely(closer, dual, goal, enough)
+        if found.choice is not None:
+            told.append(State.of(dual.model, found.choice).fits(dual.model))
         return found
 
-    monkeypatch.setattr(Closer, "_coarsely", tell)
+    monkeypatch.setattr(Closer, "_coarsely_below", tell)
+    monkeypatch.setattr(Closer, "_mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
     monkeypatch.setattr("meshwright.solver.exact._SMALL", 0.01)
     monkeypatch.setattr("meshwright.solver.exact._FIRST_REACH", 1e-9)
     for seed in range(30):

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from meshwright.solver import ChoiceProblem, Status, exact, price, solve
-from meshwright.solver.dual import Dual, ascend_prices, climb_prices
+from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.exact import Closer
 from meshwright.solver.frontier import search
 from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
 from meshwright.solver.model import from_problem
-from meshwright.solver.parts import decoded_found, mended_found
+from meshwright.solver.parts import Closed, decoded_found, mended_found
+from meshwright.solver.prices import climb_prices
 from meshwright.solver.simplify import simplify
 from meshwright.solver.split import split
 from meshwright.solver.starts import improved
@@ -200,3 +201,19 @@ def test_a_first_choice_fits_and_is_below_the_cutoff(limit_part):
     assert State.of(simple.model, found.choice).fits(simple.model)
     assert found.bound - 1e-9 <= found.cost == pytest.approx(cost_of(simple.model, found.choice))
     assert mended_found(dual, decoded_found(dual, found.cost), found.cost).choice is None
+
+
+def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
+    for limit_part in (0.02, 0.03, 0.04, 0.06):
+        problem = layered_problem((8, 8), limit_part=limit_part)
+        simple = simplify(from_problem(problem))
+        dual = Dual(simple.model)
+        dual.converge(10)
+        climb_prices(dual, 0.03 * abs(dual.bound), 60)
+        start = Closed(None, np.inf, dual.bound)
+        found = Closer(1e-9, time.perf_counter() + 60)._mixed(dual, start, np.inf)
+        optimum = solve(problem, seconds=60, workers=1)
+        assert optimum.status == Status.OPTIMAL and State.of(simple.model, found.choice).fits(simple.model)
+        assert optimum.cost - 1e-9 <= price(problem, simple.expand(found.choice)).cost <= 1.01 * optimum.cost
+        # One that costs as much as the cutoff is of no use.
+        assert Closer(1e-9, time.perf_counter() + 60)._mixed(dual, start, found.cost).cost in (np.inf, found.cost)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from meshwright.solver import solve
-from meshwright.solver.dual import Dual, climb_prices
+from meshwright.solver.dual import Dual
 from meshwright.solver.links import link
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.model import from_problem
+from meshwright.solver.prices import climb_prices
 from meshwright.solver.state import State
 from meshwright.solver.warm import example
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from meshwright.solver import exact
-from meshwright.solver.dual import Dual, climb_prices
+from meshwright.solver.dual import Dual
 from meshwright.solver.exact import Closer
 from meshwright.solver.links import link
 from meshwright.solver.mend import mended
 from meshwright.solver.model import from_problem
+from meshwright.solver.prices import climb_prices
 from meshwright.solver.problem import ChoiceProblem
 from meshwright.solver.starts import improved
 from meshwright.solver.state import State, cost_of
@@ -72,7 +73,7 @@ def test_without_time_the_given_choice_comes_back_or_better():
     assert cost_of(model, found) <= cost_of(model, poor)
 
 
-@pytest.mark.parametrize("seed", [2, 3, 5])
+@pytest.mark.parametrize("seed", [3, 5, 6])
 def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_needed(monkeypatch, seed):
     model, told = from_problem(example(True, num_nodes=16, seed=seed)), []
     cut = Closer._look

@@ -1,82 +1,56 @@
-"""Prices of memory at which a model's bound is highest, from exact minima at a few prices: a proximal bundle method.
+"""Where a concave function of prices is highest, from its values and slopes at a few of them: a proximal bundle method.
 
-Sweeps and steps along what the nodes take on their own lead close to them, and no further where several times bind. The
-cheapest choice at some prices says more: what it costs at any other prices is no less than the bound there. The least
-over several choices is a model of the bound, which is right where it was looked at; the next prices are those where it
-is highest, less a penalty for going far.
+What is known at some prices says what the function is at most at any others. The least of all that is a model of it;
+the next prices to look at are those where the model is highest, less a penalty for going far.
 """
-
-import time
 
 import numpy as np
 
-from meshwright.solver.buckets import arrange, cheapest
-from meshwright.solver.dual import Dual
 from meshwright.solver.kernel import kernel
-from meshwright.solver.state import State
 
-_COMBINATIONS = 2e5  # of states, with which the cheapest choice takes a few milliseconds
-_NARROWER, _NARROWINGS = 0.5, 12  # how dearer states are left out until there are few enough combinations
-_EVALUATIONS = 20
-_FIRST_STEP = 0.3  # of the worth of the dearest time
-_WORTH = 1e-5  # the part of the bound that a step must promise
-_ENOUGH, _GOOD = 0.1, 0.5  # parts of what was promised: to move on, and to go further than before
+_CUTS = 12  # the latest that are kept
+_ENOUGH, _GOOD = 0.1, 0.5  # parts of what was promised: to go on as far as before, and to go further
 _FURTHER, _LESS_FAR = 2.0, 0.5
-_SWEEPS = 100
 _ROUNDS = 300
 
 
-def settle_prices(dual: Dual, reach: float, deadline: float) -> None:
-    """Raises a dual's bound over the prices of several times, where it has found that some matter.
+class Bundle:
+    """What is known of a bound at some prices of memory.
 
-    Args:
-        dual: The dual, left at its best.
-        reach: How far above the bound the states are that may be part of the cheapest choices.
-        deadline: `time.perf_counter()` at which to stop.
+    Prices are told as what all memory of each time is worth, slopes as parts of it by which the caps are exceeded.
+
+    Attributes:
+        center: The best prices so far.
+        best: The bound there.
+        promised: By how much the model says that it is higher at the prices that were asked for last.
+        step: How far the next are from the center, times the slope.
     """
-    dual.restore()
-    model, start = dual.model, dual.prices.copy()
-    worth = float((start * model.cap).max(initial=0.0))
-    if len(start) < 2 or worth <= 0.0:
-        return
-    reach = min(reach, abs(dual.bound))
-    for _ in range(_NARROWINGS):
-        buckets = arrange(dual.links, model.off, dual.floor <= dual.bound + reach, _COMBINATIONS)
-        if buckets.combinations <= _COMBINATIONS:
-            break
-        reach *= _NARROWER
-    if buckets.combinations > _COMBINATIONS or buckets.sizes.min() == 0:
-        return
-    unit = worth / np.where(model.cap > 0.0, model.cap, model.cap.max())
-    best, center, slopes, costs, step = -np.inf, start / unit, [], [], 0.0
-    prices, promised = center, 0.0
-    for _ in range(_EVALUATIONS):
-        if time.perf_counter() > deadline:
-            break
-        dual.set_prices(prices * unit)
-        _, choice = cheapest(dual.links, model.off, dual.theta, buckets)
-        state = State.of(model, choice)
-        if not np.isfinite(state.cost):  # no choice of these states is possible
-            break
-        slope = (state.load - model.cap) * unit
-        value = state.cost + float(prices @ slope)
-        slopes.append(slope)
-        costs.append(state.cost)
-        if value > best + _ENOUGH * promised:
-            step *= _FURTHER if value > best + _GOOD * promised else 1.0
-            best, center = value, prices
-        else:
-            step *= _LESS_FAR
-        step = step or _FIRST_STEP / max(float(np.abs(slope).max()), 1e-300)
-        here = np.array(costs) + np.array(slopes) @ center
-        prices = highest(np.array(slopes), here, center, step, _ROUNDS)
-        promised = float((here + np.array(slopes) @ (prices - center)).min()) - best
-        if promised <= _WORTH * abs(best):
-            break
-    dual.restore()
-    dual.set_prices(center * unit)
-    dual.converge(_SWEEPS, 1e-7, deadline)
-    dual.restore()
+
+    def __init__(self, center: np.ndarray, value: float, slope: np.ndarray, step: float):
+        self.center, self.best, self.step, self.promised = center, value, step, 0.0
+        self.slopes, self.bases = [slope], [value - float(slope @ center)]
+
+    def ask(self) -> np.ndarray:
+        """The next prices.
+
+        No cut is below the best value at its prices: one that says so was made by a function that was lower then.
+        """
+        slopes = np.array(self.slopes)
+        here = np.maximum(np.array(self.bases) + slopes @ self.center, self.best)
+        prices = highest(slopes, here, self.center, self.step, _ROUNDS)
+        self.promised = float((here + slopes @ (prices - self.center)).min()) - self.best
+        return prices
+
+    def tell(self, prices: np.ndarray, value: float, slope: np.ndarray) -> bool:
+        """Notes what was found at the prices that were asked for; returns whether they are better."""
+        self.slopes, self.bases = [*self.slopes, slope][-_CUTS:], [*self.bases, value - float(slope @ prices)][-_CUTS:]
+        gained = value - self.best
+        self.step *= (
+            _FURTHER if gained > _GOOD * self.promised else 1.0 if gained > _ENOUGH * self.promised else _LESS_FAR
+        )
+        if gained > 0.0:
+            self.center, self.best = prices, value
+        return gained > 0.0
 
 
 @kernel

@@ -10,7 +10,6 @@ from meshwright.solver.model import Model
 
 _PATIENCE = 5  # steps without gain before the step shrinks
 _LEAST_STEP = 0.005
-_SHORT_PATIENCE = 3
 
 
 def carried(prices: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -176,34 +175,3 @@ class PriceAscent:
 def ascend_prices(dual: Dual, target: float, iterations: int, deadline: float = np.inf, step: float = 0.5) -> float:
     """One ascent from scratch; see `PriceAscent`."""
     return PriceAscent(dual, step).run(target, iterations, deadline)
-
-
-def climb_prices(
-    dual: Dual, reach: float, iterations: int, target: float = np.inf, deadline: float = np.inf, least: float = 1e-3
-) -> float:
-    """Raises a dual's bound over the prices where no cost is known: each step aims `reach` higher.
-
-    The direction is that of `PriceAscent`. Whenever a few steps in a row bring next to none of it, the best state is
-    restored and half as much is aimed at, until it is less than `least` of what it was.
-    """
-    size, stale, last = np.zeros(len(dual.price)), 0, least * reach
-    for _ in range(iterations):
-        if dual.bound >= target or reach < last or time.perf_counter() > deadline:
-            break
-        slope = dual.load() - dual.model.cap
-        slope[(slope < 0) & (dual.price <= 0)] = 0.0
-        size = 0.9 * size + 0.1 * slope * slope
-        direction = slope / np.sqrt(size + 1e-3 * size.max() + 1e-300)
-        norm = float(slope @ direction)
-        if norm <= 0.0:
-            break
-        before = dual.bound
-        dual.set_prices(np.maximum(dual.price + (reach / norm) * direction, 0.0))
-        dual.sweep()
-        stale = 0 if dual.bound > before + 0.02 * reach else stale + 1
-        if stale >= _SHORT_PATIENCE:
-            stale, reach = 0, 0.5 * reach
-            dual.restore()
-            dual.sweep()
-    dual.restore()
-    return dual.bound

@@ -15,21 +15,18 @@ from heapq import heappop, heappush
 import numpy as np
 
 from meshwright.solver.buckets import arrange
-from meshwright.solver.bundle import settle_prices
 from meshwright.solver.coarse import coarsened
 from meshwright.solver.decimate import settled
-from meshwright.solver.dual import Dual, carried, climb_prices
+from meshwright.solver.dual import Dual
 from meshwright.solver.elimination import eliminate
 from meshwright.solver.fan import Fan
 from meshwright.solver.frontier import Found, search
-from meshwright.solver.mend import mended
 from meshwright.solver.model import Model
 from meshwright.solver.order import decision_order, permuted
-from meshwright.solver.parts import Closed, Part, better, decoded_found, mended_found
-from meshwright.solver.reductions.reduce import reduce_model
-from meshwright.solver.reductions.times import tighten_times
+from meshwright.solver.parts import REACH, Closed, Part, better, decoded_found, fitted, mended_found, reduced, states_of
+from meshwright.solver.prices import climb_prices, settle_prices
 from meshwright.solver.split import NONE, Split, split
-from meshwright.solver.state import State, cost_of
+from meshwright.solver.state import cost_of
 
 _WIDTH = 100_000
 _FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
@@ -43,19 +40,18 @@ _PATIENT_ROWS = 5e4
 _SEARCHED = 1000  # states beyond one for each node up to which a model is searched along a frontier before it is split
 _FEWER = 0.6  # the part of the combinations with which one failed at which the next is tried
 _FIRST_REACH = 1e-3  # the part of the bound within which a first choice is looked for, in haste
-_SWEEPS = 20
-_CLIMB = 60  # most steps of the prices, each of which aims this part above the bound at first
-_REACH = 0.1
-_SHORT_CLIMB = 30  # the same for a part of a model, whose prices are known
+_FURTHER = 4.0  # from one reach to the next
+_SWEEPS, _FREE_SWEEPS = 10, 20  # at first, with memory to be priced and without
+_CLIMB = 60  # sweeps at changing prices
 _HARDLY = 0.1  # the part of the gap that a split should close on one side at least
 _ROWS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
-_SHRUNK = 0.8  # where fewer of its states are left, a model is made anew
-_REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
+_SHRUNK, _HARDLY_SHRUNK = 0.8, 0.97  # where fewer of its states are left, a model is made anew, at first and at last
+_MIXED, _MIXED_ROWS = (0.003, 0.05), 5e4  # parts of the bound within which mixes are looked for, and with how many rows
 _SMALL = 3e-3  # the part of memory that small rows take together, which are left out at first
 _COARSE = 0.5  # the part of the time that this may take
-_DEAR = 0.002  # the part of the cost by which a choice is above its bound where it is improved
+_DEAR = 0.005  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
@@ -125,16 +121,17 @@ class Closer:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
         order = decision_order(model)
         dual = Dual(permuted(model, order), prices=prices)
-        dual.converge(_SWEEPS, 1e-6, self.deadline)
+        dual.converge(_SWEEPS if len(model.cap) else _FREE_SWEEPS, 1e-6, self.deadline)
         if len(model.cap):
-            climb_prices(dual, _REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
+            climb_prices(dual, REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         whole = abs(dual.bound + self.offset)
         slack = max(self.tolerance, self.gap * whole)
         hard = self.splits and self.improve is not None and len(model.cap) > 0
         closer = replace(self, slack=slack, dear=_DEAR * whole, coarse=hard, helped=not hard)
-        start = closer._probed(dual, cutoff)
-        if start.cost >= cutoff and known is not None:
+        start = decoded_found(dual, cutoff)
+        if start.choice is None and known is not None:
             start = replace(start, choice=known[order], cost=cost_of(model, known))
+        start = closer._mixed(dual, start, cutoff) if hard else closer._probed(dual, start, cutoff)
         found = closer._below(dual, start, cutoff, self.goal)
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
@@ -142,9 +139,8 @@ class Closer:
         choice[order] = found.choice
         return replace(found, choice=choice)
 
-    def _probed(self, dual: Dual, cutoff: float) -> Closed:
+    def _probed(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
-        best = decoded_found(dual, cutoff)
         if best.choice is None and not self.few:  # a search along a frontier takes longer than mending
             best = mended_found(dual, best, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
@@ -155,7 +151,7 @@ class Closer:
             best = better(best, replace(self, splits=False, few=min(self.few, _PROBED)).attempt(dual, goal))
             if best.bound < goal:
                 break
-            reach *= 4.0
+            reach *= _FURTHER
         return best if best.choice is not None else mended_found(dual, best, cutoff)
 
     def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
@@ -169,11 +165,11 @@ class Closer:
             if time.perf_counter() > self.deadline:
                 break
             alive = dual.floor <= ceiling
-            if alive.mean() < _SHRUNK:  # for good
+            if alive.mean() < (_HARDLY_SHRUNK if self.helped else _SHRUNK):  # for good
                 best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
             if self.coarse:
-                best = better(best, self._coarsely(dual, ceiling, enough))
+                best = self._coarsely(dual, best, ceiling, enough)
                 if best.bound < best.cost - self.slack:
                     best = self._helped(dual, best, ceiling)
                 continue
@@ -181,7 +177,9 @@ class Closer:
             near = best.choice is not None and rise > _NEARLY * (ceiling - best.bound)
             goal = ceiling if near else min(ceiling, best.bound + rise)
             if not self.helped:
-                found = self._unsplit(dual, goal)
+                self.splits = False
+                found = self.attempt(dual, goal)
+                self.splits = True
                 best = better(best, found)
                 if found.bound < min(found.cost, goal):
                     best = self._helped(dual, best, ceiling)
@@ -202,37 +200,54 @@ class Closer:
             start = replace(start, choice=held, cost=cost_of(part.dual.model, held))
         return part.whole(self._below(part.dual, start, ceiling - part.offset, enough - part.offset))
 
-    def _unsplit(self, dual: Dual, goal: float) -> Closed:
-        """Searches all choices cheaper than the goal as far as that takes no splits."""
-        self.splits = False
-        found = self.attempt(dual, goal)
-        self.splits = True
-        return found
+    def _coarsely(self, dual: Dual, best: Closed, ceiling: float, enough: float) -> Closed:
+        """Looks for what is cheapest where small rows are left out, ever further above the bound; mended with them."""
+        self.coarse, goal, reach = False, -np.inf, _FIRST_REACH * max(abs(dual.bound), 1e-9)
+        while best.bound < enough and goal < min(best.cost, ceiling) and time.perf_counter() < self.deadline:
+            far = best.cost > best.bound + _MIXED[-1] * abs(best.bound)
+            goal, reach = min(best.cost, ceiling, best.bound + reach if far else np.inf), _FURTHER * reach
+            found = self._coarsely_below(dual, goal, enough)
+            best = better(best, fitted(dual, found, ceiling))
+            if found.bound < goal:
+                break
+        return best
 
-    def _coarsely(self, dual: Dual, ceiling: float, enough: float) -> Closed:
-        """What is cheaper than the ceiling where small rows are left out; mended where it does not fit with them."""
-        self.coarse = False
+    def _coarsely_below(self, dual: Dual, goal: float, enough: float) -> Closed:
+        """What is cheaper than the goal where small rows are left out."""
         dual.restore()
-        part = self._reduced(Part(dual), dual.floor <= ceiling, ceiling, coarsened(settled(dual), _SMALL))
+        part = self._reduced(Part(dual), dual.floor <= goal, goal, coarsened(settled(dual), _SMALL))
         if isinstance(part, Closed):
-            found = part
-        else:
-            start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, time.perf_counter()
-            closer = replace(self, deadline=now + _COARSE * (self.deadline - now))
-            found = part.whole(closer._below(part.dual, start, ceiling - offset, enough - offset))
-        if found.choice is None:
-            return found
-        state = State.of(dual.model, found.choice)
-        if not state.fits(dual.model):
-            state = mended(dual.model, dual.links, found.choice)
-        fits = state.fits(dual.model)
-        return Closed(state.choice if fits else None, state.cost if fits else np.inf, found.bound)
+            return part
+        start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, time.perf_counter()
+        closer = replace(self, deadline=now + _COARSE * (self.deadline - now))
+        return part.whole(closer._below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Does once what leaves fewer splits to make: looks for a cheaper choice and for better prices."""
         self.helped, self.rows, self.few = True, _ROWS, _MOST_COMBINATIONS if self.few else 0
-        settle_prices(dual, min(best.cost, ceiling) - dual.bound, self.deadline)
-        return self._improved(dual, best)
+        return self._improved(dual, self._mixed(dual, best, ceiling))
+
+    def _mixed(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
+        """Settles the prices, and looks for the best mix of the choices that are cheapest at some, and of the best."""
+        reach = min(best.cost, ceiling) - dual.bound
+        if not (seen := settle_prices(dual, reach, self.deadline)):
+            return best
+        alive, found = states_of(dual.model, seen if best.choice is None else [best.choice, *seen]), best
+        for part in _MIXED:
+            goal = dual.bound + min(reach, part * abs(dual.bound))
+            found = self._among(dual, alive, goal)
+            if found.choice is not None or goal - dual.bound == reach:
+                break
+        return better(best, replace(found, bound=best.bound)) if found.cost < ceiling else best
+
+    def _among(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
+        """A cheap choice of the states that are alive, as far as one is soon found below a goal or mended to fit."""
+        closer = replace(self, fan=Fan())
+        part = closer._reduced(Part(dual), alive, goal)
+        if isinstance(part, Closed):
+            return part
+        found, _ = closer._searched(part.dual, goal - part.offset, partial(eliminate, effort=_MIXED_ROWS))
+        return part.whole(mended_found(part.dual, found))
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
         """Makes the choice cheaper where it is dear, if that can be done."""
@@ -373,26 +388,8 @@ class Closer:
         return Closed(found.choice, cost, min(cost, reached)), None
 
     def _reduced(self, part: Part, alive: np.ndarray, goal: float, model: Model | None = None) -> Part | Closed:
-        """What is left of a part without the states that are not alive; or its best choice, where none is to be made.
-
-        Choices that cost as much as the goal do not matter: states and pairs that only they hold may be gone as well.
-        """
-        dual = part.dual
-        dual.restore()
-        reduced = reduce_model(model or settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=self.deadline)
-        if reduced.infeasible:
-            return Closed(None, np.inf, goal)
-        model = tighten_times(reduced.model)
-        offset, target = part.offset + reduced.offset, goal - part.offset - reduced.offset
-        if model.num_nodes == 0:
-            choice = np.zeros(0, dtype=np.int64)
-            return Part(dual, offset, ((choice, reduced.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
-        alike = model.num_nodes > _REORDERED * dual.model.num_nodes
-        order = np.arange(model.num_nodes) if alike else decision_order(model)
-        smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
-        smaller.converge(20, 1e-7, self.deadline)
-        if len(model.cap) and smaller.bound < target - self.tolerance:
-            reach = target - smaller.bound if target < np.inf else _REACH * abs(smaller.bound)
-            climb_prices(smaller, reach, _SHORT_CLIMB, target, self.deadline)
-        self.fan.note(smaller)
-        return Part(smaller, offset, ((order, reduced.way_back), *part.steps))
+        """`parts.reduced`, whose prices are noted."""
+        found = reduced(part, alive, goal, self.tolerance, self.deadline, model)
+        if isinstance(found, Part):
+            self.fan.note(found.dual)
+        return found
