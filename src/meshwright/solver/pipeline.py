@@ -40,8 +40,9 @@ class Run:
         self.peak = 0.0
         self.bound = -np.inf
         self.history: list[Progress] = []
-        self.tolerance = whole_tolerance(problem)
-        self.most = most_possible(problem) + self.tolerance
+        extents = [extent(part, IMPOSSIBLE) for part in (problem.cost, problem.matrix)]
+        self.tolerance = whole_tolerance(problem, extents)
+        self.most = most_possible(problem, extents) + self.tolerance
         self.giant = problem.num_strategies > _GIANT_STATES
         if initial is not None:
             self.offer(np.asarray(initial))
@@ -193,15 +194,14 @@ def _improved(*args) -> np.ndarray | None:
     return improved(*args)
 
 
-def most_possible(problem: ChoiceProblem) -> float:
-    """No choice without impossible strategies and pairs costs more."""
-    sizes = ((problem.cost, problem.num_nodes), (problem.matrix, problem.num_edges))
-    return float(sum(count * max(extent(part, IMPOSSIBLE)[1], 0.0) for part, count in sizes)) * (1 + 1e-9)
+def most_possible(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:
+    """No choice without impossible strategies and pairs costs more; extents are those of costs and of matrices."""
+    counts = (problem.num_nodes, problem.num_edges)
+    return float(sum(n * max(most, 0.0) for n, (_, most, _) in zip(counts, extents, strict=True))) * (1 + 1e-9)
 
 
-def whole_tolerance(problem: ChoiceProblem) -> float:
+def whole_tolerance(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:
     """Half a unit where all costs are whole numbers; else a 1e-11th of the size of the costs."""
-    extents = [extent(part, IMPOSSIBLE) for part in (problem.cost, problem.matrix)]
     if all(whole for _, _, whole in extents):
         return _HALF
     least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])

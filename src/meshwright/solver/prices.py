@@ -11,6 +11,7 @@ from meshwright.solver.model import Model
 from meshwright.solver.state import State
 
 _EACH = 2  # sweeps at each prices
+_PATIENCE = 0.4  # the part of the sweeps that may pass before memory seems to bind
 _WORTH, _LEAST_WORTH = 1e-4, 1e-6  # parts of the bound that the next prices must promise, at first and at last
 _SMALLER = 0.5  # from one such part to the next
 _GAINED = 1e-5  # the part of the bound that sweeps at the best prices gain where they are worth going on from
@@ -40,8 +41,10 @@ def climb_prices(dual: Dual, reach: float, sweeps: int, target: float = np.inf, 
     """
     dual.restore()
     dual.sweep()
-    made, worth, slope = 1, _WORTH, _slope(dual)
-    steepness = float(np.square(slope[(slope > 0.0) | (dual.price > 0.0)]).sum())
+    made, worth, steepness = 1, _WORTH, _steepness(dual)
+    while steepness == 0.0 and made < _PATIENCE * sweeps:  # what binds may show only once messages have settled
+        dual.sweep()
+        made, steepness = made + 1, _steepness(dual)
     bundle = _known(dual, reach / max(steepness, 1e-300))
     while steepness > 0.0 and made < sweeps and dual.bound < target and time.perf_counter() < deadline:
         prices = bundle.ask()
@@ -126,6 +129,12 @@ def _unit(model: Model) -> np.ndarray:
 def _slope(dual: Dual) -> np.ndarray:
     """By how much the states that are cheapest by the latest sweep exceed the caps."""
     return (dual.load() - dual.model.cap) / _unit(dual.model)
+
+
+def _steepness(dual: Dual) -> float:
+    """How much the bound rises for a step along the slope, as far as prices can go there."""
+    slope = _slope(dual)
+    return float(np.square(slope[(slope > 0.0) | (dual.price > 0.0)]).sum())
 
 
 def _known(dual: Dual, step: float) -> Bundle:
