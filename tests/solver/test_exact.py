@@ -215,5 +215,6 @@ def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
         optimum = solve(problem, seconds=60, workers=1)
         assert optimum.status == Status.OPTIMAL and State.of(simple.model, found.choice).fits(simple.model)
         assert optimum.cost - 1e-9 <= price(problem, simple.expand(found.choice)).cost <= 1.01 * optimum.cost
-        below = dual.bound - 0.01 * abs(dual.bound)  # nothing costs less than this, and what costs more is of no use
-        assert Closer(1e-9, time.perf_counter() + 60)._mixed(dual, start, below).choice is None
+        cutoff = optimum.cost - simple.offset  # nothing costs less, and what costs as much is of no use
+        again = Closer(1e-9, time.perf_counter() + 60)._mixed(dual, start, (1 - 1e-9) * cutoff)
+        assert again.choice is None

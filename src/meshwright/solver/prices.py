@@ -42,8 +42,8 @@ def climb_prices(dual: Dual, reach: float, sweeps: int, target: float = np.inf, 
     dual.restore()
     dual.sweep()
     made, worth, steepness = 1, _WORTH, _steepness(dual)
-    while steepness == 0.0 and made < _PATIENCE * sweeps:  # what binds may show only once messages have settled
-        dual.sweep()
+    while steepness == 0.0 and made < _PATIENCE * sweeps and time.perf_counter() < deadline:
+        dual.sweep()  # what binds may show only once messages have settled
         made, steepness = made + 1, _steepness(dual)
     bundle = _known(dual, reach / max(steepness, 1e-300))
     while steepness > 0.0 and made < sweeps and dual.bound < target and time.perf_counter() < deadline:
