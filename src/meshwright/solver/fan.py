@@ -6,14 +6,17 @@ of one time only, by several prices.
 """
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import permutations
 
 import numpy as np
 
 from meshwright.solver.dual import Dual, at_prices, carried
 
 _SCALES = (0.5, 0.8, 1.3, 2.0)
-_DEAREST = 4  # times whose prices are changed one by one
-_CHANGES = (0.5, 2.0)
+_DEAREST = 4  # times of which each has the worth of all in turn,
+_TRADING = 3  # and between which that of one is moved to another
+_MOVED, _MOVED_OF_TWO = 1.0, 0.5  # the part of it that is
 _OTHERS = 4  # most duals at prices that were best elsewhere,
 _APART = 0.02  # and how far they are from all others at least, as a part of what all memory is worth
 _REMEMBERED = 100
@@ -31,21 +34,12 @@ class Fan:
             self.seen.appendleft((dual.model.when, dual.prices.copy()))
 
     def around(self, dual: Dual, deadline: float) -> list[Dual]:
-        """The dual at its best; others with each of its dearest times cheaper and dearer; and at other parts' prices.
+        """The dual at its best; others at which memory is worth as much, at other times; and at other parts' prices.
 
         Those of parts that differ most come first.
         """
         dual.restore()
-        worth = dual.prices * dual.model.cap
-        dearest = [time for time in np.argsort(-worth, kind="stable")[:_DEAREST] if worth[time] > 0]
-        if len(dearest) < 2:
-            changes = [(slice(None), scale) for scale in _SCALES if dearest]
-        else:
-            changes = [(time, scale) for time in dearest for scale in _CHANGES]
-        tried = [dual.prices.copy()]
-        for times, scale in changes:
-            tried.append(dual.prices.copy())
-            tried[-1][times] *= scale
+        tried = [dual.prices.copy(), *_changed(dual)]
         tried += self._others(np.array(tried), dual)
         return [dual, *(at_prices(dual, prices, deadline) for prices in tried[1:])]
 
@@ -60,3 +54,22 @@ class Fan:
             found.append(seen[np.argmax(apart)])
             apart = np.minimum(apart, (np.abs(seen - found[-1]) * cap).sum(axis=1))
         return found
+
+
+def _changed(dual: Dual) -> Iterator[np.ndarray]:
+    """Prices at which what memory is worth in all lies at one time, or some of it at another; of one time, scaled."""
+    cap, worth = dual.model.cap, dual.prices * dual.model.cap
+    dearest = [time for time in np.argsort(-worth, kind="stable")[:_DEAREST] if worth[time] > 0]
+    if len(dearest) == 1:
+        yield from (scale * dual.prices for scale in _SCALES)
+        return
+    for time in dearest:
+        prices = np.zeros(len(cap))
+        prices[time] = worth.sum() / cap[time]
+        yield prices
+    part = _MOVED if len(dearest) > 2 else _MOVED_OF_TWO
+    for giver, taker in permutations(dearest[:_TRADING], 2):
+        prices = dual.prices.copy()
+        prices[taker] += part * worth[giver] / cap[taker]
+        prices[giver] *= 1.0 - part
+        yield prices
