@@ -29,7 +29,7 @@ from meshwright.solver.split import NONE, Split, split
 from meshwright.solver.state import cost_of
 
 _WIDTH = 100_000
-_FIRST_GAP = 1e-4  # the first part of the gap to search, relative to the bound
+_FIRST_GAP = 4e-4  # the first part of the gap to search, relative to the bound
 _EFFORT = 1e4
 _COMBINATIONS = 2e4  # up to here an elimination mostly ends within so many rows
 _ROWS = 9e5
@@ -49,7 +49,7 @@ _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
 _PAUSE = 0.5  # splits for each time as many rows as usual that a failed elimination made
 _SHRUNK, _HARDLY_SHRUNK = 0.8, 0.97  # where fewer of its states are left, a model is made anew, at first and at last
 _MIXED, _MIXED_ROWS = (0.003, 0.05), 5e4  # parts of the bound within which mixes are looked for, and with how many rows
-_SMALL = 3e-3  # the part of memory that small rows take together, which are left out at first
+_SMALL = 6e-3  # the part of memory that small rows take together, which are left out at first
 _COARSE = 0.5  # the part of the time that this may take
 _DEAR = 0.005  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next

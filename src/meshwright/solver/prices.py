@@ -23,7 +23,7 @@ _FIRST_STEP = 0.3  # of the worth of the dearest time
 _PROMISED = 1e-5  # the part of the bound that the next prices must promise
 _FEW = 6  # choices: where there are no more, those at the best prices times these are added
 _AROUND = (0.5, 0.8, 1.25, 2.0)
-_SWEEPS = 30  # at the best prices, in the end
+_SWEEPS = 12  # at the best prices, in the end
 
 
 def climb_prices(dual: Dual, reach: float, sweeps: int, target: float = np.inf, deadline: float = np.inf) -> float:

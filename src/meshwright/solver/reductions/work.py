@@ -70,7 +70,7 @@ def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
         fresh=np.ones(num_edges + 16, dtype=np.uint8),
         hnext=np.empty(2 * (num_edges + 16), dtype=np.int32),
         hprev=np.empty(2 * (num_edges + 16), dtype=np.int32),
-        mat=np.empty(entries + 1024),
+        mat=np.empty(entries + entries // 2 + 1024),  # room that is not used takes no memory, growing takes a copy
         rhead=np.full(num_nodes, -1, dtype=np.int32),
         rnext=np.empty(num_rows + 16, dtype=np.int32),
         rstart=np.empty(num_rows + 16, dtype=np.int32),
@@ -79,7 +79,7 @@ def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
         usage=np.empty(usages + 1024),
         cap=model.cap.copy(),
         when=model.when,
-        undo=np.empty(4 * len(model.cost) + 1024, dtype=np.int32),
+        undo=np.empty(4 * len(model.cost) + entries // 2 + 1024, dtype=np.int32),
         record=np.empty(num_nodes + 1, dtype=np.int64),
         queue=np.empty(num_nodes + 1, dtype=np.int32),
         queued=np.zeros(num_nodes, dtype=np.uint8),
