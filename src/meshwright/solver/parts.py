@@ -18,7 +18,7 @@ REACH = 0.03  # the part of the bound that the first change of prices aims at, w
 
 _BEAM = 30
 _REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
-_CLIMB = 30  # sweeps at changing prices, where good ones are known
+_CLIMB = 12  # sweeps at changing prices, where good ones are known
 
 
 @dataclass(frozen=True, eq=False)
