@@ -40,6 +40,33 @@ def test_no_dual_of_a_fan_rules_out_a_cheaper_choice(seed):
             assert all(one.floor[model.off[:-1] + state.choice].max() <= state.cost + 1e-9 for one in duals)
 
 
+@pytest.mark.parametrize(("worth", "expected"), [
+    ([3.0, 0.0, 0.0, 0.0, 0.0], [[1.5], [2.4], [3.9], [6.0]]),
+    ([3.0, 0.0, 1.0, 0.0, 0.0], [[4], [0, 0, 4], [1.5, 0, 2.5], [3.5, 0, 0.5]]),
+    (
+        [4.0, 1.0, 5.0, 2.0, 3.0],
+        [
+            [0, 0, 15], [15], [0, 0, 0, 0, 15], [0, 0, 0, 15],  # all at one of the four dearest
+            [9, 1, 0, 2, 3], [4, 1, 0, 2, 8], [0, 1, 9, 2, 3], [0, 1, 5, 2, 7], [4, 1, 8, 2, 0], [7, 1, 5, 2, 0],
+        ],
+    ),
+])  # fmt: skip
+def test_memory_is_worth_as_much_at_other_times(worth, expected):
+    model = from_problem(example(True, num_nodes=20, seed=2))
+    cap = np.array([1.0, 2.0, 4.0, 0.5, 3.0])
+    model = model._replace(cap=np.resize(cap, len(model.cap)))
+    size = len(model.cap)
+    assert size >= len(cap)
+    prices = np.zeros(size)
+    prices[: len(cap)] = np.array(worth) / cap
+    dual = Dual(model, prices=prices)
+    dual.sweep()
+    first, *others = Fan().around(dual, np.inf)
+    assert first is dual
+    got = sorted((one.prices * model.cap).round(9).tolist() for one in others)
+    assert got == sorted(row + [0.0] * (size - len(row)) for row in expected)
+
+
 def test_prices_that_were_best_elsewhere_are_tried_where_they_differ_most():
     dual, made = _dual(2, num_nodes=20), Fan()
     plain = len(made.around(dual, np.inf))
