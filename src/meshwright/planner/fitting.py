@@ -244,9 +244,9 @@ def _solves(
     gap: float = 0.0,
     goal: float = np.inf,
 ) -> Iterator[Solution]:
-    """Solves once for each allowance, until one will do."""
+    """Solves once for each allowance, until one will do; where no memory is held, only long ones would."""
     held = len(problem.row_node) > 0
-    for seconds, close in allowances:
+    for seconds, close in [one for one in allowances if held or one[0] >= _LONG] or allowances:
         solution = solve(
             problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap, goal=goal
         )

@@ -41,7 +41,7 @@ _SEARCHED = 1000  # states beyond one for each node up to which a model is searc
 _FEWER = 0.6  # the part of the combinations with which one failed at which the next is tried
 _FIRST_REACH = 1e-3  # the part of the bound within which a first choice is looked for, in haste
 _FURTHER = 4.0  # from one reach to the next
-_SWEEPS, _FREE_SWEEPS = 10, 20  # at first, with memory to be priced and without
+_SWEEPS, _RISING = 400, 5e-4  # most at first, and the part of the bound by which ten of them raise it as they go on
 _CLIMB = 60  # sweeps at changing prices
 _HARDLY = 0.1  # the part of the gap that a split should close on one side at least
 _ROWS_A_SECOND = 3e5
@@ -121,7 +121,7 @@ class Closer:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
         order = decision_order(model)
         dual = Dual(permuted(model, order), prices=prices)
-        dual.converge(_SWEEPS if len(model.cap) else _FREE_SWEEPS, 1e-6, self.deadline)
+        dual.converge(_SWEEPS, _RISING, self.deadline)
         if len(model.cap):
             climb_prices(dual, REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
         whole = abs(dual.bound + self.offset)

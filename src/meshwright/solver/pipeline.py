@@ -13,7 +13,7 @@ from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
 
-_SMALL_STATES = 40_000  # up to here closing is tried before anything else
+_SMALL_STATES, _FEW_NODES = 40_000, 3_000  # up to here, or here, closing is tried before anything else
 _FEW_TIMES = 400
 _HALF = 0.5  # a unit: of whole numbers, what is not so much cheaper is not cheaper
 _FEWEST_TIMES = 12  # up to here even many strategies are mostly closed
@@ -53,8 +53,9 @@ class Run:
             simple = simplify(from_problem(self.problem), self.deadline)
             if simple.infeasible:
                 return self.finish_infeasible(simple.excess)
-            small = len(simple.model.cost) <= _SMALL_STATES and len(simple.model.cap) <= _FEW_TIMES
-            if small and self._closed(simple):
+            model = simple.model
+            small = len(model.cost) <= _SMALL_STATES or model.num_nodes <= _FEW_NODES
+            if small and len(model.cap) <= _FEW_TIMES and self._closed(simple):
                 return self.finish()
             self._search(simple)
         except KeyboardInterrupt:
