@@ -6,6 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.planner import fitting
 from meshwright.planner import search as search_module
 from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.planner import Task
@@ -69,6 +70,22 @@ def test_what_cannot_fit_is_known_before_anything_is_priced():
         assert task.can_fit(where) or not fits
         told += not task.can_fit(where)
     assert told >= 2
+
+
+def test_without_memory_no_solve_is_begun_that_could_not_be_accepted(monkeypatch):
+    """Short ones would begin again where they prove nothing; with memory they find out where it is short."""
+    step, args = mlp_step(64, 64)
+    given, solve = [], fitting.solve
+
+    def noted(problem, seconds, **options):
+        given.append((len(problem.row_node) > 0, seconds))
+        return solve(problem, seconds=seconds, **options)
+
+    monkeypatch.setattr(fitting, "solve", noted)
+    at = planner_of(trace(step, *args), (4,))
+    at(0.9 * at(None).memory.peak_bytes)
+    short, long = fitting.ALLOWANCES[0][0], fitting.ALLOWANCES[-1][0]
+    assert set(given) == {(False, long), (True, short)}
 
 
 def test_checkpointing_needs_less_memory():

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.solver import ChoiceProblem, Status, exact, price, solve
+from meshwright.solver import ChoiceProblem, Status, exact, pipeline, price, solve
 from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.exact import Closer
 from meshwright.solver.frontier import search
@@ -54,6 +54,36 @@ def test_highs_agrees_on_layered_problems(limit_part):
     assert solution.status == Status.OPTIMAL
     assert price(problem, solution.choice).legal
     assert solution.cost == pytest.approx(_highs(problem), rel=1e-6)
+
+
+def test_sweeps_go_on_while_the_bound_rises(monkeypatch):
+    def no_split(*_):
+        raise AssertionError("sweeps alone leave few enough states")
+
+    # What one end of a long grid wants tells only step by step on the other.
+    length, width, num_states = 30, 5, 5
+    rng = np.random.default_rng(0)
+    costs = 0.1 * rng.random((length, width, num_states))
+    costs[0, :, 1:] += 9.0
+    costs[-1, :, :-1] += 9.0
+    node = np.arange(length * width).reshape(length, width)
+    pairs = [*zip(node[:-1].flat, node[1:].flat, strict=True), *zip(node[:, :-1].flat, node[:, 1:].flat, strict=True)]
+    apart = np.abs(np.subtract.outer(np.arange(num_states), np.arange(num_states))).astype(float)
+    problem = ChoiceProblem(costs=costs.reshape(-1, num_states), edges=[(int(u), int(v), apart) for u, v in pairs])
+    monkeypatch.setattr(exact, "split", no_split)
+    solution = solve(problem, seconds=60)
+    assert solution.status == Status.OPTIMAL
+    assert solution.cost == pytest.approx(_highs(problem), rel=1e-6)
+
+
+@pytest.mark.parametrize(("states", "nodes", "closed"), [(0, 0, False), (10**6, 0, True), (0, 10**6, True)])
+def test_what_has_few_states_or_few_nodes_is_closed(monkeypatch, states, nodes, closed):
+    searched = []
+    monkeypatch.setattr(pipeline, "_SMALL_STATES", states)
+    monkeypatch.setattr(pipeline, "_FEW_NODES", nodes)
+    monkeypatch.setattr(pipeline.Run, "_search", lambda run, simple: searched.append(simple))
+    solution = solve(layered_problem((8, 2), layers=1, limit_part=0.2), seconds=60)
+    assert (solution.status == Status.OPTIMAL, len(searched)) == (closed, 0 if closed else 1)
 
 
 @pytest.mark.parametrize("seed", range(12))
