@@ -1,5 +1,6 @@
 """Memory as a hard limit: kept, dearer as it tightens, and at the end said how much would do."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,24 @@ def test_without_memory_no_solve_is_begun_that_could_not_be_accepted(monkeypatch
     at(0.9 * at(None).memory.peak_bytes)
     short, long = fitting.ALLOWANCES[0][0], fitting.ALLOWANCES[-1][0]
     assert set(given) == {(False, long), (True, short)}
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(0.01, 1.0), (0.5, 2.0)])
+def test_what_took_long_without_memory_may_take_longer_with_it(monkeypatch, seconds, first):
+    step, args = mlp_step(64, 64)
+    given, solve = [], fitting.solve
+
+    def noted(problem, seconds, **options):
+        given.append(seconds)
+        return solve(problem, seconds=seconds, **options)
+
+    view = View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)
+    view.step()
+    view.free, view.limit = replace(view.solution, seconds=seconds), 0.9 * view.peak_bytes
+    view.hold(view.solution.choice)
+    monkeypatch.setattr(fitting, "solve", noted)
+    assert view.advance()
+    assert given[0] == first
 
 
 def test_checkpointing_needs_less_memory():

@@ -76,6 +76,18 @@ def test_sweeps_go_on_while_the_bound_rises(monkeypatch):
     assert solution.cost == pytest.approx(_highs(problem), rel=1e-6)
 
 
+@pytest.mark.parametrize("limit_part", [0.1, 0.2, 0.3])
+def test_a_choice_is_found_close_to_the_bound_even_where_a_gap_would_do(limit_part):
+    model = simplify(from_problem(layered_problem((8, 2), layers=1, limit_part=limit_part))).model
+    best = Closer(1e-9, np.inf).close(model)
+    dual = Dual(model)
+    dual.converge(30)
+    climb_prices(dual, 0.03 * abs(dual.bound), 60)
+    found = Closer(1e-9, np.inf, slack=abs(best.cost))._coarsely_below(dual, best.cost * (1 + 1e-3), np.inf)
+    assert found.choice is not None
+    assert found.cost <= best.cost * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(("states", "nodes", "closed"), [(0, 0, False), (10**6, 0, True), (0, 10**6, True)])
 def test_what_has_few_states_or_few_nodes_is_closed(monkeypatch, states, nodes, closed):
     searched = []

@@ -25,6 +25,7 @@ from meshwright.solver.solution import Status
 # are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
 # fits need not be that close.
 ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
+_HARDER = 4.0  # how many times as long as without memory the first may take
 _ON_THE_WAY = 2e-2  # the gap at which they stop,
 _FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
@@ -139,7 +140,7 @@ class View:
         if self.fitted is not None:
             self.initial = self.fitted.choice
         start = None if self.initial is None else _through(routes, self.initial)
-        for solution in _solves(problem, self.allowances, start, gap, goal):
+        for solution in _solves(problem, self._allowed(), start, gap, goal):
             self.rounds.append(_round(len(self.times), solution))
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
@@ -154,6 +155,12 @@ class View:
         self.seconds += time.perf_counter() - started
         self._least = solution.least_limit
         return solution.choice is not None
+
+    def _allowed(self) -> tuple[tuple[float, float], ...]:
+        """The allowances, of which the first is longer where the problem took long without memory."""
+        (seconds, close), *later = self.allowances
+        free = 0.0 if self.free is None else self.free.seconds
+        return ((max(seconds, _HARDER * free), close), *later)
 
     def problem(self) -> tuple[ChoiceProblem, list[Route]]:
         """The problem with all that is held, and the nodes that it has besides those of the formulation."""

@@ -219,7 +219,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, time.perf_counter()
-        closer = replace(self, deadline=now + _COARSE * (self.deadline - now))
+        closer = replace(self, deadline=now + _COARSE * (self.deadline - now), slack=self.tolerance)
         return part.whole(closer._below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
