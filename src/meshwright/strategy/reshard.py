@@ -104,30 +104,30 @@ class Resharding:
 
 def _legal_moves(axes: Axes, shape: tuple[int, ...]) -> _Moves:
     codes = axes.legal_codes(shape)
-    place = {int(code): i for i, code in enumerate(codes)}
-    held = axes.unpack(codes)
-    parts = axes.num_parts(codes)
+    place = {code: i for i, code in enumerate(codes.tolist())}
+    held, parts = axes.unpack(codes).tolist(), axes.num_parts(codes).tolist()
+    step = axes.pack(np.eye(axes.num_axes, dtype=np.int64) - 1).tolist()  # from a dim to the next, for each axis
     source: list[int] = []
     target: list[int] = []
     fraction: list[float] = []
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
-    def add(kind: str, moved: tuple[int, ...], i: int, after: list[int], portion: float) -> None:
-        j = place.get(int(axes.pack(np.array(after))))
+    def add(kind: str, moved: tuple[int, ...], i: int, after: int, portion: float) -> None:
+        j = place.get(after)
         if j is not None:
             groups.setdefault((kind, moved), []).append(len(source))
             source.append(i)
             target.append(j)
             fraction.append(portion)
 
-    for i, row in enumerate(held.tolist()):
+    for i, (code, row) in enumerate(zip(place, held, strict=True)):
         for axis, size in enumerate(axes.sizes):
             if size == 1 or any(row[later] == row[axis] for later in range(axis + 1, axes.num_axes) if row[axis] >= 0):
                 continue
             for dim in range(-1, len(shape)):
                 if dim == row[axis] or (dim >= 0 and dim in row[axis + 1 :]):
                     continue
-                after = [*row[:axis], dim, *row[axis + 1 :]]
+                after = code + (dim - row[axis]) * step[axis]
                 if row[axis] < 0:
                     add(SLICE, (axis,), i, after, 0.0)
                 elif dim < 0:
@@ -136,8 +136,7 @@ def _legal_moves(axes: Axes, shape: tuple[int, ...]) -> _Moves:
                     add("all_to_all", (axis,), i, after, size / parts[i])
             for other in range(axes.num_axes):
                 if row[axis] >= 0 and row[other] < 0 and axes.sizes[other] == size and row.count(row[axis]) == 1:
-                    after = list(row)
-                    after[axis], after[other] = -1, row[axis]
+                    after = code + (row[axis] + 1) * (step[other] - step[axis])
                     pair = (min(axis, other), max(axis, other))
                     add("permute", pair, i, after, 1.0 / parts[i])
     targets = np.array(target, dtype=np.int64)
