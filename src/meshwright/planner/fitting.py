@@ -17,7 +17,6 @@ from meshwright.planner.considered import Improvement, Round
 from meshwright.planner.copies import Copied, EdgeKey, Route, Spans, find_routes
 from meshwright.planner.priced import Usage
 from meshwright.solver import ChoiceProblem, Solution, price, solve
-from meshwright.solver.bounds import lower_bound
 from meshwright.solver.solution import Status
 
 # Problems under a tight memory limit may take long to close the last percent, far below what the costs themselves
@@ -27,10 +26,10 @@ from meshwright.solver.solution import Status
 ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
 _HARDER = 4.0  # how many times as long as without memory the first may take
 _ON_THE_WAY = 2e-2  # the gap at which they stop,
+_STILL_FOUND = 0.25  # the part of it that is mostly found to be wasted then, when solved to the end,
 _FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
-_BOUND_SWEEPS = 40
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
 _DEAR_ROUNDS = 4
 
@@ -75,6 +74,7 @@ class View:
         edges: Edges whose copies are held at these moments.
         solution: The latest solution; its choice may not fit yet.
         peak_bytes: What that choice needs.
+        is_near: Whether a choice fits that is close to the best.
         done: Whether the latest solution fits and is as good as it will be.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
@@ -91,6 +91,7 @@ class View:
     edges: set[EdgeKey] = field(default_factory=set)
     solution: Solution | None = None
     peak_bytes: int = 0
+    is_near: bool = False
     done: bool = False
     seconds: float = 0.0
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES
@@ -116,16 +117,28 @@ class View:
         found = self._fitted
         return None if found is None or (self.limit is not None and found.peak_usage > self.limit) else found
 
+    @property
+    def is_taken_up(self) -> bool:
+        """Whether it was solved with memory."""
+        return self._num_advances > 0
+
+    @property
+    def promise(self) -> float:
+        """What the best choice may cost; where it is nearly known, more likely than at the least."""
+        return self.cost - _STILL_FOUND * (self.cost - self.floor) if self.is_near else self.floor
+
     def advance(self, goal: float = np.inf) -> bool:
         """Takes the next step towards a choice that fits, and from there to the best; False where nothing can fit.
 
         The view is left as soon as the floor is no lower than the goal.
         """
         self._num_advances += 1
-        gap = _ON_THE_WAY if self.fitted is None else 0.0
+        gap = 0.0 if self.is_near else _ON_THE_WAY
         found = self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
         if not found and self.floor < goal:
             found = self.done = self.fitted is not None or self.squeeze()
+        if self.fitted is not None:
+            self.is_near |= self.floor < goal or self.cost * (1 - _ON_THE_WAY) <= self.floor
         if self.done and self.fitted is not None:
             self.solution, self.peak_bytes = self.fitted, int(self.fitted.peak_usage)
         return found or self.floor >= goal
@@ -188,11 +201,6 @@ class View:
         self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.proven, self.peak_bytes)
         self._fitted = self.solution if self.fits else None
         return self.fits
-
-    def bound(self, target: float) -> float:
-        """As `floor`, with memory held at the moments known so far."""
-        problem, _ = self.problem()
-        return max(self.floor, lower_bound(problem, iterations=_BOUND_SWEEPS, target=target))
 
     def hold(self, choice: NDArray[np.int64]) -> None:
         """Notes what a choice needs, and where memory is short under it."""

@@ -1,9 +1,9 @@
 """Finds the best choice over several mesh views under the memory limit, solving no more than the answer needs.
 
 Views are first solved without memory, which bounds what they can reach; then with memory, a step at a time, always the
-one with the best bound, and a view whose bound is no better than the best plan so far is left. A view of three axes,
-the dearest to solve, is left where it cannot be much better: mostly it is a little so than one of two axes that has
-the same parts.
+one that promises most: at first no further than until another promises more. When all that may be better than the best
+plan so far are nearly solved, the most promising are solved to the end, since most of that time goes to the last few
+thousandths.
 """
 
 import time
@@ -21,8 +21,7 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.units import format_bytes
 
-_LESS = 1 - 1e-9  # of a cost: what is worth having,
-_LESS_ON_THREE = 0.99  # and on three axes, worth solving for under a memory limit
+_LESS = 1 - 1e-9  # of a cost: what is worth having
 
 
 @dataclass(frozen=True)
@@ -104,43 +103,28 @@ def _best(
 ) -> View | None:
     best: View | None = None
     said = ""
-    waiting = [(_promise(view), number) for number, view in enumerate(views)]
+    waiting = [(view.is_near, view.promise, number) for number, view in enumerate(views)]
     heapify(waiting)
     while waiting:
-        _, number = heappop(waiting)
+        *_, number = heappop(waiting)
         view = views[number]
         mesh = view.formulation.mesh
-        goal = np.inf if best is None or best is view else best.cost * _worthwhile(view)
-        if _can_beat(view, goal) and not view.done:
+        goal = np.inf if best is None or best is view else best.cost * _LESS
+        if view.promise < goal and not view.done:
             if _name(mesh) != said:
                 said = _name(mesh)
                 say(f"solving on mesh {said}")
-            if not view.advance(goal):
+            ahead = waiting[0][1] if waiting and not view.is_taken_up else np.inf
+            if not view.advance(min(goal, ahead)):
                 misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
                 remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
                 continue
         remarks[mesh.sizes] = _remark(view)
         if view.fitted is not None and (best is None or view.cost < best.cost * _LESS):
             best = view
-        if view.floor < goal and not view.done:
-            heappush(waiting, (_promise(view), number))
+        if view.promise < goal and not view.done:
+            heappush(waiting, (view.is_near, view.promise, number))
     return best
-
-
-def _promise(view: View) -> float:
-    """What the view may yet cost, weighed so that views are taken up in the order in which they would be left."""
-    return view.floor / _worthwhile(view)
-
-
-def _worthwhile(view: View) -> float:
-    """The part of the best cost that a view must promise to come below."""
-    return _LESS_ON_THREE if len(view.formulation.mesh.sizes) > 2 and not view.done else _LESS
-
-
-def _can_beat(view: View, goal: float) -> bool:
-    if view.fitted is None and view.floor < goal < np.inf:
-        view.floor = view.bound(goal)
-    return view.floor < goal
 
 
 def _remark(view: View) -> Considered:
