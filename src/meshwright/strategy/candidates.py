@@ -4,7 +4,6 @@ Assignments are arrays ``[strategy, axis] → loop or -1``; every function here 
 """
 
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,8 @@ def enumerate_candidates(nest: LoopNest, axes: Axes, scatter: bool = True) -> Ca
                 if nest.loops[loop].kind == "sum":
                     choices += [(loop, dim) for dim in targets]
         options.append(choices)
-    table = np.array(list(product(*options)), dtype=np.int64).reshape(-1, axes.num_axes, 2)
+    chosen = np.indices([len(choices) for choices in options]).reshape(axes.num_axes, -1)  # every combination
+    table = np.stack([np.array(choices)[which] for choices, which in zip(options, chosen, strict=True)], axis=1)
     loops, into = table[..., 0], table[..., 1]
     legal = (legalise(nest, axes, loops) == loops).all(axis=1)
     if targets:

@@ -161,13 +161,14 @@ def _incoming(target: NDArray[np.int64], num_states: int) -> NDArray[np.int64]:
 def _distances(moves: _Moves, weight: NDArray[np.float64]) -> NDArray[np.float64]:
     """All-pairs cheapest paths by relaxing every hop at once until nothing improves."""
     num_states = len(moves.codes)
-    distance = np.full((num_states, num_states), np.inf)
-    np.fill_diagonal(distance, 0.0)
+    reached = np.full((num_states, num_states), np.inf)  # [state, start], so that what is read together lies together
+    np.fill_diagonal(reached, 0.0)
     padded_source, padded_weight = np.append(moves.source, 0), np.append(weight, np.inf)
+    hops = [(padded_source[slot], padded_weight[slot][:, None]) for slot in moves.incoming.T]
     while True:
-        best = distance.copy()
-        for slot in moves.incoming.T:
-            np.minimum(best, distance[:, padded_source[slot]] + padded_weight[slot], out=best)
-        if np.array_equal(best, distance):
-            return distance
-        distance = best
+        best = reached.copy()
+        for source, seconds in hops:
+            np.minimum(best, reached[source] + seconds, out=best)
+        if np.array_equal(best, reached):
+            return np.ascontiguousarray(reached.T)
+        reached = best
