@@ -7,10 +7,11 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
-from meshwright.planner.certify import unfolded_bound
+from meshwright.planner.certify import Held, unfolded_bound
+from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
 from meshwright.solver import Status, price, solve
-from tests.planner.examples import mesh, mlp_step
+from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 ACTIVATIONS = [jnp.tanh, jax.nn.relu, jax.nn.gelu, lambda x: x]
 SHAPES = [(2,), (4,), (2, 2), (3,)]
@@ -83,3 +84,56 @@ def test_any_target_gives_a_valid_bound():
 def test_without_communication_there_is_nothing_to_certify():
     step, args = mlp_step(32, 64, 3)
     assert unfolded_bound(Task(trace(step, *args), mw.Auto()).formulate(mesh((1,))), 0.0) == 0.0
+
+
+def tight(traced, machine):
+    """Where memory is short half-way between the least that is needed and what is best without a limit."""
+    formulation = Task(traced, mw.Auto()).formulate(machine)
+    free = View(formulation, None)
+    assert free.step()
+    limit = (formulation.memory.least().peak_bytes + free.peak_bytes) / 2
+    view = View(formulation, limit)
+    while not view.done:
+        assert view.advance()
+    return view, Held(sorted(view.times), limit)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_choice_that_fits_the_untied_problem_costs_less(seed):
+    traced, machine = random_program(seed)
+    view, held = tight(traced, machine)
+    bound = unfolded_bound(view.formulation, view.cost, held)
+    apart = Task(traced, mw.Auto(), folding=False).formulate(machine)
+    best = solve(apart.problem(dict.fromkeys(held.times, 0.0), held.limit), workers=1)
+    assert best.status is Status.OPTIMAL
+    assert bound <= best.cost
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
+def test_where_memory_binds_a_plan_is_certified_with_it(name):
+    traced, machine = traced_zoo(name, layers=8), mw.cluster("2x4 v100-16gb").mesh((2, 4))
+    view, held = tight(traced, machine)
+    method = mw.Auto(memory_fraction=held.limit / machine.memory_bytes)
+    solution = Task(traced, method).plan([machine], lambda _: None).solution
+    assert 0.99 * view.cost <= solution.lower_bound <= view.cost
+    assert unfolded_bound(view.formulation, view.cost) < 0.98 * view.cost  # which is all that is known without
+    assert solution.gap < 0.01
+
+
+@pytest.mark.parametrize("is_cpu", [False, True])
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
+def test_each_group_is_charged_for_what_it_takes_itself(name, is_cpu):
+    traced = traced_zoo(name, layers=6)
+    machine = mw.cluster("1x4 cpu" if is_cpu else "1x4 h100").mesh((2, 2))
+    folded, apart = (Task(traced, mw.Auto(), folding=folding).formulate(machine) for folding in (True, False))
+    sizes = [len(folded.costs[which]) for which in folded.folded.group_class]
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    passing = folded.memory.column >= len(folded.memory.examples)
+    times = np.unique(folded.memory.start[passing])
+    for time in times[:: max(len(times) // 60, 1)].tolist():
+        costs = np.zeros(first[-1])
+        folded.memory.charge({time: 2.0}, costs, first)
+        usage = apart.memory.usage(time, len(apart.costs))
+        taken = [usage[which] for which in apart.folded.group_class]
+        expected = [np.zeros(size) if one is None else 2.0 * one for one, size in zip(taken, sizes, strict=True)]
+        np.testing.assert_allclose(costs, np.concatenate(expected), atol=1e-3)

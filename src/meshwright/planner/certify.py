@@ -1,46 +1,64 @@
 """Certifies a folded plan: a lower bound on the problem with nothing tied, started from the folded problem's dual.
 
 Layers repeat, so the messages of one class of edges serve all its copies: spread evenly over the unfolded edges they
-are almost optimal there, and a few sweeps repair the ends of the chain. Any messages give a valid bound.
+are almost optimal there, and a few sweeps repair the ends of the chain. Any messages give a valid bound, and so do any
+prices of memory at any moments: what fits the limit costs no less than what it costs and takes at these prices, less
+the price of the limit itself.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from meshwright.planner.copies import EdgeKey
 from meshwright.planner.formulate import Formulation
 from meshwright.solver import ChoiceProblem, gather
-from meshwright.solver.dual import Dual
+from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.model import from_problem
 
 _FOLDED_SWEEPS = 60
 _WORK = 500_000_000  # matrix entries read on the unfolded problem, within these numbers of sweeps
 _SWEEPS = (4, 300)
-_CLOSE = 1e-4  # of the target: closer is not worth the time
+_CLOSE = 1e-4  # of the target: closer is not worth the time,
+_GAIN = 1e-5  # nor is a gain of so little in ten sweeps
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def unfolded_bound(formulation: Formulation, target: float) -> float:
-    """No choice on this mesh costs less, tied or not, whatever the memory.
+class Held(NamedTuple):
+    """Memory that a choice may take at some moments."""
+
+    times: Sequence[int]
+    limit: float
+
+
+def unfolded_bound(formulation: Formulation, target: float, held: Held | None = None) -> float:
+    """No choice on this mesh costs less, tied or not; without `held`, whatever the memory.
 
     Args:
         formulation: The folded problem.
         target: A cost that the bound cannot exceed by much: the sweeps stop when it is close.
+        held: Where memory is short; copies that resharding makes are not counted.
     """
     which = formulation.folded.untied.which
-    dual = Dual(from_problem(_unfolded(formulation)))
-    for messages, starts in zip(_folded_messages(formulation), dual.links.of_edge, strict=True):
+    folded, keys, prices = _folded(formulation, target, held)
+    spare = float(folded.price @ folded.model.cap)
+    dual = Dual(from_problem(_unfolded(formulation, prices)))
+    for messages, starts in zip(_messages(formulation, folded, keys), dual.links.of_edge, strict=True):
         _spread(*_pool(messages), which, starts, dual.m)
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
-    dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), goal=target * (1 - _CLOSE))
+    reach = target if held is None else folded.bound
+    dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), _GAIN, goal=reach * (1 - _CLOSE) + spare)
     # Sums of thousands of floats may round upwards: give away more than they can.
-    return dual.bound - 1e-12 * abs(dual.bound)
+    return dual.bound - spare - 1e-12 * abs(dual.bound)
 
 
-def _unfolded(formulation: Formulation) -> ChoiceProblem:
-    """The problem with nothing tied and no memory: its nodes are the groups, then the shared readings."""
+def _unfolded(formulation: Formulation, prices: dict[int, float]) -> ChoiceProblem:
+    """The problem with nothing tied and memory at a price: its nodes are the groups, then the shared readings."""
     folded = formulation.folded
     classes = np.array([*folded.group_class, *folded.shared_class], np.int64)
     first, cost = _pool(formulation.costs)
@@ -48,26 +66,41 @@ def _unfolded(formulation: Formulation) -> ChoiceProblem:
     matrix_first, matrix = _pool([matrix.ravel() for _, matrix in formulation.edges.values()])
     nodes = np.stack([folded.untied.source, folded.untied.reader], axis=1).astype(np.int32)
     edges = gather.Edges(nodes, folded.untied.which.astype(np.int32), matrix_first, matrix)
-    costs = cost[_ranges(first[classes], size)]
-    return ChoiceProblem.from_arrays(_starts(size), costs, edges, gather.no_rows(), np.inf)
+    costs, starts = cost[_ranges(first[classes], size)], _starts(size)
+    if prices:
+        formulation.memory.charge(prices, costs, starts)
+    return ChoiceProblem.from_arrays(starts, costs, edges, gather.no_rows(), np.inf)
 
 
-def _folded_messages(formulation: Formulation) -> tuple[list[Array], list[Array]]:
+def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple[Dual, list[EdgeKey], dict[int, float]]:
+    """The dual of the folded problem, its edges, which are all whose ends are not tied, and its prices of memory."""
+    costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]
+    keys = [key for key in formulation.edges if key[0] != key[2]]
+    edges = [(key[0], key[2], formulation.edges[key][0] * formulation.edges[key][1]) for key in keys]
+    rows: list[tuple[int, int, int, Array]] = []
+    times: list[int] = []
+    for time in held.times if held is not None else ():
+        usage, at = formulation.memory.usage(time, len(costs)), len(times)
+        taken = [(which, at, at + 1, size) for which, size in enumerate(usage) if size is not None]
+        rows += taken
+        times += [time] * bool(taken)
+    dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)))
+    dual.converge(_FOLDED_SWEEPS, 10 * _GAIN)
+    ascend_prices(dual, target, _FOLDED_SWEEPS)
+    return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
+
+
+def _messages(formulation: Formulation, dual: Dual, keys: list[EdgeKey]) -> tuple[list[Array], list[Array]]:
     """For each class of edges one copy's share of the message to its first end, and to its second.
 
     They are empty where both ends are tied.
     """
-    costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]
-    keys = [key for key in formulation.edges if key[0] != key[2]]
-    edges = [(key[0], key[2], formulation.edges[key][0] * formulation.edges[key][1]) for key in keys]
-    dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, [], None)))
-    dual.converge(_FOLDED_SWEEPS, 1e-7)
-    dual.restore()
+    sizes = np.diff(dual.model.off).tolist()
     starts = dict(zip(keys, dual.links.of_edge.T.tolist(), strict=True))
     found: tuple[list[Array], list[Array]] = ([], [])
     for key, (count, _) in formulation.edges.items():
         for messages, node, start in zip(found, (key[0], key[2]), starts.get(key, (0, 0)), strict=True):
-            size = len(costs[node]) if key in starts else 0
+            size = sizes[node] if key in starts else 0
             messages.append(dual.m[start : start + size] / count)
     return found
 

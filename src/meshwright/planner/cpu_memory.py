@@ -74,13 +74,13 @@ class CpuMemory(MemoryModel):
                 which, place = self.folded.group_class[home], int(self.grouping.values.rank[value])
                 if (which, place) not in known:
                     known[which, place] = self.add(which, self._computed(value, self.tables[which].codes[place]))
-                yield known[which, place], copy.start, copy.stop, share
-            elif placed.group[copy.op] >= 0:
-                which, member = self.folded.group_class[int(placed.group[copy.op])], int(ops.rank[copy.op])
+                yield known[which, place], home, copy.start, copy.stop, share
+            elif (group := int(placed.group[copy.op])) >= 0:
+                which, member = self.folded.group_class[group], int(ops.rank[copy.op])
                 if (which, member, copy.operand) not in known:
                     need = self._held_by(copy.op, self.tables[which].assignments[member], copy.operand)
                     known[which, member, copy.operand] = self.add(which, self._computed(value, need))
-                yield known[which, member, copy.operand], copy.start, copy.stop, share
+                yield known[which, member, copy.operand], group, copy.start, copy.stop, share
 
     def _reductions(self) -> Iterator[Span]:
         """Partial sums beside their results, from when they are made until all that are reduced with them are."""
@@ -106,7 +106,7 @@ class CpuMemory(MemoryModel):
             more, partial, result, waiting, joined = (
                 self.add(which, size * reduced) for size in (both, before, after, before - after, -after)
             )
-            for index in ops.tolist():
+            for group, index in zip(members, ops.tolist(), strict=True):
                 settled = self._settled_by(index)
                 start, time, stop = (
                     int(step[settled]),
@@ -115,14 +115,15 @@ class CpuMemory(MemoryModel):
                 )
                 if index in self.grouping.joining.joins:  # it is added to another, and that one is reduced
                     addition = int(step[self.grouping.joining.joins[index]])
-                    yield waiting, start, addition, 1.0
-                    yield joined, min(addition + 1, stop), stop, 1.0  # where nothing is reduced, it may be held longer
+                    yield waiting, group, start, addition, 1.0
+                    # Where nothing is reduced, it may be held longer.
+                    yield joined, group, min(addition + 1, stop), stop, 1.0
                     continue
-                yield more, time, time + 1, 1.0
-                yield waiting, start, max(start, min(stop, time)), 1.0
+                yield more, group, time, time + 1, 1.0
+                yield waiting, group, start, max(start, min(stop, time)), 1.0
                 if stop <= time:  # without the reduction it would be gone by then
-                    yield partial, stop, time, 1.0
-                    yield result, time, time + 1, 1.0
+                    yield partial, group, stop, time, 1.0
+                    yield result, group, time, time + 1, 1.0
 
     def _scratch(self) -> Iterator[Span]:
         """What operations take in passing, beside what they read and make."""
@@ -132,13 +133,14 @@ class CpuMemory(MemoryModel):
         for index in np.flatnonzero(told & (placed.group >= 0)).tolist():
             nest = self.grouping.nests[index]
             arrays = TAKING[columns.primitive(index)](columns.signatures[columns.signature[index]], nest)
-            which, member = self.folded.group_class[int(placed.group[index])], int(ops.rank[index])
+            group = int(placed.group[index])
+            which, member = self.folded.group_class[group], int(ops.rank[index])
             if (which, member) not in known:
                 loops = self.tables[which].assignments[member]
                 held = (self.axes.pack(tensor_holders(array.dims, loops, len(nest.loops))) for array in arrays)
                 parts = (array.num_bytes / self.axes.num_parts(code) for array, code in zip(arrays, held, strict=True))
                 known[which, member] = self.add(which, sum(parts, np.zeros(len(loops))))
-            yield known[which, member], int(self.live.step[index]), int(self.live.step[index]) + 1, 1.0
+            yield known[which, member], group, int(self.live.step[index]), int(self.live.step[index]) + 1, 1.0
 
     def _settled_by(self, leader: int) -> int:
         """The operation whose result is reduced for a leader's: the last addition, if it is known to be joined."""

@@ -1,7 +1,7 @@
 """Memory of a choice over time: which stored values are live when, and how many bytes each strategy gives them."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from meshwright.strategy.sharding import Axes, Codes
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-Span = tuple[int, int, int, float]  # column, start, stop, share of the column's bytes
+Span = tuple[int, int, int, int, float]  # column, group, start, stop, share of the column's bytes
 
 
 class MemoryModel(Usage):
@@ -28,6 +28,7 @@ class MemoryModel(Usage):
 
     Attributes:
         examples: For the first columns, which hold values, one of these; what comes after them is there in passing.
+        group: For each span, the group whose strategy decides how many bytes it takes.
     """
 
     def __init__(
@@ -41,10 +42,28 @@ class MemoryModel(Usage):
         columns = self._columns(held.value)
         in_passing = (self._transients(), self._accumulators(), self._backend(held.value, columns))
         spans = [
-            np.array([columns, held.start, held.stop, held.size]),
-            *(np.array(list(found), float).reshape(-1, 4).T for found in in_passing),
+            np.array([columns, self.grouping.placed.home[held.value], held.start, held.stop, held.size]),
+            *(np.array(list(found), float).reshape(-1, 5).T for found in in_passing),
         ]
-        self.take(*(np.concatenate(parts) for parts in zip(*spans, strict=True)))
+        column, group, *rest = (np.concatenate(parts) for parts in zip(*spans, strict=True))
+        self.take(column, *rest)
+        self.group = group.astype(np.int64)
+
+    def charge(self, prices: Mapping[int, float], costs: Array, first: Ints) -> None:
+        """Makes strategies dearer by what they take at some moments.
+
+        Args:
+            prices: Moments, each with the price of a byte there.
+            costs: Costs of all strategies of all groups, with nothing tied.
+            first: Where those of each group begin.
+        """
+        for time, price in prices.items():
+            live = np.flatnonzero((self.start <= time) & (time < self.stop))
+            live = live[np.argsort(self.column[live], kind="stable")]
+            for some in np.split(live, np.flatnonzero(np.diff(self.column[live])) + 1) if len(live) else ():
+                size = self.column_bytes[self.column[some[0]]]
+                places = first[self.group[some]][:, None] + np.arange(len(size))
+                np.add.at(costs, places, price * self.share[some][:, None] * size)
 
     @abstractmethod
     def _backend(self, values: Ints, columns: Ints) -> Iterable[Span]:
@@ -76,8 +95,8 @@ class MemoryModel(Usage):
         for which, members in enumerate(self.folded.members):
             for member, size in self.tables[which].transient:
                 column = self.add(which, size)
-                for time in self.live.step[ops.items[ops.start[members] + member]].tolist():
-                    yield column, time, time + 1, 1.0
+                times = self.live.step[ops.items[ops.start[members] + member]].tolist()
+                yield from ((column, group, at, at + 1, 1.0) for group, at in zip(members, times, strict=True))
 
     def _accumulators(self) -> Iterator[Span]:
         """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
@@ -87,14 +106,15 @@ class MemoryModel(Usage):
 
     def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
         """What an operation's result takes more as long as its partial sums are not settled."""
-        which = self.folded.group_class[int(self.grouping.placed.group[index])]
+        group = int(self.grouping.placed.group[index])
+        which = self.folded.group_class[group]
         nest, table = self.grouping.nests[index], self.tables[which]
         loops = table.assignments[self.grouping.ops.rank[index]]
         made = self.grouping.graph.columns.first_made[index]
         before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
         more = growth * (self._local(made, before) - self._local(made, table.codes[self.grouping.place[made]]))
         if more.any():
-            yield self.add(which, more), start, stop, 1.0
+            yield self.add(which, more), group, start, stop, 1.0
 
     def _local(self, value: int, codes: Codes) -> Array:
         """Bytes of a value on one device, for each of its shardings."""
@@ -116,8 +136,8 @@ class AcceleratorMemory(MemoryModel):
         column = np.full(self.grouping.graph.columns.num_values, -1)
         column[values] = columns
         value, start, stop, size = self.live.copies
-        found = column[value] >= 0
-        yield from zip(*(part[found].tolist() for part in (column[value], start, stop, size)), strict=True)
+        spans, found = (column[value], self.grouping.placed.home[value], start, stop, size), column[value] >= 0
+        yield from zip(*(part[found].tolist() for part in spans), strict=True)
         yield from self._joining()
         yield from self._gradients()
 
@@ -129,7 +149,7 @@ class AcceleratorMemory(MemoryModel):
     def _gradients(self) -> Iterator[Span]:
         """A gradient that is reduced waits, and what it reads is held as it needs it; any other is there at once."""
         runs, leader, slots = self.live.runs, self.grouping.placed.leader, self.grouping.slots
-        held: list[tuple[int, int, int]] = []  # when a gradient runs, what it reads, the column of that
+        held: list[tuple[int, int, int, int]] = []  # when a gradient runs, what it reads, the column of that, its group
         waits = (leader >= 0) & (np.diff(self.grouping.values.start) > 0)
         waits[waits] = runs[leader[waits]] > leader[waits]
         for which, members in enumerate(self.folded.members):
@@ -140,15 +160,16 @@ class AcceleratorMemory(MemoryModel):
             nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
             reduced = self._reduced_at_leisure(nest, table, self._local(made, table.codes[0]))
             column = self.add(which, self._local(made, table.codes[0]) * ~reduced)
-            yield from ((column, i, at, 1.0) for i, at in zip(ops.tolist(), runs[ops].tolist(), strict=True))
+            at = runs[ops].tolist()
+            yield from ((column, *span, 1.0) for span in zip(late.tolist(), ops.tolist(), at, strict=True))
             for number in np.flatnonzero(slots.member[slots.start[late[0]] : slots.start[late[0] + 1]] == 0).tolist():
                 read = slots.value[slots.start[late] + number]
                 column = self.add(which, self._local(read[0], table.needs[number]) * reduced)
-                held += [(at, v, column) for at, v in zip(runs[ops].tolist(), read.tolist(), strict=True)]
+                held += [(i, v, column, group) for i, v, group in zip(at, read.tolist(), late.tolist(), strict=True)]
         until = self.live.stop.tolist()
-        for time, value, column in sorted(held):
+        for time, value, column, group in sorted(held):
             if until[value] <= time:
-                yield column, until[value], time + 1, 1.0
+                yield column, group, until[value], time + 1, 1.0
                 until[value] = time + 1
 
     def _reduced_at_leisure(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:

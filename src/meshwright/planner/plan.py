@@ -54,7 +54,7 @@ class SolutionSummary:
 
     Attributes:
         status: ``optimal`` where the folded problem was solved to the end, else ``feasible``.
-        lower_bound: No plan on this mesh costs less: a bound on the unfolded problem.
+        lower_bound: No plan that fits costs less on this mesh: a bound on the unfolded problem.
         gap: ``(cost − lower bound) ÷ cost``.
         seconds: Time spent on formulating and solving; not saved, so that equal plans make equal files.
     """

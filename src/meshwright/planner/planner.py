@@ -17,7 +17,7 @@ from meshwright.graph.conversions import multiplies_narrow_types
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.certify import unfolded_bound
+from meshwright.planner.certify import Held, unfolded_bound
 from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
@@ -190,9 +190,9 @@ class Task:
         back = Readback(solved.formulation.settled(choice), choice, None if free is None else free.choice)
         profile = back.profile()
         cost = Cost(back.compute(), back.communication())
-        bound = min(unfolded_bound(solved.formulation, 0.0 if free is None else free.cost), cost.total)
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
+        bound = min(self._bound(solved, limit), cost.total)
         call, arguments, results = self.traced.call, tuple(self._arguments(back)), tuple(self._results(back))
         return Plan(
             mesh=mesh,
@@ -226,6 +226,12 @@ class Task:
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,
         )
+
+    def _bound(self, solved: View, limit: float | None) -> float:
+        """What no plan on the mesh costs less than: for CPUs, whose memory is known once a choice is made, with any."""
+        if limit is None or not solved.times or solved.formulation.mesh.is_cpu:
+            return unfolded_bound(solved.formulation, 0.0 if solved.free is None else solved.free.cost)
+        return unfolded_bound(solved.formulation, solved.cost, Held(sorted(solved.times), limit))
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         graph, roles = self.graph, self.roles
