@@ -71,8 +71,9 @@ def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
     unsplittable = [loop.kind == "unsplittable" for loop in nest.loops]
     if any(unsplittable):
         kept[np.array([*unsplittable, False])[kept]] = -1
+    used = np.bincount(kept.ravel() + 1, minlength=len(nest.loops) + 1)[1:].tolist()
     for i, loop in enumerate(nest.loops):
-        if loop.size % axes.num_devices == 0:  # then whatever axes split it do so evenly
+        if not used[i] or loop.size % axes.num_devices == 0:  # then whatever axes split it do so evenly
             continue
         parts = np.ones(len(kept), np.int64)
         for axis, size in enumerate(axes.sizes):

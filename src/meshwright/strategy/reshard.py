@@ -37,7 +37,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """All legal hops between the shardings of one shape: parallel arrays, grouped by kind and axes."""
+    """All legal hops between shardings, those that a shape can have: parallel arrays, grouped by kind and axes."""
 
     codes: Codes
     source: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Resharding:
     def __init__(self, mesh: CollectiveTimes, axes: Axes):
         self._mesh = mesh
         self._axes = axes
-        self._moves: dict[tuple[int, ...], _Moves] = {}
+        self._moves: dict[tuple[int, bytes], _Moves] = {}  # by rank and shardings: most shapes have the same
         self._tables: dict[tuple[tuple[int, ...], int], tuple[_Moves, NDArray, NDArray]] = {}
 
     def cost(self, shape: tuple[int, ...], itemsize: int, source: Codes, target: Codes) -> NDArray[np.float64]:
@@ -86,9 +86,11 @@ class Resharding:
     def _table(self, shape: tuple[int, ...], itemsize: int) -> tuple[_Moves, NDArray, NDArray]:
         found = self._tables.get((shape, itemsize))
         if found is None:
-            moves = self._moves.get(shape)
+            codes = self._axes.legal_codes(shape)
+            key = len(shape), codes.tobytes()
+            moves = self._moves.get(key)
             if moves is None:
-                moves = self._moves[shape] = _legal_moves(self._axes, shape)
+                moves = self._moves[key] = _legal_moves(self._axes, len(shape), codes)
             weight = self._weights(moves, float(np.prod(shape)) * itemsize)
             found = self._tables[shape, itemsize] = (moves, _distances(moves, weight), weight)
         return found
@@ -102,8 +104,7 @@ class Resharding:
         return weight
 
 
-def _legal_moves(axes: Axes, shape: tuple[int, ...]) -> _Moves:
-    codes = axes.legal_codes(shape)
+def _legal_moves(axes: Axes, rank: int, codes: Codes) -> _Moves:
     place = {code: i for i, code in enumerate(codes.tolist())}
     held, parts = axes.unpack(codes).tolist(), axes.num_parts(codes).tolist()
     step = axes.pack(np.eye(axes.num_axes, dtype=np.int64) - 1).tolist()  # from a dim to the next, for each axis
@@ -124,7 +125,7 @@ def _legal_moves(axes: Axes, shape: tuple[int, ...]) -> _Moves:
         for axis, size in enumerate(axes.sizes):
             if size == 1 or any(row[later] == row[axis] for later in range(axis + 1, axes.num_axes) if row[axis] >= 0):
                 continue
-            for dim in range(-1, len(shape)):
+            for dim in range(-1, rank):
                 if dim == row[axis] or (dim >= 0 and dim in row[axis + 1 :]):
                     continue
                 after = code + (dim - row[axis]) * step[axis]
