@@ -251,7 +251,9 @@ class Formulation:
             stay = stay and all(self._can_follow(self.grouping.groups[g], s) for g, s in reading.readers)
         kind = self.grouping.graph.types[value]
         itemsize = int(self.grouping.graph.sent_itemsize[value])
-        matrix = trips * self.pricer.resharding.cost(kind.shape, itemsize, made, needed)
+        matrix = self.pricer.resharding.cost(kind.shape, itemsize, made, needed)
+        if trips != 1:
+            matrix *= trips
         if stay:
             gathered = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
             matrix = np.where(gathered & ~gathered.all(axis=1, keepdims=True), np.inf, matrix)
