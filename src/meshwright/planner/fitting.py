@@ -153,7 +153,7 @@ class View:
         if self.fitted is not None:
             self.initial = self.fitted.choice
         start = None if self.initial is None else _through(routes, self.initial)
-        for solution in _solves(problem, self._allowed(), start, gap, goal):
+        for solution in _solves(problem, self._allowed(goal), start, gap, goal):
             self.rounds.append(_round(len(self.times), solution))
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
@@ -169,11 +169,15 @@ class View:
         self._least = solution.least_limit
         return solution.choice is not None
 
-    def _allowed(self) -> tuple[tuple[float, float], ...]:
-        """The allowances, of which the first is longer where the problem took long without memory."""
+    def _allowed(self, goal: float) -> tuple[tuple[float, float], ...]:
+        """The allowances, of which the first is longer where the problem took long without memory.
+
+        There is no other for a view that is nearly solved and not the best.
+        """
         (seconds, close), *later = self.allowances
         free = 0.0 if self.free is None else self.free.seconds
-        return ((max(seconds, _HARDER * free), close), *later)
+        first = max(seconds, _HARDER * free), close
+        return (first,) if self.is_near and goal < np.inf else (first, *later)
 
     def problem(self) -> tuple[ChoiceProblem, list[Route]]:
         """The problem with all that is held, and the nodes that it has besides those of the formulation."""

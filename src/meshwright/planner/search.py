@@ -21,7 +21,8 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
 from meshwright.units import format_bytes
 
-_LESS = 1 - 1e-9  # of a cost: what is worth having
+_LESS = 1 - 1e-9  # of a cost: what is worth having,
+_MUCH_LESS = 0.999  # and what is worth solving another view to the end
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _best(
         *_, number = heappop(waiting)
         view = views[number]
         mesh = view.formulation.mesh
-        goal = np.inf if best is None or best is view else best.cost * _LESS
+        goal = np.inf if best is None or best is view else best.cost * (_MUCH_LESS if view.is_near else _LESS)
         if view.promise < goal and not view.done:
             if _name(mesh) != said:
                 said = _name(mesh)
