@@ -22,8 +22,7 @@ from meshwright.solver.model import from_problem
 _FOLDED_SWEEPS = 60
 _WORK = 500_000_000  # matrix entries read on the unfolded problem, within these numbers of sweeps
 _SWEEPS = (4, 300)
-_CLOSE = 1e-4  # of the target: closer is not worth the time,
-_GAIN = 1e-5  # nor is a gain of so little in ten sweeps
+_CLOSE = 1e-4  # of the target: closer is not worth the time, nor is a gain of so little in ten sweeps
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -52,7 +51,7 @@ def unfolded_bound(formulation: Formulation, target: float, held: Held | None = 
         _spread(*_pool(messages), which, starts, dual.m)
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     reach = target if held is None else folded.bound
-    dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), _GAIN, goal=reach * (1 - _CLOSE) + spare)
+    dual.converge(int(np.clip(_WORK // max(work, 1), *_SWEEPS)), _CLOSE, goal=reach * (1 - _CLOSE) + spare)
     # Sums of thousands of floats may round upwards: give away more than they can.
     return dual.bound - spare - 1e-12 * abs(dual.bound)
 
@@ -85,7 +84,7 @@ def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple
         rows += taken
         times += [time] * bool(taken)
     dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)))
-    dual.converge(_FOLDED_SWEEPS, 10 * _GAIN)
+    dual.converge(_FOLDED_SWEEPS, _CLOSE)
     ascend_prices(dual, target, _FOLDED_SWEEPS)
     return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
 
