@@ -208,6 +208,13 @@ def test_views_are_solved_one_step_at_a_time_and_only_the_best_to_the_end():
     assert other.goals == [(True, 1.0), (True, pytest.approx(1.4)), (False, np.inf)]
 
 
+def test_all_views_are_nearly_solved_before_any_is_solved_to_the_end():
+    near, other = Scripted((8,), (0.9, 0.97, 0.98), 0.98), Scripted((4, 2), (0.978, 0.99), 1.0)
+    best, said = best_of(near, other)
+    assert best is near and best.done
+    assert said == ["8", "4×2", "8"]
+
+
 @pytest.mark.parametrize(("cost", "is_solved"), [(1.03, True), (1.0325, False), (1.04, False)])
 def test_what_is_nearly_solved_is_left_unless_it_is_likely_to_be_much_better(cost, is_solved):
     """A quarter down from 1.03 to 0.92 is 0.25% below 1.005; from 1.0325 it is 0.06%, and from 1.04 it is above."""

@@ -52,7 +52,7 @@ def unfolded_bound(formulation: Formulation, target: float, held: Held | None = 
         _spread(*_pool(messages), which, starts, dual.m)
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     reach = (target if held is None else folded.bound) * (1 - _CLOSE) + spare
-    before = -np.inf
+    before = -np.inf  # `Dual.converge` looks at ten sweeps at a time, which here take as long as all the rest
     for _ in range(int(np.clip(_WORK // max(work, 1), *_SWEEPS))):
         bound = dual.sweep()
         if bound >= reach or bound - before <= _GAIN * abs(bound):
@@ -87,8 +87,9 @@ def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple
     for time in held.times if held is not None else ():
         usage, at = formulation.memory.usage(time, len(costs)), len(times)
         taken = [(which, at, at + 1, size) for which, size in enumerate(usage) if size is not None]
-        rows += taken
-        times += [time] * bool(taken)
+        if taken:
+            rows += taken
+            times.append(time)
     dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)))
     dual.converge(_FOLDED_SWEEPS, _CLOSE)
     ascend_prices(dual, target, _FOLDED_SWEEPS)

@@ -26,8 +26,8 @@ from meshwright.solver.solution import Status
 ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
 _HARDER = 4.0  # how many times as long as without memory the first may take
 _ON_THE_WAY = 2e-2  # the gap at which they stop,
-_STILL_FOUND = 0.25  # the part of it that is mostly found to be wasted then, when solved to the end,
 _FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
+_STILL_FOUND = 0.25  # the part of such a gap that choices mostly gain, at the least, when solved to the end
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
@@ -74,7 +74,7 @@ class View:
         edges: Edges whose copies are held at these moments.
         solution: The latest solution; its choice may not fit yet.
         peak_bytes: What that choice needs.
-        is_near: Whether a choice fits that is close to the best.
+        is_near: Whether a choice fits that is as close to the best as those on the way need be.
         done: Whether the latest solution fits and is as good as it will be.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
