@@ -106,19 +106,21 @@ def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]
     several = np.flatnonzero(np.bincount(columns.reads[reads], minlength=columns.num_values) > 1)
     several = several[columns.producer[several] >= 0]
     several = orders.may_differ(several[facts.fusible[columns.producer[several]]])
-    readers: dict[int, list[int]] = {value: [] for value in np.setdiff1d(several, facts.ends).tolist()}
-    places_read = np.flatnonzero(np.isin(columns.reads, list(readers)) & ~fuses[columns.reader])
-    for at in places_read.tolist():
-        readers[int(columns.reads[at])].append(at)
-    others = set(columns.reads[places_read[~products[columns.reader[places_read]]]].tolist())
-    for value, places in readers.items():
-        if value in others or not (order := orders.of(value)):
+    several = np.setdiff1d(several, facts.ends)
+    places = np.flatnonzero(np.isin(columns.reads, several) & ~fuses[columns.reader])
+    by = columns.reader[places]
+    several = np.setdiff1d(several, columns.reads[places[~products[by]]])
+    readers: dict[int, list[tuple[int, int]]] = {value: [] for value in several.tolist()}
+    sides = places - columns.start[by]
+    for value, index, side in zip(columns.reads[places].tolist(), by.tolist(), sides.tolist(), strict=True):
+        if value in readers:
+            readers[value].append((index, side))
+    for value, reading in readers.items():
+        if not (order := orders.of(value)):
             continue
-        by = columns.reader[places].tolist()
-        sides = (places - columns.start[by]).tolist()
-        wanted = [orders.wanted(index, side) for index, side in zip(by, sides, strict=True)]
-        if all(not _lies_so(order, merged) for _, merged in wanted) and len({w for w, _ in wanted}) == len(by):
-            yield from ((value, index) for index in by)
+        wanted = [orders.wanted(index, side) for index, side in reading]
+        if len({w for w, _ in wanted}) == len(reading) and all(not _lies_so(order, merged) for _, merged in wanted):
+            yield from ((value, index) for index, _ in reading)
 
 
 def _lies_so(order: Dims, merged: Iterable[Dims]) -> bool:

@@ -2,6 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +39,7 @@ class MemoryModel(Usage):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
         self.mesh = mesh
         super().__init__(live.num_steps)
+        self._growing: dict[tuple[int, int, float], int | None] = {}  # columns by class, operation there and factor
         held = self._held()
         held = held.only(self.grouping.placed.home[held.value] >= 0)
         columns = self._columns(held.value)
@@ -107,14 +110,21 @@ class MemoryModel(Usage):
     def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
         """What an operation's result takes more as long as its partial sums are not settled."""
         group = int(self.grouping.placed.group[index])
-        which = self.folded.group_class[group]
-        nest, table = self.grouping.nests[index], self.tables[which]
-        loops = table.assignments[self.grouping.ops.rank[index]]
+        which, rank = self.folded.group_class[group], int(self.grouping.ops.rank[index])
+        key = which, rank, growth
+        if key not in self._growing:
+            more = growth * self._growth(index, self.tables[which], rank)
+            self._growing[key] = self.add(which, more) if more.any() else None
+        column = self._growing[key]
+        if column is not None:
+            yield column, group, start, stop, 1.0
+
+    def _growth(self, index: int, table: GroupTable, rank: int) -> Array:
+        """By how much an operation's result is larger before its partial sums are settled, for each strategy."""
+        nest = self.grouping.nests[index]
         made = self.grouping.graph.columns.first_made[index]
-        before = self.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
-        more = growth * (self._local(made, before) - self._local(made, table.codes[self.grouping.place[made]]))
-        if more.any():
-            yield self.add(which, more), group, start, stop, 1.0
+        before = self.axes.pack(tensor_holders(nest.results[0], table.assignments[rank], len(nest.loops)))
+        return self._local(made, before) - self._local(made, table.codes[self.grouping.place[made]])
 
     def _local(self, value: int, codes: Codes) -> Array:
         """Bytes of a value on one device, for each of its shardings."""
@@ -180,5 +190,11 @@ class AcceleratorMemory(MemoryModel):
         computes gradients when it comes to them.
         """
         along = reducing_axes(nest, table.assignments[0], nest.results[0])
-        beta = np.array([self.mesh.outer_beta(np.flatnonzero(axes).tolist()) for axes in along])
-        return along.any(axis=1) & (beta * size <= table.compute)
+        sets = along @ (1 << np.arange(self.axes.num_axes))
+        return (sets > 0) & (self._outer_beta[sets] * size <= table.compute)
+
+    @cached_property
+    def _outer_beta(self) -> Array:
+        """`Mesh.outer_beta` of each set of axes, of which the first counts one, the second two, the third four."""
+        every = product((False, True), repeat=self.axes.num_axes)
+        return np.array([self.mesh.outer_beta(np.flatnonzero(chosen[::-1]).tolist()) for chosen in every])

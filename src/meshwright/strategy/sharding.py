@@ -38,6 +38,10 @@ class Axes:
         """The dim held by each axis, in a new last array dim."""
         return ((np.asarray(codes)[..., None] >> self._shifts) & (2**_BITS - 1)) - 1
 
+    def _held(self, code: int) -> list[int]:
+        """The dim held by each axis, of one sharding: for a single code arrays are slow."""
+        return [((code >> (_BITS * axis)) & (2**_BITS - 1)) - 1 for axis in range(self.num_axes)]
+
     @cached_property
     def _parts(self) -> NDArray[np.int64]:
         codes = np.arange(1 << (_BITS * self.num_axes))
@@ -50,7 +54,7 @@ class Axes:
     @lru_cache(maxsize=4096)  # noqa: B019 - an Axes lives as long as its mesh is planned
     def only_cuts(self, source: int, target: int) -> bool:
         """Whether slices alone turn one sharding into another: axes that split a dim anew must be minor in it."""
-        before, after = self.unpack(source).tolist(), self.unpack(target).tolist()
+        before, after = self._held(source), self._held(target)
         return all(
             was == now if was >= 0 else now < 0 or now not in before[axis + 1 :]
             for axis, (was, now) in enumerate(zip(before, after, strict=True))
@@ -58,7 +62,7 @@ class Axes:
 
     def dims(self, code: int, rank: int) -> tuple[tuple[int, ...], ...]:
         """For each dim of the tensor, the axes that split it, major first."""
-        held = self.unpack(code).tolist()
+        held = self._held(code)
         return tuple(tuple(a for a, dim in enumerate(held) if dim == d) for d in range(rank))
 
     def code(self, dims: tuple[tuple[int, ...], ...]) -> int:
