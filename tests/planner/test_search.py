@@ -223,11 +223,39 @@ def test_what_is_nearly_solved_is_left_unless_it_is_likely_to_be_much_better(cos
     assert other.done == is_solved
 
 
-def test_only_the_best_view_is_given_more_than_one_allowance_to_the_end():
-    view = View(None, 1.0)
-    assert view._allowed(1.0) == view._allowed(np.inf) == fitting.ALLOWANCES
-    view.is_near = True
-    assert view._allowed(1.0) == fitting.ALLOWANCES[:1] and view._allowed(np.inf) == fitting.ALLOWANCES
+def test_only_the_best_view_is_given_more_than_one_allowance_to_the_end_while_its_gap_is_wide():
+    wide, close = Scripted((8,), (0.9, 0.97), 1.0), Scripted((8,), (0.9, 0.985), 1.0)
+    for view in (wide, close):
+        assert view._allowed(1.0) == view._allowed(np.inf) == fitting.ALLOWANCES
+        assert view.advance() and view.is_near
+        assert view._allowed(1.0) == fitting.ALLOWANCES[:1]
+    assert wide._allowed(np.inf) == fitting.ALLOWANCES and close._allowed(np.inf) == fitting.ALLOWANCES[:1]
+
+
+@pytest.mark.parametrize(
+    ("before", "bound", "goal", "done"),
+    [
+        (0.0, 0.993, np.inf, True),
+        (0.0, 0.99, np.inf, False),
+        (0.993, 0.9, np.inf, True),  # what was known before counts
+        (0.0, 0.993, 0.992, False),  # left for another view
+    ],
+)
+def test_a_choice_that_is_close_to_its_bound_will_do(monkeypatch, before, bound, goal, done):
+    step, args = mlp_step(64, 64)
+    view = View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)
+    assert view.step()
+    found = replace(view.solution, status=Status.FEASIBLE, cost=1.0, lower_bound=bound)
+    monkeypatch.setattr(fitting, "solve", lambda *_, **__: found)
+    view = View(view.formulation, None, floor=before)
+    assert view.advance(goal) and view.done == done
+    assert view.fitted is not None
+
+
+def test_what_would_do_but_was_left_for_another_view_is_taken_up_as_before():
+    view = Scripted((8,), (0.9, 0.995, 0.995), 1.0)
+    assert view.advance(0.99) and view.advance()
+    assert [on_the_way for on_the_way, _ in view.goals] == [True, True]
 
 
 def test_a_view_that_only_fell_behind_another_is_not_nearly_solved():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import ProblemError
-from meshwright.solver import ChoiceProblem, Status, price, solve
+from meshwright.solver import ChoiceProblem, Status, exact, price, solve
 from meshwright.solver.pipeline import Run
 from meshwright.solver.warm import example
 from tests.solver.problems import brute_force, random_problem
@@ -28,7 +28,9 @@ def test_small_problems_end_optimal_or_infeasible_as_brute_force_says(seed):
     assert solution.lower_bound <= solution.cost
 
 
-def test_a_solve_up_to_a_gap_stops_there_with_a_true_bound():
+@pytest.mark.parametrize("going_on", [0.0, 1e6])
+def test_a_solve_up_to_a_gap_goes_on_for_a_while_and_stops_with_a_true_bound(monkeypatch, going_on):
+    monkeypatch.setattr(exact, "_GO_ON", going_on)
     stopped = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
@@ -38,7 +40,7 @@ def test_a_solve_up_to_a_gap_stops_there_with_a_true_bound():
         assert price(problem, near.choice).legal
         assert near.lower_bound <= proven.cost <= near.cost
         stopped += near.status == Status.FEASIBLE
-    assert stopped
+    assert (stopped > 0) == (going_on == 0.0)  # with all the time in the world, everything is proven
 
 
 @pytest.mark.parametrize("bound", [8.0, 8.3])

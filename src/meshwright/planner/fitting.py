@@ -25,8 +25,9 @@ from meshwright.solver.solution import Status
 # fits need not be that close.
 ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
 _HARDER = 4.0  # how many times as long as without memory the first may take
-_ON_THE_WAY = 2e-2  # the gap at which they stop,
+_ON_THE_WAY = 2e-2  # the gap that will do for them,
 _FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
+_GOOD = 7.5e-3  # the gap that will do at the end: solving further mostly gains less than a thousandth
 _STILL_FOUND = 0.25  # the part of such a gap that choices mostly gain, at the least, when solved to the end
 _LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
 _MAX_ROUNDS = 24
@@ -133,12 +134,12 @@ class View:
         The view is left as soon as the floor is no lower than the goal.
         """
         self._num_advances += 1
-        gap = 0.0 if self.is_near else _ON_THE_WAY
+        gap = 0.0 if self.is_near and not self._is_within(_GOOD) else _ON_THE_WAY
         found = self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
         if not found and self.floor < goal:
             found = self.done = self.fitted is not None or self.squeeze()
         if self.fitted is not None:
-            self.is_near |= self.floor < goal or self.cost * (1 - _ON_THE_WAY) <= self.floor
+            self.is_near |= self.floor < goal or self._is_within(_ON_THE_WAY)
         if self.done and self.fitted is not None:
             self.solution, self.peak_bytes = self.fitted, int(self.fitted.peak_usage)
         return found or self.floor >= goal
@@ -164,7 +165,8 @@ class View:
             self.solution = replace(solution, choice=choice, peak_usage=self.peak_bytes)
             if self.fits and (self.fitted is None or solution.cost <= self.cost):
                 self._fitted = self.solution
-        self.done = self.fits and (gap == 0.0 or solution.status == Status.OPTIMAL)
+        will_do = gap == 0.0 or solution.status == Status.OPTIMAL
+        self.done = self.fits and (will_do or (self._is_within(_GOOD) and self.floor < goal))
         self.seconds += time.perf_counter() - started
         self._least = solution.least_limit
         return solution.choice is not None
@@ -172,12 +174,16 @@ class View:
     def _allowed(self, goal: float) -> tuple[tuple[float, float], ...]:
         """The allowances, of which the first is longer where the problem took long without memory.
 
-        There is no other for a view that is nearly solved and not the best.
+        There is no other for a view that is nearly solved, unless it is the best and its gap is still wide.
         """
         (seconds, close), *later = self.allowances
         free = 0.0 if self.free is None else self.free.seconds
         first = max(seconds, _HARDER * free), close
-        return (first,) if self.is_near and goal < np.inf else (first, *later)
+        return (first,) if self.is_near and (goal < np.inf or self._is_within(_ON_THE_WAY)) else (first, *later)
+
+    def _is_within(self, gap: float) -> bool:
+        """Whether the best choice that fits is as close to the floor."""
+        return self.cost * (1 - gap) <= self.floor
 
     def problem(self) -> tuple[ChoiceProblem, list[Route]]:
         """The problem with all that is held, and the nodes that it has besides those of the formulation."""

@@ -36,7 +36,8 @@ def solve(
         initial: A choice to start from; ignored where it is not legal.
         steps: Most rounds of random search per worker; None for no such limit.
         keep_interrupted: Whether Ctrl-C ends the search with the best so far, rather than being raised.
-        gap: The gap at which to stop; 0 to go on until the choice is proven optimal.
+        gap: The gap that will do: a problem that is small enough to be closed is searched for as long again as it took
+            to get there, since a better choice or the proof is often near. 0 to go on until the choice is proven.
         goal: A cost from which on choices are of no use: the search ends once it is proven that none is cheaper.
 
     >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])

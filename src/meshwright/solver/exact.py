@@ -54,6 +54,7 @@ _COARSE = 0.5  # the part of the time that this may take
 _DEAR = 0.005  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
+_GO_ON = 1.0  # how many times as long as it took to find a choice that will do the search goes on for a better one
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
 
 _Looked = tuple[Closed, Part, Split | None]
@@ -72,7 +73,7 @@ class Closer:
         patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
         pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         splits: Whether to split at all.
-        gap: The gap at which to stop, as a part of the cost; `offset` is what the model leaves out of the cost.
+        gap: The gap that will do, as a part of the cost; `offset` is what the model leaves out of the cost.
         goal: A bound at which to stop, whatever was found.
         slack: The same as a difference, once the bound is known.
         dear: How far above the bound a choice is improved before models are split.
@@ -119,7 +120,7 @@ class Closer:
         """
         if model.num_nodes == 0:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
-        order = decision_order(model)
+        begun, order = time.perf_counter(), decision_order(model)
         dual = Dual(permuted(model, order), prices=prices)
         dual.converge(_SWEEPS, _RISING, self.deadline)
         if len(model.cap):
@@ -133,6 +134,10 @@ class Closer:
             start = replace(start, choice=known[order], cost=cost_of(model, known))
         start = closer._mixed(dual, start, cutoff) if hard else closer._probed(dual, start, cutoff)
         found = closer._below(dual, start, cutoff, self.goal)
+        if slack > self.tolerance and found.cost - slack <= found.bound < min(found.cost, self.goal):
+            now = time.perf_counter()
+            closer.slack, closer.deadline = self.tolerance, min(self.deadline, now + _GO_ON * (now - begun))
+            found = closer._below(dual, found, cutoff, self.goal)
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)
@@ -359,16 +364,20 @@ class Closer:
         """A search that ends soon where it is likely to end at all; else None."""
         if count <= self.few:
             effort, self.rows = _ROWS if count <= _COMBINATIONS else self.rows, _FEWER_ROWS
-            return partial(eliminate, effort=effort)
+            return partial(eliminate, effort=min(effort, max(_FEWER_ROWS, self._rows_left())))
         small = not self.splits or len(dual.model.cost) - dual.model.num_nodes <= _SEARCHED
         return partial(search, width=self.width, effort=self.effort) if small and not self.few else None
 
     def _patiently(self, count: float) -> Callable[[list[Dual], float], Found] | None:
         """A search with more effort than usual; None where elimination is wanted and stands no chance."""
-        left = max(0.0, _ROWS_A_SECOND * (self.deadline - time.perf_counter()))
+        left = self._rows_left()
         if count <= _MOST_COMBINATIONS:
             return partial(eliminate, effort=min(self.patience * _PATIENT_ROWS, left))
         return None if self.few else partial(search, width=self.width, effort=min(self.patience * self.effort, left))
+
+    def _rows_left(self) -> float:
+        """How many rows can be made until the deadline."""
+        return max(0.0, _ROWS_A_SECOND * (self.deadline - time.perf_counter()))
 
     def _most(self, dual: Dual, goal: float) -> float:
         """What a choice that is cheaper than the goal costs at most."""
