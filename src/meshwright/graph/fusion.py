@@ -247,14 +247,17 @@ class Orders:
         trail, known = [value], self._known
         while trail:
             at = trail[-1]
-            sources = self._sources(at) if self._order[at] == _MOVED else []
+            if self._order[at] != _MOVED:
+                known[at] = () if self._order[at] == _ANY else self._long(at)
+                trail.pop()
+                continue
+            sources = self._sources(at)
             unknown = [source for source, _ in sources if source not in known]
             if unknown:
                 trail += unknown
                 continue
             found = {_through(known[source], places) for source, places in sources} - {()}
-            own = () if self._order[at] == _ANY else self._long(at)
-            known[at] = found.pop() if len(found) == 1 else None if found else own
+            known[at] = found.pop() if len(found) == 1 else None if found else self._long(at)
             trail.pop()
         return known[value]
 

@@ -141,15 +141,17 @@ def _moments(facts: Facts) -> Ints:
     runs = np.arange(len(columns.signature))
     made = facts.made[backward[facts.maker] & waits[facts.made] & (facts.num_readers[facts.made] > 0)]
     waiting = list(zip(made.tolist(), first[made].tolist(), strict=True))
+    fusible, contracts, alone = facts.fusible, facts.contracts, facts.num_readers == 1
+    may_wait = backward & (columns.num_made == 1) & (fusible | contracts)
+    moved = np.append(may_wait, False)[columns.producer]  # what no operation makes does not move
     while waiting:
         value, at = waiting.pop()
-        index = columns.producer[value]
-        if index < 0 or not backward[index] or columns.num_made[index] > 1:
+        if not moved[value]:
             continue
-        if facts.fusible[index]:
-            waiting += [(v, at) for v in columns.reads_of(index).tolist() if facts.num_readers[v] == 1]
-        if facts.fusible[index] or facts.contracts[index]:
-            runs[index] = at
+        index = columns.producer[value]
+        runs[index] = at
+        if fusible[index]:
+            waiting += [(v, at) for v in columns.reads_of(index).tolist() if alone[v]]
     return runs
 
 

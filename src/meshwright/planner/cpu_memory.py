@@ -51,7 +51,7 @@ class CpuMemory(MemoryModel):
         kind = self.grouping.graph.types[value]
         return self._local(value, codes) * (cpu_itemsize(kind.dtype, kind.itemsize) / max(kind.itemsize, 1))
 
-    def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
+    def _backend(self) -> Iterator[Span]:
         yield from self._laid_out()
         yield from self._reductions()
         yield from self._scratch()

@@ -55,8 +55,10 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
     end = np.where(on & ~follows & ended, after, -1).tolist()
     paths: dict[int, tuple[int, ...]] = {}
     ends: dict[int, int] = {}
-    for leader in placed.leader[placed.leader >= 0].tolist():
-        if leader in accumulated or not contributes(columns.primitive(leader)):
+    contributing = np.array([contributes(s.primitive) for s in columns.signatures], bool)[columns.signature]
+    leaders = placed.leader[placed.leader >= 0]
+    for leader in leaders[contributing[leaders]].tolist():
+        if leader in accumulated:
             continue
         path = [leader]
         while next_op[path[-1]] >= 0:
@@ -64,10 +66,11 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
         paths[leader] = tuple(path)
         if end[path[-1]] >= 0:
             ends[leader] = end[path[-1]]
-    taking = {op for path in paths.values() for op in path}
-    joins = {leader: addition for leader, addition in ends.items() if addition in taking}
+    owner = {op: leader for leader, path in paths.items() for op in path}
+    joins = {leader: addition for leader, addition in ends.items() if addition in owner}
     joints = {addition: leader for leader, addition in joins.items()}
-    kept = {leader: path for leader, path in paths.items() if leader in joins or not joints.keys().isdisjoint(path)}
+    joining = {*joins, *(owner[addition] for addition in joints)}
+    kept = {leader: path for leader, path in paths.items() if leader in joining}
     until = {leader: max((op for op in path if op in joints), default=-1) for leader, path in kept.items()}
     return Joining(kept, joins, joints, until | joins)
 

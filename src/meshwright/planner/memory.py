@@ -43,7 +43,7 @@ class MemoryModel(Usage):
         held = self._held()
         held = held.only(self.grouping.placed.home[held.value] >= 0)
         columns = self._columns(held.value)
-        in_passing = (self._transients(), self._accumulators(), self._backend(held.value, columns))
+        in_passing = (self._transients(), self._accumulators(), self._backend())
         spans = [
             np.array([columns, self.grouping.placed.home[held.value], held.start, held.stop, held.size]),
             *(np.array(list(found), float).reshape(-1, 5).T for found in in_passing),
@@ -69,16 +69,12 @@ class MemoryModel(Usage):
                 np.add.at(costs, places, price * self.share[some][:, None] * size)
 
     @abstractmethod
-    def _backend(self, values: Ints, columns: Ints) -> Iterable[Span]:
-        """What takes memory besides with one of XLA's backends, given all values that do and their columns."""
-
-    def _counted(self) -> Bools:
-        """Which values take memory at some time, if they belong to a group."""
-        return self.live.stored & (self.live.stop > self.live.start)
+    def _backend(self) -> Iterable[Span]:
+        """What takes memory besides with one of XLA's backends."""
 
     def _held(self) -> Copies:
         """All that takes memory to be read later, whether it belongs to a group or not."""
-        values = np.flatnonzero(self._counted())
+        values = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start))
         return Copies(values, self.live.start[values], self.live.stop[values], np.ones(len(values)))
 
     def _columns(self, values: Ints) -> Ints:
@@ -137,17 +133,12 @@ class AcceleratorMemory(MemoryModel):
 
     live: AcceleratorLiveness
 
-    def _counted(self) -> Bools:
-        found = super()._counted()
-        found[self.live.copies.value[self.live.stored[self.live.copies.value]]] = True
-        return found
+    def _held(self) -> Copies:
+        held, copies = super()._held(), self.live.copies
+        stored = self.live.stored[copies.value]
+        return Copies(*(np.concatenate([own, other[stored]]) for own, other in zip(held, copies, strict=True)))
 
-    def _backend(self, values: Ints, columns: Ints) -> Iterator[Span]:
-        column = np.full(self.grouping.graph.columns.num_values, -1)
-        column[values] = columns
-        value, start, stop, size = self.live.copies
-        spans, found = (column[value], self.grouping.placed.home[value], start, stop, size), column[value] >= 0
-        yield from zip(*(part[found].tolist() for part in spans), strict=True)
+    def _backend(self) -> Iterator[Span]:
         yield from self._joining()
         yield from self._gradients()
 

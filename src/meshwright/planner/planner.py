@@ -261,11 +261,9 @@ class Task:
 
     def _argument_bytes(self, back: Readback) -> dict[str, int]:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
-        parts = back.axes.num_parts
-        return {
-            name: int(sum(self.graph.types[v].num_bytes / float(parts(back.code(v))) for v in values))
-            for name, values in named.items()
-        }
+        size = np.array([kind.num_bytes for kind in self.graph.kinds], float)[self.graph.kind]
+        held = size / back.axes.num_parts(back.made)
+        return {name: int(held[list(values)].sum()) for name, values in named.items()}
 
 
 def _spec(back: Readback, code: int, kind: TensorType) -> Spec:

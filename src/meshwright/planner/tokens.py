@@ -82,11 +82,13 @@ def _first_reads(grouping: Grouping) -> tuple[Ints, list[tuple[tuple[int, int], 
     rank[other] = place[inverse]
 
     taken: list[tuple[tuple[int, int], ...]] = [()] * len(placed.leader)
-    for slot in np.flatnonzero(slots.op < 0).tolist():
-        wanted = slots.group[slot] * len(placed.home) + slots.value[slot]
-        found = np.searchsorted(known, wanted)
-        read = int(place[found]) if found < len(known) and known[found] == wanted else -1
-        taken[slots.group[slot]] += ((int(slots.operand[slot]), read),)
+    late = np.flatnonzero(slots.op < 0)
+    wanted = slots.group[late] * len(placed.home) + slots.value[late]
+    found = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    read = np.where(known[found] == wanted, place[found], -1) if len(known) else np.full(len(late), -1)
+    rows = zip(slots.operand[late].tolist(), read.tolist(), strict=True)
+    for number, row in zip(slots.group[late].tolist(), rows, strict=True):
+        taken[number] += (row,)
     return rank, taken
 
 
