@@ -155,7 +155,7 @@ def _held(graph: Graph, nests: Sequence[LoopNest], split: Split) -> CpuLiveness:
 
 def _take_places(graph: Graph, kernels: Kernels, order: Sequence[int], step: Ints, stop: Ints) -> None:
     """Ends what elementwise kernels read for the last time when they run: their results take its memory."""
-    num_bytes = np.array([kind.num_bytes for kind in graph.kinds], np.int64)[graph.kind]
+    num_bytes = graph.num_bytes
     first = graph.columns.first_made
     lasting = {*graph.inputs, *graph.outputs, *(v for tie in graph.ties for v in (tie.made, tie.carry))}
     for index in order:
@@ -218,7 +218,7 @@ class _Orders:
         self.graph, self.kernels, self.reduced = graph, kernels, reduced
         self.groups: list[list[int]] = []  # operations whose results are reduced at once
         columns = graph.columns
-        size = np.array([kind.num_bytes for kind in graph.kinds], float)[graph.kind].tolist()
+        size = graph.num_bytes.astype(float).tolist()
         self.size = size + [size[view.value] for view in kernels.views]
         self.partial = {index: len(self.size) + n for n, index in enumerate(reduced)}  # what is not reduced yet
         self.size += [size[int(columns.first_made[index])] for index in reduced]

@@ -249,6 +249,11 @@ class Graph:
         return np.array([prod(kind.shape) for kind in self.kinds], np.int64)[self.kind]
 
     @cached_property
+    def num_bytes(self) -> Ints:
+        """Bytes of each value, not split."""
+        return np.array([kind.num_bytes for kind in self.kinds], np.int64)[self.kind]
+
+    @cached_property
     def sent_itemsize(self) -> Ints:
         """Bytes of one element of each value while it is resharded: what was widened is sent as it was before."""
         columns = self.columns

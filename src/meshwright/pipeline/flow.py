@@ -56,7 +56,7 @@ class Flow:
     @cached_property
     def num_bytes(self) -> Array:
         """Bytes of each value."""
-        return np.array([kind.num_bytes for kind in self.graph.kinds], float)[self.graph.kind]
+        return self.graph.num_bytes.astype(float)
 
     @cached_property
     def from_data(self) -> Bools:

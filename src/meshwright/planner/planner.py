@@ -180,7 +180,7 @@ class Task:
             return True
         live, graph = self.live, self.graph
         values = np.flatnonzero(live.stored & (live.stop > live.start) & (self.grouping.placed.home >= 0))
-        size = np.array([kind.num_bytes for kind in graph.kinds], float)[graph.kind[values]]
+        size = graph.num_bytes[values]
         taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
         return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
 
@@ -261,8 +261,7 @@ class Task:
 
     def _argument_bytes(self, back: Readback) -> dict[str, int]:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
-        size = np.array([kind.num_bytes for kind in self.graph.kinds], float)[self.graph.kind]
-        held = size / back.axes.num_parts(back.made)
+        held = self.graph.num_bytes / back.axes.num_parts(back.made)
         return {name: int(held[list(values)].sum()) for name, values in named.items()}
 
 

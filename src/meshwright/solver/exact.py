@@ -74,8 +74,8 @@ class Closer:
         pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         splits: Whether to split at all.
         gap: The gap that will do, as a part of the cost; `offset` is what the model leaves out of the cost.
-        goal: A bound at which to stop, whatever was found.
         slack: The same as a difference, once the bound is known.
+        goal: A bound at which to stop, whatever was found.
         dear: How far above the bound a choice is improved before models are split.
         improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance and the deadline.
         rows: Rows of the next elimination of many combinations.
