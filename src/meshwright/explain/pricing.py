@@ -70,16 +70,18 @@ class Pricing:
 
     Args:
         record: The record.
-        floor: No plan that the method allows costs less; None where that is known of plans without a limit alone.
+        floor: No plan that the method allows and that fits costs less; None where that is not known.
     """
 
-    def __init__(self, record: Record, floor: float | None):
+    def __init__(self, record: Record, floor: float | None = None):
         self.problem, self.program = record.problem, record.program
         self._given_floor = floor
 
     @cached_property
     def _floor(self) -> float:
-        return self.free.at_least if self._given_floor is None else self._given_floor
+        if self._given_floor is not None and self.problem.limit is None:
+            return self._given_floor
+        return max(self.free.at_least, self._given_floor or 0.0)
 
     @cached_property
     def free(self) -> Priced:

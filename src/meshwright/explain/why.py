@@ -58,11 +58,12 @@ class Explainer:
     @cached_property
     def pricing(self) -> Pricing:
         """Prices of everything else."""
+        if self.effects is not None:  # a stage's, of which the plan's bound says nothing
+            return Pricing(self.record)
         solution = self.plan.solution
-        if self.effects is None and self.record.problem.limit is None:
-            floor = self.plan.cost.total if solution.status == "optimal" else solution.lower_bound
-            return Pricing(self.record, floor)
-        return Pricing(self.record, None)
+        # Under a limit, what is optimal is so among plans that keep as much free as its solver did.
+        is_least = solution.status == "optimal" and self.record.problem.limit is None
+        return Pricing(self.record, self.plan.cost.total if is_least else solution.lower_bound)
 
     @property
     def _free(self) -> Priced:
