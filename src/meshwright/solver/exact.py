@@ -230,7 +230,12 @@ class Closer:
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Does once what leaves fewer splits to make: looks for a cheaper choice and for better prices."""
         self.helped, self.rows, self.few = True, _ROWS, _MOST_COMBINATIONS if self.few else 0
-        return self._improved(dual, self._mixed(dual, best, ceiling))
+        best = best if self._is_over(best) else self._mixed(dual, best, ceiling)
+        return best if self._is_over(best) else self._improved(dual, best)
+
+    def _is_over(self, best: Closed) -> bool:
+        """Whether there is a choice to stop with, and no time left for a better one."""
+        return best.choice is not None and time.perf_counter() > self.deadline
 
     def _mixed(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Settles the prices, and looks for the best mix of the choices that are cheapest at some, and of the best."""
