@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from meshwright.graph.dim_orders import Orders
 from meshwright.graph.facts import Facts
-from meshwright.graph.fusion import Orders, _read_in_place, fuse
+from meshwright.graph.fusion import _read_in_place, fuse
 from meshwright.graph.liveness import liveness
 from meshwright.planner.groups import Grouping
 from tests.graph.examples import shaped, traced

@@ -38,7 +38,7 @@ def test_equal_rows_share_a_number(rows):
 def test_equal_stretches_share_a_number(items):
     values = np.array([v for stretch, _ in items for v in stretch], np.int64)
     start = np.cumsum([0, *(len(stretch) for stretch, _ in items)])
-    numbers = number_stretches(values, start, [beside for _, beside in items])
+    numbers = number_stretches(values, start, np.array([beside for _, beside in items], np.int64))
     assert numbers.tolist() == first_seen([(tuple(stretch), beside) for stretch, beside in items])
 
 

@@ -21,8 +21,8 @@ class Facts:
 
     def __init__(self, graph: Graph, nests: Sequence[LoopNest]):
         self.graph, self.columns, self.nests = graph, graph.columns, nests
-        used, examples = np.unique(self.columns.signature, return_index=True)
-        self._kinds = [(n, self.columns.signatures[n].primitive, nests[i]) for n, i in zip(used, examples, strict=True)]
+        signatures = self.columns.signatures
+        self._kinds = [(n, signatures[n].primitive, nests[i]) for n, i in self.columns.examples.items()]
         self.fusible = self.where(lambda _, nest: nest.fusible)
         self.contracts = self.where(lambda _, nest: nest.flops > 0)
         self.stacks = np.flatnonzero(self.where(lambda name, _: name == "loop_stack"))

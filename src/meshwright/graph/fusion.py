@@ -11,20 +11,20 @@ Read off what it compiles:
 - An elementwise kernel writes over what it reads for the last time, where that has the same size.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from meshwright.graph.facts import COSTLY, Bools, Dims, Facts, product_dims
+from meshwright.graph.dim_orders import Orders
+from meshwright.graph.facts import COSTLY, Bools, Facts
 
 Ints = NDArray[np.int64]
 
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
-_ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be made in
 _MOST_AGAIN = 64  # operations that are looked through, at most, for what a value is made from
 
 
@@ -116,16 +116,8 @@ def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]
         if value in readers:
             readers[value].append((index, side))
     for value, reading in readers.items():
-        if not (order := orders.of(value)):
-            continue
-        wanted = [orders.wanted(index, side) for index, side in reading]
-        if len({w for w, _ in wanted}) == len(reading) and all(not _lies_so(order, merged) for _, merged in wanted):
+        if orders.all_transpose(value, reading):
             yield from ((value, index) for index, _ in reading)
-
-
-def _lies_so(order: Dims, merged: Iterable[Dims]) -> bool:
-    """Whether dims that are merged lie next to each other in an order of dims."""
-    return all(not dims or dims in (order[i : i + len(dims)] for i in range(len(order))) for dims in merged)
 
 
 def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints) -> tuple[list[int], list[int]]:
@@ -148,24 +140,20 @@ def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints)
 
 def _alike(facts: Facts) -> Bools:
     """Of all reads, those by operations that can be fused, element for element as they write their results."""
-    columns, ops = facts.columns, np.flatnonzero(facts.fusible)
-    _, example, which = np.unique(columns.signature[ops], return_index=True, return_inverse=True)
-    known = [_read_alike(facts, int(ops[i])) for i in example]
-    width = np.array([len(same) for same in known], np.int64)
-    begin, count = np.cumsum(width) - width, width[which]
-    assert (count == np.diff(columns.start)[ops]).all()
-    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    found = np.zeros(len(columns.reads), bool)
-    found[np.repeat(columns.start[ops], count) + place] = np.concatenate([*known, []])[
-        np.repeat(begin[which], count) + place
-    ]
-    return found
+    columns = facts.columns
+    known: list[bool] = []
+    first = np.zeros(len(columns.signatures), np.int64)
+    for number, example in columns.examples.items():
+        first[number] = len(known)
+        known += _read_alike(facts, example)
+    operand = np.arange(len(columns.reads)) - columns.start[columns.reader]
+    return np.array(known, bool)[first[columns.signature[columns.reader]] + operand]
 
 
 def _read_alike(facts: Facts, index: int) -> list[bool]:
-    """Which operands an operation reads element for element as it writes its result."""
-    if facts.columns.primitive(index) in _RESHAPING:
-        return [True] * len(facts.columns.reads_of(index))
+    """Which operands an operation reads element for element as it writes its result; none if it cannot be fused."""
+    if not facts.fusible[index] or facts.columns.primitive(index) in _RESHAPING:
+        return [bool(facts.fusible[index])] * len(facts.columns.reads_of(index))
     nest = facts.nests[index]
     plain = all(nest.loops[loop].kind == "parallel" for dim in nest.results[0] for loop in dim)
     return [plain and dims == nest.results[0] for dims in nest.operands]
@@ -183,10 +171,14 @@ def _read_in_place(reads, begin, alike, maker, ops, values):
     """
     found = np.zeros(len(ops), np.bool_)
     seen, seen_alike = np.empty(_MOST_AGAIN, np.int64), np.empty(_MOST_AGAIN, np.bool_)
+    most = _MOST_AGAIN * np.diff(begin).max() + 1 if len(ops) else 0
+    stack, stack_alike = np.empty(most, np.int64), np.empty(most, np.bool_)
     for i in range(len(ops)):
-        stack, num_seen, reached = [(ops[i], True)], 0, False
-        while stack:
-            at, same = stack.pop()
+        num_seen, reached, waiting = 0, False, 1
+        stack[0], stack_alike[0] = ops[i], True
+        while waiting:
+            waiting -= 1
+            at, same = stack[waiting], stack_alike[waiting]
             known = False
             for k in range(num_seen):
                 known |= seen[k] == at and seen_alike[k] == same
@@ -203,110 +195,10 @@ def _read_in_place(reads, begin, alike, maker, ops, values):
                     torn |= not (same and alike[k])
                     reached = True
                 elif maker[reads[k]] >= 0:
-                    stack.append((maker[reads[k]], same and alike[k]))
+                    stack[waiting], stack_alike[waiting] = maker[reads[k]], same and alike[k]
+                    waiting += 1
             if torn:
                 reached = False
                 break
         found[i] = reached
-    return found
-
-
-class Orders:
-    """In which order of dims, those of one element left out, values are made and read."""
-
-    def __init__(self, facts: Facts):
-        columns = facts.columns
-        self._facts, self._columns, self._known = facts, columns, dict[int, Dims | None]()
-        self._wanted: dict[tuple[int, int], tuple[Dims, tuple[Dims, Dims]]] = {}  # by signature and operand
-        self._places: dict[tuple[int, int], list[tuple[int, dict[int, int] | None]]] = {}  # by signature and result
-        transposes = facts.where(lambda name, _: name == "transpose")
-        ops = (columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, transposes)
-        self._follows = _followed(*ops, facts.graph.sizes)
-        # Numbers one by one are quicker read from lists.
-        parts = (self._follows, columns.producer, columns.signature, columns.first_made, columns.start, columns.reads)
-        self._order, self._producer, self._signature, self._first, self._start, self._reads = (
-            x.tolist() for x in parts
-        )
-
-    def may_differ(self, values: Ints) -> Ints:
-        """Those of some values that may be made in another order than their own."""
-        return values[self._follows[values] == _MOVED]
-
-    def wanted(self, index: int, side: int) -> tuple[Dims, tuple[Dims, Dims]]:
-        """The order in which a product reads an operand, and the dims that it merges, for rows and for columns."""
-        key = self._signature[index], side
-        if key not in self._wanted:
-            op = self._columns.signatures[key[0]]
-            shape = op.operands[side].shape
-            along, rows, columns = (tuple(d for d in dims if shape[d] > 1) for dims in product_dims(op, side))
-            self._wanted[key] = (*along, *rows, *columns), (rows, columns)
-        return self._wanted[key]
-
-    def of(self, value: int) -> Dims | None:
-        """The order in which a value is made, that of what it is made from; empty if any would do, None if unclear."""
-        trail, known = [value], self._known
-        while trail:
-            at = trail[-1]
-            if self._order[at] != _MOVED:
-                known[at] = () if self._order[at] == _ANY else self._long(at)
-                trail.pop()
-                continue
-            sources = self._sources(at)
-            unknown = [source for source, _ in sources if source not in known]
-            if unknown:
-                trail += unknown
-                continue
-            found = {_through(known[source], places) for source, places in sources} - {()}
-            known[at] = found.pop() if len(found) == 1 else None if found else self._long(at)
-            trail.pop()
-        return known[value]
-
-    def _long(self, value: int) -> Dims:
-        return tuple(d for d, size in enumerate(self._shape(value)) if size > 1)
-
-    def _shape(self, value: int) -> Dims:
-        return self._facts.graph.kinds[self._facts.graph.kind[value]].shape
-
-    def _sources(self, value: int) -> list[tuple[int, dict[int, int] | None]]:
-        """What decides the order in which a value is made: values as large, and where their dims go; None if torn."""
-        index = self._producer[value]
-        key, begin = (self._signature[index], value - self._first[index]), self._start[index]
-        if key not in self._places:
-            self._places[key] = list(self._placed(index, value))
-        return [(self._reads[begin + operand], places) for operand, places in self._places[key]]
-
-    def _placed(self, index: int, value: int) -> Iterator[tuple[int, dict[int, int] | None]]:
-        """The operands of an operation that are as large as a value it makes, and where their dims go in that."""
-        op = self._columns.signatures[self._columns.signature[index]]
-        size, after = self._facts.graph.sizes, self._long(value)
-        for operand, source in enumerate(self._columns.reads_of(index).tolist()):
-            before = self._long(source)
-            if size[source] != size[value]:
-                continue
-            if op.primitive == "transpose":
-                yield operand, {d: i for i, d in enumerate(op.params["permutation"])}
-            elif [self._shape(source)[d] for d in before] == [self._shape(value)[d] for d in after]:
-                yield operand, dict(zip(before, after, strict=True))
-            else:
-                yield operand, None
-
-
-def _through(order: Dims | None, places: dict[int, int] | None) -> Dims | None:
-    return None if order is None or places is None else tuple(places[d] for d in order)
-
-
-@njit(cache=True)
-def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
-    """For each value whether the order of its dims is its own, any, or one that came about by transposing."""
-    found = np.full(len(sizes), _OWN)
-    for i in range(len(first_made)):
-        if not fusible[i]:
-            continue
-        follows = _ANY
-        for k in range(begin[i], begin[i + 1]):
-            if sizes[reads[k]] == sizes[first_made[i]]:
-                follows = max(follows, found[reads[k]])
-        if transposes[i] and follows != _ANY:
-            follows = _MOVED
-        found[first_made[i] : first_made[i] + num_made[i]] = follows
     return found

@@ -124,6 +124,14 @@ class Columns:
         return self.signatures[self.signature[index]].primitive
 
     @cached_property
+    def examples(self) -> dict[int, int]:
+        """For the number of each signature in use the first operation that has it."""
+        first = np.full(len(self.signatures), -1)
+        first[self.signature[::-1]] = np.arange(len(self.signature))[::-1]
+        used = np.flatnonzero(first >= 0)
+        return dict(zip(used.tolist(), first[used].tolist(), strict=True))
+
+    @cached_property
     def num_made(self) -> Ints:
         """How many values an operation makes."""
         return np.array([len(s.results) for s in self.signatures], np.int64)[self.signature]

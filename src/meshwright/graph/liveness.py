@@ -117,13 +117,15 @@ def liveness(graph: Graph, nests: Sequence[LoopNest]) -> AcceleratorLiveness:
 
 def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
     """Results live to the end, and so do arguments that the caller keeps; donated buffers are counted once."""
-    stop[list(graph.outputs)] = num_steps
-    stop[[v for v in graph.inputs if v not in graph.donated]] = num_steps
-    for output, argument in graph.state.items():
-        made, taken = graph.outputs[output], graph.inputs[argument]
-        if taken in graph.donated and made != taken:
-            stop[taken] = num_steps
-            stored[made] = False
+    outputs, inputs = np.array(graph.outputs, np.int64), np.array(graph.inputs, np.int64)
+    stop[outputs] = num_steps
+    donated = np.zeros(len(stop), bool)
+    donated[list(graph.donated)] = True
+    stop[inputs[~donated[inputs]]] = num_steps
+    made, taken = outputs[list(graph.state.keys())], inputs[list(graph.state.values())]
+    over = donated[taken] & (made != taken)
+    stop[taken[over]] = num_steps
+    stored[made[over]] = False
 
 
 def _moments(facts: Facts) -> Ints:
@@ -140,19 +142,35 @@ def _moments(facts: Facts) -> Ints:
     first[read[::-1]] = reader[::-1]
     runs = np.arange(len(columns.signature))
     made = facts.made[backward[facts.maker] & waits[facts.made] & (facts.num_readers[facts.made] > 0)]
-    waiting = list(zip(made.tolist(), first[made].tolist(), strict=True))
-    fusible, contracts, alone = facts.fusible, facts.contracts, facts.num_readers == 1
-    may_wait = backward & (columns.num_made == 1) & (fusible | contracts)
-    moved = np.append(may_wait, False)[columns.producer]  # what no operation makes does not move
-    while waiting:
-        value, at = waiting.pop()
-        if not moved[value]:
-            continue
-        index = columns.producer[value]
-        runs[index] = at
-        if fusible[index]:
-            waiting += [(v, at) for v in columns.reads_of(index).tolist() if alone[v]]
+    may_wait = backward & (columns.num_made == 1) & (facts.fusible | facts.contracts)
+    maker = np.where(np.append(may_wait, False)[columns.producer], columns.producer, -1)
+    _wait(columns.reads, columns.start, maker, facts.fusible, facts.num_readers == 1, made, first, runs)
     return runs
+
+
+@njit(cache=True)
+def _wait(reads, begin, maker, fusible, alone, made, until, runs):
+    """Lets what makes some values run when they are read, and so what is fused to that.
+
+    Args:
+        reads, begin: What operations read.
+        maker: The operation that makes a value, if it may wait; else -1.
+        fusible: The operations that are fused to their readers.
+        alone: The values that are read once.
+        made, until: The values, and for each value when it is read.
+        runs: When each operation runs, to be changed.
+    """
+    for value in made[::-1]:
+        stack = [value]
+        while stack:
+            index = maker[stack.pop()]
+            if index < 0:
+                continue
+            runs[index] = until[value]
+            if fusible[index]:
+                for k in range(begin[index], begin[index + 1]):
+                    if alone[reads[k]]:
+                        stack.append(reads[k])
 
 
 def _intervals(facts: Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:

@@ -22,7 +22,6 @@ from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.planner import provenance, unsplittable
 from meshwright.planner.roles import find_roles
 from meshwright.planner.stage import Stage, StageTime, Submesh
-from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 
 _SPREAD = ("", "optimizer", "optimizer and gradients", "all state")  # what the replicas share, by ZeRO's stages
@@ -70,8 +69,6 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         unsplittable=unsplittable(traced.graph),
         considered=(),
         provenance=provenance(traced.graph, mesh) | {"stages": stages_from},
-        in_structure=skeleton(call.arguments.tree, len(call.arguments.leaves)),
-        out_structure=skeleton(call.results.tree, len(call.results.leaves)),
         pipeline=found.pipeline,
         stages=stages,
         origin=traced,

@@ -10,7 +10,6 @@ import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
-from meshwright.graph.collector import heap_frozen
 from meshwright.hardware import Cluster
 from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.describe import describe
@@ -46,18 +45,17 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         DoesNotFit: No pipeline fits the memory.
         ShardingError: The method asks for what the model, the batch or the cluster does not allow.
     """
-    with heap_frozen():
-        whole, started = start_search(traced, cluster, method, say), time.perf_counter()
-        if isinstance(method, ThreeD):
-            whole.one_recipe(method)
-            if whole.best is None:
-                raise whole.does_not_fit()
-            best, plain = whole, None
-        else:
-            best, plain = _search(traced, whole, method, say)
-        say("writing the stages down")
-        plan = plain or describe(best, traced, method, time.perf_counter() - started)
-        return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
+    whole, started = start_search(traced, cluster, method, say), time.perf_counter()
+    if isinstance(method, ThreeD):
+        whole.one_recipe(method)
+        if whole.best is None:
+            raise whole.does_not_fit()
+        best, plain = whole, None
+    else:
+        best, plain = _search(traced, whole, method, say)
+    say("writing the stages down")
+    plan = plain or describe(best, traced, method, time.perf_counter() - started)
+    return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
 
 
 def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tuple[Search, Plan | None]:

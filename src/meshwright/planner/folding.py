@@ -89,10 +89,9 @@ def _classify(grouping: Grouping, tokens: Ints) -> Ints:
     # Arguments belong where their readers belong; optimizer state touches gradients first and parameters second.
     for _ in range(3):
         seen = pack(classes[neighbour], how)
-        _, distinct = number_rows(argument, seen)
-        distinct = distinct[np.lexsort((seen[distinct], argument[distinct]))]
+        _, distinct = np.unique(pack(argument, seen), return_index=True)  # in order of both
         start = np.searchsorted(argument[distinct], np.arange(len(arguments) + 1))
-        classes[arguments] = free + number_stretches(seen[distinct], start, tokens[arguments].tolist())
+        classes[arguments] = free + number_stretches(seen[distinct], start, tokens[arguments])
     return number_rows(classes)[0]
 
 
@@ -131,11 +130,11 @@ def _quotient(grouping: Grouping, tokens: Ints, group_class: Ints) -> Folded:
     shared, through = _shared_readings(grouping)
     num_groups, first_shared = len(group_class), int(group_class.max(initial=-1)) + 1
     value = np.array([reading.value for reading in shared], np.int64)
+    phase = np.array([PHASES.index(reading.phase) for reading in shared], np.int64)
     readers, start, _ = sort_by(through, len(shared))
     label = pack(group_class[slots.group], slots.rank)
     readers = readers[np.lexsort((label[readers], through[readers]))]
-    beside = (group_class[home[value]].tolist(), place[value].tolist(), [reading.phase for reading in shared])
-    shared_class = first_shared + number_stretches(label[readers], start, *beside)
+    shared_class = first_shared + number_stretches(label[readers], start, group_class[home[value]], place[value], phase)
     classes = np.concatenate([group_class, shared_class])
 
     # First what shared readings read, then what groups read.

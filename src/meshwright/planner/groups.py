@@ -121,8 +121,8 @@ class Grouping:
         """Groups a graph; loop nests by signature's number may be ``known`` where rules could not tell them."""
         columns = graph.columns
         self.graph = graph
-        nests = known or {n: loop_nest(columns.signatures[n]) for n in np.unique(columns.signature).tolist()}
-        self.nests: list[LoopNest] = [nests[n] for n in columns.signature.tolist()]
+        nests = known or {n: loop_nest(columns.signatures[n]) for n in columns.examples}
+        self.nests: list[LoopNest] = list(map(nests.__getitem__, columns.signature.tolist()))
         facts = _facts(graph, nests)
         self.placed = _placed(graph, facts)
         num_groups = len(self.placed.leader)

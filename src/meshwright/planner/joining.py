@@ -7,6 +7,7 @@ gradients. A sum may be transposed, reshaped or converted to another dtype on th
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph import Graph
@@ -51,28 +52,36 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
     followed[has] = columns.reads[columns.start[:-1][has] + placed.follows[has]]
     follows = (placed.group[after] == placed.group) & passes[after] & (followed[after] == columns.first_made)
     on, ended = (after >= 0) & (columns.trips[after] == columns.trips), adds[after] & (placed.group[after] >= 0)
-    next_op = np.where(on & follows, after, -1).tolist()
-    end = np.where(on & ~follows & ended, after, -1).tolist()
-    paths: dict[int, tuple[int, ...]] = {}
-    ends: dict[int, int] = {}
+    next_op = np.where(on & follows, after, -1)
+    end = np.where(on & ~follows & ended, after, -1)
     contributing = np.array([contributes(s.primitive) for s in columns.signatures], bool)[columns.signature]
+    contributing[list(accumulated)] = False
     leaders = placed.leader[placed.leader >= 0]
-    for leader in leaders[contributing[leaders]].tolist():
-        if leader in accumulated:
-            continue
-        path = [leader]
-        while next_op[path[-1]] >= 0:
-            path.append(next_op[path[-1]])
-        paths[leader] = tuple(path)
-        if end[path[-1]] >= 0:
-            ends[leader] = end[path[-1]]
-    owner = {op: leader for leader, path in paths.items() for op in path}
-    joins = {leader: addition for leader, addition in ends.items() if addition in owner}
+    owner = _owners(leaders[contributing[leaders]], next_op)
+    last = np.flatnonzero((owner >= 0) & (end >= 0))
+    last = last[owner[end[last]] >= 0]
+    last = last[np.argsort(owner[last])]
+    joins = dict(zip(owner[last].tolist(), end[last].tolist(), strict=True))
     joints = {addition: leader for leader, addition in joins.items()}
-    joining = {*joins, *(owner[addition] for addition in joints)}
-    kept = {leader: path for leader, path in paths.items() if leader in joining}
-    until = {leader: max((op for op in path if op in joints), default=-1) for leader, path in kept.items()}
-    return Joining(kept, joins, joints, until | joins)
+    paths: dict[int, tuple[int, ...]] = {}
+    for leader in np.union1d(owner[last], owner[end[last]]).tolist():
+        path = [leader]
+        while (following := int(next_op[path[-1]])) >= 0:
+            path.append(following)
+        paths[leader] = tuple(path)
+    until = {leader: max((op for op in path if op in joints), default=-1) for leader, path in paths.items()}
+    return Joining(paths, joins, joints, until | joins)
+
+
+@njit(cache=True)
+def _owners(leaders, next_op):
+    """For each operation the leader of the path that it is on; -1 for none."""
+    owner = np.full(len(next_op), -1)
+    for leader in leaders:
+        at = leader
+        while at >= 0:
+            owner[at], at = leader, next_op[at]
+    return owner
 
 
 def _only_readers(graph: Graph) -> Ints:

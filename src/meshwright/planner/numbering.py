@@ -1,10 +1,10 @@
 """Numbers and sorts things by the thousand: equal ones alike, in the order in which they are first seen."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -83,13 +83,49 @@ def number_rows(*columns: Ints) -> tuple[Ints, Ints]:
     return rank[inverse], first[order]
 
 
-def number_stretches(values: Ints, start: Ints, *beside: Iterable[Hashable]) -> Ints:
+def number_stretches(values: Ints, start: Ints, *beside: Ints) -> Ints:
     """The number of each stretch ``values[start[i] : start[i + 1]]``, told apart by what stands beside it as well.
 
     >>> number_stretches(np.array([4, 5, 5, 4, 5]), np.array([0, 2, 3, 5]))
     array([0, 1, 0])
     """
-    known: dict[Hashable, int] = {}
-    data = values.tobytes()
-    stretches = [data[a:b] for a, b in pairwise((start * values.itemsize).tolist())]
-    return np.array([known.setdefault(key, len(known)) for key in zip(stretches, *beside, strict=True)], np.int64)
+    return _number(values, start, pack(*beside) if beside else np.zeros(len(start) - 1, np.int64))
+
+
+@njit(cache=True)
+def _number(values, start, beside):
+    """Looks every stretch up in a table of those seen before."""
+    count = len(start) - 1
+    found, size, seen = np.empty(count, np.int64), 4, 0
+    while size < 2 * count:
+        size *= 2
+    table = np.full(size, -1)
+    for i in range(count):
+        mixed = _mix(np.uint64(beside[i]), start[i + 1] - start[i])
+        for k in range(start[i], start[i + 1]):
+            mixed = _mix(mixed, values[k])
+        at = np.int64(mixed % np.uint64(size))
+        while table[at] >= 0 and not _are_equal(values, start, beside, i, table[at]):
+            at = (at + 1) % size
+        if table[at] < 0:
+            table[at], found[i] = i, seen
+            seen += 1
+        else:
+            found[i] = found[table[at]]
+    return found
+
+
+@njit
+def _mix(mixed, value):
+    mixed = (mixed ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(32))
+
+
+@njit
+def _are_equal(values, start, beside, one, other):
+    length, k = start[one + 1] - start[one], 0
+    equal = beside[one] == beside[other] and start[other + 1] - start[other] == length
+    while equal and k < length:
+        equal = values[start[one] + k] == values[start[other] + k]
+        k += 1
+    return equal

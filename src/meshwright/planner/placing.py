@@ -88,7 +88,7 @@ def place(facts, placed, num_groups):
         if position >= 0 and not p.leads[i]:
             q.follows[i] = _followed(p, q, i)
             q.group[i] = q.home[p.reads[begin + q.follows[i]]]
-        elif p.shape[p.reads[begin:end]].any() or p.shape[first : first + p.num_made[i]].any():
+        elif _has_dims(p, i):
             q.group[i] = num_groups
             q.leader[num_groups] = i
             num_groups += 1
@@ -100,12 +100,25 @@ def place(facts, placed, num_groups):
     return num_groups
 
 
-@njit
+@njit(inline="always")
+def _has_dims(p, i):
+    """Whether an operation reads or makes anything that is not a scalar."""
+    found = False
+    for k in range(p.start[i], p.start[i + 1]):
+        found |= p.shape[p.reads[k]] > 0
+    for v in range(p.first_made[i], p.first_made[i] + p.num_made[i]):
+        found |= p.shape[v] > 0
+    return found
+
+
+@njit(inline="always")
 def _is_virtual(p, q, i, real, rooted):
     """Whether every reader should make an operation's results by itself."""
-    begin, end, first, stop = p.start[i], p.start[i + 1], p.first_made[i], p.first_made[i] + p.num_made[i]
-    if p.carries[i] or p.returned[first:stop].any():
-        return False
+    begin, end, made = p.start[i], p.start[i + 1], 0
+    for v in range(p.first_made[i], p.first_made[i] + p.num_made[i]):
+        made += p.size[v]
+        if p.carries[i] or p.returned[v]:
+            return False
     if not rooted:  # made of constants and scalars alone
         for k in range(begin, end):
             if not q.virtual[p.reads[k]] and p.shape[p.reads[k]] == 0:
@@ -113,10 +126,13 @@ def _is_virtual(p, q, i, real, rooted):
         return True
     if not p.parallel[i]:
         return False
-    return not real or p.size[first:stop].sum() >= _EXPANDING * p.size[p.reads[begin:end]].sum()
+    read = 0
+    for k in range(begin, end):
+        read += p.size[p.reads[k]]
+    return not real or made >= _EXPANDING * read
 
 
-@njit
+@njit(inline="always")
 def _followed(p, q, i):
     """The operand to follow: the largest, and among equals the one whose group should own the result."""
     begin, end, first = p.start[i], p.start[i + 1], p.first_made[i]

@@ -89,12 +89,12 @@ class Plan:
     unsplittable: tuple[str, ...]
     considered: tuple[Considered, ...]
     provenance: Mapping[str, Any]
-    in_structure: Any = field(repr=False)  # JSON-like skeletons of the pytrees; see `structure.py`
-    out_structure: Any = field(repr=False)
     pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
     stages: tuple[Stage, ...] = ()
-    in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own, while the plan is fresh
+    in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own structures, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
+    in_structure: Any = field(default=None, repr=False)  # JSON-like pictures of them, once it was saved and loaded
+    out_structure: Any = field(default=None, repr=False)
     origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
     in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 

@@ -27,7 +27,6 @@ from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
-from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
@@ -83,6 +82,7 @@ def plan_traced(
     return _plan(traced, where, method, lambda _: None)
 
 
+@heap_frozen()
 def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress) -> Plan:
     if isinstance(where, Cluster):
         from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
@@ -153,15 +153,14 @@ class Task:
             limit = self.limit(mesh)
             return None if limit is None else share * limit
 
-        with heap_frozen():
-            while True:
-                best, considered = search(meshes, self.formulate, tightened, self.floor_bytes, say)
-                say("reading the plan back")
-                found = self._read_back(best, considered)
-                limit = found.memory.limit_bytes
-                if limit is None or found.memory.peak_bytes <= limit:
-                    return found
-                share *= _TIGHTER * limit / found.memory.peak_bytes
+        while True:
+            best, considered = search(meshes, self.formulate, tightened, self.floor_bytes, say)
+            say("reading the plan back")
+            found = self._read_back(best, considered)
+            limit = found.memory.limit_bytes
+            if limit is None or found.memory.peak_bytes <= limit:
+                return found
+            share *= _TIGHTER * limit / found.memory.peak_bytes
 
     def floor_bytes(self, mesh: Mesh) -> float:
         """Bytes of the arguments when every one of them is split as far as the mesh can."""
@@ -193,7 +192,7 @@ class Task:
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
         bound = min(self._bound(solved, limit), cost.total)
-        call, arguments, results = self.traced.call, tuple(self._arguments(back)), tuple(self._results(back))
+        call = self.traced.call
         return Plan(
             mesh=mesh,
             method=self.method.name,
@@ -211,16 +210,14 @@ class Task:
                 (cost.total - bound) / cost.total if cost.total > 0 else 0.0,
                 solved.seconds,
             ),
-            arguments=arguments,
-            results=results,
+            arguments=tuple(self._arguments(back)),
+            results=tuple(self._results(back)),
             details=back,
             unsplittable=unsplittable(self.graph),
             considered=tuple(
                 replace(one, peak_bytes=profile.peak_bytes) if one.shape == mesh.sizes else one for one in considered
             ),
             provenance=provenance(self.graph, mesh),
-            in_structure=skeleton(call.arguments.tree, len(arguments)),
-            out_structure=skeleton(call.results.tree, len(results)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
@@ -236,27 +233,29 @@ class Task:
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         graph, roles = self.graph, self.roles
         named = dict.fromkeys(roles.parameters, "parameters") | dict.fromkeys(roles.optimizer, "optimizer")
+        codes = back.made[list(graph.inputs)].tolist()
         for place in self.traced.call.arguments.positions:
             if place is None:
                 yield KEPT
                 continue
             value = graph.inputs[place]
             kind = graph.types[value]
-            spec = _spec(back, back.code(value), kind)
+            spec = _spec(back, codes[place], kind)
             role, donated = named.get(value, "data"), value in graph.donated
             yield Tensor(graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
 
     def _results(self, back: Readback) -> Iterator[Tensor]:
         graph, fixed = self.graph, back.formulation.restrictions.results
+        taken, made = (back.made[list(values)].tolist() for values in (graph.inputs, graph.outputs))
         for output in self.traced.call.results.positions:
             if output is None:
                 yield KEPT
                 continue
             kind, argument = graph.types[graph.outputs[output]], graph.state.get(output)
             if argument is not None:
-                code, role = back.code(graph.inputs[argument]), "state"
+                code, role = taken[argument], "state"
             else:
-                code, role = fixed.get(output, back.code(graph.outputs[output])), "result"
+                code, role = fixed.get(output, made[output]), "result"
             yield Tensor(graph.output_paths[output], kind.shape, kind.dtype, _spec(back, code, kind), role)
 
     def _argument_bytes(self, back: Readback) -> dict[str, int]:
@@ -267,13 +266,13 @@ class Task:
 
 def _spec(back: Readback, code: int, kind: TensorType) -> Spec:
     """How an argument or result lies: whole if it has no elements, since JAX cannot read back what it split then."""
-    return back.spec(code if kind.num_bytes else 0, len(kind.shape))
+    return back.spec(0 if 0 in kind.shape or not kind.itemsize else code, len(kind.shape))
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:
     """Primitives that are planned without a rule."""
     columns = graph.columns
-    signatures = [columns.signatures[number] for number in np.unique(columns.signature).tolist()]
+    signatures = [columns.signatures[number] for number in columns.examples]
     return tuple(sorted({kernel_name(s) for s in signatures if not has_rule(s)}))
 
 

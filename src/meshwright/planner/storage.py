@@ -16,6 +16,7 @@ from meshwright.planner.details import Collective, OpPlan
 from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.stored_ops import ops_to_json, parse_ops
+from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import Tensor, parse_spec, spec_text
 
 FORMAT = "meshwright-plan"
@@ -159,8 +160,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "results": [_tensor_to_json(t) for t in plan.results],
         "judgement": plan.judgement.to_json(),
         **(plan.details.data if isinstance(plan.details, SavedDetails) else _details_to_json(plan)),
-        "in_structure": plan.in_structure,
-        "out_structure": plan.out_structure,
+        "in_structure": plan.in_structure if plan.in_tree is None else skeleton(plan.in_tree),
+        "out_structure": plan.out_structure if plan.out_tree is None else skeleton(plan.out_tree),
     }
     if plan.pipeline is not None:
         data |= {"pipeline": asdict(plan.pipeline), "stages": [stage_to_json(stage) for stage in plan.stages]}

@@ -7,24 +7,24 @@ from typing import Any
 LEAF = "leaf"
 
 
-def skeleton(tree: Any, num_leaves: int) -> Any:
+def skeleton(tree: Any) -> Any:
     """A JSON-like picture of a JAX tree structure; leaves are numbered in order."""
     import jax
 
-    return _picture(jax.tree_util.tree_unflatten(tree, range(num_leaves)))
+    return _picture(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
 
 
 def _picture(node: Any) -> Any:
-    import jax
-
+    if type(node) is int:
+        return {LEAF: node}
     if node is None:
         return None
-    if isinstance(node, int):
-        return {LEAF: node}
     if type(node) is dict and all(isinstance(k, str) for k in node):
         return {"dict": {k: _picture(v) for k, v in node.items()}}
     if type(node) in (list, tuple):
         return {type(node).__name__: [_picture(v) for v in node]}
+    import jax
+
     children, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     keys = [str(getattr(p[0], "key", getattr(p[0], "name", getattr(p[0], "idx", p[0])))) for p, _ in children]
     name = f"{type(node).__module__}:{type(node).__qualname__}"

@@ -25,7 +25,8 @@ def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
     heads = np.where(virtual, 4 * _recipes(grouping)[columns.reads] + _VIRTUAL, _SCALAR)
     rank, taken = _first_reads(grouping)
     codes = np.where(rank < 0, 4 * grouping.values.rank[root] + _OWN, 4 * rank + _READ)
-    width = 1 + np.where(rooted, np.bincount(at, minlength=len(rooted)), 0)  # of operands
+    num_roots = np.bincount(at, minlength=len(rooted))
+    width = 1 + np.where(rooted, num_roots, 0)  # of operands
     before = np.concatenate([[0], np.cumsum(width)])
     op_width = 1 + before[columns.start[1:]] - before[columns.start[:-1]]
     ops = grouping.ops.items
@@ -38,7 +39,7 @@ def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
     operand = begin[columns.reader] + 1 + before[:-1] - before[columns.start[columns.reader]]
     inside = placed.group[columns.reader] >= 0
     written[operand[inside]] = heads[inside]
-    nth = np.arange(len(at)) - np.searchsorted(at, at)  # among the roots of one operand
+    nth = np.arange(len(at)) - (np.cumsum(num_roots) - num_roots)[at]  # among the roots of one operand
     inside = inside[at]
     written[(operand[at] + np.where(rooted[at], 1 + nth, 0))[inside]] = codes[inside]
     start = np.concatenate([[0], ends])[grouping.ops.start]
@@ -67,8 +68,8 @@ def _recipes(grouping: Grouping) -> Ints:
     return found
 
 
-def _first_reads(grouping: Grouping) -> tuple[Ints, list[tuple[tuple[int, int], ...]]]:
-    """The order in which a group first reads a value of another, for each read, and for what each group takes on."""
+def _first_reads(grouping: Grouping) -> tuple[Ints, Ints]:
+    """The order in which a group first reads a value of another, and for each group a number for what it takes on."""
     placed, slots, (at, root) = grouping.placed, grouping.slots, grouping.reads
     group = placed.group[grouping.graph.columns.reader[at]]
     other = np.flatnonzero((group >= 0) & (group != placed.home[root]))
@@ -81,27 +82,28 @@ def _first_reads(grouping: Grouping) -> tuple[Ints, list[tuple[tuple[int, int], 
     rank = np.full(len(at), -1)
     rank[other] = place[inverse]
 
-    taken: list[tuple[tuple[int, int], ...]] = [()] * len(placed.leader)
     late = np.flatnonzero(slots.op < 0)
     wanted = slots.group[late] * len(placed.home) + slots.value[late]
     found = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
     read = np.where(known[found] == wanted, place[found], -1) if len(known) else np.full(len(late), -1)
-    rows = zip(slots.operand[late].tolist(), read.tolist(), strict=True)
-    for number, row in zip(slots.group[late].tolist(), rows, strict=True):
-        taken[number] += (row,)
-    return rank, taken
+    start = np.searchsorted(slots.group[late], np.arange(len(placed.leader) + 1))
+    return rank, number_stretches(pack(slots.operand[late], read), start)
 
 
-def _arguments(grouping: Grouping) -> list[int]:
+def _arguments(grouping: Grouping) -> Ints:
     """For each group the number of its argument's type; -1 where an operation leads."""
     argument = grouping.placed.argument
-    return np.where(argument >= 0, grouping.graph.kind[argument], -1).tolist()
+    return np.where(argument >= 0, grouping.graph.kind[argument], -1)
 
 
-def _pinned(grouping: Grouping, pins: Mapping[int, Hashable]) -> list[tuple[tuple[int, Hashable], ...]]:
-    """For each group its values that are laid down, and how."""
-    found: list[tuple[tuple[int, Hashable], ...]] = [()] * len(grouping.placed.leader)
+def _pinned(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
+    """For each group a number for its values that are laid down, and how; 0 where there are none."""
+    laid_down: dict[int, tuple[tuple[int, Hashable], ...]] = {}
     for value in sorted(pins):
         if value in grouping.home:
-            found[grouping.home[value]] += ((grouping.place[value], pins[value]),)
+            group = grouping.home[value]
+            laid_down[group] = (*laid_down.get(group, ()), (grouping.place[value], pins[value]))
+    known = {how: number for number, how in enumerate(dict.fromkeys(laid_down.values()), 1)}
+    found = np.zeros(len(grouping.placed.leader), np.int64)
+    found[list(laid_down)] = [known[how] for how in laid_down.values()]
     return found

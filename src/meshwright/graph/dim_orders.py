@@ -1,0 +1,163 @@
+"""In which order of dims values are made and read, those of one element left out.
+
+Kernels make a value in the order of what it is made from; a transpose within them moves the dims of that. An order is
+kept as one whole number, four bits for each dim.
+"""
+
+from math import prod
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from meshwright.graph.facts import Dims, Facts, product_dims
+
+Ints = NDArray[np.int64]
+
+_ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be made in
+_UNCLEAR = -1  # an order, or where dims go
+_SMALLER = -2  # an operand that is not as large as the result
+_MOST_DIMS = 15
+
+
+class Orders:
+    """The orders of a graph's values."""
+
+    def __init__(self, facts: Facts):
+        columns = facts.columns
+        transposes = facts.where(lambda name, _: name == "transpose")
+        ops = (columns.reads, columns.start, columns.first_made, columns.num_made)
+        self._facts, self._columns = facts, columns
+        self._follows = _followed(*ops, facts.fusible, transposes, facts.graph.sizes)
+        own = np.array([_pack(_long(kind.shape)) for kind in facts.graph.kinds], np.int64)[facts.graph.kind]
+        moving = np.flatnonzero(self._follows[columns.first_made] == _MOVED)
+        self._made = np.where(self._follows == _ANY, 0, own)
+        _follow(*ops, moving, *self._places(moving), own, self._made)
+        self._transposed: dict[tuple[int, tuple[tuple[int, int], ...]], bool] = {}
+
+    def may_differ(self, values: Ints) -> Ints:
+        """Those of some values that may be made in another order than their own."""
+        return values[self._follows[values] == _MOVED]
+
+    def of(self, value: int) -> Dims | None:
+        """The order in which a value is made, that of what it is made from; empty if any would do, None if unclear."""
+        order = int(self._made[value])
+        return None if order == _UNCLEAR else _unpack(order)
+
+    def all_transpose(self, value: int, products: list[tuple[int, int]]) -> bool:
+        """Whether products, given with their operands, each read a value in another order, none of them as it is made.
+
+        Never where the order is not clear, or any would do.
+        """
+        signature = self._columns.signature
+        key = int(self._made[value]), tuple([(int(signature[index]), side) for index, side in products])
+        if key not in self._transposed:
+            order, wanted = self.of(value) or (), [self._wanted(*product) for product in key[1]]
+            apart = order != () and len({dims for dims, _ in wanted}) == len(wanted)
+            self._transposed[key] = apart and not any(_lies_so(order, merged) for _, merged in wanted)
+        return self._transposed[key]
+
+    def _wanted(self, signature: int, side: int) -> tuple[Dims, tuple[Dims, Dims]]:
+        """The order in which a product reads an operand, and the dims that it merges, for rows and for columns."""
+        op = self._columns.signatures[signature]
+        shape = op.operands[side].shape
+        along, rows, columns = (tuple(d for d in dims if shape[d] > 1) for dims in product_dims(op, side))
+        return (*along, *rows, *columns), (rows, columns)
+
+    def _places(self, ops: Ints) -> tuple[Ints, Ints]:
+        """Where the dims of operands go: a table by result and operand, and where each operation's entries begin."""
+        signatures, which = np.unique(self._columns.signature[ops], return_inverse=True)
+        table: list[int] = []
+        first = []
+        for number in signatures.tolist():
+            op = self._columns.signatures[number]
+            first.append(len(table))
+            for result in op.results:
+                for operand in op.operands:
+                    permutation = op.params["permutation"] if op.primitive == "transpose" else None
+                    table.append(_goes(operand.shape, result.shape, permutation))
+        return np.array(table, np.int64), np.array(first, np.int64)[which]
+
+
+def _goes(before: Dims, after: Dims, permutation: Dims | None) -> int:
+    """Where each dim of an operand goes in a result, four bits for each."""
+    if prod(before) != prod(after):
+        return _SMALLER
+    if max(len(before), len(after)) > _MOST_DIMS:
+        return _UNCLEAR
+    if permutation is not None:
+        return sum(place << 4 * dim for place, dim in enumerate(permutation))
+    long_before, long_after = _long(before), _long(after)
+    if [before[d] for d in long_before] != [after[d] for d in long_after]:
+        return _UNCLEAR
+    return sum(place << 4 * dim for dim, place in zip(long_before, long_after, strict=True))
+
+
+def _long(shape: Dims) -> Dims:
+    return tuple(d for d, size in enumerate(shape) if size > 1)
+
+
+def _pack(order: Dims) -> int:
+    """An order as a number, which is 0 where there is nothing to order."""
+    if any(dim >= _MOST_DIMS for dim in order):
+        return _UNCLEAR
+    return sum((dim + 1) << 4 * at for at, dim in enumerate(order))
+
+
+def _unpack(order: int) -> Dims:
+    found = []
+    while order:
+        found.append((order & 15) - 1)
+        order >>= 4
+    return tuple(found)
+
+
+def _lies_so(order: Dims, merged: tuple[Dims, ...]) -> bool:
+    """Whether dims that are merged lie next to each other in an order of dims."""
+    return all(not dims or dims in (order[i : i + len(dims)] for i in range(len(order))) for dims in merged)
+
+
+@njit(cache=True)
+def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
+    """For each value whether the order of its dims is its own, any, or one that came about by transposing."""
+    found = np.full(len(sizes), _OWN)
+    for i in range(len(first_made)):
+        if not fusible[i]:
+            continue
+        follows = _ANY
+        for k in range(begin[i], begin[i + 1]):
+            if sizes[reads[k]] == sizes[first_made[i]]:
+                follows = max(follows, found[reads[k]])
+        if transposes[i] and follows != _ANY:
+            follows = _MOVED
+        found[first_made[i] : first_made[i] + num_made[i]] = follows
+    return found
+
+
+@njit(cache=True)
+def _follow(reads, begin, first_made, num_made, ops, places, first, own, made):
+    """Writes the order of what some operations make: that of what it is made from, its own if any would do.
+
+    Args:
+        reads, begin, first_made, num_made: What operations read and make.
+        ops: The operations, in order.
+        places, first: Where dims of their operands go, and where the entries of each begin.
+        own: Each value's own order of dims.
+        made: Each value's order, to be written.
+    """
+    for n, i in enumerate(ops):
+        count = begin[i + 1] - begin[i]
+        for result in range(num_made[i]):
+            found = 0
+            for operand in range(count):
+                goes, order = places[first[n] + result * count + operand], made[reads[begin[i] + operand]]
+                if goes == _SMALLER or order == 0:
+                    continue
+                moved = _UNCLEAR if goes == _UNCLEAR or order == _UNCLEAR else 0
+                if moved == 0:
+                    for at in range(0, 4 * _MOST_DIMS, 4):
+                        dim = ((order >> at) & 15) - 1
+                        if dim >= 0:
+                            moved |= (((goes >> 4 * dim) & 15) + 1) << at
+                found = moved if found == 0 or found == moved else _UNCLEAR
+            made[first_made[i] + result] = found if found != 0 else own[first_made[i] + result]
