@@ -56,11 +56,8 @@ class Dual:
     def sweep(self) -> float:
         """One backward and one forward sweep; returns the bound and remembers it if it is the best."""
         spare = float(self.price @ self.model.cap)
-        before = self.half_sweep(False) - spare
-        value = self.half_sweep(True) - spare
+        value = sweeps.there_and_back(self.links, self.model.off, self.theta, self.m, self.reduced, self.floor, spare)
         self.now = value
-        # A node's reduced costs hold at the moment it is passed: what the sweep gains at later nodes may rest on them.
-        np.maximum(self.floor, self.reduced + before, out=self.floor)
         if value > self.bound:
             self.bound = value
             self.prices[:] = self.price
@@ -110,8 +107,9 @@ class Dual:
         sweeps.round_choice(self.links, self.model.off, self.theta, self.m, choice)
         return choice
 
-    def half_sweep(self, forward: bool) -> float:
-        return sweeps.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, forward)
+    def sweep_back(self) -> float:
+        """A backward sweep alone; returns its bound, what spare memory is worth included."""
+        return sweeps.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, False)
 
 
 def at_prices(dual: Dual, prices: np.ndarray, deadline: float = np.inf) -> Dual:

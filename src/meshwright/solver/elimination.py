@@ -52,7 +52,7 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float) -> Found:
     """
     model, links = duals[0].model, duals[0].links
     alive = np.max([dual.floor for dual in duals], axis=0) <= goal
-    bounds = np.array([dual.half_sweep(False) - float(dual.price @ model.cap) for dual in duals])
+    bounds = np.array([dual.sweep_back() - float(dual.price @ model.cap) for dual in duals])
     base = np.empty((len(duals), len(model.cost)))
     for i, dual in enumerate(duals):
         node_bases(links, model.off, dual.theta, dual.m, base[i])

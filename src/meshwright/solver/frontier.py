@@ -54,7 +54,7 @@ def search(duals: Sequence[Dual], goal: float, width: int, effort: float = np.in
     width = int(max(16, min(width, effort, 3e7 // max(num_times, 1))))
     compare = max(2, min(_MOST_COMPARED, 4096 // max(num_times, 1)))
     # After a backward sweep the costs lie on the early nodes: the labels grow dear as soon as they can.
-    bounds = np.array([dual.half_sweep(False) - float(dual.price @ model.cap) for dual in duals])
+    bounds = np.array([dual.sweep_back() - float(dual.price @ model.cap) for dual in duals])
     base = np.empty((len(duals), len(model.cost)))
     for i, dual in enumerate(duals):
         node_bases(links, model.off, dual.theta, dual.m, base[i])

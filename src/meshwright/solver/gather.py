@@ -176,10 +176,9 @@ def limit(value: Any) -> float:
 
 def _check_shapes(first: np.ndarray, ends: np.ndarray, index: list[int], matrices: list[Any]) -> None:
     """A 2-D matrix must be shaped (strategies of u, strategies of v): its size alone would let a transpose through."""
-    sizes = np.diff(first)
-    for place, key in enumerate(index):
+    sizes = np.diff(first).tolist()
+    for place, (key, (u, v)) in enumerate(zip(index, ends.tolist(), strict=True)):
         matrix = matrices[key]
-        u, v = ends[place]
         if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.shape != (sizes[u], sizes[v]):
             shape = matrix.shape
             raise ProblemError(

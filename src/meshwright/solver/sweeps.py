@@ -91,6 +91,19 @@ def sweep(links, off, theta, m, rc, forward):
 
 
 @kernel
+def there_and_back(links, off, theta, m, rc, floor, spare):
+    """Backward and forward; returns the bound, less what spare memory is worth, and raises each state's floor.
+
+    A node's reduced costs hold at the moment it is passed: what the sweep gains at later nodes may rest on them.
+    """
+    before = sweep(links, off, theta, m, rc, False) - spare
+    after = sweep(links, off, theta, m, rc, True) - spare
+    for s in range(len(rc)):
+        floor[s] = max(floor[s], rc[s] + before)
+    return after
+
+
+@kernel
 def priced(off, cost, rnode, rstart, rend, roff, usage, price, theta):
     """θ = cost plus every row's usage times the sum of the prices over its times."""
     running = np.zeros(len(price) + 1)
