@@ -20,6 +20,7 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import Traced, trace
+from meshwright.graph.collector import heap_frozen
 from meshwright.hardware import Mesh
 from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
@@ -69,7 +70,8 @@ def main() -> None:
             Tight.allowed, view = allowed, cluster.mesh(SHAPE)
             for which, (kind, meshes) in enumerate(((Task, [view]), (Tight, [view]), (Task, method.meshes(cluster)))):
                 started = time.perf_counter()
-                kind(traced, method).plan(meshes, lambda _: None)
+                with heap_frozen():  # as `mw.plan` does it
+                    kind(traced, method).plan(meshes, lambda _: None)
                 best[at, which] = min(best[at, which], time.perf_counter() - started)
     rows = []
     for layers, (traced, tracing, _), times in zip(DEPTHS, known, best, strict=True):
