@@ -56,6 +56,18 @@ def test_highs_agrees_on_layered_problems(limit_part):
     assert solution.cost == pytest.approx(_highs(problem), rel=1e-6)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_no_help_is_sought_once_time_is_up_unless_there_is_no_choice_yet(late):
+    model = from_problem(layered_problem((8, 2), layers=1, limit_part=0.2))
+    dual, asked = Dual(model), []
+    dual.converge(20)
+    known = Closer(1e-9, np.inf).close(model)
+    closer = Closer(1e-9, -np.inf if late else np.inf, improve=lambda _, choice, *__: asked.append(choice))
+    for choice, cost in ((None, np.inf), (known.choice, 2 * known.cost)):
+        closer._helped(dual, Closed(choice, cost, dual.bound), np.inf)
+    assert len(asked) == (1 if late else 2)
+
+
 def test_sweeps_go_on_while_the_bound_rises(monkeypatch):
     def no_split(*_):
         raise AssertionError("sweeps alone leave few enough states")

@@ -27,7 +27,7 @@ class Orders:
         columns = facts.columns
         transposes = facts.where(lambda name, _: name == "transpose")
         ops = (columns.reads, columns.start, columns.first_made, columns.num_made)
-        self._facts, self._columns = facts, columns
+        self._columns = columns
         self._follows = _followed(*ops, facts.fusible, transposes, facts.graph.sizes)
         own = np.array([_pack(_long(kind.shape)) for kind in facts.graph.kinds], np.int64)[facts.graph.kind]
         moving = np.flatnonzero(self._follows[columns.first_made] == _MOVED)
