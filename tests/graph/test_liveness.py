@@ -82,6 +82,15 @@ def update(state, grads):
     return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads)
 
 
+def test_a_donated_argument_that_is_handed_on_as_it_is_stays():
+    graph, live = live_of(
+        jax.jit(lambda s: {"a": s["a"], "b": s["b"] + 1}, donate_argnums=0), {"a": shaped(4, 4), "b": shaped(4, 4)}
+    )
+    kept = graph.inputs[0]
+    assert graph.outputs[0] == kept and kept in graph.donated
+    assert live.stored[kept] and live.stop[kept] == live.num_steps
+
+
 def test_a_donated_buffer_and_its_next_value_are_counted_once():
     state = {"w": shaped(64, 64)}
     kept_graph, kept = live_of(update, state, state)

@@ -22,6 +22,7 @@ def test_a_plan_comes_back_equal(planned, tmp_path):
     again = mw.Plan.load(tmp_path / "plan.json")
     assert again == plan
     assert again.in_shardings == plan.in_shardings
+    assert again.out_shardings == plan.out_shardings
     assert jax.tree.structure(again.in_shardings) == jax.tree.structure(args)  # Optax's named tuples too
     assert again.collectives == plan.collectives
     assert again.ops == plan.ops

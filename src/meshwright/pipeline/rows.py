@@ -43,7 +43,7 @@ class Rows:
         """The graph with so many rows and its loop nests by signature; None where sizes would not be whole."""
         if rows == self.batch:
             columns = self.whole.columns
-            return self.whole, {n: loop_nest(columns.signatures[n]) for n in np.unique(columns.signature).tolist()}
+            return self.whole, {n: loop_nest(columns.signatures[n]) for n in columns.examples}
         return None if self._pairs is None else self._pairs.resized(rows, self.batch)
 
 
