@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.solver.kernel import inline, kernel, place
 from meshwright.solver.links import Links
 
 _MOST_NODES = 4000
@@ -50,12 +50,14 @@ def arranged(links, off, alive, most):
     order, step, parent = np.full(num_nodes, -1), np.empty(num_nodes, np.int64), np.full(num_nodes, -1)
     first, table = np.zeros(num_nodes + 1, np.int64), np.zeros(num_nodes + 1, np.int64)
     scope = np.empty(4 * len(links.far), np.int64)
-    is_open = np.ones(num_nodes, np.bool_)
     near, nfirst, nlast = _neighbours(links, num_nodes)
+    end, size = len(near), np.empty(num_nodes)
+    for u in range(num_nodes):
+        size[u] = _size(u, weight, near, nfirst, nlast)
     total = 0.0
     for k in range(num_nodes):
-        u, size = _next_node(is_open, weight, near, nfirst, nlast)
-        total += np.exp(size)
+        u = np.argmin(size)
+        total += np.exp(size[u])
         if total > most:
             break
         around = near[nfirst[u] : nlast[u]].copy()
@@ -66,8 +68,10 @@ def arranged(links, off, alive, most):
             scope[first[k] + j] = around[j]
             entries *= count[around[j]]
         order[k], step[u], first[k + 1], table[k + 1] = u, k, first[k] + len(around), table[k] + entries
-        is_open[u] = False
-        near = _fill_in(near, nfirst, nlast, u, around)
+        size[u] = np.inf
+        near, end = _fill_in(near, end, nfirst, nlast, u, around)
+        for v in around:
+            size[v] = _size(v, weight, near, nfirst, nlast)
     if total <= most:
         for k in range(num_nodes):
             for j in range(first[k], first[k + 1]):
@@ -93,43 +97,37 @@ def _neighbours(links, num_nodes):
 
 
 @inline
-def _next_node(is_open, weight, near, nfirst, nlast):
-    """The open node with fewest combinations of its states and its neighbours', and their log."""
-    best, least = -1, np.inf
-    for u in range(len(is_open)):
-        if is_open[u]:
-            size = weight[u]
-            for j in range(nfirst[u], nlast[u]):
-                size += weight[near[j]]
-            if size < least:
-                best, least = u, size
-    return best, least
+def _size(u, weight, near, nfirst, nlast):
+    """The log of the combinations of a node's states and its neighbours'."""
+    size = weight[u]
+    for j in range(nfirst[u], nlast[u]):
+        size += weight[near[j]]
+    return size
 
 
 @inline
-def _fill_in(near, nfirst, nlast, u, around):
-    """Makes the neighbours of a node that is no longer open neighbours of each other."""
-    need = 0
+def _fill_in(near, end, nfirst, nlast, u, around):
+    """Makes the neighbours of a node that is no longer open neighbours of each other; returns where the list ends."""
+    need = end
     for v in around:
         need += nlast[v] - nfirst[v] + len(around)
-    end = len(near)
-    larger = np.empty(end + need, dtype=np.int64)
-    larger[:end] = near
+    if need > len(near):
+        near = np.concatenate((near, np.empty(need, dtype=np.int64)))
     for v in around:
         begin, i, j = end, nfirst[v], 0
         while i < nlast[v] or j < len(around):
-            if j == len(around) or (i < nlast[v] and larger[i] <= around[j]):
-                w = larger[i]
+            if j == len(around) or (i < nlast[v] and near[i] <= around[j]):
+                w = near[i]
                 j += j < len(around) and around[j] == w
                 i += 1
             else:
                 w = around[j]
                 j += 1
             if w != u and w != v:
-                larger[end] = w
+                near[end] = w
                 end += 1
         nfirst[v], nlast[v] = begin, end
-    return larger[:end]
+    return near, end
 
 
 @kernel
@@ -162,10 +160,10 @@ def cheapest(links, off, cost, buckets):
             total += least[begin]
     choice, rank = np.empty(num_nodes, np.int64), np.empty(num_nodes, np.int64)
     for k in range(num_nodes - 1, -1, -1):
-        u, place = buckets.order[k], 0
+        u, at = buckets.order[k], 0
         for j in range(buckets.first[k], buckets.first[k + 1]):
-            place = place * buckets.sizes[buckets.scope[j]] + rank[buckets.scope[j]]
-        rank[u] = best[buckets.table[k] + place]
+            at = at * buckets.sizes[buckets.scope[j]] + rank[buckets.scope[j]]
+        rank[u] = best[buckets.table[k] + at]
         choice[u] = buckets.state[off[u] + rank[u]]
     return total, choice
 
@@ -206,11 +204,14 @@ def _jumps(buckets, c, k):
 @inline
 def _add(buckets, k, sums, table, begin, own, jump):
     """Adds the entries of a table to all combinations of a bucket, in which they lie so far apart."""
-    first, last = buckets.first[k], buckets.first[k + 1]
-    seats, at = np.zeros(last - first, np.int64), begin
-    for j in range(sums.shape[1]):
+    first, last = buckets.first[k], buckets.first[k + 1] - 1
+    run, step = (buckets.sizes[buckets.scope[last]], jump[-1]) if len(jump) else (1, 0)
+    seats, at = np.zeros(len(jump), np.int64), begin
+    for j in range(0, sums.shape[1], run):
         for s in range(len(sums)):
-            sums[s, j] += table[at + s * own]
+            line, here = place(at + s * own), place(j)
+            for t in range(place(run)):
+                sums[s, here + t] += table[line + t * place(step)]
         for i in range(last - first - 1, -1, -1):
             seats[i] += 1
             at += jump[i]
