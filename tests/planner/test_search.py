@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from meshwright.planner import fitting
 from meshwright.planner import search as search_module
 from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.planner import Task
+from meshwright.solver.pipeline import Run
 from meshwright.solver.solution import Solution, Status
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
@@ -78,13 +80,13 @@ def test_what_cannot_fit_is_known_before_anything_is_priced():
 def test_without_memory_no_solve_is_begun_that_could_not_be_accepted(monkeypatch):
     """Short ones would begin again where they prove nothing; with memory they find out where it is short."""
     step, args = mlp_step(64, 64)
-    given, solve = [], fitting.solve
+    given, solve = [], Run.solve
 
-    def noted(problem, seconds, **options):
-        given.append((len(problem.row_node) > 0, seconds))
-        return solve(problem, seconds=seconds, **options)
+    def noted(run, seconds, *options):
+        given.append((len(run.problem.row_node) > 0, seconds))
+        return solve(run, seconds, *options)
 
-    monkeypatch.setattr(fitting, "solve", noted)
+    monkeypatch.setattr(Run, "solve", noted)
     at = planner_of(trace(step, *args), (4,))
     at(0.9 * at(None).memory.peak_bytes)
     short, long = fitting.ALLOWANCES[0][0], fitting.ALLOWANCES[-1][0]
@@ -94,17 +96,17 @@ def test_without_memory_no_solve_is_begun_that_could_not_be_accepted(monkeypatch
 @pytest.mark.parametrize(("seconds", "first"), [(0.01, 1.0), (0.5, 2.0)])
 def test_what_took_long_without_memory_may_take_longer_with_it(monkeypatch, seconds, first):
     step, args = mlp_step(64, 64)
-    given, solve = [], fitting.solve
+    given, solve = [], Run.solve
 
-    def noted(problem, seconds, **options):
+    def noted(run, seconds, *options):
         given.append(seconds)
-        return solve(problem, seconds=seconds, **options)
+        return solve(run, seconds, *options)
 
     view = View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)
     view.step()
     view.free, view.limit = replace(view.solution, seconds=seconds), 0.9 * view.peak_bytes
     view.hold(view.solution.choice)
-    monkeypatch.setattr(fitting, "solve", noted)
+    monkeypatch.setattr(Run, "solve", noted)
     assert view.advance()
     assert given[0] == first
 
@@ -193,7 +195,8 @@ class Scripted(View):
 
 def best_of(*views):
     said, remarks = [], {}
-    best = search_module._best(list(views), remarks, [], said.append)
+    with mock.patch.object(search_module, "translated", return_value=None):
+        best = search_module._best(list(views), remarks, [], said.append)
     assert set(remarks) == {view.formulation.mesh.sizes for view in views}
     return best, [line.removeprefix("solving on mesh ") for line in said]
 
@@ -225,11 +228,57 @@ def test_what_is_nearly_solved_is_left_unless_it_is_likely_to_be_much_better(cos
 
 def test_only_the_best_view_is_given_more_than_one_allowance_to_the_end_while_its_gap_is_wide():
     wide, close = Scripted((8,), (0.9, 0.97), 1.0), Scripted((8,), (0.9, 0.985), 1.0)
+    last = ((0.5, 1e-2),)
     for view in (wide, close):
         assert view._allowed(1.0) == view._allowed(np.inf) == fitting.ALLOWANCES
         assert view.advance() and view.is_near
-        assert view._allowed(1.0) == fitting.ALLOWANCES[:1]
-    assert wide._allowed(np.inf) == fitting.ALLOWANCES and close._allowed(np.inf) == fitting.ALLOWANCES[:1]
+        assert view._allowed(1.0) == last
+    assert wide._allowed(np.inf) == fitting.ALLOWANCES and close._allowed(np.inf) == last
+
+
+def test_a_view_that_is_taken_up_starts_from_the_best_choice_that_can_be_carried_to_it():
+    asked = []
+
+    def carried(choice, source, target):
+        asked.append((source.mesh.sizes, target.mesh.sizes))
+        return choice if source.mesh.sizes == (8,) else None
+
+    first, second = Scripted((8,), (0.9, 0.97, 0.98), 1.0), Scripted((2, 4), (0.91, 0.96, 0.97), 0.99)
+    third = Scripted((4, 2), (0.92, 0.95, 0.96), 0.98)
+    with mock.patch.object(search_module, "translated", carried):
+        search_module._best([first, second, third], {}, [], lambda _: None)
+    assert asked == [((8,), (2, 4)), ((2, 4), (4, 2)), ((8,), (4, 2))]
+    assert first.initial is None and second.initial is third.initial is not None
+
+
+def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(monkeypatch):
+    step, args = mlp_step(64, 64)
+    formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
+    free = View(formulation, None)
+    assert free.step()
+    view, begun, solved = View(formulation, 0.8 * free.peak_bytes), [], []
+    begin, solve = Run.__init__, Run.solve
+
+    def noted(run, problem, **options):
+        begun.append((len(problem.row_node), options["initial"]))
+        begin(run, problem, **options)
+
+    def unproven(run, *options):
+        solved.append(run)
+        return replace(solve(run, *options), status=Status.FEASIBLE, lower_bound=0.0)
+
+    monkeypatch.setattr(Run, "__init__", noted)
+    monkeypatch.setattr(Run, "solve", unproven)
+    view.allowances = ((1.0, np.inf),)
+    while not view.fits:
+        view.step(0.1)
+    before, fitted = len(begun), view.fitted.choice
+    assert len(solved) == before > 1
+    view.step(0.1)
+    assert len(begun) == before and solved[-1] is solved[-2]
+    view.times = {time: kept + 1 for time, kept in view.times.items()}
+    view.step(0.1)
+    assert len(begun) == before + 1 and begun[-1][1][: len(fitted)].tolist() == fitted.tolist()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +295,7 @@ def test_a_choice_that_is_close_to_its_bound_will_do(monkeypatch, before, bound,
     view = View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)
     assert view.step()
     found = replace(view.solution, status=Status.FEASIBLE, cost=1.0, lower_bound=bound)
-    monkeypatch.setattr(fitting, "solve", lambda *_, **__: found)
+    monkeypatch.setattr(Run, "solve", lambda *_: found)
     view = View(view.formulation, None, floor=before)
     assert view.advance(goal) and view.done == done
     assert view.fitted is not None

@@ -95,7 +95,7 @@ def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trus
         return found
 
     monkeypatch.setattr(Closer, "_coarsely_below", tell)
-    monkeypatch.setattr(Closer, "_mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
+    monkeypatch.setattr(Closer, "mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
     monkeypatch.setattr("meshwright.solver.exact._SMALL", 0.01)
     monkeypatch.setattr("meshwright.solver.exact._FIRST_REACH", 1e-9)
     for seed in range(30):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import ProblemError
-from meshwright.solver import ChoiceProblem, Status, exact, price, solve
+from meshwright.solver import ChoiceProblem, Status, exact, pipeline, price, solve
 from meshwright.solver.pipeline import Run
 from meshwright.solver.warm import example
 from tests.solver.problems import brute_force, random_problem
@@ -47,12 +47,57 @@ def test_a_solve_up_to_a_gap_goes_on_for_a_while_and_stops_with_a_true_bound(mon
 def test_among_whole_numbers_a_bound_one_below_proves_nothing(bound):
     """A choice that costs one less may be there: bounds of a search are good to half a unit."""
     problem = ChoiceProblem.from_rows([np.array([8.0, 9.0])], [], [], None)
-    run = Run(problem, 1.0, 0, 1, None, [1], None, False, 0.2, np.inf)
+    run = Run(problem, initial=[1])
     run.raise_bound(bound)
     found = run.finish()
     assert (found.status, found.cost, found.lower_bound) == (Status.FEASIBLE, 9.0, 8.0)
     run.raise_bound(8.5)
     assert run.finish().status == Status.OPTIMAL
+
+
+def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatch):
+    simplified, begun = [], []
+    simplify, begin = pipeline.simplify, exact.Closing._begin
+    monkeypatch.setattr(pipeline, "simplify", lambda *args: simplified.append(args) or simplify(*args))
+    monkeypatch.setattr(exact.Closing, "_begin", lambda *args: begun.append(args) or begin(*args))
+    monkeypatch.setattr(exact, "_GO_ON", 0.0)
+    left = 0
+    for seed in (0, 1, 3, 4, 5):
+        problem = example(True, num_nodes=14, num_states=5, seed=seed)
+        proven = solve(problem, seconds=20, workers=1)
+        run = Run(problem)
+        for calls in (simplified, begun):
+            calls.clear()
+        first, told = run.solve(20, gap=0.2), run.history
+        second = run.solve(20)
+        assert len(simplified) == 1 and len(begun) <= 1
+        assert first.lower_bound <= second.lower_bound == second.cost <= first.cost
+        assert second.cost == pytest.approx(proven.cost)
+        assert second.status == Status.OPTIMAL and price(problem, second.choice).legal
+        if first.status == Status.FEASIBLE:
+            left += 1
+            assert all(progress.lower_bound >= first.lower_bound for progress in second.history)
+            assert run.history is not told and first.history == tuple(told)
+    assert left > 1
+
+
+def test_a_solve_that_begins_again_keeps_its_choice(monkeypatch):
+    monkeypatch.setattr(exact, "_GO_ON", 0.0)
+    known = []
+    begin = exact.Closing.__init__
+
+    def noted(closing, closer, model, cutoff, **options):
+        known.append(cutoff)
+        begin(closing, closer, model, cutoff, **options)
+
+    monkeypatch.setattr(exact.Closing, "__init__", noted)
+    problem = example(True, num_nodes=14, num_states=5, seed=0)
+    run = Run(problem)
+    first = run.solve(20, gap=0.2)
+    run.begin_again()
+    second = run.solve(20)
+    assert len(known) == 2 and known[0] == np.inf and known[1] < np.inf
+    assert second.status == Status.OPTIMAL and second.cost <= first.cost
 
 
 def test_a_solve_with_a_goal_ends_once_nothing_below_it_is_left():

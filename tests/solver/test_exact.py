@@ -265,10 +265,10 @@ def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
         dual.converge(10)
         climb_prices(dual, 0.03 * abs(dual.bound), 60)
         start = Closed(None, np.inf, dual.bound)
-        found = Closer(1e-9, time.perf_counter() + 60)._mixed(dual, start, np.inf)
+        found = Closer(1e-9, time.perf_counter() + 60).mixed(dual, start, np.inf)
         optimum = solve(problem, seconds=60, workers=1)
         assert optimum.status == Status.OPTIMAL and State.of(simple.model, found.choice).fits(simple.model)
         assert optimum.cost - 1e-9 <= price(problem, simple.expand(found.choice)).cost <= 1.01 * optimum.cost
         cutoff = optimum.cost - simple.offset  # nothing costs less, and what costs as much is of no use
-        again = Closer(1e-9, time.perf_counter() + 60)._mixed(dual, start, (1 - 1e-9) * cutoff)
+        again = Closer(1e-9, time.perf_counter() + 60).mixed(dual, start, (1 - 1e-9) * cutoff)
         assert again.choice is None

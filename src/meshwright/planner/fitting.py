@@ -8,7 +8,7 @@ so every bound on the way holds.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,19 @@ from numpy.typing import NDArray
 from meshwright.planner.considered import Improvement, Round
 from meshwright.planner.copies import Copied, EdgeKey, Route, Spans, find_routes
 from meshwright.planner.priced import Usage
-from meshwright.solver import ChoiceProblem, Solution, price, solve
+from meshwright.solver import ChoiceProblem, Solution, price
 from meshwright.solver.solution import Status
+
+if TYPE_CHECKING:
+    from meshwright.solver.pipeline import Run
 
 # Problems under a tight memory limit may take long to close the last percent, far below what the costs themselves
 # are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
 # are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
 # fits need not be that close.
 ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
-_HARDER = 4.0  # how many times as long as without memory the first may take
+_HARDER = 4.0  # how many times as long as without memory the first may take,
+_LAST = 0.5  # and the part of it that going on from a choice that is near to the best may take
 _ON_THE_WAY = 2e-2  # the gap that will do for them,
 _FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
 _GOOD = 7.5e-3  # the gap that will do at the end: solving further mostly gains less than a thousandth
@@ -33,6 +37,7 @@ _LONG = 20.0  # from this allowance on, problems without a limit need not be pro
 _MAX_ROUNDS = 24
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
 _DEAR_ROUNDS = 4
+_PROVEN = (Status.OPTIMAL, Status.INFEASIBLE)
 
 
 class Priced(Protocol):
@@ -100,6 +105,7 @@ class View:
     rounds: list[Round] = field(default_factory=list)
     _fitted: Solution | None = None
     _num_advances: int = 0
+    _begun: "tuple[object, Run, list[Route]] | None" = None  # what is held, its solve, if that may go on, its routes
 
     @property
     def fits(self) -> bool:
@@ -147,14 +153,12 @@ class View:
     def step(self, gap: float = 0.0, goal: float = np.inf) -> bool:
         """Solves once, up to a gap, and notes where memory is short; False where nothing can fit.
 
-        It is left as soon as the floor is no lower than the goal, then perhaps without a choice.
+        It is left as soon as the floor is no lower than the goal, then perhaps without a choice. Where nothing more is
+        held than the last time, the solve goes on from there.
         """
         started = time.perf_counter()
-        problem, routes = self.problem()
-        if self.fitted is not None:
-            self.initial = self.fitted.choice
-        start = None if self.initial is None else _through(routes, self.initial)
-        for solution in _solves(problem, self._allowed(goal), start, gap, goal):
+        run, routes = self._run()
+        for solution in _solves(run, self._allowed(goal), gap, goal):
             self.rounds.append(_round(len(self.times), solution))
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
@@ -167,19 +171,34 @@ class View:
                 self._fitted = self.solution
         will_do = gap == 0.0 or solution.status == Status.OPTIMAL
         self.done = self.fits and (will_do or (self._is_within(_GOOD) and self.floor < goal))
+        if self.done or solution.status in _PROVEN:
+            self._begun = None
         self.seconds += time.perf_counter() - started
         self._least = solution.least_limit
         return solution.choice is not None
 
+    def _run(self) -> "tuple[Run, list[Route]]":
+        """The solve of all that is held, begun or to be gone on with, and the nodes besides the formulation's."""
+        held = self.limit, dict(self.times), set(self.edges)
+        if self._begun is None or self._begun[0] != held:
+            problem, routes = self.problem()
+            if self.fitted is not None:
+                self.initial = self.fitted.choice
+            start = None if self.initial is None else _through(routes, self.initial)
+            self._begun = held, _begin(problem, start), routes
+        return self._begun[1], self._begun[2]
+
     def _allowed(self, goal: float) -> tuple[tuple[float, float], ...]:
         """The allowances, of which the first is longer where the problem took long without memory.
 
-        There is no other for a view that is nearly solved, unless it is the best and its gap is still wide.
+        There is but a part of it for a view that is nearly solved, unless it is the best and its gap is still wide.
         """
         (seconds, close), *later = self.allowances
         free = 0.0 if self.free is None else self.free.seconds
-        first = max(seconds, _HARDER * free), close
-        return (first,) if self.is_near and (goal < np.inf or self._is_within(_ON_THE_WAY)) else (first, *later)
+        first = max(seconds, _HARDER * free)
+        if self.is_near and (goal < np.inf or self._is_within(_ON_THE_WAY)):
+            return ((_LAST * first, close),)
+        return ((first, close), *later)
 
     def _is_within(self, gap: float) -> bool:
         """Whether the best choice that fits is as close to the floor."""
@@ -251,7 +270,7 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(_DEAR_ROUNDS):
-        *_, solution = _solves(formulation.problem({}, None, dear=dear))
+        *_, solution = _solves(_begin(formulation.problem({}, None, dear=dear)))
         choice = solution.choice
         assert choice is not None
         profile = formulation.memory.profile(choice, formulation.copies_made(choice))
@@ -262,26 +281,25 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     return min(found, key=lambda it: it[1])
 
 
+def _begin(problem: ChoiceProblem, choice: NDArray[np.int64] | None = None) -> "Run":
+    from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
+
+    return Run(problem, initial=choice)
+
+
 def _solves(
-    problem: ChoiceProblem,
-    allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
-    choice: NDArray[np.int64] | None = None,
-    gap: float = 0.0,
-    goal: float = np.inf,
+    run: "Run", allowances: tuple[tuple[float, float], ...] = ALLOWANCES, gap: float = 0.0, goal: float = np.inf
 ) -> Iterator[Solution]:
-    """Solves once for each allowance, until one will do; where no memory is held, only long ones would."""
-    held = len(problem.row_node) > 0
+    """Solves for as long as each allowance says, until one will do; where no memory is held, only long ones would."""
+    held = len(run.problem.row_node) > 0
     for seconds, close in [one for one in allowances if held or one[0] >= _LONG] or allowances:
-        solution = solve(
-            problem, seconds=seconds, workers=1, initial=choice, keep_interrupted=False, gap=gap, goal=goal
-        )
+        solution = run.solve(seconds, gap, goal)
         yield solution
         if solution.lower_bound >= goal:
             break
-        proven = solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        if proven or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
+        if solution.status in _PROVEN or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break
-        choice = solution.choice
+        run.begin_again()  # far off, what is looked for around a better choice finds more than going on does
 
 
 def _round(num_held: int, solution: Solution) -> Round:

@@ -13,12 +13,14 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.hardware import Mesh
 from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
+from meshwright.planner.translate import translated
 from meshwright.units import format_bytes
 
 _LESS = 1 - 1e-9  # of a cost: what is worth having,
@@ -115,6 +117,8 @@ def _best(
             if _name(mesh) != said:
                 said = _name(mesh)
                 say(f"solving on mesh {said}")
+            if not view.is_taken_up:
+                view.initial = _start(view, views)
             ahead = waiting[0][1] if waiting and not view.is_taken_up else np.inf
             if not view.advance(min(goal, ahead)):
                 misfits.append(Misfit(mesh, view.limit or 0.0, view.least_bytes, lambda view=view: view.formulation))  # type: ignore[misc]
@@ -126,6 +130,16 @@ def _best(
         if view.promise < goal and not view.done:
             heappush(waiting, (view.is_near, view.promise, number))
     return best
+
+
+def _start(view: View, views: list[View]) -> NDArray[np.int64] | None:
+    """A choice for a view by what is known of others, the best first."""
+    known = [(other.cost, number, other.fitted) for number, other in enumerate(views) if other.fitted is not None]
+    for _, number, fitted in sorted(known, key=lambda it: it[:2]):
+        start = translated(fitted.choice, views[number].formulation, view.formulation)
+        if start is not None:
+            return start
+    return None
 
 
 def _remark(view: View) -> Considered:

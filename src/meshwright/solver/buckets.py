@@ -56,7 +56,7 @@ def arranged(links, off, alive, most):
         size[u] = _size(u, weight, near, nfirst, nlast)
     total = 0.0
     for k in range(num_nodes):
-        u = np.argmin(size)
+        u = int(np.argmin(size))
         total += np.exp(size[u])
         if total > most:
             break

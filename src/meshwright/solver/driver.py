@@ -57,4 +57,5 @@ def solve(
         raise ProblemError(f"goal is {goal!r}: give a cost, or inf for none")
     from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
 
-    return Run(problem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap, goal).solve()
+    run = Run(problem, seed, workers, on_progress, initial, steps, keep_interrupted)
+    return run.solve(seconds, gap, goal)

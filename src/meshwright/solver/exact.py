@@ -54,7 +54,7 @@ _COARSE = 0.5  # the part of the time that this may take
 _DEAR = 0.005  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
-_GO_ON = 1.0  # how many times as long as it took to find a choice that will do the search goes on for a better one
+_GO_ON = 1.0  # how many times as long as it took so far the search goes on where there is a choice that will do
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
 
 _Looked = tuple[Closed, Part, Split | None]
@@ -73,13 +73,12 @@ class Closer:
         patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
         pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         splits: Whether to split at all.
-        gap: The gap that will do, as a part of the cost; `offset` is what the model leaves out of the cost.
-        slack: The same as a difference, once the bound is known.
-        goal: A bound at which to stop, whatever was found.
+        slack: The difference between a choice and its bound that will do.
         dear: How far above the bound a choice is improved before models are split.
         improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance and the deadline.
         rows: Rows of the next elimination of many combinations.
         coarse: Whether small rows of memory are to be left out at first.
+        cut: Whether time did not do for that, which is then done when it is gone on with.
         helped: Whether the choice and the prices were improved, which is done before models are split.
         fan: Makes the duals of each search.
     """
@@ -92,14 +91,12 @@ class Closer:
     patience: float = 10.0
     pause: float = 0.0
     splits: bool = True
-    gap: float = 0.0
-    offset: float = 0.0
-    goal: float = np.inf
     slack: float = 0.0
     dear: float = 0.0
     improve: Callable[[Dual, np.ndarray | None, float, float], np.ndarray | None] | None = None
     rows: float = _FEWER_ROWS
     coarse: bool = False
+    cut: bool = False
     helped: bool = False
     fan: Fan = field(default_factory=Fan)
 
@@ -118,38 +115,14 @@ class Closer:
             prices: Prices of memory to begin with.
             known: A choice that costs the cutoff, to begin with where nothing cheaper is soon found.
         """
-        if model.num_nodes == 0:
-            return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
-        begun, order = time.perf_counter(), decision_order(model)
-        dual = Dual(permuted(model, order), prices=prices)
-        dual.converge(_SWEEPS, _RISING, self.deadline)
-        if len(model.cap):
-            climb_prices(dual, REACH * abs(dual.bound), _CLIMB, cutoff, self.deadline)
-        whole = abs(dual.bound + self.offset)
-        slack = max(self.tolerance, self.gap * whole)
-        hard = self.splits and self.improve is not None and len(model.cap) > 0
-        closer = replace(self, slack=slack, dear=_DEAR * whole, coarse=hard, helped=not hard)
-        start = decoded_found(dual, cutoff)
-        if start.choice is None and known is not None:
-            start = replace(start, choice=known[order], cost=cost_of(model, known))
-        start = closer._mixed(dual, start, cutoff) if hard else closer._probed(dual, start, cutoff)
-        found = closer._below(dual, start, cutoff, self.goal)
-        if slack > self.tolerance and found.cost - slack <= found.bound < min(found.cost, self.goal):
-            now = time.perf_counter()
-            closer.slack, closer.deadline = self.tolerance, min(self.deadline, now + _GO_ON * (now - begun))
-            found = closer._below(dual, found, cutoff, self.goal)
-        if found.choice is None or found.cost >= cutoff:
-            return Closed(None, np.inf, found.bound)
-        choice = np.empty(model.num_nodes, dtype=np.int64)
-        choice[order] = found.choice
-        return replace(found, choice=choice)
+        return Closing(self, model, cutoff, prices, known).go_on(self.deadline)
 
-    def _probed(self, dual: Dual, best: Closed, cutoff: float) -> Closed:
+    def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
         if best.choice is None and not self.few:  # a search along a frontier takes longer than mending
             best = mended_found(dual, best, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
-        while self.splits and best.bound < self.goal and time.perf_counter() < self.deadline:
+        while self.splits and best.bound < enough and time.perf_counter() < self.deadline:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
@@ -159,7 +132,7 @@ class Closer:
             reach *= _FURTHER
         return best if best.choice is not None else mended_found(dual, best, cutoff)
 
-    def _below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
+    def below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound.
 
         Before the first goal that takes splits, the choice and the prices are improved: that leaves fewer to make.
@@ -195,7 +168,7 @@ class Closer:
         return replace(best, bound=min(best.bound, best.cost, cutoff))
 
     def _below_in_part(self, dual: Dual, alive: np.ndarray, best: Closed, ceiling: float, enough: float) -> Closed:
-        """The same without the states that are not alive."""
+        """`below` without the states that are not alive."""
         part = self._reduced(Part(dual), alive, ceiling)
         if isinstance(part, Closed):
             return part
@@ -203,17 +176,18 @@ class Closer:
         held = None if best.choice is None else part.restrict(best.choice)
         if held is not None:
             start = replace(start, choice=held, cost=cost_of(part.dual.model, held))
-        return part.whole(self._below(part.dual, start, ceiling - part.offset, enough - part.offset))
+        return part.whole(self.below(part.dual, start, ceiling - part.offset, enough - part.offset))
 
     def _coarsely(self, dual: Dual, best: Closed, ceiling: float, enough: float) -> Closed:
         """Looks for what is cheapest where small rows are left out, ever further above the bound; mended with them."""
-        self.coarse, goal, reach = False, -np.inf, _FIRST_REACH * max(abs(dual.bound), 1e-9)
+        self.coarse, self.cut, goal, reach = False, True, -np.inf, _FIRST_REACH * max(abs(dual.bound), 1e-9)
         while best.bound < enough and goal < min(best.cost, ceiling) and time.perf_counter() < self.deadline:
             far = best.cost > best.bound + _MIXED[-1] * abs(best.bound)
             goal, reach = min(best.cost, ceiling, best.bound + reach if far else np.inf), _FURTHER * reach
             found = self._coarsely_below(dual, goal, enough)
             best = better(best, fitted(dual, found, ceiling))
-            if found.bound < goal:
+            self.cut = found.bound < goal
+            if self.cut:
                 break
         return best
 
@@ -225,19 +199,21 @@ class Closer:
             return part
         start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, time.perf_counter()
         closer = replace(self, deadline=now + _COARSE * (self.deadline - now), slack=self.tolerance)
-        return part.whole(closer._below(part.dual, start, goal - offset, enough - offset))
+        return part.whole(closer.below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Does once what leaves fewer splits to make: looks for a cheaper choice and for better prices."""
-        self.helped, self.rows, self.few = True, _ROWS, _MOST_COMBINATIONS if self.few else 0
-        best = best if self._is_over(best) else self._mixed(dual, best, ceiling)
-        return best if self._is_over(best) else self._improved(dual, best)
+        self.rows, self.few = _ROWS, _MOST_COMBINATIONS if self.few else 0
+        best = best if self._is_over(best) else self.mixed(dual, best, ceiling)
+        best = best if self._is_over(best) else self._improved(dual, best)
+        self.helped = not self._is_over(best)  # else it is done when it is gone on with
+        return best
 
     def _is_over(self, best: Closed) -> bool:
         """Whether there is a choice to stop with, and no time left for a better one."""
         return best.choice is not None and time.perf_counter() > self.deadline
 
-    def _mixed(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
+    def mixed(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Settles the prices, and looks for the best mix of the choices that are cheapest at some, and of the best."""
         reach = min(best.cost, ceiling) - dual.bound
         if not (seen := settle_prices(dual, reach, self.deadline)):
@@ -407,3 +383,73 @@ class Closer:
         if isinstance(found, Part):
             self.fan.note(found.dual)
         return found
+
+
+class Closing:
+    """A model on the way to its cheapest choice, which may be left and gone on with.
+
+    Args:
+        closer: Options.
+        model, cutoff, prices, known: As in `Closer.close`.
+        offset: What the model leaves out of the cost.
+    """
+
+    def __init__(
+        self,
+        closer: Closer,
+        model: Model,
+        cutoff: float = np.inf,
+        prices: np.ndarray | None = None,
+        known: np.ndarray | None = None,
+        offset: float = 0.0,
+    ):
+        self._closer, self._model, self._cutoff, self._known = replace(closer), model, cutoff, known
+        self._offset = offset
+        self._order = decision_order(model)
+        self._dual = Dual(permuted(model, self._order), prices=prices)
+        self._found: Closed | None = None
+        self._seconds = 0.0
+
+    def go_on(self, deadline: float, gap: float = 0.0, goal: float = np.inf) -> Closed:
+        """What `Closer.close` finds, from where it was left.
+
+        Args:
+            deadline: `time.perf_counter()` at which to stop.
+            gap: The gap that will do, as a part of the cost.
+            goal: A bound at which to stop, whatever was found.
+        """
+        model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
+        if model.num_nodes == 0:
+            return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
+        begun, closer.deadline = time.perf_counter() - self._seconds, deadline
+        closer.coarse |= closer.cut
+        found = self._found or self._begin(gap, goal)
+        closer.slack = slack = self._slack(gap)
+        found = closer.below(dual, found, cutoff, goal)
+        if slack > closer.tolerance and found.cost - slack <= found.bound < min(found.cost, goal):
+            now = time.perf_counter()
+            closer.slack, closer.deadline = closer.tolerance, min(deadline, now + _GO_ON * (now - begun))
+            found = closer.below(dual, found, cutoff, goal)
+        self._found, self._seconds = found, time.perf_counter() - begun
+        if found.choice is None or found.cost >= cutoff:
+            return Closed(None, np.inf, found.bound)
+        choice = np.empty(model.num_nodes, dtype=np.int64)
+        choice[self._order] = found.choice
+        return replace(found, choice=choice)
+
+    def _begin(self, gap: float, goal: float) -> Closed:
+        """A first bound and, as far as one is found, a first choice."""
+        model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
+        dual.converge(_SWEEPS, _RISING, closer.deadline)
+        if len(model.cap):
+            climb_prices(dual, REACH * abs(dual.bound), _CLIMB, cutoff, closer.deadline)
+        hard = closer.splits and closer.improve is not None and len(model.cap) > 0
+        closer.slack, closer.dear = self._slack(gap), _DEAR * abs(dual.bound + self._offset)
+        closer.coarse, closer.helped = hard, not hard
+        start = decoded_found(dual, cutoff)
+        if start.choice is None and self._known is not None:
+            start = replace(start, choice=self._known[self._order], cost=cost_of(model, self._known))
+        return closer.mixed(dual, start, cutoff) if hard else closer.probed(dual, start, cutoff, goal)
+
+    def _slack(self, gap: float) -> float:
+        return max(self._closer.tolerance, gap * abs(self._dual.bound + self._offset))

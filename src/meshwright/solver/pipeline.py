@@ -1,12 +1,12 @@
 """One solve from beginning to end: simplify, close if small, search if giant, and keep the books."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from meshwright.solver.check import price
-from meshwright.solver.exact import Closer
+from meshwright.solver.exact import Closer, Closing
 from meshwright.solver.infeasible import least_limit
 from meshwright.solver.model import extent, from_problem
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
@@ -22,18 +22,26 @@ _WORTH_A_CREW = 8.0  # seconds left from which further processes earn their star
 
 
 class Run:
-    """The books of one solve: the clock, the best choice of the full problem, the bound, the history."""
+    """The books of one problem's solves: the clock, its best choice, the bound, the history of the latest."""
 
     def __init__(
-        self, problem: ChoiceProblem, seconds, seed, workers, on_progress, initial, steps, keep_interrupted, gap, goal
+        self,
+        problem: ChoiceProblem,
+        seed: int = 0,
+        workers: int = 1,
+        on_progress: Callable[[Progress], None] | None = None,
+        initial: Sequence[int] | np.ndarray | None = None,
+        steps: int | None = None,
+        keep_interrupted: bool = False,
     ):
+        """As `driver.solve` is given them."""
         self.start = time.perf_counter()
-        self.deadline = self.start + seconds
+        self.deadline = np.inf
         self.problem = problem
         self.seed, self.workers, self.steps = seed, workers, steps
         self.keep_interrupted = keep_interrupted
-        self.gap, self.goal = gap, goal
-        self.on_progress: Callable[[Progress], None] | None = on_progress
+        self.gap, self.goal = 0.0, np.inf
+        self.on_progress = on_progress
         self.choice: np.ndarray | None = None
         self.cost = np.inf
         self._offset = 0.0
@@ -44,13 +52,20 @@ class Run:
         self.tolerance = whole_tolerance(problem, extents)
         self.most = most_possible(problem, extents) + self.tolerance
         self.giant = problem.num_strategies > _GIANT_STATES
+        self._simple: Simplified | None = None
+        self._closing: Closing | None = None
         if initial is not None:
             self.offer(np.asarray(initial))
 
-    def solve(self) -> Solution:
-        """Simplifies, closes what is small, searches what is not."""
+    def solve(self, seconds: float, gap: float = 0.0, goal: float = np.inf) -> Solution:
+        """Simplifies, closes what is small, searches what is not; called again, it goes on from there."""
+        if self._simple is not None:
+            self.start, self.history = time.perf_counter(), []
+        self.deadline, self.gap, self.goal = self.start + seconds, gap, goal
         try:
-            simple = simplify(from_problem(self.problem), self.deadline)
+            if self._simple is None:
+                self._simple = simplify(from_problem(self.problem), self.deadline)
+            simple = self._simple
             if simple.infeasible:
                 return self.finish_infeasible(simple.excess)
             model = simple.model
@@ -63,21 +78,20 @@ class Run:
                 raise
         return self.finish()
 
+    def begin_again(self) -> None:
+        """Lets the next solve start afresh from the choice so far."""
+        self._closing = None
+
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
         now = time.perf_counter()
         part = 0.03 if self.giant and len(simple.model.cap) > _FEWEST_TIMES else 0.7
         until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
-        closer = Closer(
-            self.tolerance,
-            until,
-            gap=self.gap,
-            offset=simple.offset,
-            goal=min(self.goal, self.most) - simple.offset,
-            improve=_improved,
-        )
-        known = None if self.choice is None else simple.restrict(self.choice)
-        found = closer.close(simple.model, self.cost - simple.offset, known=known)
+        if self._closing is None:
+            known = None if self.choice is None else simple.restrict(self.choice)
+            closer = Closer(self.tolerance, until, improve=_improved)
+            self._closing = Closing(closer, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
+        found = self._closing.go_on(until, self.gap, min(self.goal, self.most) - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
         self.raise_bound(found.bound + simple.offset)
