@@ -6,7 +6,8 @@ prices of memory at any moments: what fits the limit costs no less than what it 
 the price of the limit itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshwright.planner.copies import EdgeKey
 from meshwright.planner.formulate import Formulation
+from meshwright.planner.numbering import ranges, starts
 from meshwright.solver import ChoiceProblem, gather
 from meshwright.solver.dual import Dual, ascend_prices
 from meshwright.solver.model import from_problem
@@ -30,10 +32,11 @@ Ints = NDArray[np.int64]
 
 
 class Held(NamedTuple):
-    """Memory that a choice may take at some moments."""
+    """Memory that a choice may take at some moments, and what a byte is worth there, as far as that is known."""
 
     times: Sequence[int]
     limit: float
+    worth: Mapping[int, float] = MappingProxyType({})
 
 
 def unfolded_bound(formulation: Formulation, target: float, held: Held | None = None) -> float:
@@ -48,8 +51,8 @@ def unfolded_bound(formulation: Formulation, target: float, held: Held | None = 
     folded, keys, prices = _folded(formulation, target, held)
     spare = float(folded.price @ folded.model.cap)
     dual = Dual(from_problem(_unfolded(formulation, prices)))
-    for messages, starts in zip(_messages(formulation, folded, keys), dual.links.of_edge, strict=True):
-        _spread(*_pool(messages), which, starts, dual.m)
+    for messages, begin in zip(_messages(formulation, folded, keys), dual.links.of_edge, strict=True):
+        _spread(*_pool(messages), which, begin, dual.m)
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     reach = (target if held is None else folded.bound) * (1 - _CLOSE) + spare
     before = -np.inf  # `Dual.converge` looks at ten sweeps at a time, which here take as long as all the rest
@@ -71,10 +74,10 @@ def _unfolded(formulation: Formulation, prices: dict[int, float]) -> ChoiceProbl
     matrix_first, matrix = _pool([matrix.ravel() for _, matrix in formulation.edges.values()])
     nodes = np.stack([folded.untied.source, folded.untied.reader], axis=1).astype(np.int32)
     edges = gather.Edges(nodes, folded.untied.which.astype(np.int32), matrix_first, matrix)
-    costs, starts = cost[_ranges(first[classes], size)], _starts(size)
+    costs, begin = cost[ranges(first[classes], size)], starts(size)
     if prices:
-        formulation.memory.charge(prices, costs, starts)
-    return ChoiceProblem.from_arrays(starts, costs, edges, gather.no_rows(), np.inf)
+        formulation.memory.charge(prices, costs, begin)
+    return ChoiceProblem.from_arrays(begin, costs, edges, gather.no_rows(), np.inf)
 
 
 def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple[Dual, list[EdgeKey], dict[int, float]]:
@@ -90,9 +93,13 @@ def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple
         if taken:
             rows += taken
             times.append(time)
-    dual = Dual(from_problem(ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)))
+    problem = ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)
+    known = np.array([held.worth.get(time, 0.0) for time in times]) if held is not None else None
+    dual = Dual(from_problem(problem), prices=known)
     dual.converge(_FOLDED_SWEEPS, _CLOSE)
-    ascend_prices(dual, target, _FOLDED_SWEEPS)
+    if held is not None and not held.worth:
+        ascend_prices(dual, target, _FOLDED_SWEEPS)
+    dual.restore()
     return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
 
 
@@ -102,11 +109,11 @@ def _messages(formulation: Formulation, dual: Dual, keys: list[EdgeKey]) -> tupl
     They are empty where both ends are tied.
     """
     sizes = np.diff(dual.model.off).tolist()
-    starts = dict(zip(keys, dual.links.of_edge.T.tolist(), strict=True))
+    begin = dict(zip(keys, dual.links.of_edge.T.tolist(), strict=True))
     found: tuple[list[Array], list[Array]] = ([], [])
     for key, (count, _) in formulation.edges.items():
-        for messages, node, start in zip(found, (key[0], key[2]), starts.get(key, (0, 0)), strict=True):
-            size = sizes[node] if key in starts else 0
+        for messages, node, start in zip(found, (key[0], key[2]), begin.get(key, (0, 0)), strict=True):
+            size = sizes[node] if key in begin else 0
             messages.append(dual.m[start : start + size] / count)
     return found
 
@@ -122,13 +129,4 @@ def _spread(first, messages, which, starts, target):
 
 def _pool(arrays: list[Array]) -> tuple[Ints, Array]:
     """Arrays one after another, and where each begins."""
-    return _starts(np.array([len(a) for a in arrays], np.int64)), np.concatenate(arrays) if arrays else np.zeros(0)
-
-
-def _starts(sizes: Ints) -> Ints:
-    return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _ranges(first: Ints, size: Ints) -> Ints:
-    """The whole numbers from each `first` on, `size` of them each."""
-    return np.repeat(first - _starts(size)[:-1], size) + np.arange(size.sum())
+    return starts(np.array([len(a) for a in arrays], np.int64)), np.concatenate(arrays) if arrays else np.zeros(0)

@@ -78,6 +78,7 @@ class View:
         free: The best solution if memory were no matter; None until it is solved.
         times: Moments at which memory is held, with bytes kept free there for what no edge copies, such as results.
         edges: Edges whose copies are held at these moments.
+        worth: What a byte is worth at these moments, as far as the latest solve told.
         solution: The latest solution; its choice may not fit yet.
         peak_bytes: What that choice needs.
         is_near: Whether a choice fits that is as close to the best as those on the way need be.
@@ -95,6 +96,7 @@ class View:
     free: Solution | None = None
     times: dict[int, float] = field(default_factory=dict)
     edges: set[EdgeKey] = field(default_factory=set)
+    worth: dict[int, float] = field(default_factory=dict)
     solution: Solution | None = None
     peak_bytes: int = 0
     is_near: bool = False
@@ -160,6 +162,8 @@ class View:
         run, routes = self._run()
         for solution in _solves(run, self._allowed(goal), gap, goal):
             self.rounds.append(_round(len(self.times), solution))
+        moments = sorted(self.times)
+        self.worth = {moments[time]: price for time, price in run.prices.items()} or self.worth
         if solution.status != Status.INFEASIBLE:  # which it may be for what is kept free
             self.floor = max(self.floor, solution.lower_bound)
         self._prove(solution)
@@ -292,14 +296,15 @@ def _solves(
 ) -> Iterator[Solution]:
     """Solves for as long as each allowance says, until one will do; where no memory is held, only long ones would."""
     held = len(run.problem.row_node) > 0
-    for seconds, close in [one for one in allowances if held or one[0] >= _LONG] or allowances:
+    for number, (seconds, close) in enumerate([one for one in allowances if held or one[0] >= _LONG] or allowances):
+        if number:
+            run.begin_again()  # far off, what is looked for around a better choice finds more than going on does
         solution = run.solve(seconds, gap, goal)
         yield solution
         if solution.lower_bound >= goal:
             break
         if solution.status in _PROVEN or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break
-        run.begin_again()  # far off, what is looked for around a better choice finds more than going on does
 
 
 def _round(num_held: int, solution: Solution) -> Round:

@@ -13,7 +13,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.folding import Folded
 from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
-from meshwright.planner.numbering import pack
+from meshwright.planner.numbering import pack, ranges, starts
 from meshwright.planner.priced import Usage
 from meshwright.rules.base import LoopNest
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
@@ -60,13 +60,12 @@ class MemoryModel(Usage):
             costs: Costs of all strategies of all groups, with nothing tied.
             first: Where those of each group begin.
         """
-        for time, price in prices.items():
-            live = np.flatnonzero((self.start <= time) & (time < self.stop))
-            live = live[np.argsort(self.column[live], kind="stable")]
-            for some in np.split(live, np.flatnonzero(np.diff(self.column[live])) + 1) if len(live) else ():
-                size = self.column_bytes[self.column[some[0]]]
-                places = first[self.group[some]][:, None] + np.arange(len(size))
-                np.add.at(costs, places, price * self.share[some][:, None] * size)
+        rate = self.share * sum(price * ((self.start <= time) & (time < self.stop)) for time, price in prices.items())
+        some = np.flatnonzero(rate)
+        column, size = self.column[some], np.array([len(taken) for taken in self.column_bytes])
+        taken = np.concatenate(self.column_bytes)[ranges(starts(size)[column], size[column])]
+        places = ranges(first[self.group[some]], size[column])
+        costs += np.bincount(places, np.repeat(rate[some], size[column]) * taken, len(costs))
 
     @abstractmethod
     def _backend(self) -> Iterable[Span]:

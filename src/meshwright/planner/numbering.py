@@ -50,12 +50,32 @@ def sort_by(numbers: Ints, count: int) -> Sorted:
     >>> sort_by(np.array([1, 0, -1, 1]), 2)
     Sorted(items=array([1, 0, 3]), start=array([0, 1, 3]), rank=array([ 0,  0, -1,  1]))
     """
-    items = np.argsort(numbers, kind="stable")
-    items = items[np.searchsorted(numbers[items], 0) :]
-    start = np.concatenate([[0], np.cumsum(np.bincount(numbers[items], minlength=count))])
-    rank = np.full(len(numbers), -1)
-    rank[items] = np.arange(len(items)) - start[numbers[items]]
-    return Sorted(items, start, rank)
+    return Sorted(*_sorted(numbers, count))
+
+
+@njit(cache=True)
+def _sorted(numbers, count):
+    start, rank = np.zeros(count + 1, np.int64), np.full(len(numbers), -1)
+    for i in range(len(numbers)):
+        if numbers[i] >= 0:
+            start[numbers[i] + 1] += 1
+            rank[i] = start[numbers[i] + 1] - 1
+    start = np.cumsum(start)
+    items = np.empty(start[-1], np.int64)
+    for i in range(len(numbers)):
+        if numbers[i] >= 0:
+            items[start[numbers[i]] + rank[i]] = i
+    return items, start, rank
+
+
+def starts(sizes: Ints) -> Ints:
+    """Where each of some stretches, one after another, begins, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def ranges(first: Ints, size: Ints) -> Ints:
+    """The whole numbers from each `first` on, `size` of them each."""
+    return np.repeat(first - starts(size)[:-1], size) + np.arange(size.sum())
 
 
 def pack(*columns: Ints) -> Ints:
@@ -76,11 +96,11 @@ def number_rows(*columns: Ints) -> tuple[Ints, Ints]:
     >>> number_rows(np.array([7, 5, 7, 5]), np.array([0, 1, 0, 2]))
     (array([0, 1, 0, 2]), array([0, 1, 3]))
     """
-    _, first, inverse = np.unique(pack(*columns), return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return rank[inverse], first[order]
+    rows = pack(*columns)
+    found = _number(rows[:0], np.zeros(len(rows) + 1, np.int64), rows)
+    first = np.empty(found.max(initial=-1) + 1, np.int64)
+    first[found[::-1]] = np.arange(len(rows))[::-1]  # what is written last stays
+    return found, first
 
 
 def number_stretches(values: Ints, start: Ints, *beside: Ints) -> Ints:

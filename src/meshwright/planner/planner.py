@@ -1,7 +1,7 @@
 """Plans a function: trace, group, fold, then formulate and solve on each mesh view, and read the best choice back."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -30,10 +30,10 @@ from meshwright.planner.search import View, search
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 from meshwright.profiler import cluster as find_cluster
 from meshwright.rules import has_rule, kernel_name
-from meshwright.rules.base import TensorType
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
+Lie = tuple[tuple[int, ...], str, Spec]  # shape, dtype and sharding
 _TIGHTER = 0.99  # of what is missing to the limit, so that every search asks for less
 
 
@@ -228,45 +228,52 @@ class Task:
         """What no plan on the mesh costs less than: for CPUs, whose memory is known once a choice is made, with any."""
         if limit is None or not solved.times or solved.formulation.mesh.is_cpu:
             return unfolded_bound(solved.formulation, 0.0 if solved.free is None else solved.free.cost)
-        return unfolded_bound(solved.formulation, solved.cost, Held(sorted(solved.times), limit))
+        return unfolded_bound(solved.formulation, solved.cost, Held(sorted(solved.times), limit, solved.worth))
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         graph, roles = self.graph, self.roles
         named = dict.fromkeys(roles.parameters, "parameters") | dict.fromkeys(roles.optimizer, "optimizer")
-        codes = back.made[list(graph.inputs)].tolist()
+        lie = self._lie(back, graph.inputs, back.made[list(graph.inputs)].tolist())
         for place in self.traced.call.arguments.positions:
             if place is None:
                 yield KEPT
                 continue
             value = graph.inputs[place]
-            kind = graph.types[value]
-            spec = _spec(back, codes[place], kind)
             role, donated = named.get(value, "data"), value in graph.donated
-            yield Tensor(graph.input_paths[place], kind.shape, kind.dtype, spec, role, donated)
+            yield Tensor(graph.input_paths[place], *lie[place], role, donated)
 
     def _results(self, back: Readback) -> Iterator[Tensor]:
         graph, fixed = self.graph, back.formulation.restrictions.results
         taken, made = (back.made[list(values)].tolist() for values in (graph.inputs, graph.outputs))
-        for output in self.traced.call.results.positions:
-            if output is None:
+        for output, argument in graph.state.items():
+            made[output] = taken[argument]
+        for output, code in fixed.items():
+            if output not in graph.state:
+                made[output] = code
+        lie = self._lie(back, graph.outputs, made)
+        for place in self.traced.call.results.positions:
+            if place is None:
                 yield KEPT
                 continue
-            kind, argument = graph.types[graph.outputs[output]], graph.state.get(output)
-            if argument is not None:
-                code, role = taken[argument], "state"
-            else:
-                code, role = fixed.get(output, made[output]), "result"
-            yield Tensor(graph.output_paths[output], kind.shape, kind.dtype, _spec(back, code, kind), role)
+            yield Tensor(graph.output_paths[place], *lie[place], "state" if place in graph.state else "result")
+
+    def _lie(self, back: Readback, values: Sequence[int], codes: Sequence[int]) -> list[Lie]:
+        """Shape, dtype and sharding of arguments or results, given by their codes.
+
+        What has no elements lies whole, since JAX cannot read back what it split then.
+        """
+        rows = list(zip(self.graph.kind[list(values)].tolist(), codes, strict=True))
+        known = {}
+        for number, code in dict.fromkeys(rows):
+            kind = self.graph.kinds[number]
+            spec = back.spec(0 if 0 in kind.shape or not kind.itemsize else code, len(kind.shape))
+            known[number, code] = kind.shape, kind.dtype, spec
+        return [known[row] for row in rows]
 
     def _argument_bytes(self, back: Readback) -> dict[str, int]:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
         held = self.graph.num_bytes / back.axes.num_parts(back.made)
         return {name: int(held[list(values)].sum()) for name, values in named.items()}
-
-
-def _spec(back: Readback, code: int, kind: TensorType) -> Spec:
-    """How an argument or result lies: whole if it has no elements, since JAX cannot read back what it split then."""
-    return back.spec(0 if 0 in kind.shape or not kind.itemsize else code, len(kind.shape))
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:

@@ -437,6 +437,11 @@ class Closing:
         choice[self._order] = found.choice
         return replace(found, choice=choice)
 
+    @property
+    def prices(self) -> dict[int, float]:
+        """Prices of memory at which the bound is best, by the times' numbers before any was dropped."""
+        return dict(zip(self._dual.model.when.tolist(), self._dual.prices.tolist(), strict=True))
+
     def _begin(self, gap: float, goal: float) -> Closed:
         """A first bound and, as far as one is found, a first choice."""
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff

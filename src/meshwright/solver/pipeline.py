@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.solver.check import price
 from meshwright.solver.exact import Closer, Closing
 from meshwright.solver.infeasible import least_limit
-from meshwright.solver.model import extent, from_problem
+from meshwright.solver.model import extent, from_problem, maximal_times
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 from meshwright.solver.simplify import Simplified, simplify
 from meshwright.solver.solution import Progress, Solution, Status
@@ -77,6 +77,14 @@ class Run:
             if not self.keep_interrupted:
                 raise
         return self.finish()
+
+    @property
+    def prices(self) -> dict[int, float]:
+        """What a byte is worth at the times at which memory binds, as far as closing the problem told."""
+        if self._closing is None:
+            return {}
+        times, *_ = maximal_times(self.problem.row_start, self.problem.row_end)
+        return {int(times[time]): price for time, price in self._closing.prices.items() if price > 0.0}
 
     def begin_again(self) -> None:
         """Lets the next solve start afresh from the choice so far."""
