@@ -1,12 +1,11 @@
 """A leaf of the arguments or results, and how it is split."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """An argument's or result's leaf.
 
     Attributes:

@@ -3,10 +3,11 @@
 from collections.abc import Hashable, Mapping
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.planner.groups import Grouping
-from meshwright.planner.numbering import number_stretches, pack
+from meshwright.planner.numbering import number_stretches, pack, starts
 
 Ints = NDArray[np.int64]
 
@@ -21,29 +22,36 @@ def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
     which the group first reads it.
     """
     columns, placed, (at, root) = grouping.graph.columns, grouping.placed, grouping.reads
-    virtual, rooted = placed.virtual[columns.reads], placed.rooted[columns.reads]
-    heads = np.where(virtual, 4 * _recipes(grouping)[columns.reads] + _VIRTUAL, _SCALAR)
     rank, taken = _first_reads(grouping)
     codes = np.where(rank < 0, 4 * grouping.values.rank[root] + _OWN, 4 * rank + _READ)
-    num_roots = np.bincount(at, minlength=len(rooted))
-    width = 1 + np.where(rooted, num_roots, 0)  # of operands
-    before = np.concatenate([[0], np.cumsum(width)])
-    op_width = 1 + before[columns.start[1:]] - before[columns.start[:-1]]
-    ops = grouping.ops.items
-    ends = np.cumsum(op_width[ops])
-    begin = np.full(len(placed.group), -1)
-    begin[ops] = ends - op_width[ops]
+    heads = np.where(placed.virtual, 4 * _recipes(grouping) + _VIRTUAL, _SCALAR)
+    first = starts(np.bincount(at, minlength=len(columns.reads)))  # of each operand's roots
+    ops = grouping.ops
+    written, begin = _write(
+        ops.items, _op_codes(grouping), columns.start, columns.reads, heads, placed.rooted, first, codes
+    )
+    return number_stretches(written, begin[ops.start], _arguments(grouping), taken, _pinned(grouping, pins))
 
-    written = np.zeros(ends[-1] if len(ends) else 0, np.int64)
-    written[begin[ops]] = _op_codes(grouping)[ops]
-    operand = begin[columns.reader] + 1 + before[:-1] - before[columns.start[columns.reader]]
-    inside = placed.group[columns.reader] >= 0
-    written[operand[inside]] = heads[inside]
-    nth = np.arange(len(at)) - (np.cumsum(num_roots) - num_roots)[at]  # among the roots of one operand
-    inside = inside[at]
-    written[(operand[at] + np.where(rooted[at], 1 + nth, 0))[inside]] = codes[inside]
-    start = np.concatenate([[0], ends])[grouping.ops.start]
-    return number_stretches(written, start, _arguments(grouping), taken, _pinned(grouping, pins))
+
+@njit(cache=True)
+def _write(ops, op_codes, start, reads, heads, rooted, first, codes):
+    """All that is written down of some operations, one after another, and where each begins."""
+    size = len(ops)
+    for op in ops:
+        for operand in range(start[op], start[op + 1]):
+            size += 1 + (first[operand + 1] - first[operand] if rooted[reads[operand]] else 0)
+    written, begin, at = np.empty(size, np.int64), np.empty(len(ops) + 1, np.int64), 0
+    for i, op in enumerate(ops):
+        begin[i], written[at] = at, op_codes[op]
+        at += 1
+        for operand in range(start[op], start[op + 1]):
+            written[at] = heads[reads[operand]]
+            for root in range(first[operand], first[operand + 1]):
+                at += rooted[reads[operand]]
+                written[at] = codes[root]
+            at += 1
+    begin[len(ops)] = at
+    return written, begin
 
 
 def _op_codes(grouping: Grouping) -> Ints:
