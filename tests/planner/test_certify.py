@@ -7,6 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.planner import certify
 from meshwright.planner.certify import Held, unfolded_bound
 from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
@@ -102,11 +103,22 @@ def tight(traced, machine):
 def test_no_choice_that_fits_the_untied_problem_costs_less(seed):
     traced, machine = random_program(seed)
     view, held = tight(traced, machine)
-    bound = unfolded_bound(view.formulation, view.cost, held)
+    told = held._replace(worth=view.worth)
+    wrong = held._replace(worth=dict.fromkeys(held.times, 3 * view.cost / held.limit))
+    bounds = [unfolded_bound(view.formulation, view.cost, known) for known in (held, told, wrong)]
     apart = Task(traced, mw.Auto(), folding=False).formulate(machine)
     best = solve(apart.problem(dict.fromkeys(held.times, 0.0), held.limit), workers=1)
     assert best.status is Status.OPTIMAL
-    assert bound <= best.cost
+    assert max(bounds) <= best.cost  # whatever a byte is said to be worth
+
+
+def test_what_the_solve_says_memory_is_worth_is_not_sought_again(monkeypatch):
+    view, held = tight(traced_zoo("gpt-tiny", layers=8), mw.cluster("2x4 v100-16gb").mesh((2, 4)))
+    assert view.worth.keys() <= set(held.times) and min(view.worth.values()) > 0
+    told = held._replace(worth=view.worth)
+    sought = unfolded_bound(view.formulation, view.cost, held)
+    monkeypatch.setattr(certify, "ascend_prices", None)
+    assert unfolded_bound(view.formulation, view.cost, told) >= (1 - 1e-3) * sought
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])

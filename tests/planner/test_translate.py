@@ -1,15 +1,22 @@
 """Choices carried from one mesh view to another: everything is split alike, and takes as much memory."""
 
+import doctest
+
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.planner import translate
 from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
 from meshwright.planner.translate import made_up, translated
 from tests.planner.examples import mesh, mlp_step, traced_zoo
+
+
+def test_examples_run():
+    assert doctest.testmod(translate).failed == 0
 
 
 def solved(task, shape):

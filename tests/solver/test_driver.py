@@ -100,6 +100,28 @@ def test_a_solve_that_begins_again_keeps_its_choice(monkeypatch):
     assert second.status == Status.OPTIMAL and second.cost <= first.cost
 
 
+def test_a_solve_tells_what_memory_is_worth():
+    """Memory at these prices, less what the limit is worth, bounds the cost, and better than no price does."""
+    told = 0
+    for seed in (0, 1, 3, 4, 5):
+        problem = example(True, num_nodes=14, num_states=5, seed=seed)
+        problem.row_start, problem.row_end = (7 + 3 * at for at in (problem.row_start, problem.row_end))
+        run = Run(problem)
+        assert run.prices == {}
+        best = run.solve(20)
+        free = problem.with_limit(np.inf)
+        unpriced, free.cost = solve(free, workers=1).cost, problem.cost.copy()
+        for time, worth in run.prices.items():
+            told += 1
+            for row in np.flatnonzero((problem.row_start <= time) & (time < problem.row_end)):
+                first, taken = problem.first[problem.row_node[row]], problem.usage[problem.row_first[row] :][:5]
+                free.cost[first : first + 5] += worth * taken
+        bound = solve(free, workers=1).cost - problem.limit * sum(run.prices.values())
+        assert bound <= best.cost * (1 + 1e-9)
+        assert bound > unpriced if run.prices else best.cost == unpriced
+    assert told > 3
+
+
 def test_a_solve_with_a_goal_ends_once_nothing_below_it_is_left():
     left = 0
     for seed in (0, 1, 3, 4, 5):

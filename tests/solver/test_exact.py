@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.solver import ChoiceProblem, Status, exact, pipeline, price, solve
 from meshwright.solver.dual import Dual, ascend_prices
-from meshwright.solver.exact import Closer
+from meshwright.solver.exact import Closer, Closing
 from meshwright.solver.frontier import search
 from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
@@ -66,6 +66,28 @@ def test_no_help_is_sought_once_time_is_up_unless_there_is_no_choice_yet(late):
     for choice, cost in ((None, np.inf), (known.choice, 2 * known.cost)):
         closer._helped(dual, Closed(choice, cost, dual.bound), np.inf)
     assert len(asked) == (1 if late else 2)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_time_did_not_do_for_is_done_when_it_is_gone_on_with(monkeypatch, cut):
+    model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
+    best, look, looked = Closer(1e-9, np.inf).close(model), Closer._coarsely_below, []
+
+    def noted(closer, dual, goal, enough):
+        looked.append(goal)
+        found = look(closer, dual, goal, enough)
+        if len(looked) > 1:
+            return found
+        closer.deadline = -np.inf  # time is up
+        return Closed(None, np.inf, dual.bound) if cut else found
+
+    monkeypatch.setattr(Closer, "_coarsely_below", noted)
+    closing = Closing(Closer(1e-9, np.inf, improve=lambda _, choice, *__: choice), model)
+    found = closing.go_on(np.inf)
+    assert len(looked) == 1 and found.bound < found.cost
+    found = closing.go_on(np.inf)
+    assert (len(looked) > 1) == cut
+    assert found.bound == pytest.approx(found.cost) == pytest.approx(best.cost)
 
 
 def test_sweeps_go_on_while_the_bound_rises(monkeypatch):

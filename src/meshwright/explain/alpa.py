@@ -8,7 +8,7 @@ each axis of the logical mesh which of these chunks it splits (``ShardedAxis``) 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,8 @@ def _mesh(number: int, arguments: Sequence[_Leaf], results: Sequence[_Leaf]) -> 
     names = AXIS_NAMES[: len(sizes)]
     shape = dict(zip(names, sizes, strict=True))
     placed = [[_tensor(leaf, number, shape) for leaf in leaves] for leaves in here]
-    found = tuple(t._replace(role=_role(t.path)) for t in placed[0])
-    made = tuple(t._replace(path=f"out/{t.path}", role="result") for t in placed[1])
+    found = tuple(replace(t, role=_role(t.path)) for t in placed[0])
+    made = tuple(replace(t, path=f"out/{t.path}", role="result") for t in placed[1])
     return AlpaMesh(number, shape, found, made, judge_tensors([*found, *made], shape))
 
 

@@ -242,7 +242,7 @@ def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
-    return tensor._asdict() | {"spec": spec_text(tensor.spec)}
+    return asdict(tensor) | {"spec": spec_text(tensor.spec)}
 
 
 def _tensor_from_json(data: dict[str, Any]) -> Tensor:

@@ -1,11 +1,12 @@
 """A leaf of the arguments or results, and how it is split."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
 
 
-class Tensor(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tensor:
     """An argument's or result's leaf.
 
     Attributes:
