@@ -251,11 +251,28 @@ def test_a_view_that_is_taken_up_starts_from_the_best_choice_that_can_be_carried
     assert first.initial is None and second.initial is third.initial is not None
 
 
+def test_a_solve_that_is_far_off_when_its_seconds_are_over_begins_again():
+    done = []
+
+    class Far:
+        problem = SimpleNamespace(row_node=[0])
+
+        def solve(self, seconds, gap, goal):
+            done.append(seconds)
+            return Solution(Status.FEASIBLE, np.zeros(1), 1.0, 0.5, 1.0)
+
+        def begin_again(self):
+            done.append("again")
+
+    assert len(list(fitting._solves(Far(), ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2))))) == 3
+    assert done == [1.0, "again", 3.0, "again", 20.0]
+
+
 def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(monkeypatch):
     step, args = mlp_step(64, 64)
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
     free = View(formulation, None)
-    assert free.step()
+    assert free.step() and free._begun is None  # proven: there is nothing to go on with
     view, begun, solved = View(formulation, 0.8 * free.peak_bytes), [], []
     begin, solve = Run.__init__, Run.solve
 

@@ -44,6 +44,10 @@ def test_a_choice_splits_everything_alike_on_axes_that_make_up_its_own(model, so
             expected = np.where(np.array(target) > 1, held[list(parts)], -1)
             assert expected.tolist() == other.axes.unpack(codes[choice[which]]).tolist()
             split += (held >= 0).any()
+        alike = np.ones(len(other.costs[which]), bool)
+        for codes in (*table.codes, *table.needs):
+            alike &= codes == codes[choice[which]]
+        assert other.costs[which][choice[which]] == other.costs[which][alike].min()
     assert split
     assert other.memory.profile(choice, other.copies_made(choice)).peak_bytes == view.peak_bytes
 

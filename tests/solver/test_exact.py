@@ -1,6 +1,7 @@
 """Closing small models: against brute force, and against HiGHS where brute force cannot go."""
 
 import time
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -66,6 +67,23 @@ def test_no_help_is_sought_once_time_is_up_unless_there_is_no_choice_yet(late):
     for choice, cost in ((None, np.inf), (known.choice, 2 * known.cost)):
         closer._helped(dual, Closed(choice, cost, dual.bound), np.inf)
     assert len(asked) == (1 if late else 2)
+    assert closer.helped != late  # what time did not do for is done when it is gone on with
+
+
+def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
+    model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
+    closing, given = Closing(Closer(1e-9, np.inf), model), []
+
+    def noted(closer, dual, best, cutoff, enough):
+        given.append(closer.deadline - time.perf_counter())
+        return replace(best, bound=0.99 * best.cost)
+
+    monkeypatch.setattr(Closer, "below", noted)
+    closing.go_on(np.inf, gap=0.9)
+    closing._seconds = 50.0
+    closing.go_on(np.inf, gap=0.9)
+    assert len(given) == 4 and given[0] == given[2] == np.inf
+    assert given[1] < 40.0 and 50.0 <= given[3] < 90.0
 
 
 @pytest.mark.parametrize("cut", [False, True])

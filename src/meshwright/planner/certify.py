@@ -99,7 +99,6 @@ def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple
     dual.converge(_FOLDED_SWEEPS, _CLOSE)
     if held is not None and not held.worth:
         ascend_prices(dual, target, _FOLDED_SWEEPS)
-    dual.restore()
     return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
 
 
