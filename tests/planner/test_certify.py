@@ -117,6 +117,7 @@ def test_what_the_solve_says_memory_is_worth_is_not_sought_again(monkeypatch):
     assert view.worth.keys() <= set(held.times) and min(view.worth.values()) > 0
     told = held._replace(worth=view.worth)
     sought = unfolded_bound(view.formulation, view.cost, held)
+    assert sought > 1.01 * unfolded_bound(view.formulation, view.cost)  # which knows of no memory
     monkeypatch.setattr(certify, "ascend_prices", None)
     assert unfolded_bound(view.formulation, view.cost, told) >= (1 - 1e-3) * sought
 
