@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from meshwright.solver import ChoiceProblem, Status, exact, pipeline, price, solve
+from meshwright.solver.closing import Closing, close
 from meshwright.solver.dual import Dual, ascend_prices
-from meshwright.solver.exact import Closer, Closing
+from meshwright.solver.exact import Closer
 from meshwright.solver.frontier import search
 from meshwright.solver.links import link
 from meshwright.solver.mip import solve_mip
@@ -62,7 +63,7 @@ def test_no_help_is_sought_once_time_is_up_unless_there_is_no_choice_yet(late):
     model = from_problem(layered_problem((8, 2), layers=1, limit_part=0.2))
     dual, asked = Dual(model), []
     dual.converge(20)
-    known = Closer(1e-9, np.inf).close(model)
+    known = close(Closer(1e-9, np.inf), model)
     closer = Closer(1e-9, -np.inf if late else np.inf, improve=lambda _, choice, *__: asked.append(choice))
     for choice, cost in ((None, np.inf), (known.choice, 2 * known.cost)):
         closer._helped(dual, Closed(choice, cost, dual.bound), np.inf)
@@ -89,7 +90,7 @@ def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_time_did_not_do_for_is_done_when_it_is_gone_on_with(monkeypatch, cut):
     model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
-    best, look, looked = Closer(1e-9, np.inf).close(model), Closer._coarsely_below, []
+    best, look, looked = close(Closer(1e-9, np.inf), model), Closer._coarsely_below, []
 
     def noted(closer, dual, goal, enough):
         looked.append(goal)
@@ -131,7 +132,7 @@ def test_sweeps_go_on_while_the_bound_rises(monkeypatch):
 @pytest.mark.parametrize("limit_part", [0.1, 0.2, 0.3])
 def test_a_choice_is_found_close_to_the_bound_even_where_a_gap_would_do(limit_part):
     model = simplify(from_problem(layered_problem((8, 2), layers=1, limit_part=limit_part))).model
-    best = Closer(1e-9, np.inf).close(model)
+    best = close(Closer(1e-9, np.inf), model)
     dual = Dual(model)
     dual.converge(30)
     climb_prices(dual, 0.03 * abs(dual.bound), 60)
@@ -171,7 +172,7 @@ def test_a_cutoff_below_the_optimum_is_proven_empty():
     problem = example(True, seed=3)
     simple = simplify(from_problem(problem))
     best = solve(problem, seconds=60).cost - simple.offset
-    closed = Closer(0.5, time.perf_counter() + 60).close(simple.model, best)
+    closed = close(Closer(0.5, time.perf_counter() + 60), simple.model, best)
     assert closed.choice is None
     assert closed.bound >= best - 0.5
 
@@ -197,8 +198,8 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
 @pytest.mark.parametrize("few", [0, 1], ids=["depth first", "least bound first"])
 def test_splitting_proves_what_one_search_would(seed, memory, few):
     simple = simplify(from_problem(example(memory, num_nodes=14, num_states=4, seed=seed)))
-    whole = Closer(1e-9, time.perf_counter() + 60, few=np.inf).close(simple.model)
-    split = Closer(1e-9, time.perf_counter() + 60, few=few, effort=10).close(simple.model)
+    whole = close(Closer(1e-9, time.perf_counter() + 60, few=np.inf), simple.model)
+    split = close(Closer(1e-9, time.perf_counter() + 60, few=few, effort=10), simple.model)
     assert split.cost == pytest.approx(whole.cost, rel=1e-9)
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 
@@ -217,11 +218,11 @@ class _Clock:
 @pytest.mark.parametrize("seed", range(3))
 def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(monkeypatch, few, seed):
     model = from_problem(example(True, num_nodes=14, num_states=4, seed=seed))
-    best = Closer(1e-9, time.perf_counter() + 60, few=np.inf).close(model).cost
+    best = close(Closer(1e-9, time.perf_counter() + 60, few=np.inf), model).cost
     closed = 0
     for deadline in (*range(1, 40, 3), *range(40, 400, 40)):
         monkeypatch.setattr(exact, "time", _Clock())
-        found = Closer(1e-9, deadline, few=few, effort=10, improve=improved).close(model)
+        found = close(Closer(1e-9, deadline, few=few, effort=10, improve=improved), model)
         assert found.bound <= best + 1e-9
         assert found.cost >= best - 1e-9
         assert found.choice is None or State.of(model, found.choice).fits(model)
@@ -267,7 +268,7 @@ def test_what_no_half_can_hold_is_ruled_out():
     model = from_problem(example(memory=False, num_nodes=6, num_states=4, seed=2))
     dual = Dual(model)
     dual.converge(50)
-    best = Closer(1e-9, time.perf_counter() + 60).close(model)
+    best = close(Closer(1e-9, time.perf_counter() + 60), model)
     parts = split(dual, best.cost + 1e-6).parts
     assert len(parts) == 1 and parts[0][model.off[:-1] + best.choice].all() and not parts[0].all()
 

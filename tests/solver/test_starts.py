@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from meshwright.solver import exact
+from meshwright.solver import closing
 from meshwright.solver.dual import Dual
 from meshwright.solver.exact import Closer
 from meshwright.solver.links import link
@@ -88,9 +88,9 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
 
     def close(model):
         told.clear()
-        return Closer(1e-9, time.perf_counter() + 60, improve=improve).close(model), tuple(told)
+        return close(Closer(1e-9, time.perf_counter() + 60, improve=improve), model), tuple(told)
 
-    monkeypatch.setattr(exact, "_DEAR", -1.0)
+    monkeypatch.setattr(closing, "_DEAR", -1.0)
     monkeypatch.setattr(Closer, "_look", look)
     models = [from_problem(example(True, num_nodes=16, seed=seed)) for seed in range(12)]
     easy = [close(model) for model in models]

@@ -6,8 +6,9 @@ The problem, in the contest's form, with `x[i]` the strategy of node `i`:
     such that   Σ_(rows r alive at t) usage_r[x_node(r)]  ≤  limit   for all t
 
 The flow: `problem.py` holds the arrays, `model.py` compresses time, `reductions/` shrink it exactly, `dual.py` bounds
-it, `exact.py` closes small problems, `search.py` searches giant ones, `pipeline.py` ties them together, and `check.py`
-re-prices every answer without sharing code with any of them. Importing this package loads no numba.
+it, `closing.py` closes small problems by the searches of `exact.py`, `search.py` searches giant ones, `pipeline.py`
+ties them together, and `check.py` re-prices every answer without sharing code with any of them. Importing this package
+loads no numba.
 """
 
 from typing import Any

@@ -22,9 +22,8 @@ from meshwright.solver.elimination import eliminate
 from meshwright.solver.fan import Fan
 from meshwright.solver.frontier import Found, search
 from meshwright.solver.model import Model
-from meshwright.solver.order import decision_order, permuted
-from meshwright.solver.parts import REACH, Closed, Part, better, decoded_found, fitted, mended_found, reduced, states_of
-from meshwright.solver.prices import climb_prices, settle_prices
+from meshwright.solver.parts import Closed, Part, better, fitted, mended_found, reduced, states_of
+from meshwright.solver.prices import settle_prices
 from meshwright.solver.split import NONE, Split, split
 from meshwright.solver.state import cost_of
 
@@ -41,8 +40,6 @@ _SEARCHED = 1000  # states beyond one for each node up to which a model is searc
 _FEWER = 0.6  # the part of the combinations with which one failed at which the next is tried
 _FIRST_REACH = 1e-3  # the part of the bound within which a first choice is looked for, in haste
 _FURTHER = 4.0  # from one reach to the next
-_SWEEPS, _RISING = 400, 5e-4  # most at first, and the part of the bound by which ten of them raise it as they go on
-_CLIMB = 60  # sweeps at changing prices
 _HARDLY = 0.1  # the part of the gap that a split should close on one side at least
 _ROWS_A_SECOND = 3e5
 _MORE_PATIENCE, _MOST_PATIENCE = 3.0, 100.0
@@ -51,10 +48,8 @@ _SHRUNK, _HARDLY_SHRUNK = 0.8, 0.97  # where fewer of its states are left, a mod
 _MIXED, _MIXED_ROWS = (0.003, 0.05), 5e4  # parts of the bound within which mixes are looked for, and with how many rows
 _SMALL = 6e-3  # the part of memory that small rows take together, which are left out at first
 _COARSE = 0.5  # the part of the time that this may take
-_DEAR = 0.005  # the part of the cost by which a choice is above its bound where it is improved
 _GROWTH = 4.0  # from the step to one goal to the step to the next
 _TORN = 0.1  # the part of the gap by which a split raises both bounds where each half is closed by itself
-_GO_ON = 1.0  # how many times as long as it took so far the search goes on where there is a choice that will do
 _NEARLY = 0.5  # a goal that is this part of the way to the best choice is raised to its cost
 
 _Looked = tuple[Closed, Part, Split | None]
@@ -99,23 +94,6 @@ class Closer:
     cut: bool = False
     helped: bool = False
     fan: Fan = field(default_factory=Fan)
-
-    def close(
-        self,
-        model: Model,
-        cutoff: float = np.inf,
-        prices: np.ndarray | None = None,
-        known: np.ndarray | None = None,
-    ) -> Closed:
-        """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff).
-
-        Args:
-            model: The model.
-            cutoff: Choices that cost as much do not matter.
-            prices: Prices of memory to begin with.
-            known: A choice that costs the cutoff, to begin with where nothing cheaper is soon found.
-        """
-        return Closing(self, model, cutoff, prices, known).go_on(self.deadline)
 
     def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
@@ -383,78 +361,3 @@ class Closer:
         if isinstance(found, Part):
             self.fan.note(found.dual)
         return found
-
-
-class Closing:
-    """A model on the way to its cheapest choice, which may be left and gone on with.
-
-    Args:
-        closer: Options.
-        model, cutoff, prices, known: As in `Closer.close`.
-        offset: What the model leaves out of the cost.
-    """
-
-    def __init__(
-        self,
-        closer: Closer,
-        model: Model,
-        cutoff: float = np.inf,
-        prices: np.ndarray | None = None,
-        known: np.ndarray | None = None,
-        offset: float = 0.0,
-    ):
-        self._closer, self._model, self._cutoff, self._known = replace(closer), model, cutoff, known
-        self._offset = offset
-        self._order = decision_order(model)
-        self._dual = Dual(permuted(model, self._order), prices=prices)
-        self._found: Closed | None = None
-        self._seconds = 0.0
-
-    def go_on(self, deadline: float, gap: float = 0.0, goal: float = np.inf) -> Closed:
-        """What `Closer.close` finds, from where it was left.
-
-        Args:
-            deadline: `time.perf_counter()` at which to stop.
-            gap: The gap that will do, as a part of the cost.
-            goal: A bound at which to stop, whatever was found.
-        """
-        model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
-        if model.num_nodes == 0:
-            return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
-        begun, closer.deadline = time.perf_counter() - self._seconds, deadline
-        closer.coarse |= closer.cut
-        found = self._found or self._begin(gap, goal)
-        closer.slack = slack = self._slack(gap)
-        found = closer.below(dual, found, cutoff, goal)
-        if slack > closer.tolerance and found.cost - slack <= found.bound < min(found.cost, goal):
-            now = time.perf_counter()
-            closer.slack, closer.deadline = closer.tolerance, min(deadline, now + _GO_ON * (now - begun))
-            found = closer.below(dual, found, cutoff, goal)
-        self._found, self._seconds = found, time.perf_counter() - begun
-        if found.choice is None or found.cost >= cutoff:
-            return Closed(None, np.inf, found.bound)
-        choice = np.empty(model.num_nodes, dtype=np.int64)
-        choice[self._order] = found.choice
-        return replace(found, choice=choice)
-
-    @property
-    def prices(self) -> dict[int, float]:
-        """Prices of memory at which the bound is best, by the times' numbers before any was dropped."""
-        return dict(zip(self._dual.model.when.tolist(), self._dual.prices.tolist(), strict=True))
-
-    def _begin(self, gap: float, goal: float) -> Closed:
-        """A first bound and, as far as one is found, a first choice."""
-        model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
-        dual.converge(_SWEEPS, _RISING, closer.deadline)
-        if len(model.cap):
-            climb_prices(dual, REACH * abs(dual.bound), _CLIMB, cutoff, closer.deadline)
-        hard = closer.splits and closer.improve is not None and len(model.cap) > 0
-        closer.slack, closer.dear = self._slack(gap), _DEAR * abs(dual.bound + self._offset)
-        closer.coarse, closer.helped = hard, not hard
-        start = decoded_found(dual, cutoff)
-        if start.choice is None and self._known is not None:
-            start = replace(start, choice=self._known[self._order], cost=cost_of(model, self._known))
-        return closer.mixed(dual, start, cutoff) if hard else closer.probed(dual, start, cutoff, goal)
-
-    def _slack(self, gap: float) -> float:
-        return max(self._closer.tolerance, gap * abs(self._dual.bound + self._offset))

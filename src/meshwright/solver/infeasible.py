@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.solver import gather
 from meshwright.solver.check import price
+from meshwright.solver.closing import close
 from meshwright.solver.exact import Closer
 from meshwright.solver.model import from_problem
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
@@ -45,7 +46,7 @@ def _fitting(free: ChoiceProblem, limit: float, deadline: float) -> tuple[np.nda
     simple = simplify(from_problem(free.with_limit(limit)), deadline)
     if simple.infeasible:
         return None, simple.excess
-    closed = Closer(0.5, deadline).close(simple.model, np.inf)
+    closed = close(Closer(0.5, deadline), simple.model)
     return (None, 0.0) if closed.choice is None else (simple.expand(closed.choice), 0.0)
 
 

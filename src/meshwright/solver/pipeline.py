@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshwright.solver.check import price
-from meshwright.solver.exact import Closer, Closing
+from meshwright.solver.closing import Closing
+from meshwright.solver.exact import Closer
 from meshwright.solver.infeasible import least_limit
 from meshwright.solver.model import extent, from_problem, maximal_times
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem

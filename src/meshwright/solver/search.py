@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.solver.closing import close
 from meshwright.solver.decimate import decimate, settled
 from meshwright.solver.exact import Closer
 from meshwright.solver.level import Level
@@ -238,7 +239,7 @@ class Search:
     def _close(self, level: Level) -> None:
         """The frontier search over the whole level, as far as it gets in a tenth of the time that is left."""
         closer = Closer(self.tolerance, self._slice(0.1), effort=2e5, few=0)
-        found = closer.close(level.model, self.cost - level.offset, level.dual.prices)
+        found = close(closer, level.model, self.cost - level.offset, level.dual.prices)
         if found.choice is not None:
             self._offer(level, State.of(level.model, found.choice))
         self._raise(min(found.bound + level.offset, self.cost))
