@@ -86,16 +86,16 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
         told.append("improved")
         return improved(dual, choice, tolerance, deadline)
 
-    def close(model):
+    def closed(model):
         told.clear()
         return close(Closer(1e-9, time.perf_counter() + 60, improve=improve), model), tuple(told)
 
     monkeypatch.setattr(closing, "_DEAR", -1.0)
     monkeypatch.setattr(Closer, "_look", look)
     models = [from_problem(example(True, num_nodes=16, seed=seed)) for seed in range(12)]
-    easy = [close(model) for model in models]
+    easy = [closed(model) for model in models]
     monkeypatch.setattr(Closer, "_briefly", lambda closer, dual, count: None)
-    hard = [close(model) for model in models]
+    hard = [closed(model) for model in models]
     for (found, _), (other, order) in zip(easy, hard, strict=True):
         assert other.cost == pytest.approx(found.cost) and other.bound == pytest.approx(other.cost)
         assert "split" not in order or order[0] == "improved"
