@@ -88,7 +88,7 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
 
     def closed(model):
         told.clear()
-        return close(Closer(1e-9, time.perf_counter() + 60, improve=improve), model), tuple(told)
+        return closing.close(Closer(1e-9, time.perf_counter() + 60, improve=improve), model), tuple(told)
 
     monkeypatch.setattr(closing, "_DEAR", -1.0)
     monkeypatch.setattr(Closer, "_look", look)
