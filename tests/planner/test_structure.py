@@ -1,7 +1,9 @@
 """Pictures of pytrees: plain JSON from which the tree comes back."""
 
 import json
+import sys
 from collections import OrderedDict
+from types import ModuleType
 from typing import NamedTuple
 
 import equinox as eqx
@@ -9,6 +11,7 @@ import jax
 import optax
 import pytest
 
+import meshwright as mw
 from meshwright.planner.structure import rebuild, skeleton
 
 
@@ -88,3 +91,66 @@ def test_a_named_tuple_that_cannot_be_imported_comes_back_as_a_tuple():
     assert back == (1.0, {"a": 2.0})
     gone = {"node": "no_such_module:Pair", "named": True, "keys": ["left"], "items": [{"leaf": 0}]}
     assert rebuild(gone, ["leaf"]) == ("leaf",)
+
+
+class Greedy(NamedTuple("Greedy", [("left", object), ("right", object)])):
+    """A named tuple whose own making has an effect."""
+
+    made: list = []  # noqa: RUF012
+
+    def __new__(cls, left, right):
+        cls.made.append((left, right))
+        return super().__new__(cls, left, right)
+
+
+def node(name, *items, keys=None):
+    names = keys or [f"k{i}" for i in range(len(items))]
+    return {"node": name, "named": True, "keys": names, "items": list(items)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["subprocess:call", "os:system", "builtins:exec", "builtins:print", "json:loads", "sys:modules", "no colon", ":"],
+)
+def test_whatever_a_picture_names_nothing_is_called(name, monkeypatch):
+    called = []
+    module, _, attribute = name.partition(":")
+    if module in sys.modules and attribute and attribute != "modules":
+        monkeypatch.setattr(sys.modules[module], attribute, lambda *args: called.append(args))
+    assert rebuild(node(name, {"leaf": 0}), ["true"]) == ("true",)
+    assert not called
+
+
+def test_a_picture_imports_nothing(tmp_path, monkeypatch):
+    (tmp_path / "canary_of_structure.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rebuild(node("canary_of_structure:Pair", {"leaf": 0}), [1]) == (1,)
+    assert "canary_of_structure" not in sys.modules
+
+
+def test_a_module_is_not_asked_for_attributes_that_it_makes(monkeypatch):
+    module = ModuleType("lazy_of_structure")
+    module.__getattr__ = lambda name: pytest.fail(f"{name} was asked for")  # PEP 562: may import anything
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert rebuild(node("lazy_of_structure:Pair", {"leaf": 0}), [1]) == (1,)
+
+
+def test_a_named_tuple_is_made_without_its_own_code():
+    picture = node(f"{__name__}:Greedy", {"leaf": 0}, {"leaf": 1}, keys=["left", "right"])
+    back = rebuild(picture, [1, 2])
+    assert type(back) is Greedy and tuple(back) == (1, 2) and Greedy.made == []
+
+
+def test_what_comes_back_plain_is_said(caplog):
+    rebuild(node(f"{__name__}:Pair", {"leaf": 0}, keys=["other"]), [1])
+    assert "comes back as a plain tuple" in caplog.text and "import its module" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [{}, [], 7, {"leaf": 9}, {"leaf": "0"}, {"list": 3}, {"node": "x:y"}, {"node": 5, "named": True, "keys": 1}],
+    ids=repr,
+)
+def test_a_damaged_picture_is_said(picture):
+    with pytest.raises(mw.PlanFileError, match="damaged in its structure"):
+        rebuild(picture, [1])

@@ -1,7 +1,7 @@
 """A further process of a search: reads the model from a folder, searches it, posts on the board."""
 
+import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -19,15 +19,17 @@ class Crew:
     """Worker processes on one model, and the board they share with this process (slot 0).
 
     They are started as `python -m meshwright.solver.worker`: unlike a forked or spawned process, that neither copies
-    the threads of this one nor runs the user's script again.
+    the threads of this one nor runs the user's script again. The model is handed over as plain arrays in a folder that
+    only this user can enter.
     """
 
     def __init__(self, model: Model, tolerance: float, seconds: float, seed: int, workers: int):
         self.folder = tempfile.TemporaryDirectory(prefix="meshwright-", dir=_shared_memory())
         path = Path(self.folder.name)
-        with open(path / "task.pickle", "wb") as file:
-            task = {"model": model, "tolerance": tolerance, "until": time.time() + seconds, "workers": workers}
-            pickle.dump(task, file, protocol=5)
+        for name, array in model._asdict().items():
+            np.save(path / f"{name}.npy", array, allow_pickle=False)
+        task = {"tolerance": tolerance, "until": time.time() + seconds, "workers": workers}
+        (path / "task.json").write_text(json.dumps(task))
         self.board = Board(path / "board", workers, model.num_nodes, create=True)
         command = [sys.executable, "-m", "meshwright.solver.worker", str(path)]
         self.processes = [
@@ -54,9 +56,8 @@ def _shared_memory() -> str | None:
 
 def work(folder: Path, slot: int, seed: int) -> None:
     """Searches until the time is up, posting every improvement."""
-    with open(folder / "task.pickle", "rb") as file:
-        task = pickle.load(file)
-    model = task["model"]
+    task = json.loads((folder / "task.json").read_text())
+    model = Model(*(np.load(folder / f"{name}.npy", allow_pickle=False) for name in Model._fields))
     board = Board(folder / "board", task["workers"], model.num_nodes)
     deadline = time.perf_counter() + task["until"] - time.time()
     parent = os.getppid()
