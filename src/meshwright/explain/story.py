@@ -27,7 +27,7 @@ def plan_text(plan: "Plan") -> str:
 def plan_view(plan: "Plan") -> RenderableType:
     """The plan for a rich console."""
     if plan.stages:
-        return Group(_headline(plan), stages_view(plan), *_tensors(plan))
+        return Group(_headline(plan), stages_view(plan), *_tensors(plan), *map(Text, plan.remarks))
     parts: list[RenderableType] = [_headline(plan), *_tensors(plan), *_collectives(plan)]
     if len(plan.considered) > 1:
         parts += _considered(plan)
@@ -35,7 +35,7 @@ def plan_view(plan: "Plan") -> RenderableType:
         parts.append(Text(f"planned without a rule, so not split: {', '.join(plan.unsplittable)}"))
     if plan.mesh.num_devices > 1 and not any(axes for t in plan.arguments for axes in t.spec):
         parts.append(Text(_nothing_split(plan)))
-    return Group(*parts)
+    return Group(*parts, *map(Text, plan.remarks))
 
 
 def _nothing_split(plan: "Plan") -> str:

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import BACKWARD, UPDATE, Graph
-from meshwright.graph.accumulation import find_accumulated
+from meshwright.graph.accumulation import Accumulated, find_accumulated
 from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import PHASES
-from meshwright.planner.joining import find_joining
+from meshwright.planner.joining import Joining, find_joining
 from meshwright.planner.numbering import Numbers, sort_by
 from meshwright.planner.placing import Facts, Placed, follow_gradients, place
 from meshwright.planner.starts import find_starts
+from meshwright.refinement import Refinements
 from meshwright.rules import LoopNest, loop_nest
 
 Ints = NDArray[np.int64]
@@ -117,8 +118,9 @@ class Grouping:
         slots: Those of them that are slots, as columns.
     """
 
-    def __init__(self, graph: Graph, known: Mapping[int, LoopNest] | None = None):
+    def __init__(self, graph: Graph, known: Mapping[int, LoopNest] | None = None, refined: Refinements | None = None):
         """Groups a graph; loop nests by signature's number may be ``known`` where rules could not tell them."""
+        refined = Refinements(strict=True) if refined is None else refined
         columns = graph.columns
         self.graph = graph
         nests = known or {n: loop_nest(columns.signatures[n]) for n in columns.examples}
@@ -134,9 +136,24 @@ class Grouping:
         self.slots = self._find_slots()
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
-        self.accumulated = find_accumulated(graph)
-        self.joining = find_joining(graph, self.placed, self.accumulated)
-        self.starts = find_starts(graph, nests, self.gradients, self.accumulated)
+        self.accumulated: dict[int, Accumulated] = refined(
+            "The search for sums that a loop adds up",
+            "they are settled in each trip",
+            lambda: find_accumulated(graph),
+            dict,
+        )
+        self.joining = refined(
+            "The search for sums that can be settled together",
+            "each is settled by itself",
+            lambda: find_joining(graph, self.placed, self.accumulated),
+            lambda: Joining({}, {}, {}, {}),
+        )
+        self.starts = refined(
+            "The search for sums that start together",
+            "each is priced with a start of its own",
+            lambda: find_starts(graph, nests, self.gradients, self.accumulated),
+            lambda: np.ones(len(columns.signature)),
+        )
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""

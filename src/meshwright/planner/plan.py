@@ -91,6 +91,7 @@ class Plan:
     provenance: Mapping[str, Any]
     pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
     stages: tuple[Stage, ...] = ()
+    remarks: tuple[str, ...] = ()  # what the user should know of how it was made, a sentence each
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own structures, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
     in_structure: Any = field(default=None, repr=False)  # JSON-like pictures of them, once it was saved and loaded

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import meshwright
 from meshwright import jax_compat
@@ -16,6 +17,7 @@ from meshwright.graph.collector import heap_frozen
 from meshwright.graph.conversions import multiplies_narrow_types
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import liveness
+from meshwright.graph.plain_liveness import plain_liveness
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.certify import Held, unfolded_bound
 from meshwright.planner.folding import fold
@@ -23,13 +25,16 @@ from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 from meshwright.profiler import cluster as find_cluster
+from meshwright.refinement import Refinements
 from meshwright.rules import has_rule, kernel_name
+from meshwright.solver import Solution
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
@@ -85,12 +90,31 @@ def plan_traced(
 @heap_frozen()
 def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress) -> Plan:
     if isinstance(where, Cluster):
-        from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
-
-        return plan_stages(traced, where, method, say)
+        return _staged(traced, where, method, say)
     if where[0].is_cpu:
         traced = replace(traced, graph=_for_cpu(traced.graph))
-    return Task(traced, method).plan(where, say)
+    refined = Refinements()
+    return refined(
+        "The search with all refinements",
+        "memory, sums and the lower bound are counted in the plain way",
+        lambda: Task(traced, method, refined=refined).plan(where, say),
+        lambda: Task(traced, method, refined=refined.without()).plan(where, say),
+    )
+
+
+def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan:
+    from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
+
+    if not isinstance(method, Auto) or cluster.mixed:  # nothing but stages will do
+        return plan_stages(traced, cluster, method, say)
+    whole, refined = Auto(memory_fraction=method.memory_fraction), Refinements()
+    found = refined(
+        "The search for stages",
+        "the plan is one program over all devices",
+        lambda: plan_stages(traced, cluster, method, say),
+        lambda: _plan(traced, whole.meshes(cluster), whole, say),
+    )
+    return replace(found, remarks=(*refined.remarks, *found.remarks))
 
 
 def _for_cpu(graph: Graph) -> Graph:
@@ -116,17 +140,31 @@ def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, 
 class Task:
     """A traced function and a method: all that does not depend on the mesh."""
 
-    def __init__(self, traced: Traced, method: Method, folding: bool = True):
+    def __init__(self, traced: Traced, method: Method, folding: bool = True, refined: Refinements | None = None):
+        """Groups and folds; refinements that fail are errors unless it is said what to do about them."""
         self.traced = traced
         self.method = method
         self.graph = traced.graph
-        self.grouping = Grouping(self.graph)
+        self.refined = Refinements(strict=True) if refined is None else refined
+        self._alone = self.refined.again()  # those that do not depend on others are tried even where these failed
+        self.grouping = Grouping(self.graph, refined=self.refined)
         if not len(self.grouping.placed.leader):
             name = getattr(traced.function, "__name__", repr(traced.function))
             raise TraceError(f"{name} neither takes arrays nor computes any: there is nothing to split; give it arrays")
         self.roles = find_roles(self.graph)
-        self.live = liveness(self.graph, self.grouping.nests)
-        self.folded = fold(self.grouping, method.pins(self.graph, self.roles), folding)
+        self.live = self.refined(
+            "The model of fusion",
+            "every value counts as stored",
+            lambda: liveness(self.graph, self.grouping.nests),
+            lambda: plain_liveness(self.graph),
+        )
+        pins = method.pins(self.graph, self.roles)
+        self.folded = self._alone(
+            "Folding of repeated layers",
+            "each layer is split for itself",
+            lambda: fold(self.grouping, pins, folding),
+            lambda: fold(self.grouping, pins, False),
+        )
 
     def formulate(self, mesh: Mesh) -> Formulation:
         """The choice problem on one mesh."""
@@ -136,8 +174,13 @@ class Task:
         return Formulation(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions, held)
 
     @cached_property
-    def _cpu_live(self) -> CpuLiveness:
-        return cpu_liveness(self.graph, self.grouping.nests)
+    def _cpu_live(self) -> CpuLiveness | None:
+        return self.refined(
+            "The model of memory on CPUs",
+            "memory is counted as on accelerators",
+            lambda: cpu_liveness(self.graph, self.grouping.nests),
+            lambda: None,
+        )
 
     def limit(self, mesh: Mesh) -> float | None:
         """Bytes that the plan may use on each device."""
@@ -186,12 +229,21 @@ class Task:
     def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
         assert solved.solution is not None and solved.solution.choice is not None
         choice, free = solved.solution.choice, solved.free
-        back = Readback(solved.formulation.settled(choice), choice, None if free is None else free.choice)
-        profile = back.profile()
+        back, profile = self.refined(
+            "The model of memory of the chosen plan",
+            "memory is as the search estimated it",
+            lambda: _profiled(solved.formulation.settled(choice), choice, free),
+            lambda: _profiled(solved.formulation, choice, free),
+        )
         cost = Cost(back.compute(), back.communication())
         mesh = solved.formulation.mesh
         limit = self.limit(mesh)
-        bound = min(self._bound(solved, limit), cost.total)
+        bound = self._alone(
+            "The lower bound",
+            "nothing is known of how far the plan is from the best",
+            lambda: min(self._bound(solved, limit), cost.total),
+            lambda: 0.0,
+        )
         call = self.traced.call
         return Plan(
             mesh=mesh,
@@ -218,6 +270,7 @@ class Task:
                 replace(one, peak_bytes=profile.peak_bytes) if one.shape == mesh.sizes else one for one in considered
             ),
             provenance=provenance(self.graph, mesh),
+            remarks=tuple(self.refined.remarks),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
@@ -274,6 +327,12 @@ class Task:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
         held = self.graph.num_bytes / back.axes.num_parts(back.made)
         return {name: int(held[list(values)].sum()) for name, values in named.items()}
+
+
+def _profiled(formulation: Formulation, choice: NDArray[np.int64], free: Solution | None) -> tuple[Readback, Profile]:
+    """A choice in terms of the graph, with its memory over time."""
+    back = Readback(formulation, choice, None if free is None else free.choice)
+    return back, back.profile()
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:

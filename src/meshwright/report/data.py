@@ -53,6 +53,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
             for v in plan.considered
         ],
         "unsplittable": plan.unsplittable,
+        "remarks": plan.remarks,
         "provenance": dict(plan.provenance),
         "tensors": [_row(row) for row in rows],
         "collectives": _collectives(subjects),

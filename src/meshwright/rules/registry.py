@@ -5,6 +5,7 @@ from functools import cache
 from importlib import import_module
 
 from meshwright.errors import RuleError
+from meshwright.refinement import is_strict
 from meshwright.rules.base import Loop, LoopNest, Rule, Signature
 
 FAMILIES = (
@@ -66,8 +67,7 @@ def builtin_rules() -> dict[str, Rule]:
 
 def loop_nest(op: Signature) -> LoopNest:
     """The operation's loop nest; every dim is unsplittable where no rule describes it (see `has_rule`)."""
-    found = _find(op)
-    answer = found(op) if found else None
+    answer = _described(op)
     if answer is None:
         return _opaque(op)
     for dims, tensors in ((answer.operands, op.operands), (answer.results, op.results)):
@@ -81,8 +81,7 @@ def loop_nest(op: Signature) -> LoopNest:
 
 def has_rule(op: Signature) -> bool:
     """Whether a rule describes this operation."""
-    found = _find(op)
-    return found is not None and found(op) is not None
+    return _described(op) is not None
 
 
 def kernel_name(op: Signature) -> str:
@@ -96,9 +95,18 @@ def kernel_name(op: Signature) -> str:
     return op.primitive
 
 
-def _find(op: Signature) -> Rule | None:
+def _described(op: Signature) -> LoopNest | None:
+    """What a rule says; None where there is none, or where a built-in one meets what it does not expect."""
     user = _USER_RULES.get(kernel_name(op)) or _USER_RULES.get(op.primitive)
-    return user or builtin_rules().get(op.primitive)
+    if user is not None:
+        return user(op)
+    found = builtin_rules().get(op.primitive)
+    try:
+        return found(op) if found is not None else None
+    except Exception:
+        if is_strict():
+            raise
+        return None  # `plan.unsplittable` names it
 
 
 def _opaque(op: Signature) -> LoopNest:

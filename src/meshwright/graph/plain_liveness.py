@@ -1,0 +1,34 @@
+"""When values take memory if nothing is known of the compiler: each is stored from when it is made to its last reader.
+
+That is what is counted where a model of one of XLA's backends meets what it does not expect.
+"""
+
+import numpy as np
+
+from meshwright.graph.graph import Graph
+from meshwright.graph.liveness import AcceleratorLiveness, Copies, pin_ends
+
+
+def plain_liveness(graph: Graph) -> AcceleratorLiveness:
+    """As `liveness`, without fusion, copies or gradients that wait."""
+    columns = graph.columns
+    num_ops, num_values = len(columns.signature), columns.num_values
+    step, none = np.arange(num_ops), np.zeros(0, np.int64)
+    stored = np.ones(num_values, bool)
+    stored[list(graph.constants)] = False
+    start = np.maximum(columns.producer, 0)
+    stop = np.where(columns.producer >= 0, start + 1, 0)
+    np.maximum.at(stop, columns.reads, columns.reader + 1)
+    for first, end in sorted(graph.loops, key=lambda loop: loop[0] - loop[1]):
+        # What a loop reads from outside, carries or stacks up is there from its first trip to its last.
+        read = columns.reads[columns.start[first] : columns.start[end]]
+        outside = read[start[read] < first]
+        stop[outside] = np.maximum(stop[outside], end)
+        stacked = [i for i in range(first, end) if columns.primitive(i) == "loop_stack"]
+        start[columns.first_made[stacked]] = first
+    for tie in graph.ties:
+        stop[tie.made] = max(stop[tie.made], *(end for first, end in graph.loops if first <= start[tie.carry] < end), 0)
+    pin_ends(graph, stored, stop, num_ops)
+    nothing = Copies(none, none, none, none.astype(float))
+    fuses = np.zeros(num_ops, bool)
+    return AcceleratorLiveness(stored, start, stop, step, step, nothing, fuses, step, start + 1, step)
