@@ -3,11 +3,10 @@
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from meshwright import zoo
 from meshwright.hardware import Chip, chips, find_chip
 from meshwright.hardware.storage import to_plain
+from meshwright.screen import Table
 from meshwright.units import format_bytes
 
 _SOURCE_WIDTH = 25

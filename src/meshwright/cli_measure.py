@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from meshwright.cli_screen import CommandError, note, show, write_json
+from meshwright.screen import Table
 from meshwright.units import format_bytes, format_seconds
 
 

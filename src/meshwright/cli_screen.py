@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from meshwright.errors import MeshwrightError
-from meshwright.output import write_whole
+from meshwright.output import ESCAPED, write_whole
+from meshwright.screen import Console
 
 _WIDTH = 118  # of tables that no terminal cuts
 
@@ -48,7 +49,7 @@ def write_json(path: Path, data: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a text; ``-`` is stdout."""
     if str(path) == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode("utf-8", ESCAPED).decode("utf-8"))
         return
     write_whole(path, text)
     note(f"wrote {path}")
@@ -63,7 +64,7 @@ class Stages:
         self._console = _stderr()
         self._live = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,

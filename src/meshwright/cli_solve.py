@@ -55,8 +55,9 @@ class _Display:
     """Live progress on stderr: one line that is redrawn on a terminal, one line per half second elsewhere."""
 
     def __init__(self, quiet: bool, limit: float):
-        from rich.console import Console
         from rich.live import Live
+
+        from meshwright.screen import Console
 
         self.quiet, self.limit = quiet, limit
         self.console = Console(stderr=True)

@@ -1,8 +1,16 @@
 """The exceptions a user can meet: each message says what was wrong, with which value, and what to do."""
 
+from meshwright.names import printable
+
 
 class MeshwrightError(Exception):
-    """Base of every error that Meshwright raises for a user's input."""
+    """Base of every error that Meshwright raises for a user's input.
+
+    Messages quote names, which may hold any character: as text, a message is fit for a terminal.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ClusterError(MeshwrightError, ValueError):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from meshwright.errors import OutputError
 
+ESCAPED = "backslashreplace"  # half a surrogate pair, which a name may hold, becomes \ud800: what JSON calls it, too
+
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file; what was there before stays until the new one is complete.
@@ -19,9 +21,9 @@ def write_whole(path: Path, text: str) -> None:
     scratch = path.with_name(path.name + ".part")
     try:
         if path.exists() and not path.is_file():  # a device or a pipe must not be replaced by a file
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors=ESCAPED)
             return
-        scratch.write_text(text, encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8", errors=ESCAPED)
         scratch.replace(path)
     except OSError as error:
         with suppress(OSError):

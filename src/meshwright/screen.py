@@ -1,13 +1,46 @@
-"""What every printed answer shares: text by `str`, colours on a console, tables without lines."""
+"""What every printed answer shares: text by `str`, colours on a console, tables without lines.
+
+Names come from users and from files, and any text may be a name: none is read as rich's markup (`[bold]`, `:smile:`),
+and no control character reaches the terminal.
+"""
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich import console as rich_console
+from rich import table as rich_table
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from meshwright.names import one_line, printable
 
 _WIDTH = 118
+
+
+class Console(rich_console.Console):
+    """A console that shows text as it is."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text
+            yield segment if segment.control or text.isprintable() else Segment(printable(text), segment.style)
+
+
+class Table(rich_table.Table):
+    """A table whose title and cells are shown as they are on any console."""
+
+    def __init__(self, *headers: Any, title: str | None = None, **options: Any):
+        style = options.get("title_style") or "table.title"
+        super().__init__(*headers, title=None if title is None else Text(printable(title), style=style), **options)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(one_line(cell)) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 class Printed(ABC):

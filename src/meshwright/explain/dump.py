@@ -13,6 +13,7 @@ from meshwright.explain.dump_program import PROGRAM_FILES, write_csv
 from meshwright.explain.solver_log import solver_lines
 from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import TensorTable, plan_rows
+from meshwright.names import one_line
 
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
@@ -45,8 +46,8 @@ def _write(plan: "Plan", folder: Path, function: Any, args: Sequence[Any]) -> No
         prefix = "stage-N/" if plan.stages else ""
         written |= {prefix + name: what for name, (what, _) in PROGRAM_FILES.items()}
     written |= _compiled(plan, folder, function, args)
-    lines = [f"{name:24} {what}" for name, what in written.items()]
-    (folder / "README.txt").write_text("\n".join([str(plan.verdict), "", *lines, ""]), encoding="utf-8")
+    lines = [str(plan.verdict), "", *(f"{name:24} {what}" for name, what in written.items())]
+    (folder / "README.txt").write_text("\n".join([*map(one_line, lines), ""]), encoding="utf-8")
 
 
 def _story(plan: "Plan", path: Path) -> bool:
@@ -69,7 +70,7 @@ def _tensors(plan: "Plan", tensors: Sequence["Tensor"], path: Path) -> bool:
 
 
 def _solver(plan: "Plan", path: Path) -> bool:
-    path.write_text("\n".join([*solver_lines(plan), ""]), encoding="utf-8")
+    path.write_text("\n".join([*map(one_line, solver_lines(plan)), ""]), encoding="utf-8")
     return True
 
 

@@ -12,11 +12,13 @@ from meshwright.explain.subjects import Subject
 from meshwright.explain.tensors import TensorTable, plan_rows
 from meshwright.explain.timeline import memory_over_time
 from meshwright.explain.traced import VIRTUAL
+from meshwright.names import one_line
+from meshwright.output import ESCAPED
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bool:
     """Writes a table."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors=ESCAPED) as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(rows)
@@ -29,7 +31,7 @@ def _tensors(subject: Subject, path: Path) -> None:
 
 
 def _program(subject: Subject, path: Path) -> None:
-    path.write_text("\n".join([*program_lines(subject.facts), ""]), encoding="utf-8")
+    path.write_text("\n".join([*map(one_line, program_lines(subject.facts)), ""]), encoding="utf-8")
 
 
 def _operations(subject: Subject, path: Path) -> None:

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from meshwright.explain.tensors import Row, plan_rows
 from meshwright.planner.show import cost_text, mesh_text
 from meshwright.planner.show_stages import pipeline_text, stages_view
-from meshwright.screen import plain_table, plain_text
+from meshwright.screen import Table, plain_table, plain_text
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from meshwright.explain.words import bytes_on_device, sharding_words, symbols
-from meshwright.screen import Printed, plain_table
+from meshwright.screen import Printed, Table, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:

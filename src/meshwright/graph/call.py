@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.errors import TraceError
+from meshwright.names import one_line
 
 # Numbers are traced, as `jax.jit` does, unless the function's own Python code reads them: then switches and, where that
 # is not enough, all Python numbers are kept.
@@ -135,7 +136,7 @@ def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = No
 
 
 def _key(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+    return one_line(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))))
 
 
 def _type(array: Any, path: str) -> Any:

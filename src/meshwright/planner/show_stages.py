@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from meshwright.planner.stage import Stage
+from meshwright.screen import Table
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
+    from meshwright.screen import Console
 
     with Console(file=sys.stderr).status("measuring this machine, once") as status:
         yield lambda stage: status.update(f"measuring this machine, once: {stage}")

@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,20 +35,15 @@ def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -
     }
     if other is not None:
         data["difference"] = difference_data(plan, other)
-    # A closing tag inside the data would end the script that holds it.
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    # Inside a script HTML knows "</script", "<script" and "<!--": none is left where no "<" is.
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     parts = {
         "title": html.escape(f"{plan.verdict} · Meshwright"),
         "style": _asset("style.css"),
         "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": text,
     }
-    before = _asset("page.html")
-    for name, value in parts.items():
-        head, mark, tail = before.partition(f"{{{{{name}}}}}")
-        assert mark, name
-        before = head + value + tail
-    return before
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
 
 def notebook_html(plan: "Plan") -> str:

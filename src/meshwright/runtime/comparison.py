@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from meshwright.planner.plan import Plan
 from meshwright.planner.show import cost_text
-from meshwright.screen import plain_text
+from meshwright.screen import Table, plain_text
 from meshwright.units import format_bytes
 
 _NOTHING = "–"

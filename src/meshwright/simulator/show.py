@@ -3,10 +3,9 @@
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from meshwright.screen import plain_text
+from meshwright.screen import Table, plain_text
 from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.timeline import KINDS, DeviceTimeline
 from meshwright.units import format_bytes, format_seconds

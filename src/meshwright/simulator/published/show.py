@@ -1,10 +1,9 @@
 """A validation for people: row by row, what was reached, and why the worst rows are off."""
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from meshwright.screen import plain_text
+from meshwright.screen import Table, plain_text
 from meshwright.simulator.published.replay import Replay
 from meshwright.simulator.published.validation import Target, Validation
 
