@@ -92,3 +92,8 @@ def test_gradients_that_are_reduced_wait_for_one_another():
     assert len(sums) == 3 and settled.num_reductions == 1 and settled.num_steps == live.num_steps + 1
     (time,) = set(settled.reduced_at.values())
     assert set(settled.reduced_at) == set(sums) and time > settled.step[sums].max()
+
+
+def test_a_literal_zero_is_told_from_other_constants_by_its_place():
+    _, _, live = live_of(lambda w, i: w[i] + w[jnp.int32(0) + 0], jax.ShapeDtypeStruct((8, 8), jnp.float32), 3)
+    assert live.num_steps > 0

@@ -163,9 +163,9 @@ class Simplified:
     def _other_than_zero(self, index: int) -> int | None:
         """What an addition adds to a literal zero, as the first of Python's `sum` does; None if it does not."""
         equation = self.columns.equation[index]
-        for value, term in zip(self.operands[index], equation.invars if equation is not None else (), strict=False):
+        for place, term in enumerate(equation.invars if equation is not None else ()):
             if isinstance(term, jax_compat.Literal) and np.ndim(term.val) == 0 and term.val == 0:
-                (rest,) = (v for v in self.operands[index] if v != value)
+                rest = self.operands[index][1 - place]  # constants of a type are one value: only places tell them apart
                 return rest if self.graph.kind[rest] == self.graph.kind[self.columns.first_made[index]] else None
         return None
 
