@@ -1,5 +1,7 @@
 """Flattening: a jaxpr that is called again is copied, and the copy is what walking it would have given."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -112,3 +114,13 @@ def test_what_is_given_away_inside_a_copy_is_the_callers_own():
 
     graph = trace(step, vector(4), vector(4), vector(4)).graph
     assert graph.donated == {0, 1}
+
+
+def test_parameters_that_cannot_be_hashed():
+    @partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def scaled(x, scale):
+        return jnp.tanh(x) * scale
+
+    scaled.defvjp(lambda x, scale: (scaled(x, scale), x), lambda scale, x, g: (g * scale,))
+    graph = trace(lambda x: scaled(x, 2.0) + scaled(x, 3.0), vector(4)).graph
+    assert [op.primitive for op in graph.ops] == ["tanh", "mul", "tanh", "mul", "add"]

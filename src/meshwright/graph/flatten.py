@@ -42,7 +42,7 @@ class Names:
 
     def signature(self, name: str, params: dict[str, Any], ins: Sequence[int], outs: Sequence[int]) -> int:
         """The number of a signature, given the numbers of its types; equal operations share one."""
-        key = (name, tuple(params.items()), tuple(ins), tuple(outs))
+        key = (name, _hashable(params), tuple(ins), tuple(outs))
         found = self._signatures.setdefault(key, len(self.signatures))
         if found == len(self.signatures):
             operands, results = (tuple([self.kinds[k] for k in numbers]) for numbers in (ins, outs))
@@ -54,7 +54,8 @@ class Names:
         name, params, avals = eqn.primitive.name, eqn.params, [v.aval for v in eqn.outvars]
         outs = [self.kind(aval) for aval in avals]
         found = (self.signature(name, params, ins, outs), outs)
-        self.known[name, *params.items(), *ins, *map(id, avals)] = found
+        if isinstance(_hashable(params), tuple):
+            self.known[name, *params.items(), *ins, *map(id, avals)] = found
         return found
 
     def scope(self, outer: int, stack: Any) -> int:
@@ -64,6 +65,16 @@ class Names:
             text = "/".join(part for part in (self.scopes[outer], str(stack)) if part)
             found = self._scopes[outer, stack] = _intern(text, self._scopes, self.scopes)
         return found
+
+
+def _hashable(params: dict[str, Any]) -> tuple[Any, ...] | int:
+    """Parameters as a key; where one cannot be hashed, what tells them apart from all others."""
+    found = tuple(params.items())
+    try:
+        hash(found)
+    except TypeError:
+        return id(params)
+    return found
 
 
 def _intern(item: Any, numbers: dict[Any, int], items: list[Any]) -> int:
@@ -146,7 +157,10 @@ class Program:
                 last_stack, where = stack, scopes.get(stack, -1)
                 if where < 0:
                     where = scopes[stack] = self.names.scope(scope, stack)
-            found = known.get(tuple(key))
+            try:
+                found = known.get(tuple(key))
+            except TypeError:  # a parameter that cannot be hashed, such as what a custom derivative keeps
+                found = None
             if found is None:  # not met before, or it runs other jaxprs
                 ins = reads[first_read:]
                 del reads[first_read:]
