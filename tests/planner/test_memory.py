@@ -1,7 +1,10 @@
 """Memory over time, counted again value by value."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import meshwright as mw
 from meshwright.graph import trace
@@ -189,3 +192,19 @@ def test_on_cpus_a_plan_keeps_its_limit_as_it_is_counted_in_the_end():
     tight = on_cpus(mw.Auto(memory_fraction=share))
     assert tight.memory.peak_bytes <= tight.memory.limit_bytes < free.memory.peak_bytes
     assert tight.cost.total >= free.cost.total
+
+
+@pytest.mark.parametrize("cluster", ["local", "1x4 a100-40gb"])
+def test_a_loop_adds_up_products_of_vectors(cluster):
+    """Each is made by its readers, and belongs to no group."""
+
+    def loss(w, xs):
+        def cell(h, x):
+            h = jnp.tanh(w @ h + x)
+            return h, h
+
+        return lax.scan(cell, jnp.zeros(8), xs)[1].sum()
+
+    w, xs = (jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (8, 5))
+    plan = mw.plan(jax.grad(loss), w, xs, cluster=cluster)
+    assert plan.memory.peak_bytes >= sum(plan.memory.argument_bytes.values())

@@ -139,7 +139,7 @@ class Grouping:
         self.accumulated: dict[int, Accumulated] = refined(
             "The search for sums that a loop adds up",
             "they are settled in each trip",
-            lambda: find_accumulated(graph),
+            lambda: self._in_groups(find_accumulated(graph)),
             dict,
         )
         self.joining = refined(
@@ -154,6 +154,11 @@ class Grouping:
             lambda: find_starts(graph, nests, self.gradients, self.accumulated),
             lambda: np.ones(len(columns.signature)),
         )
+
+    def _in_groups(self, found: dict[int, Accumulated]) -> dict[int, Accumulated]:
+        """Those whose results are real: of vectors a product is larger than they are, and made by each reader."""
+        group = self.placed.group
+        return {op: one for op, one in found.items() if (group[[op, *one.chain]] >= 0).all()}
 
     def is_real(self, value: int) -> bool:
         """Whether the value belongs to a group."""
