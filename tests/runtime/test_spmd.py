@@ -230,11 +230,24 @@ def test_too_few_devices_is_said():
         spmd(plan, lambda x: x + 1)
 
 
-def test_a_plan_of_another_function_is_refused():
+OTHERS = {
+    "operation": (lambda x: x @ x, jnp.sin),
+    "number of operands": (lambda x: jnp.concatenate([x, x])[:8], lambda x: jnp.concatenate([x, x, x])[:8]),
+    "number of results": (lambda x: jax.lax.sort((x, x))[0], lambda x: jax.lax.sort(x)),
+    "rank": (lambda x: jnp.sum(x[:, None], 1) + x, lambda x: jnp.sum(x[:, None, None], (1, 2)) + x),
+    "size": (lambda x: jnp.tanh(jnp.tanh(x)[:4]) @ x[:4].T, lambda x: jnp.tanh(jnp.tanh(x)[:3]).T[:4, :1] @ x[:1, :4]),
+    "length": (lambda x: jnp.tanh(jnp.tanh(x)), jnp.tanh),
+    "sums that wait": (lambda x: x @ x + (x @ (x + 1)).T, lambda x: x @ x + (x + x @ (x + 1)).T),
+    "order of sums": (lambda x: (x @ x).T + x @ x.T, lambda x: x.T + x @ x + x @ x),
+}
+
+
+@pytest.mark.parametrize(("planned", "run"), OTHERS.values(), ids=OTHERS)
+def test_a_plan_of_another_function_is_refused(planned, run):
     x = np.ones((8, 8), np.float32)
-    plan = mw.plan(lambda x: x @ x, x, mesh=abstract((4,)))
+    plan = mw.plan(planned, x, mesh=abstract((4,)), method=mw.Auto(fix={"x": P(None, "x")}))
     with pytest.raises(mw.ShardingError, match="made for another function"):
-        spmd(plan, lambda x: jnp.sin(x))(x)
+        spmd(plan, run)(x)
 
 
 def test_other_shapes_and_structures_than_planned_are_refused():

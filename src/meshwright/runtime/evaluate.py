@@ -13,7 +13,6 @@ from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
-from meshwright.errors import ShardingError
 from meshwright.graph.accumulation import ADDING
 from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import cpu_itemsize, widens
@@ -23,6 +22,7 @@ from meshwright.rules.elementwise import EVEN
 from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
+from meshwright.runtime.matching import check_program, other_function
 from meshwright.runtime.virtual import Known, Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -51,6 +51,7 @@ class Evaluator:
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
         """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
+        check_program(self.plan, closed)
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
         outs, _ = self._jaxpr(closed, entries, 0)
         # What has no sharding yet, such as a literal, is the caller's to place.
@@ -97,11 +98,6 @@ class Evaluator:
         if name == "cond":
             return self._cond(eqn, ins, serial)
         op = self.ops.get(serial)
-        if op is not None and op.label.rpartition("/")[2] != name:
-            raise ShardingError(
-                f"the plan says {op.label} where the function does {name}: it was made for another function, other "
-                "shapes or other dtypes; make the plan again with these arguments"
-            )
         with jax_compat.at_source(eqn):  # so that what is sent for it can be traced back to the user's line
             return self._operation(eqn, op, ins), serial + 1
 
@@ -220,6 +216,8 @@ class Evaluator:
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
         hands_on = not op.sums  # what sums by itself reads what is settled
         waits = [isinstance(spec, Waiting) and hands_on for _, spec, _ in ins]
+        if hands_on and not any(waits):
+            raise other_function(op, "one that reads no sum of those that wait")
         operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
         if eqn.primitive.name in ADDING and not all(waits):
             return self._add_later(op, ins[waits.index(True)], operands[waits.index(False)])

@@ -1,0 +1,62 @@
+"""Tells whether a plan was made for a program, before anything is run by it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.errors import ShardingError
+from meshwright.graph.flatten import Names, Program
+from meshwright.planner.plan import OpPlan, Plan
+from meshwright.planner.tensor import Spec
+from meshwright.rules.base import Signature, TensorType
+
+
+def check_program(plan: Plan, closed: Any) -> None:
+    """Refuses a plan whose operations are not those of a jaxpr.
+
+    Raises:
+        ShardingError: It was made for another function, other shapes or other dtypes; the message names the first
+            operation that differs.
+    """
+    program = Program(closed, Names())
+    signatures = [program.names.signatures[number] for number in program.signature]
+    for op in plan.ops:
+        found = signatures[op.serial] if op.serial < len(signatures) else None
+        if found is None or not _fits(op, found, plan.mesh.shape):
+            raise other_function(op, "nothing" if found is None else _text(found))
+
+
+def other_function(op: OpPlan, found: str) -> ShardingError:
+    """The error for a plan that says something else than the function does."""
+    return ShardingError(
+        f"the plan has {op.label} as operation {op.serial}, where the function has {found}: it was made for another "
+        "function, other shapes or other dtypes; make the plan again with these arguments"
+    )
+
+
+def _fits(op: OpPlan, found: Signature, axes: dict[str, int]) -> bool:
+    return (
+        op.label.rpartition("/")[2] == found.primitive
+        and _lie(op.operands, found.operands, axes)
+        and _lie(op.results, found.results, axes)
+    )
+
+
+def _lie(specs: Sequence[Spec | None], kinds: Sequence[TensorType], axes: dict[str, int]) -> bool:
+    """Whether tensors of some types can be split so."""
+    if len(specs) != len(kinds):
+        return False
+    for spec, kind in zip(specs, kinds, strict=True):
+        if spec is None:
+            continue
+        if len(spec) != len(kind.shape):
+            return False
+        for size, names in zip(kind.shape, spec, strict=True):
+            for name in names:
+                if size % axes[name]:
+                    return False
+                size //= axes[name]
+    return True
+
+
+def _text(op: Signature) -> str:
+    return f"{op.primitive} of {', '.join(f'{k.dtype}{list(k.shape)}' for k in op.operands) or 'nothing'}"
