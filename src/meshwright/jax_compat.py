@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed, source_info_util
+from jax._src import core, distributed, source_info_util
 from jax.extend import core as jex_core
 
 Literal = jex_core.Literal
@@ -46,6 +46,11 @@ def _struct(shape: tuple[int, ...], dtype: Any, weak: bool) -> jax.ShapeDtypeStr
 def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Traces ``function(*args)`` and returns its closed jaxpr."""
     return jax.make_jaxpr(function)(*args)
+
+
+def is_tracing() -> bool:
+    """Whether JAX is tracing some function around the caller."""
+    return not core.trace_state_clean()
 
 
 def called_jaxpr(eqn: Any) -> Any | None:

@@ -268,3 +268,17 @@ def test_other_errors_at_run_time_stay_what_they_are(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else") as error:
         step(state, batch())
     assert error.value.__cause__ is None
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["at once", "after a call"])
+def test_it_must_be_the_outermost_function(called):
+    def loss(x):
+        return (x * x).sum()
+
+    x, many = jnp.ones((8, 4)), mw.parallelize(loss, cluster=CPU)
+    if called:
+        many(x)
+    for around in (jax.jit(many), jax.grad(many), jax.vmap(many), jax.jit(lambda _: many(x))):
+        with pytest.raises(mw.TraceError, match=r"mw.parallelize\(jax.grad\(loss\)\)"):
+            around(x)
+    np.testing.assert_array_equal(mw.parallelize(jax.grad(loss), cluster=CPU)(x), 2 * x)

@@ -21,7 +21,7 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
 from meshwright.runtime.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes import meet_to_measure, shared_plan
-from meshwright.runtime.spmd import Program, Strange, device_mesh
+from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
 from meshwright.units import format_bytes, format_seconds
 
 log = logging.getLogger("meshwright")
@@ -132,6 +132,7 @@ class Parallelized:
             except jax.errors.JaxRuntimeError as error:
                 _explain(error, self.recent.plan, args)
                 raise
+        refuse_tracing(self.__name__)
         bound = self._arguments.bind(args, kwargs)
         program = self._program(bound)
         self.recent = program

@@ -21,7 +21,7 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.tree_util import tree_flatten, tree_leaves
 
 from meshwright import jax_compat
-from meshwright.errors import ClusterError, ShardingError
+from meshwright.errors import ClusterError, ShardingError, TraceError
 from meshwright.graph.call import Leaves, call_abstractly
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.tensor import Tensor
@@ -145,6 +145,7 @@ class Program:
         try:
             return self.quick(*args)
         except (Strange, TypeError, ValueError):
+            refuse_tracing(getattr(self._function, "__name__", "the function"))
             variant, arrays = self._variant(args)
         _check_there(_arrays(self.plan.arguments), arrays)
         # To JAX it is part of an array's type where it lies: without this, all would be compiled once for a fresh state
@@ -252,6 +253,8 @@ def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedShar
     known = {number: list(shardings) for number, shardings in places.items()}
 
     def quick(*args: Any) -> Any:
+        if jax_compat.is_tracing():
+            raise Strange
         for number, arg in enumerate(args):
             leaves = tree_leaves(arg)
             for leaf in leaves:
@@ -306,6 +309,21 @@ def check_types(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
         raise ShardingError(
             f"the plan has {len(planned)} arrays among the arguments or results where this function has {len(types)}: "
             "it was made for another function; make the plan again with these arguments"
+        )
+
+
+def refuse_tracing(name: str) -> None:
+    """Refuses a call from within another function that JAX transforms or compiles.
+
+    Raises:
+        TraceError: Such a function is being traced.
+    """
+    if jax_compat.is_tracing():
+        raise TraceError(
+            f"{name} is parallelised, and was called from within jax.jit, jax.grad, jax.vmap or another function that "
+            "JAX traces: it plans and compiles for real arrays, so it must be the outermost function. Parallelise the "
+            f"outer one instead: mw.parallelize(jax.grad({name})), not jax.grad(mw.parallelize({name})); jax.jit is "
+            "not needed around it"
         )
 
 
