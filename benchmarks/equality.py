@@ -1,10 +1,15 @@
-"""Does a parallelised train step compute what one device does? Five steps, zoo × methods × meshes × microbatches.
+"""Does whatever is parallelised compute what one device does? Random programs × plans, and zoo × methods × meshes.
 
-On 8 virtual CPU devices, in float32, on abstract meshes, which make every contraction use all axes it can. The losses
+Random pairs: programs drawn by `tests/generator`, with NaN, −0.0, infinities, clamped and negative positions, integers
+that overflow, narrow floats, dims of no size, long chains on what costs nothing, loops without a batch, microbatches;
+each under random plans, good or bad, those of methods and of clusters. Nearly all are compared to the bit.
+
+Zoo: five train steps in float32 on abstract meshes, which make every contraction use all axes it can. The losses
 must agree to 1e-5 and the parameters' difference must be below a thousandth of what the five steps moved them, as root
 mean squares: Adam divides by the gradient's size, so that rounding alone turns a few of the smallest gradients round.
 
-    python benchmarks/equality.py [MODEL …] [--jobs 2]
+    python benchmarks/equality.py [MODEL …] [--jobs 2]          # the zoo
+    python benchmarks/equality.py --pairs 5000 [--jobs 2]       # random pairs, on 8 virtual CPU devices
 """
 
 import argparse
@@ -18,15 +23,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-os.environ["XLA_FLAGS"] = (  # most of the time goes into compiling
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true"
-)
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from tests.compiling import FLAGS
+
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FLAGS}"  # most of the time goes into compiling
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["MESHWRIGHT_MEASURE"] = "never"
 
 import jax
 import numpy as np
+import random_pairs
 from report import table
 
 import meshwright as mw
@@ -59,8 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--pairs", type=int, default=0, help="how many random pairs to try instead of the zoo")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first random program")
     parser.add_argument("--method", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.pairs:
+        random_pairs.main(options.first, options.pairs, options.jobs)
+        return
     if options.method is not None:
         for row in compared(options.models[0], METHODS[options.method]):
             print("\t".join(row), flush=True)

@@ -1,0 +1,103 @@
+"""Runs many random pairs of `equality.py`, each process restarted where one is ended by what it runs, or hangs."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from threading import Timer
+
+from report import table
+
+PER_PROGRAM = 5  # plans of each program
+_PROGRAMS = 20  # programs of one process, so that what JAX keeps does not fill the memory
+_HANGS_S = 300.0  # a pair that takes longer is given up
+_SLOW_S = 20.0  # no planning may take longer
+
+
+def main(first: int, count: int, jobs: int) -> None:
+    """Tries `count` pairs, and prints those that went wrong and a summary."""
+    num_programs = -(-count // PER_PROGRAM)
+    starts = range(first, first + num_programs, _PROGRAMS)
+    ranges = [(start, min(start + _PROGRAMS, first + num_programs)) for start in starts]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as pool:
+        rows = [row for found in pool.map(_tried, ranges) for row in found]
+    wrong = [row for row in rows if row["trouble"]]
+    slow = [row for row in rows if row["seconds"] > _SLOW_S]
+    for row in (*wrong, *slow):
+        print(f"{row['pair']}\n    planned in {row['seconds']:.1f} s: {row['trouble'] or 'slow'}", flush=True)
+    kinds = Counter(_kind(row["trouble"]) for row in wrong)
+    summary = [
+        ("pairs", len(rows)),
+        ("of which in microbatches", sum("microbatches" in row["pair"] for row in rows)),
+        *((kind, number) for kind, number in kinds.most_common()),
+        ("in all that went wrong", len(wrong)),
+        (f"planned in more than {_SLOW_S:.0f} s", len(slow)),
+        ("longest planning", f"{max(row['seconds'] for row in rows):.1f} s"),
+        ("programs", f"{first} to {first + num_programs - 1}"),
+        ("time in all", f"{time.perf_counter() - started:.0f} s by {jobs} processes"),
+    ]
+    table("Random pairs", "Does a random program under a random plan compute what one device does?", ("", ""), summary)
+
+
+def _kind(trouble: str) -> str:
+    return "differs" if trouble.startswith("result") else trouble.split(":")[0]
+
+
+def _tried(programs: tuple[int, int]) -> list[dict]:
+    """The outcomes of some programs, from as many processes as it takes."""
+    rows: list[dict] = []
+    first, last = programs
+    at = first * PER_PROGRAM
+    while at < last * PER_PROGRAM:
+        for row in _process(at, last * PER_PROGRAM):
+            rows.append(row)
+            at += 1
+        if at < last * PER_PROGRAM:
+            rows.append({"pair": f"{at // PER_PROGRAM}.{at % PER_PROGRAM}", "seconds": 0.0, "trouble": "ended or hung"})
+            at += 1
+    return rows
+
+
+def _process(first: int, last: int) -> Iterator[dict]:
+    """What one process tells of the pairs that it finishes."""
+    command = [sys.executable, __file__, str(first), str(last)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        watch = _watched(process)
+        for line in process.stdout:
+            watch.cancel()
+            yield json.loads(line)
+            watch = _watched(process)
+        watch.cancel()
+
+
+def _watched(process: subprocess.Popen) -> Timer:
+    """Kills a process that tells nothing for long."""
+    watch = Timer(_HANGS_S, process.kill)
+    watch.start()
+    return watch
+
+
+def _work(first: int, last: int) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.generator.pairs import Outcome, outcome
+
+    for at in range(first, last):
+        seed, number = divmod(at, PER_PROGRAM)
+        try:
+            found = outcome(seed, number)
+        except Exception as error:  # JAX on one device does not take it: a fault of the generator
+            found = Outcome(f"{seed}.{number}", 0.0, f"one device: {type(error).__name__}: {error}"[:300])
+        print(json.dumps(asdict(found)), flush=True)
+
+
+if __name__ == "__main__":
+    _work(*map(int, sys.argv[1:]))
+    os._exit(0)

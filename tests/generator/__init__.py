@@ -1,0 +1,1 @@
+"""Programs drawn at random, with awkward numbers, and whether a plan of one computes what one device computes."""
