@@ -134,3 +134,43 @@ def test_loops_read_sums_that_are_settled():
     np.testing.assert_allclose(
         compiled(spmd(plan, function), *args)(*args), jax.jit(function)(*args), rtol=2e-4, atol=1e-4
     )
+
+
+def wrapping(x, w):
+    """Products of bytes wrap around before they are widened."""
+    x, w = (jnp.abs(v * 100).astype(jnp.uint8) for v in (x, w))
+    return (x @ w).astype(jnp.int32) + (x @ (w + 1)).astype(jnp.int32)
+
+
+def in_a_loop(x, w):
+    def body(carry, scale):
+        return carry + (x * scale @ w).astype(jnp.int32), None
+
+    return jax.lax.scan(body, jnp.zeros((ROWS, WIDTH), jnp.int32), jnp.arange(1.0, 5.0))[0]
+
+
+NOT_LINEAR = {
+    "truncated": lambda x, w: (x @ w).astype(jnp.int32) + (x @ (2 * w)).astype(jnp.int32),
+    "to whole numbers and back": lambda x, w: (x @ w).astype(jnp.int8).astype(jnp.float32) + x @ w,
+    "to truth": lambda x, w: (x @ w > 0).astype(jnp.float32) + (x @ w).astype(jnp.bool_).astype(jnp.float32) + x @ w,
+    "wrapping": wrapping,
+    "in a loop": in_a_loop,
+    "overflowing": lambda x, w: (1e5 * x @ w).astype(jnp.float16).astype(jnp.float32) + x @ w,
+}
+
+
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_sums_are_not_joined_across_what_is_not_linear(name):
+    function = NOT_LINEAR[name]
+    # Multiples of 1/4 are summed exactly in any order.
+    x, w = (
+        jnp.round(4 * jax.random.normal(jax.random.key(i), s)) / 4
+        for i, s in enumerate(((ROWS, WIDTH), (WIDTH, WIDTH)))
+    )
+    expected = np.asarray(jax.jit(function)(x, w))
+    split = mw.Auto(fix={"x": P(None, "x"), "w": P("x")})
+    for plan in (
+        joined_plan(function, (x, w), (4,), 0),
+        mw.plan(function, x, w, mesh=Mesh.abstract((4,), 0.0, 1e-9), method=split),
+    ):
+        np.testing.assert_array_equal(np.asarray(compiled(spmd(plan, function), x, w)(x, w)), expected)

@@ -1,18 +1,19 @@
 """Sums that a loop adds up from trip to trip: where they are spread over devices, they need be brought together once.
 
 A carry that a loop's body only adds to is such a sum: the gradients of microbatches, or those of weights that all trips
-use. What is added may be transposed or converted to another dtype on the way, stacked up by an inner loop, or itself be
-the sum of an inner loop.
+use. What is added may be transposed or converted to another dtype on the way (see `keeps_sums`), stacked up by an inner
+loop, or itself be the sum of an inner loop.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.graph.dtypes import hands_sums_on
 from meshwright.graph.graph import Graph, Tie
 
 ADDING = ("add", "add_any")
-_PASSING = ("convert_element_type", "transpose", "loop_stack")
+_PASSING = ("transpose", "loop_stack")
 _CONTRIBUTING = ("dot_general", "conv_general_dilated", "reduce_sum", "scatter-add")
 
 
@@ -86,7 +87,7 @@ class _Finder:
                 if inner is not None:
                     self._follow(inner, chain, outermost, found)
                 return
-            if name not in _PASSING:
+            if name not in _PASSING and not hands_sums_on(self.columns.signatures[self.columns.signature[index]]):
                 return
             chain.append(index)
             value = int(self.columns.reads_of(index)[0])

@@ -1,6 +1,5 @@
 """The Graph: a traced function as one flat list of operations on values, with where each of them comes from."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import jax_compat
+from meshwright.graph.dtypes import widens
 from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import BACKWARD as BACKWARD
 from meshwright.graph.phases import FORWARD as FORWARD
@@ -318,18 +318,3 @@ def cpu_itemsize(dtype: str, itemsize: int) -> int:
 
 def _for_cpu(kind: TensorType) -> TensorType:
     return replace(kind, itemsize=cpu_itemsize(kind.dtype, kind.itemsize))
-
-
-def widens(op: Signature) -> bool:
-    """Whether an operation converts to a type that takes more bytes and loses nothing, so that it can be undone.
-
-    >>> narrow, wide = TensorType((8,), "bfloat16", 2), TensorType((8,), "float32", 4)
-    >>> widens(Signature("convert_element_type", {}, (narrow,), (wide,)))
-    True
-    """
-    if op.primitive != "convert_element_type":
-        return False
-    (narrow,), (wide,) = op.operands, op.results
-    families = [re.match("b?(u?int|float)", kind.dtype) for kind in (narrow, wide)]
-    source, target = (found and found[1] for found in families)
-    return narrow.itemsize < wide.itemsize and source is not None and source == target

@@ -1,7 +1,8 @@
 """Sums that are added to one another: where devices hold them alike, their contributions are added first, settled once.
 
 So it is with the gradient of what several products read, as queries, keys and values do: it is the sum of their own
-gradients. A sum may be transposed, reshaped or converted to another dtype on the way.
+gradients. A sum may be transposed, reshaped or converted on the way, the latter only where that is linear up to
+rounding (`keeps_sums`).
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import ADDING, Accumulated, contributes
+from meshwright.graph.dtypes import hands_sums_on
 from meshwright.planner.placing import Placed
 from meshwright.rules import LoopNest
 from meshwright.strategy.candidates import Assignment, follow, keeps_apart, reducing_axes, tensor_holders
@@ -19,7 +21,7 @@ from meshwright.strategy.sharding import Axes, Codes
 
 Ints = NDArray[np.int64]
 
-_PASSING = ("convert_element_type", "transpose", "reshape")
+_PASSING = ("transpose", "reshape")
 
 
 class Joining(NamedTuple):
@@ -45,8 +47,10 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
     # The one operation that reads what each makes; whether it hands the sum on, in its group, or is another's addition.
     after = _only_readers(graph)[columns.first_made]
     adds, passes = (
-        np.array([s.primitive in names for s in columns.signatures], bool)[columns.signature]
-        for names in (ADDING, (*ADDING, *_PASSING))
+        np.array([s.primitive in names or (converts and hands_sums_on(s)) for s in columns.signatures], bool)[
+            columns.signature
+        ]
+        for names, converts in ((ADDING, False), ((*ADDING, *_PASSING), True))
     )
     followed, has = np.full(len(after), -1), placed.follows >= 0
     followed[has] = columns.reads[columns.start[:-1][has] + placed.follows[has]]

@@ -14,8 +14,9 @@ from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
 from meshwright.graph.accumulation import ADDING
+from meshwright.graph.dtypes import widens
 from meshwright.graph.flatten import signature_of
-from meshwright.graph.graph import cpu_itemsize, widens
+from meshwright.graph.graph import cpu_itemsize
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.elementwise import EVEN
