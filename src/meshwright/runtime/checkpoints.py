@@ -1,9 +1,12 @@
 """Checkpoints of a training state, by Orbax: written whole or not at all, and restored onto any mesh."""
 
 import errno
+import hashlib
+import json
+import logging
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -15,14 +18,16 @@ from jax.tree_util import tree_structure, tree_unflatten
 
 from meshwright.errors import CheckpointError
 from meshwright.planner.plan import partition_spec
+from meshwright.runtime.checksums import checksums
 from meshwright.runtime.parallelize import Parallelized
 from meshwright.runtime.saved import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
 from meshwright.runtime.spmd import device_mesh
 from meshwright.runtime.state import argument_tensors
 
 _FORMAT = "meshwright-checkpoint"
-_VERSION = 1
+_VERSION = 2  # the first has no checksums, and paths in which keys are not told apart from paths
 _ITEMS = ("arrays", "leaves")
+log = logging.getLogger("meshwright")
 
 
 def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | None = None) -> None:
@@ -52,7 +57,9 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
     ocp = _orbax()
     if _path(directory).exists() and not _path(directory).is_dir():
         raise CheckpointError(f"{directory} is a file; give a directory to save in")
-    note = {"format": _FORMAT, "version": _VERSION, "leaves": [asdict(r) for r in records]}
+    sums = checksums(arrays)
+    listed = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
+    note = {"format": _FORMAT, "version": _VERSION, "leaves": listed, "checksum": _checksum(listed)}
     items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": ocp.args.StandardSave(arrays)} if arrays else {})
     steps: list[int] = []
     intact = ""
@@ -81,8 +88,8 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
 def restore(directory: str | PathLike[str], *, like: Any, step: int | None = None) -> Any:
     """Restores a training state, each array in parts, onto the devices where it belongs.
 
-    The mesh may be another than that of the run that saved it. Nothing is written, so that a run that is still saving
-    into the same directory is not disturbed.
+    The mesh may be another than that of the run that saved it. Every array is held against the checksum that was saved
+    with it. Nothing is written, so that a run that is still saving into the same directory is not disturbed.
 
     Args:
         directory: Where `save` put it.
@@ -94,9 +101,10 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         The state.
 
     Raises:
-        CheckpointError: There is no such checkpoint, it cannot be read, or it is of another state.
+        CheckpointError: There is no such checkpoint, it cannot be read, its numbers are not those that were saved, or
+            it is of another state.
     """
-    wanted, tree = _wanted(like)
+    _check_like(like)
     ocp = _orbax()
     if not _path(directory).is_dir():
         raise CheckpointError(f"there is no directory {directory}; give the one that mw.save wrote to")
@@ -104,11 +112,17 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         steps = sorted(manager.all_steps())
         number = _chosen(directory, steps, step)
         where = f"the checkpoint of step {number} in {directory}"
+        others = [s for s in steps if s != number]
+        advice = f"; {_listed(others)} can be tried with step=…" if others else ""
         try:
             found = manager.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
-            saved = _read(found["leaves"], where)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise CheckpointError(f"{where} was not written by mw.save, or is damaged: {_reason(error)}") from error
+            saved, version = _read(found["leaves"], where)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            message = f"{where} was not written by mw.save, or is damaged: {_reason(error)}{advice}"
+            raise CheckpointError(message) from error
+        wanted, tree = _wanted(like, version)
         check_alike(saved, wanted, where)
         places = {w.path: w for w in wanted}
         types = {
@@ -120,30 +134,47 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
             items = ocp.args.Composite(arrays=ocp.args.StandardRestore(types))
             arrays = manager.restore(number, args=items)["arrays"] if types else {}
         except Exception as error:
-            others = [s for s in steps if s != number]
-            advice = f"; {_listed(others)} can be tried with step=…" if others else ""
             raise CheckpointError(f"{where} cannot be read: {_reason(error)}{advice}") from error
     records = {s.path: s for s in saved}
+    if version == 1:
+        log.warning("%s keeps no checksums, so that its numbers are taken as they are; save it again", where)
+    else:
+        _verify(arrays, records, where, advice)
     return tree_unflatten(tree, [w.fill(records[w.path], arrays.get(w.path)) for w in wanted])
 
 
-def _wanted(like: Any) -> tuple[list[Wanted], Any]:
-    """The leaves of the state that `like` is for, and its structure."""
-    if not isinstance(like, Parallelized):
-        return [_wanted_leaf(path, leaf) for path, leaf in named_leaves(like)], tree_structure(like)
-    plan = like.last_plan
-    if plan is None:
+def _verify(arrays: dict[str, Any], records: dict[str, SavedLeaf], where: str, advice: str) -> None:
+    """Refuses arrays that are not what was saved."""
+    damaged = [path for path, found in checksums(arrays).items() if found != records[path].checksum]
+    if damaged:
+        named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+        raise CheckpointError(
+            f"{where} is damaged in {named}: what was read does not have the checksum of what was saved{advice}"
+        )
+
+
+def _check_like(like: Any) -> None:
+    if isinstance(like, Parallelized) and like.last_plan is None:
         raise CheckpointError(
             f"{like.__name__} has no plan yet, so it is not known where the state belongs; first call "
             f"{like.__name__}.plan(…) with the types of its arguments, or mw.create_state"
         )
+
+
+def _wanted(like: Any, version: int) -> tuple[list[Wanted], Any]:
+    """The leaves of the state that `like` is for, named as in a version of checkpoints, and its structure."""
+    escape = version > 1
+    if not isinstance(like, Parallelized):
+        return [_wanted_leaf(path, leaf) for path, leaf in named_leaves(like, escape)], tree_structure(like)
+    plan = like.last_plan
+    assert plan is not None
     place = like.state_argnum
     tree = plan.in_tree.children()[place]
     start = sum(child.num_leaves for child in plan.in_tree.children()[:place])
     mesh = device_mesh(plan)
     found = []
     for tensor, (path, i) in zip(
-        argument_tensors(plan, place), named_leaves(tree_unflatten(tree, range(tree.num_leaves))), strict=True
+        argument_tensors(plan, place), named_leaves(tree_unflatten(tree, range(tree.num_leaves)), escape), strict=True
     ):
         if tensor.role == "static":
             found.append(Wanted(path, plan.in_leaves[start + i]))
@@ -161,15 +192,24 @@ def _wanted_leaf(path: str, leaf: Any) -> Wanted:
     return Wanted(path, None, str(record.dtype), tuple(record.shape), sharding)
 
 
-def _read(note: Any, where: str) -> list[SavedLeaf]:
+def _read(note: Any, where: str) -> tuple[list[SavedLeaf], int]:
+    """The list of leaves, and the version of the checkpoint."""
     if note["format"] != _FORMAT:
         raise ValueError(f"its format is {note['format']!r}")
-    if note["version"] != _VERSION:
+    version = note["version"]
+    if version not in (1, _VERSION):
         raise CheckpointError(
-            f"{where} is of version {note['version']!r} and this Meshwright reads version {_VERSION}; restore it with "
+            f"{where} is of version {version!r} and this Meshwright reads versions 1 to {_VERSION}; restore it with "
             "the Meshwright that wrote it"
         )
-    return [SavedLeaf(**(leaf | {"shape": tuple(leaf["shape"])})) for leaf in note["leaves"]]
+    if version > 1 and note["checksum"] != _checksum(note["leaves"]):
+        raise ValueError("its list of leaves does not have the checksum that was saved with it")
+    return [SavedLeaf(**(leaf | {"shape": tuple(leaf["shape"])})) for leaf in note["leaves"]], version
+
+
+def _checksum(listed: list[dict[str, Any]]) -> str:
+    """Of the list of leaves, which holds Python's numbers."""
+    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
 def _orbax() -> Any:

@@ -1,9 +1,11 @@
 """What a checkpoint records of each leaf of a state, and how that is held against the state it is restored into."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,8 @@ from meshwright import jax_compat
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes import put
 
+# What separates keys, numbers equal paths, marks what is written out, or has no place in the name of a file.
+_RESERVED = re.compile("[/#%\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text == "True",
     "int": int,
@@ -27,13 +31,14 @@ class SavedLeaf:
     """One leaf as a checkpoint records it; the numbers of arrays are stored apart, under its path.
 
     Attributes:
-        path: Pytree keys joined by ``/``.
+        path: Pytree keys joined by ``/``, as `named_leaves` writes them.
         kind: ``array``; ``key``, an array of random keys; ``number``, of Python; ``kept`` for anything else.
         dtype: An array's dtype; else the name of the leaf's class.
         shape: Of an array.
         weak: Whether a scalar array takes on the dtype of what it meets, as Python numbers do.
         text: A number as Python writes it; the implementation of keys.
         words: Numbers in one key.
+        checksum: Of what is stored; empty where nothing is, and in checkpoints of the first version.
     """
 
     path: str
@@ -43,6 +48,7 @@ class SavedLeaf:
     weak: bool = False
     text: str = ""
     words: int = 0
+    checksum: str = ""
 
     def __str__(self) -> str:
         if self.kind in ("array", "key"):
@@ -69,15 +75,26 @@ class SavedLeaf:
         return self.kind in ("array", "key") and 0 not in self.shape
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves with their paths, each path once."""
+def named_leaves(tree: Any, escape: bool = True) -> list[tuple[str, Any]]:
+    """The leaves with their paths, each path once.
+
+    Args:
+        tree: The tree.
+        escape: Write out, as in web addresses, what keys must not hold: ``{"a": {"b": 1}, "a/b": 2}`` has leaves
+            ``a/b`` and ``a%2Fb``. Checkpoints of the first version did not.
+    """
     seen: Counter[str] = Counter()
     found = []
     for keys, leaf in tree_flatten_with_path(tree)[0]:
-        path = keystr(keys, simple=True, separator="/") or "state"
-        seen[path] += 1  # {"a": {"b": 1}, "a/b": 2}
+        parts = (keystr((key,), simple=True) for key in keys)
+        path = "/".join(_escaped(part) if escape else part for part in parts) or "state"
+        seen[path] += 1  # a node of the user's own may give several children one key
         found.append((path if seen[path] == 1 else f"{path}#{seen[path]}", leaf))
     return found
+
+
+def _escaped(key: str) -> str:
+    return _RESERVED.sub(lambda found: quote(found[0], safe="", errors="surrogatepass"), key) or "%"
 
 
 def describe(path: str, leaf: Any) -> SavedLeaf:
