@@ -6,6 +6,8 @@ import optax
 import pytest
 from flax import nnx
 
+import meshwright as mw
+from meshwright.graph import trace
 from tests.frameworks.meshes import check_plans
 
 
@@ -74,3 +76,44 @@ def test_a_module_is_an_argument_like_any_other():
         return module(x)
 
     check_plans(forward, Mlp(nnx.Rngs(0)), jax.ShapeDtypeStruct((24, 24), jnp.float32))
+
+
+def update_in_place(model, optimizer, x):
+    value, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - 1.0) ** 2))(model)
+    optimizer.update(model, grads)
+    return value
+
+
+def test_a_module_updated_in_place_is_refused_since_it_would_not_train():
+    model = Mlp(nnx.Rngs(0))
+    args = (model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), jax.ShapeDtypeStruct((8, 24), jnp.float32))
+    step = mw.parallelize(update_in_place, cluster="1x2 cpu", batch_argnums=(2,))
+    with pytest.raises(
+        mw.TraceError, match=r"changes model/down/bias/value and \d+ more leaves .* nnx.split"
+    ) as caught:
+        step.plan(*args)
+    assert "model, optimizer, loss = step(model, optimizer, batch)" in str(caught.value)
+
+
+def test_a_module_whose_statistics_would_be_lost_is_refused():
+    with pytest.raises(mw.TraceError, match="changes module/norm/mean/value and 1 more leaf"):
+        trace(lambda module, x: module(x), Convolutions(nnx.Rngs(0)), jax.ShapeDtypeStruct((8, 8, 8, 3), jnp.float32))
+
+
+def test_a_module_updated_in_place_and_returned_trains():
+    def step(model, optimizer, x):
+        value = update_in_place(model, optimizer, x)
+        return model, optimizer, value
+
+    def run(function):
+        model = Mlp(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        losses = []
+        for _ in range(3):
+            model, optimizer, value = function(model, optimizer, jnp.ones((8, 24)))
+            losses.append(float(value))
+        return losses
+
+    many = mw.parallelize(step, cluster="1x2 cpu", batch_argnums=(2,))
+    found = run(many)
+    assert found == pytest.approx(run(step), rel=1e-5) and found[2] < found[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.errors import TraceError
+from meshwright.graph.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.names import one_line
 
 # Numbers are traced, as `jax.jit` does, unless the function's own Python code reads them: then switches and, where that
@@ -92,26 +93,40 @@ def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call
             continue
         tried.add(arguments.positions)
         try:
-            return _call(function, arguments, arrays, numbers)
+            return _call(function, arguments, arrays, numbers, names)
+        except ChangedInPlace:
+            raise
         except Exception as error:
             failure = error
     assert failure is not None
     raise TraceError(_trace_failure(function, failure)) from failure
 
 
-def _call(function: Callable[..., Any], arguments: Leaves, arrays: Sequence[Any], numbers: tuple[type, ...]) -> Call:
+def _call(
+    function: Callable[..., Any],
+    arguments: Leaves,
+    arrays: Sequence[Any],
+    numbers: tuple[type, ...],
+    names: Sequence[str],
+) -> Call:
     import jax
 
     results: Leaves | None = None
+    changed: dict[Any, Any] = {}
 
     @wraps(function)  # so that JAX's errors speak of the user's function and of its arguments
     def of_arrays(*args: Any) -> list[Any]:
-        nonlocal results
-        results, made = _sort(function(*arguments.fill(jax.tree_util.tree_leaves(args))), numbers)
+        nonlocal results, changed
+        given = arguments.fill(jax.tree_util.tree_leaves(args))
+        before = jax.tree_util.tree_flatten_with_path(given)[0]
+        results, made = _sort(function(*given), numbers)
+        changed = replaced(before, given)
         return made
 
-    types = [_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)]
-    jaxpr = jax_compat.trace(of_arrays, arguments.bare.fill(types))
+    types = arguments.bare.fill([_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)])
+    jaxpr = jax_compat.trace(of_arrays, types)
+    if changed:
+        check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None
     return Call(jaxpr, arguments, results)
 
@@ -157,10 +172,13 @@ def argument_names(function: Callable[..., Any], count: int) -> list[str]:
     return names + [f"{rest}/{i}" for i in range(count - len(names))]
 
 
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", repr(function)))
+
+
 def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
-    name = getattr(function, "__name__", repr(function))
     reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
     return (
-        f"JAX could not trace {name}: {type(error).__name__}: {reason}. "
+        f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}. "
         "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
     )
