@@ -96,3 +96,16 @@ def test_unfolded_every_group_is_its_own_class(both):
     found, _ = both
     folded = fold(found, {}, enabled=False)
     assert folded.members == [[i] for i in range(len(found.groups))]
+
+
+def test_a_long_chain_on_a_broadcast_value_is_not_made_by_every_reader():
+    def function(bias, x):
+        value = jnp.broadcast_to(bias, x.shape)
+        for _ in range(100):
+            value = jnp.tanh(value)
+        return x * value
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8,), (64, 8))]
+    grouping = Grouping(trace(function, *shapes).graph)
+    read = [len(grouping.pulled(v)) for v in grouping.graph.columns.reads.tolist()]
+    assert 1 < max(read) < 100

@@ -10,6 +10,9 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _EXPANDING = 2  # a result this many times its operands' size is cheaper to make again than to move
+# Operations that a reader does again, at most, to have a value that is made from real ones: a longer chain is work that
+# is worth doing once. As many are looked through for what kernels make again (`graph.fusion`).
+_MOST_AGAIN = 64
 _OWN, _STATE, _PARAMETER = 2**62, 2**61, 2**60  # ranks above those of leaders
 
 
@@ -71,19 +74,23 @@ class Placed(NamedTuple):
 def place(facts, placed, num_groups):
     """Places every operation, given the arguments' groups; returns how many groups there are then."""
     p, q = facts, placed
+    again = np.zeros(len(p.size), np.int64)  # how many operations a reader does to have a value; some are counted twice
     for i in range(len(p.leads)):
         begin, end, first = p.start[i], p.start[i + 1], p.first_made[i]
-        position, rooted = -1, False  # the first real operand
+        position, rooted, count = -1, False, 1  # the first real operand
         for k in range(end - 1, begin - 1, -1):
+            count = min(count + again[p.reads[k]], _MOST_AGAIN + 1)
             if q.home[p.reads[k]] >= 0:
                 position = k - begin
             if q.home[p.reads[k]] >= 0 or q.rooted[p.reads[k]]:
                 rooted = True
         usual = position >= 0 and not p.leads[i] and p.size[first] < _EXPANDING * p.size[p.reads[begin + position]]
-        if not usual and _is_virtual(p, q, i, position >= 0, rooted):
+        short = not rooted or count <= _MOST_AGAIN
+        if not usual and short and _is_virtual(p, q, i, position >= 0, rooted):
             for v in range(first, first + p.num_made[i]):
                 q.virtual[v] = True
                 q.rooted[v] = rooted and p.shape[v] > 0
+                again[v] = count if q.rooted[v] else 0
             continue
         if position >= 0 and not p.leads[i]:
             q.follows[i] = _followed(p, q, i)

@@ -19,11 +19,10 @@ from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
-from meshwright.rules.elementwise import EVEN
 from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
-from meshwright.runtime.matching import check_program, other_function
+from meshwright.runtime.matching import check_program, is_even, other_function
 from meshwright.runtime.virtual import Known, Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -309,9 +308,13 @@ class Evaluator:
         moves, via, phase = self.virtual.moves(value, target), op.via[position], op.phase
         _, copies = self._copies.setdefault((id(value), f"virtual, {phase if moves else ''}"), (value, {}))
         if target not in copies:
-            if moves:
-                value = self.virtual.made_as(value, target, lambda x, need: self._copied(x, phase, (via or x[1], need)))
-            copies[target] = self._constrain(self.virtual.again(value) if copies else value, target)
+            if moves or copies:
+
+                def bring(known: tuple[Any, Spec, str], need: Spec) -> Any:
+                    return self._copied(known, phase, (via or known[1], need))
+
+                value = self.virtual.made_as(value, target, bring, (phase, via) if moves else None)
+            copies[target] = self._constrain(value, target)
         return copies[target]
 
     @contextmanager
@@ -320,7 +323,8 @@ class Evaluator:
         before = self._copies, self._outer, self._varying
         self._copies = {}
         try:
-            yield
+            with self.virtual.inside():
+                yield
         finally:
             self._copies, self._outer, self._varying = before
 
@@ -379,21 +383,3 @@ def _result(op: OpPlan | None) -> Spec | None:
 
 def _phase(op: OpPlan | None) -> str:
     return "forward" if op is None else op.phase
-
-
-def is_even(eqn: Any, op: OpPlan) -> bool:
-    """Whether an operation has all its arrays in one sharding, element by element: XLA's propagation sees to that.
-
-    If all readers want its result like that, it needs no constraint. The first reader of another kind lays it down,
-    so that nothing but this sharding comes to it from any side. Where a reader wants it otherwise it must be laid down
-    at once: XLA would hand what it was resharded to also to its other readers.
-    """
-    shape, spec = eqn.outvars[0].aval.shape, op.results[0]
-    return (
-        eqn.primitive.name in EVEN
-        and spec is not None
-        and not op.waits
-        and op.partial[0] in (None, spec)
-        and all(v.aval.shape in ((), shape) for v in eqn.invars)
-        and all(s == spec for v, s in zip(eqn.invars, op.operands, strict=True) if v.aval.shape)
-    )

@@ -1,4 +1,4 @@
-"""Tells whether a plan was made for a program, before anything is run by it."""
+"""Holds what a plan says of operations against the program: whether it is for this one, and what XLA sees to itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from meshwright.graph.flatten import Names, Program
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
 from meshwright.rules.base import Signature, TensorType
+from meshwright.rules.elementwise import EVEN
 
 
 def check_program(plan: Plan, closed: Any) -> None:
@@ -60,3 +61,21 @@ def _lie(specs: Sequence[Spec | None], kinds: Sequence[TensorType], axes: dict[s
 
 def _text(op: Signature) -> str:
     return f"{op.primitive} of {', '.join(f'{k.dtype}{list(k.shape)}' for k in op.operands) or 'nothing'}"
+
+
+def is_even(eqn: Any, op: OpPlan) -> bool:
+    """Whether an operation has all its arrays in one sharding, element by element: XLA's propagation sees to that.
+
+    If all readers want its result like that, it needs no constraint. The first reader of another kind lays it down,
+    so that nothing but this sharding comes to it from any side. Where a reader wants it otherwise it must be laid down
+    at once: XLA would hand what it was resharded to also to its other readers.
+    """
+    shape, spec = eqn.outvars[0].aval.shape, op.results[0]
+    return (
+        eqn.primitive.name in EVEN
+        and spec is not None
+        and not op.waits
+        and op.partial[0] in (None, spec)
+        and all(v.aval.shape in ((), shape) for v in eqn.invars)
+        and all(s == spec for v, s in zip(eqn.invars, op.operands, strict=True) if v.aval.shape)
+    )
