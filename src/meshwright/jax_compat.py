@@ -1,6 +1,7 @@
 """The only file that touches private or unstable JAX: what differs between JAX 0.10 and 0.11 is settled here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -80,6 +81,16 @@ def close(jaxpr: Any) -> Any:
     return jaxpr if hasattr(jaxpr, "jaxpr") else ClosedJaxpr(jaxpr, ())
 
 
+def inner_jaxprs(eqn: Any) -> list[Any]:
+    """All jaxprs among an equation's parameters, open."""
+    found = []
+    for value in eqn.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Jaxpr | ClosedJaxpr):
+                found.append(close(each).jaxpr)
+    return found
+
+
 def donated(eqn: Any) -> tuple[bool, ...]:
     """Which operands of a `jax.jit` call are donated."""
     return tuple(eqn.params.get("donated_invars", ()))
@@ -125,30 +136,6 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def with_literals_of(part: Any, whole: Any) -> Any | None:
-    """A closed jaxpr with the scalar literals of another that differs in shapes and literals only; None if it does not.
-
-    Jaxprs that its equations run are treated alike.
-    """
-    if len(part.jaxpr.eqns) != len(whole.jaxpr.eqns):
-        return None
-    eqns = []
-    for eqn, other in zip(part.jaxpr.eqns, whole.jaxpr.eqns, strict=True):
-        if eqn.primitive.name != other.primitive.name or len(eqn.invars) != len(other.invars):
-            return None
-        pairs = zip(eqn.invars, other.invars, strict=True)
-        invars = [w if isinstance(w, Literal) and jax.numpy.ndim(w.val) == 0 else v for v, w in pairs]
-        params = dict(eqn.params)
-        for key, value in params.items():
-            if isinstance(value, Jaxpr | ClosedJaxpr):
-                inner = with_literals_of(close(value), close(other.params[key]))
-                if inner is None:
-                    return None
-                params[key] = inner if isinstance(value, ClosedJaxpr) else inner.jaxpr
-        eqns.append(eqn.replace(invars=invars, params=params))
-    return ClosedJaxpr(part.jaxpr.replace(eqns=eqns), part.consts)
-
-
 def bind(eqn: Any, operands: Sequence[Any], stack: Sequence[Any] = ()) -> list[Any]:
     """Runs one equation on its operands, as JAX's own interpreter would.
 
@@ -160,12 +147,30 @@ def bind(eqn: Any, operands: Sequence[Any], stack: Sequence[Any] = ()) -> list[A
     bound = eqn.primitive.get_bind_params(eqn.params)
     # Older releases answer with the functions to call beside the parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with in_place_of(eqn, stack):
+        results = eqn.primitive.bind(*functions, *operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+@contextmanager
+def in_place_of(eqn: Any, stack: Sequence[Any] = ()) -> Iterator[None]:
+    """A context in which whatever is traced has the names and the source of an equation inside of inlined calls."""
     names = source_info_util.current_name_stack()
     for around in (*stack, name_stack(eqn)):
         names = names + around
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
-        results = eqn.primitive.bind(*functions, *operands, **params)
-    return list(results) if eqn.primitive.multiple_results else [results]
+        yield
+
+
+def bind_checkpoint(
+    eqn: Any, function: Callable[..., Any], operands: Sequence[Any], stack: Sequence[Any] = ()
+) -> list[Any]:
+    """Runs a function under the checkpoint of an equation; it must close over no arrays."""
+    closed = trace(function, operands)
+    assert not closed.consts, "what a checkpoint reads must be among its operands"
+    key = _CALLS[eqn.primitive.name]
+    inner = closed if isinstance(eqn.params[key], ClosedJaxpr) else closed.jaxpr
+    return bind(eqn.replace(params={**eqn.params, key: inner}), operands, stack)
 
 
 @lru_cache(maxsize=2)

@@ -49,8 +49,8 @@ def parallelize(
         method: `mw.Auto()` by default.
         microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
             added up, so that a step needs less memory. The numbers stay those of the whole batch, but for random bits
-            drawn for each example: each part draws its own. Where they could not stay (batch norm), the batch runs
-            whole, and a warning says so.
+            drawn for each example: each part draws its own. Where they are not proven to stay (batch norm), the batch
+            runs whole, and a warning and the plan's remarks say why.
         donate_argnums: Arguments whose memory the results may take over: they cannot be used after the call. By default
             those that come back whole as results, such as a state.
         static_argnums: Arguments that are not arrays but values the function is compiled for; they must be hashable.
@@ -120,6 +120,7 @@ class Parallelized:
         self._programs: dict[Any, Program] = {}
         self._plans: dict[Any, Plan] = {}
         self._steps: dict[Any, Callable[..., Any]] = {}
+        self._remarks: dict[Any, tuple[str, ...]] = {}
         self._arguments = _Arguments(function, settings.static_argnums)
         update_wrapper(self, function, updated=())
 
@@ -188,7 +189,8 @@ class Parallelized:
             started = time.perf_counter()
             traced = self._donating(trace(self._step(bound), *bound.values), bound)
             meet_to_measure(self.settings.cluster, self.settings.mesh)
-            plan = self._plans[key] = shared_plan(self.__name__, traced, lambda: self._plan_traced(traced))
+            plan = shared_plan(self.__name__, traced, lambda: self._plan_traced(traced))
+            plan = self._plans[key] = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
             seconds = format_seconds(time.perf_counter() - started)
             if before is not None:
                 log.warning("%s: planned again in %s, since %s", self.__name__, seconds, _difference(before, plan))
@@ -209,13 +211,10 @@ class Parallelized:
                 cut = accumulated(bound.function, bound.values, batch, count)
                 self._steps[key] = wraps(bound.function)(cut)  # its arguments keep their names in the plan
             except CannotCut as reason:
-                log.warning(
-                    "%s: runs its batch whole instead of in %d microbatches, which would change its numbers: %s",
-                    self.__name__,
-                    count,
-                    reason,
-                )
+                remark = f"runs its batch whole instead of in {count} microbatches, which could change its numbers"
+                log.warning("%s: %s: %s", self.__name__, remark, reason)
                 self._steps[key] = bound.function
+                self._remarks[key] = (f"The step {remark}: {reason}.",)
         return self._steps[key]
 
     def _donating(self, traced: Traced, bound: "_Bound") -> Traced:

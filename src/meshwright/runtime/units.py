@@ -1,0 +1,96 @@
+"""A traced program as a flat list of operations on numbered values; what microbatches are worked out on."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright import jax_compat
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One operation; a checkpoint or loop counts as one.
+
+    Attributes:
+        eqn: Its equation.
+        ins: Numbers of the values read.
+        outs: Numbers of the values made.
+        stack: The name stacks of the calls around it.
+    """
+
+    eqn: Any
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    stack: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.eqn.primitive.name)
+
+    def __str__(self) -> str:
+        where = jax_compat.source_line(self.eqn)
+        return f"{self.name} at {where}" if where else self.name
+
+
+@dataclass
+class Units:
+    """A closed jaxpr, calls inlined.
+
+    Attributes:
+        units: The operations.
+        inputs: Numbers of the inputs.
+        outputs: Numbers of the results.
+        constants: Literals and closed-over arrays by number.
+        types: The type of each value.
+    """
+
+    units: list[Unit] = field(default_factory=list)
+    inputs: range = range(0)
+    outputs: list[int] = field(default_factory=list)
+    constants: dict[int, Any] = field(default_factory=dict)
+    types: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, closed: Any) -> "Units":
+        program = cls(inputs=range(len(closed.jaxpr.invars)), types=[v.aval for v in closed.jaxpr.invars])
+        program.outputs = program._walk(closed, list(program.inputs), ())
+        return program
+
+    def ancestors(self, values: Iterable[int]) -> list[int]:
+        """The units that must run to have some values, in order."""
+        found, wanted = [], set(values)
+        for number in reversed(range(len(self.units))):
+            unit = self.units[number]
+            if not wanted.isdisjoint(unit.outs):
+                found.append(number)
+                wanted.update(unit.ins)
+        return found[::-1]
+
+    def _walk(self, closed: Any, inputs: Sequence[int], stack: tuple[Any, ...]) -> list[int]:
+        env: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        for v, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            env[v] = self._constant(value, v.aval)
+
+        def read(v: Any) -> int:
+            return self._constant(v.val, v.aval) if isinstance(v, jax_compat.Literal) else env[v]
+
+        for eqn in closed.jaxpr.eqns:
+            ins = [read(v) for v in eqn.invars]
+            inner = jax_compat.called_jaxpr(eqn)
+            if inner is not None and eqn.primitive.name not in jax_compat.CHECKPOINTS:
+                around = (*stack, jax_compat.name_stack(eqn))
+                made = self._walk(inner, list(jax_compat.call_operands(eqn, ins)), around)
+            else:
+                made = [self._number(v.aval) for v in eqn.outvars]
+                self.units.append(Unit(eqn, tuple(ins), tuple(made), stack))
+            env.update(zip(eqn.outvars, made, strict=True))
+        return [read(v) for v in closed.jaxpr.outvars]
+
+    def _number(self, aval: Any) -> int:
+        self.types.append(aval)
+        return len(self.types) - 1
+
+    def _constant(self, value: Any, aval: Any) -> int:
+        number = self._number(aval)
+        self.constants[number] = value
+        return number
