@@ -87,7 +87,9 @@ def reduced(
     offset, target = part.offset + found.offset, goal - part.offset - found.offset
     if model.num_nodes == 0:
         choice = np.zeros(0, dtype=np.int64)
-        return Part(dual, offset, ((choice, found.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
+        # Without the states that are gone it is the best; with them, nothing is proven beyond the goal.
+        best = Part(dual, offset, ((choice, found.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
+        return replace(best, bound=min(best.bound, goal))
     alike = model.num_nodes > _REORDERED * dual.model.num_nodes
     order = np.arange(model.num_nodes) if alike else decision_order(model)
     smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
