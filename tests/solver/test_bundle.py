@@ -157,3 +157,9 @@ def test_no_prices_near_by_are_higher_by_the_model(seed):
     for _ in range(300):
         other = np.maximum(found + rng.normal(size=3) * 10 ** rng.uniform(-4, 0), 0)
         assert worth(other) <= worth(found) + 1e-6
+
+
+def test_a_part_in_which_no_memory_is_left_has_no_prices():
+    dual = Dual(from_problem(ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])))
+    dual.converge(5)
+    assert settle_prices(dual, 1.0, FOREVER) == []

@@ -122,8 +122,8 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]
 
 
 def _unit(model: Model) -> np.ndarray:
-    """Memory at each time, by which prices and loads are told."""
-    return np.where(model.cap > 0.0, model.cap, max(float(model.cap.max()), 1.0))
+    """Memory at each time, by which prices and loads are told; of a part of a model there may be none left."""
+    return np.where(model.cap > 0.0, model.cap, max(float(model.cap.max(initial=0.0)), 1.0))
 
 
 def _slope(dual: Dual) -> np.ndarray:
