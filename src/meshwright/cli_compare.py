@@ -1,30 +1,28 @@
 """What `meshwright compare` does: several methods for one function, priced alike and, if asked for, run here."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshwright import cli_plan
 from meshwright.cli_screen import CommandError, Stages
+from meshwright.errors import ShardingError
 
 if TYPE_CHECKING:
     from meshwright.runtime.comparison import Comparison
 
-NAMES = ("auto", "data", "zero1", "zero2", "zero3", "tensor")
 
-
-def parse_methods(text: str) -> tuple[str, ...]:
-    """Reads ``auto,data,zero3``."""
-    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in NAMES]
-    if unknown or not names:
-        wrong = f"names {unknown[0]!r}" if unknown else "is empty"
-        raise CommandError(f"--methods {wrong}; write some of {', '.join(NAMES)}, with commas between them")
-    return names
-
-
-def find_comparison(request: cli_plan.Request, names: tuple[str, ...], steps: int, stages: Stages) -> "Comparison":
+def find_comparison(request: cli_plan.Request, methods: str, steps: int, stages: Stages) -> "Comparison":
     """Compares the methods; runs them where steps are asked for."""
     if steps < 0:
         raise CommandError(f"--steps is {steps}; give how many steps to time, 0 to price the methods only")
+    from meshwright.planner.methods import find_methods
+
+    try:
+        chosen = find_methods(methods)
+    except ShardingError as error:
+        raise CommandError(f"--methods: {error}") from None
+    if request.memory_fraction is not None:
+        chosen = tuple(replace(method, memory_fraction=request.memory_fraction) for method in chosen)
     machine = cli_plan.machine_of(request)
     with stages:
         function, args = cli_plan.function_of(request, stages, real=steps > 0)
@@ -33,7 +31,7 @@ def find_comparison(request: cli_plan.Request, names: tuple[str, ...], steps: in
         return compare(
             function,
             *args,
-            methods=[cli_plan.method_of(name, request.memory_fraction) for name in names],
+            methods=chosen,
             cluster=machine,
             mesh=request.mesh,
             steps=steps,

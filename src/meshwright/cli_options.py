@@ -1,21 +1,17 @@
 """Options that several commands share."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-
-class MethodName(StrEnum):
-    """What `--method` takes."""
-
-    AUTO = "auto"
-    DATA = "data"
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    ZERO3 = "zero3"
-    TENSOR = "tensor"
-
+METHOD_NAMES = (
+    "auto",
+    "data",
+    "zero1",
+    "zero2",
+    "zero3",
+    "tensor",
+)  # those of `planner.methods`, which is slow to load
 
 ModelArgument = Annotated[str, typer.Argument(help="A model of the zoo (see `meshwright models`), or module:function.")]
 ClusterOption = Annotated[
@@ -29,6 +25,9 @@ MeshOption = Annotated[str | None, typer.Option(help="One mesh view, such as 50x
 BatchOption = Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")]
 SeqOption = Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")]
 LayersOption = Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")]
+MethodOption = Annotated[
+    str, typer.Option(metavar="NAME", help=f"What is fixed before the rest is optimised: {', '.join(METHOD_NAMES)}.")
+]
 ScanOption = Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")]
 MemoryOption = Annotated[
     float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
@@ -36,5 +35,5 @@ MemoryOption = Annotated[
 PipelineOption = Annotated[bool, typer.Option("--pipeline", help="Look for pipelines, too: stages on submeshes.")]
 RecipeOption = Annotated[
     str | None,
-    typer.Option(help="A pipeline laid down, such as 'data=4,tensor=8,pipeline=2,microbatch=1,checkpoint=full'."),
+    typer.Option(help="A fixed pipeline, such as 'data=4,tensor=8,pipeline=2,microbatch=1,checkpoint=full'."),
 ]

@@ -18,7 +18,7 @@ from meshwright.cli_options import (
     LayersOption,
     MemoryOption,
     MeshOption,
-    MethodName,
+    MethodOption,
     PipelineOption,
     RecipeOption,
     ScanOption,
@@ -52,9 +52,7 @@ def simulate_command(
             "--checkpoint/--no-checkpoint", help="Recompute each layer; by default only if nothing else fits."
         ),
     ] = None,
-    method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
-        MethodName.AUTO
-    ),
+    method: MethodOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
@@ -87,7 +85,7 @@ def simulate_command(
             sizes={"batch": batch, "seq": seq, "layers": layers},
             scan=scan,
             checkpoint=checkpoint,
-            method=method.value,
+            method=method,
             memory_fraction=memory_fraction,
             pipeline=pipeline,
             recipe=recipe,

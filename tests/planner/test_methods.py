@@ -2,11 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from meshwright.cli_options import METHOD_NAMES
 from meshwright.graph import trace
+from meshwright.planner.methods import find_method, find_methods
 from tests.planner.examples import mesh, mlp_step, solve_on, traced_zoo
 
 NAMED = (mw.DataParallel(), mw.Zero(1), mw.Zero(2), mw.Zero(3), mw.TensorParallel())
@@ -209,3 +212,22 @@ def test_a_matrix_that_no_product_reads_may_leave_its_place():
     params = {"scale": jnp.ones((16, 8)), "out": jnp.ones((8, 8))}
     plan = mw.plan(step, params, jnp.ones((8, 16, 8)), mesh=mesh((2, 4)), method=mw.TensorParallel())
     assert all(any(plan.sharding(f"params/{name}")) for name in params)
+
+
+def test_methods_have_short_names():
+    names = ("auto", "data", "zero1", "zero2", "zero3", "tensor")
+    assert [find_method(name) for name in names] == [mw.Auto(), *NAMED] and names == METHOD_NAMES
+    assert find_method("Zero-3") == mw.Zero(3) and find_method(None) == mw.Auto()
+    assert find_methods("auto, zero3") == (mw.Auto(), mw.Zero(3)) == find_methods(["auto", mw.Zero(3)])
+    plan = mw.plan(
+        lambda x, w: x @ w, np.ones((8, 4)), np.ones((4, 4)), mesh=mw.Mesh.abstract((4,), 1, 1), method="data"
+    )
+    assert plan.method == "DataParallel"
+
+
+@pytest.mark.parametrize("given", ["zero9", "", 3])
+def test_what_is_no_method_is_refused_with_those_that_are(given):
+    with pytest.raises(mw.ShardingError, match="give one of 'auto', 'data', 'zero1', 'zero2', 'zero3', 'tensor'"):
+        mw.parallelize(lambda x: x, method=given)
+    with pytest.raises(mw.ShardingError, match=r"give (one|some) of 'auto'"):
+        mw.compare(lambda x: x, 1.0, methods=[given] if given != "" else "", run=False)

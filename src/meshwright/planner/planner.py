@@ -23,7 +23,7 @@ from meshwright.planner.certify import Held, unfolded_bound
 from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
-from meshwright.planner.methods import Auto, Method
+from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
 from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import Pricer
@@ -47,7 +47,7 @@ def plan(
     *args: Any,
     cluster: Cluster | str | None = None,
     mesh: Mesh | tuple[int, ...] | None = None,
-    method: Method | None = None,
+    method: Method | str | None = None,
     on_progress: Progress | None = None,
 ) -> Plan:
     """Finds how to split a function's tensors over a cluster.
@@ -59,7 +59,7 @@ def plan(
             the function's own Python code reads them; the plan is then for these values.
         cluster: A `Cluster` or what `mw.cluster` takes; the local devices if neither this nor a mesh is given.
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
-        method: `Auto` by default.
+        method: A method or its short name, such as ``"zero3"``; `Auto` by default.
         on_progress: Called with a sentence on each stage.
 
     Returns:
@@ -70,9 +70,7 @@ def plan(
         DoesNotFit: No plan fits the memory; it names the least memory that would do.
         ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
     """
-    method = method if method is not None else Auto()
-    if not isinstance(method, Method):
-        raise ShardingError(f"method is {method!r}; give mw.Auto(), mw.DataParallel(), mw.Zero(…) or another method")
+    method = find_method(method)
     say = on_progress or (lambda _: None)
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     say("tracing")

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflat
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.methods import NAMED, Auto, Method
+from meshwright.planner.methods import METHOD_NAMES, Method, find_methods
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.runtime.comparison import ComparedMethod, Comparison
 from meshwright.runtime.compiled import collectives_of
@@ -20,7 +20,7 @@ from meshwright.runtime.parallelize import Parallelized, parallelize
 from meshwright.runtime.processes import put
 from meshwright.runtime.spmd import device_mesh
 
-METHODS: tuple[Method, ...] = (Auto(), *NAMED)
+METHODS: tuple[Method, ...] = tuple(METHOD_NAMES.values())
 _ROUNDS = 5  # each method runs once in each, so that a machine that slows down does so for all of them
 
 Progress = Callable[[str], None]
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 def compare(
     function: Callable[..., Any],
     *args: Any,
-    methods: Sequence[Method] | None = None,
+    methods: str | Sequence[Method | str] | None = None,
     cluster: Cluster | str | None = None,
     mesh: Mesh | tuple[int, ...] | None = None,
     steps: int = 10,
@@ -44,7 +44,8 @@ def compare(
         function: A train step, plain or made by `mw.parallelize`; of the latter the settings hold but for the method.
         *args: Its arguments, such as a state and a batch. With `jax.ShapeDtypeStruct`s nothing can be timed, but all is
             planned and compiled.
-        methods: `mw.Auto()`, data parallel, ZeRO 1 to 3 and tensor parallel by default.
+        methods: Methods or their short names, such as ``["auto", "zero3"]``; `mw.Auto()`, data
+            parallel, ZeRO 1 to 3 and tensor parallel by default.
         cluster: What `mw.plan` takes; the function's own, or the local devices, by default.
         mesh: One logical mesh, or its shape on the cluster, for all methods, instead of each method's own.
         steps: How many steps of each method are timed; with 0 they are compiled only.
@@ -67,7 +68,7 @@ def compare(
         raise ShardingError(f"steps is {steps!r}; give how many steps to time, 0 or more")
     say = on_progress or (lambda _: None)
     candidates = []
-    for method in METHODS if methods is None else methods:
+    for method in METHODS if methods is None else find_methods(methods):
         step = _with_method(function, method, cluster, mesh)
         say(f"planning by {method.name}")
         candidates.append(_planned(step, method, args))

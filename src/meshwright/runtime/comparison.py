@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshwright.planner.plan import Plan
 from meshwright.planner.show import cost_text
-from meshwright.screen import Table, plain_text
+from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes
 
 _NOTHING = "–"
@@ -52,7 +52,7 @@ class ComparedMethod:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Printed):
     """Methods side by side; made by `mw.compare`, and printed as a table.
 
     Attributes:
@@ -80,9 +80,6 @@ class Comparison:
 
     def __rich__(self) -> RenderableType:
         return Group(self._table(), *([Text(self.note)] if self.note else []))
-
-    def __str__(self) -> str:
-        return plain_text(self)
 
     def _table(self) -> Table:
         title = "methods: predicted → compiled or measured" if self._is_compiled else "methods: predicted"

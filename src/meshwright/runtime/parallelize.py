@@ -16,7 +16,7 @@ from meshwright.errors import DeviceOutOfMemory, ShardingError
 from meshwright.graph import Traced, trace
 from meshwright.graph.call import argument_names
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.methods import Auto, Method
+from meshwright.planner.methods import Method, find_method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
 from meshwright.runtime.microbatches import CannotCut, accumulated
@@ -32,7 +32,7 @@ def parallelize(
     *,
     cluster: Cluster | str | None = None,
     mesh: Mesh | tuple[int, ...] | None = None,
-    method: Method | None = None,
+    method: Method | str | None = None,
     microbatches: int = 1,
     donate_argnums: str | int | Sequence[int] = "auto",
     static_argnums: int | Sequence[int] = (),
@@ -46,7 +46,7 @@ def parallelize(
         function: An ordinary JAX function, such as a train step from a state and a batch to a new state and metrics.
         cluster: What `mw.plan` takes; the local devices by default.
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
-        method: `mw.Auto()` by default.
+        method: A method or its short name, such as ``"zero3"``; `mw.Auto()` by default.
         microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
             added up, so that a step needs less memory. The numbers stay those of the whole batch, but for random bits
             drawn for each example: each part draws its own. Where they are not proven to stay (batch norm), the batch
@@ -69,7 +69,7 @@ def parallelize(
         Settings(
             cluster=cluster,
             mesh=mesh,
-            method=method if method is not None else Auto(),
+            method=find_method(method),
             microbatches=microbatches,
             donate_argnums=None if donate_argnums == "auto" else _numbers("donate_argnums", donate_argnums, function),
             static_argnums=_numbers("static_argnums", static_argnums, function),
@@ -93,8 +93,6 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
             raise ShardingError(f"microbatches is {self.microbatches!r}; give a whole number, 1 or more")
-        if not isinstance(self.method, Method):
-            raise ShardingError(f"method is {self.method!r}; give mw.Auto(), mw.DataParallel() or another method")
         if self.method.staged:
             raise ShardingError(
                 f"{self.method.name} plans a pipeline, which cannot be run yet: plan it with mw.plan, and run the "

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.hardware import Cluster
-from meshwright.planner.methods import Auto, Method
+from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.planner import plan
 from meshwright.profiler import cluster as find_cluster
 from meshwright.simulator.exploration import OBJECTIVES, Exploration, Offer
@@ -19,7 +19,7 @@ def explore(
     *,
     clusters: Sequence[Cluster | str],
     objective: str = "tokens_per_dollar",
-    method: Method | None = None,
+    method: Method | str | None = None,
     prices: Mapping[str, float] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Exploration:
@@ -30,7 +30,8 @@ def explore(
         args: Its arguments, as `mw.plan` takes them.
         clusters: Clusters, or what `mw.cluster` takes.
         objective: What to rank by: ``"tokens_per_dollar"``, ``"tokens_per_s"``, ``"step_s"`` or ``"mfu"``.
-        method: How to plan; `Auto` by default. Where hosts are of several kinds, `Auto` plans in stages.
+        method: How to plan: a method or its short name; `Auto` by default. Where hosts are of several kinds,
+            `Auto` plans in stages.
         prices: Dollars for one device and hour by name of the chip, instead of the package's own.
         on_progress: Called with a sentence on each stage.
 
@@ -55,7 +56,7 @@ def explore(
     for machine in machines:
         if on_progress is not None:
             on_progress(f"planning for {machine.name}")
-        how = method or Auto()
+        how = find_method(method)
         if machine.mixed and isinstance(how, Auto):  # one program cannot be on hosts of several kinds
             how = replace(how, pipeline=True)
         offers.append(_offer(function, args, machine, how, prices or {}))
