@@ -176,8 +176,9 @@ def test_methods_are_compared_as_json_and_run(own):
 
 
 def test_methods_that_are_none_are_refused():
-    assert "--methods names 'fsdp'; write some of auto, data, zero1" in refuse("compare", "mlp", "--methods", "fsdp")
-    assert "--methods is empty" in refuse("compare", "mlp", "--methods", ",")
+    message = refuse("compare", "mlp", "--methods", "auto,best")
+    assert "--methods: method is 'best'; give one of 'auto', 'data', 'zero1'" in message
+    assert "--methods: methods is ','; give some of" in refuse("compare", "mlp", "--methods", ",")
     assert "--steps is -1" in refuse("compare", "mlp", "--steps", "-1")
 
 
@@ -324,3 +325,23 @@ def test_solve_is_part_of_the_command(tmp_path):
     result = run("solve", file, "--seconds", 60, "--workers", 1)
     assert json.loads(result.stdout.splitlines()[-1]) == [1, 0]
     run("solve", tmp_path / "none.json", code=2)
+
+
+def test_help_shows_flags_as_flags():
+    for command in ("plan", "solve", "chips"):
+        text = run(command, "--help").stdout
+        assert "<bool>" not in text and "--help" in text
+    assert "<bool>" not in run("--help").stdout
+
+
+def test_a_failure_to_trace_names_the_users_line(own):
+    message = refuse("plan", "mine:step", "--args", "mine:wrong_arguments", "--cluster", "2x2 h100")
+    assert re.search(r"JAX could not trace step: .*\(\S*mine\.py:6\)", message)
+
+
+def test_what_means_nothing_is_refused(tmp_path):
+    assert "'wide-resnet-tiny' has no sequence; leave seq out" in refuse("plan", "wide-resnet-tiny", "--seq", 64)
+    run("plan", "mlp", "--cluster", "1x4 h100", "--save", tmp_path / "p.json")
+    for seconds in ("-1", "nan"):
+        text = refuse("explain", tmp_path / "p.json", "state/params/layers/0", f"--seconds={seconds}")
+        assert f"seconds is {float(seconds)}; give the time for solving again, 0 or more" in text

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import meshwright
 from meshwright import cli_compare, cli_plan, cli_see
 from meshwright.cli_explore import explore_command
 from meshwright.cli_measure import measure_command
 from meshwright.cli_options import (
+    METHOD_NAMES,
     ArgsOption,
     BatchOption,
     ClusterOption,
     LayersOption,
     MemoryOption,
     MeshOption,
-    MethodName,
+    MethodOption,
     ModelArgument,
     PipelineOption,
     RecipeOption,
@@ -37,7 +38,22 @@ from meshwright.cli_validate import validate_command
 from meshwright.errors import MeshwrightError
 
 
-class _Commands(TyperGroup):
+class _PlainFlags:
+    """Shows a flag in the help as what one types, without a type: `--scan` takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for param in found:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return found
+
+
+class _Command(_PlainFlags, TyperCommand):
+    """One command."""
+
+
+class _Commands(_PlainFlags, TyperGroup):
     """Turns an error that a user can mend into one line, and Ctrl-C into silence."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -102,9 +118,7 @@ def plan(
             help="Recompute each layer of a zoo model in the backward pass; by default only if nothing else fits.",
         ),
     ] = None,
-    method: Annotated[MethodName, typer.Option(help="What is laid down before the rest is optimised.")] = (
-        MethodName.AUTO
-    ),
+    method: MethodOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
     memory_fraction: MemoryOption = None,
@@ -124,7 +138,7 @@ def plan(
         sizes={"batch": batch, "seq": seq, "layers": layers},
         scan=scan,
         checkpoint=checkpoint,
-        method=method.value,
+        method=method,
         memory_fraction=memory_fraction,
         pipeline=pipeline,
         recipe=recipe,
@@ -155,7 +169,7 @@ def compare(
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model in the backward pass.")
     ] = False,
-    methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(MethodName),
+    methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
     memory_fraction: MemoryOption = None,
     steps: Annotated[int, typer.Option(help="Compile and time so many steps on the devices here.")] = 0,
     json_path: Annotated[
@@ -172,12 +186,11 @@ def compare(
         sizes={"batch": batch, "seq": seq, "layers": layers},
         scan=scan,
         checkpoint=checkpoint or None,
-        method=MethodName.AUTO.value,
+        method="auto",
         memory_fraction=memory_fraction,
     )
-    names = cli_compare.parse_methods(methods)
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        found = cli_compare.find_comparison(request, names, steps, Stages())
+        found = cli_compare.find_comparison(request, methods, steps, Stages())
     if json_path is not None:
         write_json(json_path, found.to_json())
     if str(json_path) != "-":
@@ -217,6 +230,8 @@ app.command("explore")(explore_command)
 app.command("measure")(measure_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)
+for _command in app.registered_commands:
+    _command.cls = _Command
 
 
 def _see(arguments: list[str]) -> bool:

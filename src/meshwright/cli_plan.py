@@ -7,15 +7,14 @@ import importlib
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import meshwright
 from meshwright.cli_screen import CommandError, Stages
-from meshwright.errors import DoesNotFit
+from meshwright.errors import DoesNotFit, ShardingError, raised_at
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -195,9 +194,8 @@ def _reason(error: Exception) -> str:
     """An exception of the user's code in a few words, with the line that raised it."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    where = raised_at(error)
+    return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")
 
 
 def _kind(value: Any) -> str:
@@ -207,11 +205,13 @@ def _kind(value: Any) -> str:
 
 def method_of(name: str, memory_fraction: float | None) -> "Method":
     """The method of a name of `--method`."""
-    options = {} if memory_fraction is None else {"memory_fraction": memory_fraction}
-    if name.startswith("zero"):
-        return meshwright.Zero(stage=int(name.removeprefix("zero")), **options)
-    methods = {"auto": meshwright.Auto, "data": meshwright.DataParallel, "tensor": meshwright.TensorParallel}
-    return methods[name](**options)
+    from meshwright.planner.methods import find_method
+
+    try:
+        found = find_method(name)
+    except ShardingError as error:
+        raise CommandError(f"--method: {error}") from None
+    return found if memory_fraction is None else replace(found, memory_fraction=memory_fraction)
 
 
 def staged_method(request: Request) -> "Method | None":
@@ -225,7 +225,7 @@ def staged_method(request: Request) -> "Method | None":
     if request.recipe is None:
         return meshwright.Auto(pipeline=True, **options)
     if request.pipeline:
-        raise CommandError("--recipe lays the whole pipeline down; leave out --pipeline")
+        raise CommandError("--recipe fixes the whole pipeline; leave out --pipeline")
     return meshwright.ThreeD(**_parse_recipe(request.recipe), **options)
 
 

@@ -65,3 +65,24 @@ class CheckpointError(MeshwrightError, RuntimeError):
 
 class DeviceOutOfMemory(MeshwrightError, RuntimeError):
     """A device ran out of memory while a program ran."""
+
+
+def raised_at(error: BaseException) -> str:
+    """``file:line`` of the user's own code that an error came from; empty where there is none.
+
+    That is the innermost frame that lies neither in Meshwright (but for its example models), nor in an installed
+    package, nor in Python's own library; where all do, the innermost that is not in Meshwright or JAX.
+    """
+    import sys  # here, since these are needed only where something went wrong
+    import sysconfig
+    import traceback
+    from pathlib import Path
+
+    ours = [str(path) for path in Path(__file__).parent.iterdir() if path.name != "zoo"]
+    ours += [str(Path(sys.modules[name].__file__ or "").parent) for name in ("jax", "jaxlib") if name in sys.modules]
+    installed = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    near = [frame for frame in frames if not frame.filename.startswith(tuple(ours))]
+    own = [frame for frame in near if not frame.filename.startswith(tuple(installed))]
+    found = (own or near)[-1:]
+    return f"{found[0].filename}:{found[0].lineno}" if found else ""

@@ -24,6 +24,8 @@ Ints = NDArray[np.int64]
 
 def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
     """See `Plan.explain`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise ShardingError(f"seconds is {seconds!r}; give the time for solving again, 0 or more")
     found = plan.find(path)
     if plan.record is None:
         raise ShardingError(

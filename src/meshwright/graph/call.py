@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from meshwright import jax_compat
-from meshwright.errors import TraceError
+from meshwright.errors import TraceError, raised_at
 from meshwright.graph.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.names import one_line
 
@@ -178,7 +178,9 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
     reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
+    line = raised_at(error)
+    where = f" ({line})" if line else ""
     return (
-        f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}. "
+        f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. "
         "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
     )

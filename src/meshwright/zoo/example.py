@@ -55,7 +55,7 @@ def build(
     Args:
         name: One of `zoo.names()`.
         batch: Global batch size; the catalogue's own when None.
-        seq: Sequence length; ignored by models that have none, such as the vision models.
+        seq: Sequence length; models that have none, such as the vision models, refuse it.
         layers: Number of layers instead of the published one (for wide-resnet and unet: blocks per stage).
         scan: Stack the layers' weights and `jax.lax.scan` over them instead of unrolling.
         checkpoint: Recompute each layer in the backward pass (`jax.checkpoint`).
@@ -77,6 +77,8 @@ def build(
     model = entry(name)
     family = import_module(f"meshwright.zoo.{model.family}")
     config = _configure(family.Config, model, layers=layers, scan=scan, checkpoint=checkpoint, options=options)
+    if seq is not None and not model.seq:
+        raise ZooError(f"seq={seq!r} is given, and {name!r} has no sequence; leave seq out.")
     batch = _positive("batch", model.batch if batch is None else batch)
     seq = _positive("seq", model.seq if seq is None else seq) if model.seq else None
     _check(name, config, seq)
