@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.explain.dims import connected
 from meshwright.explain.packing import pack, unpack
 from meshwright.explain.pricing import Pricing
-from meshwright.explain.record import Record
+from meshwright.explain.record import MEMORY_ROLES, Record
 from meshwright.explain.timeline import memory_over_time
 from meshwright.solver import price
 
@@ -113,3 +114,11 @@ def test_components_are_those_that_walking_finds(edges):
             near[a] |= near[b]
             near[b] |= near[a]
     assert found.tolist() == [min(near[i]) for i in range(12)]
+
+
+def test_gradients_are_not_called_temporaries():
+    """With data parallelism every device has made all gradients, whole, before any parameter is updated."""
+    example = zoo.build("gpt-tiny", batch=64)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster="1x8 cpu", method=mw.DataParallel())
+    by_role = memory_over_time(plan.record.problem).by_role
+    assert by_role[MEMORY_ROLES.index("gradients")].max() >= plan.memory.argument_bytes["parameters"]

@@ -236,7 +236,9 @@ class _Problem:
         gradients, memory = self.grouping.gradients, self.free.memory
         rest = [MEMORY_ROLES.index("gradients"), MEMORY_ROLES.index("activations")]
         known = [named.get(v, rest[v not in gradients]) for v in memory.examples]
-        return known + [MEMORY_ROLES.index("temporaries")] * (len(memory.column_class) - len(known))
+        passing = [MEMORY_ROLES.index("gradients"), MEMORY_ROLES.index("temporaries")]
+        others = range(len(known), len(memory.column_class))
+        return known + [passing[column not in memory.raw_gradients] for column in others]
 
 
 def _pattern(paths: Sequence[str]) -> str:

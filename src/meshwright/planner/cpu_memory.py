@@ -104,7 +104,7 @@ class CpuMemory(MemoryModel):
             if int(ops[0]) in self.grouping.joining.paths:
                 both = 2 * (before - after)
             more, partial, result, waiting, joined = (
-                self.add(which, size * reduced) for size in (both, before, after, before - after, -after)
+                self._add_partial(which, size * reduced, made) for size in (both, before, after, before - after, -after)
             )
             for group, index in zip(members, ops.tolist(), strict=True):
                 settled = self._settled_by(index)

@@ -31,6 +31,7 @@ class MemoryModel(Usage):
     Attributes:
         examples: For the first columns, which hold values, one of these; what comes after them is there in passing.
         group: For each span, the group whose strategy decides how many bytes it takes.
+        raw_gradients: The columns, of those that come after, that hold gradients before they are reduced.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class MemoryModel(Usage):
         self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
         self.mesh = mesh
         super().__init__(live.num_steps)
+        self.raw_gradients: set[int] = set()
         self._growing: dict[tuple[int, int, float], int | None] = {}  # columns by class, operation there and factor
         held = self._held()
         held = held.only(self.grouping.placed.home[held.value] >= 0)
@@ -109,10 +111,18 @@ class MemoryModel(Usage):
         key = which, rank, growth
         if key not in self._growing:
             more = growth * self._growth(index, self.tables[which], rank)
-            self._growing[key] = self.add(which, more) if more.any() else None
+            made = int(self.grouping.graph.columns.first_made[index])
+            self._growing[key] = self._add_partial(which, more, made) if more.any() else None
         column = self._growing[key]
         if column is not None:
             yield column, group, start, stop, 1.0
+
+    def _add_partial(self, which: int, size: Array, made: int) -> int:
+        """Adds a column of what a value takes before it is reduced."""
+        column = self.add(which, size)
+        if made in self.grouping.gradients:
+            self.raw_gradients.add(column)
+        return column
 
     def _growth(self, index: int, table: GroupTable, rank: int) -> Array:
         """By how much an operation's result is larger before its partial sums are settled, for each strategy."""
@@ -159,7 +169,7 @@ class AcceleratorMemory(MemoryModel):
             ops, table = leader[late], self.tables[which]
             nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
             reduced = self._reduced_at_leisure(nest, table, self._local(made, table.codes[0]))
-            column = self.add(which, self._local(made, table.codes[0]) * ~reduced)
+            column = self._add_partial(which, self._local(made, table.codes[0]) * ~reduced, int(made))
             at = runs[ops].tolist()
             yield from ((column, *span, 1.0) for span in zip(late.tolist(), ops.tolist(), at, strict=True))
             for number in np.flatnonzero(slots.member[slots.start[late[0]] : slots.start[late[0] + 1]] == 0).tolist():
