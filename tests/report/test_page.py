@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
+from meshwright.explain.words import bytes_on_device
 from meshwright.report.page import page
 from meshwright.report.stages import bars
 from tests.explain.plans import tensor_parallel
@@ -61,3 +62,14 @@ def test_the_timeline_keeps_the_order_of_stages():
             assert bar["start"] >= sent - 1e-12
     for row in (first, second):
         assert len(row) == 8 and all(a["stop"] <= b["start"] + 1e-12 for a, b in pairwise(row))
+
+
+def test_chunks_meshes_and_bytes_of_stages_are_the_plans_own():
+    plan = planned("interleaved")
+    (shown,) = data_of(page(plan, seconds=0.0))["plans"]
+    assert [stage["layers"] for stage in shown["stages"]] == ["0 2", "1 3"]
+    assert shown["mesh"]["axes"] == "x=1 × y=2 for each of 2 stages" and shown["mesh"]["sizes"] == [1, 2]
+    held = [row["held"] for row in shown["tensors"] if row["role"] in ("parameters", "optimizer")]
+    for number, stage in enumerate(plan.stages):
+        own = sum(bytes_on_device(t.shape, t.dtype, t.spec, stage.mesh.shape) for t in stage.tensors)
+        assert sum(sizes[number] for sizes in held) == own > 0

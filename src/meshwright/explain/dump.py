@@ -14,6 +14,7 @@ from meshwright.explain.solver_log import solver_lines
 from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import TensorTable, plan_rows
 from meshwright.names import one_line
+from meshwright.planner.show_stages import layers_text
 
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
@@ -86,12 +87,11 @@ def _memory(plan: "Plan", path: Path) -> bool:
 def _stages(plan: "Plan", path: Path) -> bool:
     if not plan.stages:
         return False
-    header = ("stage", "first layer", "last layer", "mesh", "verdict", "microbatch_s", "once_s", "state_bytes")
+    header = ("stage", "layers", "mesh", "verdict", "microbatch_s", "once_s", "state_bytes")
     rows = (
         (
             number,
-            stage.layers[0],
-            stage.layers[1] - 1,
+            layers_text(stage),
             "×".join(map(str, stage.mesh.sizes)),
             str(plan.stage_verdicts[number]),
             stage.microbatch_s,

@@ -43,11 +43,12 @@ def stages_view(plan: "Plan") -> Table:
         place = _devices(stage) + (f" {stage.submesh.chip}" if len(chips) > 1 else "")
         split = (stage.method,) if len(ways) > 1 else ()
         view = "×".join(map(str, stage.mesh.sizes))
-        table.add_row(str(number), _layers(stage), place, view, *split, *_figures(stage))
+        table.add_row(str(number), layers_text(stage), place, view, *split, *_figures(stage))
     return table
 
 
-def _layers(stage: Stage) -> str:
+def layers_text(stage: Stage) -> str:
+    """The layers of a stage: ``0-3``, of one that has several chunks ``0 5 10 15``."""
     chunks = stage.chunks or (stage.layers,)
     return " ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in chunks)
 

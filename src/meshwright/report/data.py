@@ -1,13 +1,15 @@
 """What the page shows, as plain data: a plan boiled down, identical layers and repeated communication collapsed."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from meshwright.explain.sentence import plain_sentence
 from meshwright.explain.story import memory_text, step_text
 from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import Row, plan_rows
-from meshwright.explain.words import label_words
-from meshwright.planner.show import cost_text, mesh_text
+from meshwright.explain.words import bytes_on_device, label_words
+from meshwright.planner.show import axes_text, cost_text, mesh_text
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.programs import programs_data
 
@@ -28,10 +30,12 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
     deadline = time.perf_counter() + seconds
     results = [t for t in plan.results if t.role != "state"]
     rows, subjects = plan_rows(plan, [*plan.arguments, *results]), Subjects(plan)
+    mesh, held = plan.stages[0].mesh if plan.stages else plan.mesh, _held(plan, subjects)
     found: dict[str, Any] = {
         "method": plan.method,
-        "mesh": {"names": plan.mesh.names, "sizes": plan.mesh.sizes, "text": mesh_text(plan)},
-        "links": [plan.mesh.link_of(a) for a in range(len(plan.mesh.sizes))],
+        "mesh": _mesh(plan),
+        "links": [mesh.link_of(a) for a in range(len(mesh.sizes))],
+        "sentence": plain_sentence(plan),
         "verdict": [{"name": p.name, "axes": p.axes, "text": p.text} for p in plan.verdict.parts],
         "abstract": plan.mesh.is_abstract,
         "cost": {"total": plan.cost.total, "compute": plan.cost.compute, "communication": plan.cost.communication},
@@ -55,7 +59,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
         "unsplittable": plan.unsplittable,
         "remarks": plan.remarks,
         "provenance": dict(plan.provenance),
-        "tensors": [_row(row) for row in rows],
+        "tensors": [_row(row) | {"held": held(row)} for row in rows],
         "collectives": _collectives(subjects),
         "stages": [],
         "programs": programs_data(plan, subjects),
@@ -69,10 +73,41 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
     return found
 
 
+def _mesh(plan: "Plan") -> dict[str, Any]:
+    """The axes; of a pipelined plan those of its stages, where all have the same."""
+    meshes = {stage.mesh.sizes: stage.mesh for stage in plan.stages} or {plan.mesh.sizes: plan.mesh}
+    axes = next(iter(meshes.values())) if len(meshes) == 1 else None
+    names, sizes = ((), ()) if axes is None else (axes.names, axes.sizes)
+    return {"names": names, "sizes": sizes, "axes": axes_text(plan), "text": mesh_text(plan)}
+
+
+def _held(plan: "Plan", subjects: Subjects) -> Callable[[Row], list[int]]:
+    """Says what all tensors of a row take together on a device; of a pipelined plan, on one of each stage."""
+    own = [{t.path: t for t in stage.tensors} for stage in plan.stages]
+    known = set().union(*own)
+    tensors = {t.path: t for t in (*plan.arguments, *plan.results)}
+
+    def held(row: Row) -> list[int]:
+        if not plan.stages:
+            return [row.bytes_on_device * len(row.paths)]
+        found = [0] * len(plan.stages)
+        for path in row.paths:
+            for number, there in enumerate(own):
+                if path in there:
+                    t, shape = there[path], plan.stages[number].mesh.shape
+                    found[number] += bytes_on_device(t.shape, t.dtype, t.spec, shape)
+            if path not in known:  # data and results are where they are read and made
+                found[(subjects.of(tensors[path]).number or 0) if subjects else 0] += row.bytes_on_device
+        return found
+
+    return held
+
+
 def _row(row: Row) -> dict[str, Any]:
     return {
         "path": row.path,
         "count": len(row.paths),
+        "which": row.which,
         "paths": row.paths[:_PATHS],
         "shape": row.shape,
         "dtype": row.dtype,

@@ -1,11 +1,11 @@
 """The programs that the page shows: the plan's one, or one for all stages that are split alike."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.record import MEMORY_ROLES, Record
 from meshwright.explain.subjects import Subjects
 from meshwright.explain.timeline import memory_over_time
+from meshwright.planner.show import stages_text
 from meshwright.report.layers import layer_data
 
 if TYPE_CHECKING:
@@ -25,14 +25,7 @@ def programs_data(plan: "Plan", subjects: Subjects) -> list[dict[str, Any]]:
         stages.setdefault(view, []).append(number)
         if view not in found:
             found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number), late="x")
-    return [{"name": _stages_text(stages[view]), **data} for view, data in found.items()]
-
-
-def _stages_text(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"stage {numbers[0]}"
-    runs = numbers[-1] - numbers[0] == len(numbers) - 1
-    return f"stages {numbers[0]}–{numbers[-1]}" if runs else f"stages {', '.join(map(str, numbers))}"
+    return [{"name": stages_text(stages[view]), **data} for view, data in found.items()]
 
 
 def _timeline(record: Record) -> dict[str, Any]:

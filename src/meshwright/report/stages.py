@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshwright.planner.show_stages import layers_text
+
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
     from meshwright.simulator.simulation import Simulation
@@ -23,7 +25,7 @@ def stage_data(plan: "Plan") -> dict[str, Any]:
         },
         "stages": [
             {
-                "layers": list(stage.layers),
+                "layers": layers_text(stage),
                 "mesh": "×".join(map(str, stage.mesh.sizes)),
                 "devices": f"{stage.submesh.num_hosts}×{stage.submesh.devices_per_host} {stage.submesh.chip}",
                 "verdict": str(verdict),

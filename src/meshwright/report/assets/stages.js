@@ -3,7 +3,7 @@ MW.section("stages", "Stages", "The pipeline: which layers are where, and what e
   const plan = MW.plan(), p = plan.pipeline;
   body.append(MW.el("p", { class: "lead" }, `schedule ${p.schedule}, ${p.num_microbatches} microbatches, interleave ${p.interleave}, checkpoint ${p.checkpoint}`));
   body.append(MW.pipeline(plan.bars));
-  const rows = plan.stages.map((s, i) => ({ ...s, number: i, span: `${s.layers[0]}–${s.layers[1] - 1}` }));
+  const rows = plan.stages.map((s, i) => ({ ...s, number: i, span: s.layers }));
   body.append(MW.el("p"), MW.table([
     { key: "number", name: "stage", num: true }, { key: "span", name: "layers" }, { key: "devices", name: "devices" }, { key: "mesh", name: "mesh" }, { key: "verdict", name: "verdict" },
     { key: "microbatch_s", name: "a microbatch", num: true, show: (s) => MW.cost(s.microbatch_s) }, { key: "once_s", name: "once a step", num: true, show: (s) => MW.cost(s.once_s) },

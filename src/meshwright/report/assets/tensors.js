@@ -22,14 +22,14 @@ MW.alternatives = (row) => {
 };
 
 MW.tree = (rows) => {
-  const root = { name: "", kids: new Map(), rows: [], bytes: 0 };
+  const root = { name: "", kids: new Map(), rows: [], held: [] };
   for (const row of rows) {
     let at = root;
     const keys = row.path.split("/");
     keys.slice(0, -1).forEach((key) => {
-      if (!at.kids.has(key)) at.kids.set(key, { name: key, kids: new Map(), rows: [], bytes: 0 });
+      if (!at.kids.has(key)) at.kids.set(key, { name: key, kids: new Map(), rows: [], held: row.held.map(() => 0) });
       at = at.kids.get(key);
-      at.bytes += row.bytes * row.count;
+      row.held.forEach((size, stage) => { at.held[stage] += size; });
     });
     at.rows.push(row);
   }
@@ -39,7 +39,7 @@ MW.tree = (rows) => {
 MW.section("tensors", "Tensors", "Every argument and result; layers that are split alike stand in one row. Click one for the reason and for what else was possible.", (body) => {
   const plan = MW.plan(), holder = MW.el("div", { class: "card flush tree", role: "tree" }), count = MW.el("span", { class: "label" });
   const leaf = (row, depth) => {
-    const name = MW.el("span", { class: "name" }, row.path.split("/").pop(), row.count > 1 ? MW.el("span", { class: "count" }, `  ×${row.count}`) : null);
+    const name = MW.el("span", { class: "name" }, row.path.split("/").pop(), row.count > 1 ? MW.el("span", { class: "count" }, `  ×${row.count}${row.which ? `: ${row.which}` : ""}`) : null);
     name.style.paddingLeft = `${depth * 16}px`;
     const node = MW.el("button", { class: "leaf", type: "button", role: "treeitem", "aria-expanded": "false", "data-path": row.path, title: row.path },
       name, MW.picture(row), MW.symbols(row.symbols), MW.el("span", {}, MW.el("span", { class: "tag" }, row.kind)), MW.el("span", { class: "num" }, MW.bytes(row.bytes)));
@@ -62,7 +62,7 @@ MW.section("tensors", "Tensors", "Every argument and result; layers that are spl
     };
     const name = MW.el("span", { class: "name" }, `${open ? "▾" : "▸"} ${at.name}`);
     name.style.paddingLeft = `${depth * 16}px`;
-    const node = MW.el("button", { class: "branch", type: "button", role: "treeitem", "aria-expanded": String(open) }, name, MW.el("span"), MW.el("span"), MW.el("span"), MW.el("span", { class: "num" }, MW.bytes(at.bytes)));
+    const node = MW.el("button", { class: "branch", type: "button", role: "treeitem", "aria-expanded": String(open) }, name, MW.el("span"), MW.el("span"), MW.el("span"), MW.el("span", { class: "num" }, MW.bytes(Math.max(...at.held))));
     node.toggle = (wanted) => {
       node.setAttribute("aria-expanded", String(wanted));
       name.textContent = `${wanted ? "▾" : "▸"} ${at.name}`;
