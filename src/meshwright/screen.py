@@ -18,6 +18,7 @@ from rich.text import Text
 from meshwright.names import one_line, printable
 
 _WIDTH = 118
+_HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
 class Console(rich_console.Console):
@@ -56,12 +57,27 @@ class Printed(ABC):
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_text(self)
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        cls.__repr__ = cls.__dict__.get("__repr__", Printed.__repr__)  # type: ignore[method-assign]  # not a dataclass's
+
 
 def plain_text(view: RenderableType, width: int = _WIDTH) -> str:
     """A view as plain text."""
     buffer = io.StringIO()
     Console(file=buffer, width=width, no_color=True).print(view)
     return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines())
+
+
+def html_text(view: RenderableType, width: int = _WIDTH) -> str:
+    """A view as HTML, in the colours of the page that it stands on."""
+    console = Console(file=io.StringIO(), width=width, record=True, force_jupyter=False)
+    console.print(view)
+    return console.export_html(inline_styles=True, code_format=_HTML)
 
 
 def plain_table(title: str, columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:

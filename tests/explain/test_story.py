@@ -8,8 +8,10 @@ from .plans import plan_of, tensor_parallel
 def test_a_plan_prints_on_one_screen():
     text = str(tensor_parallel())
     assert len(text.splitlines()) <= 50 and max(map(len, text.splitlines())) <= 118
-    assert "verdict   data parallel ×4 over x, Megatron tensor parallel ×2 over y" in text
-    assert "state/params/layers/*/up  (2×)" in text and "D F_y" in text and "tensor (column)" in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[1] == "verdict Data parallel over 4 groups of 2 devices, tensor parallel over groups of 2 devices"
+    assert lines[2].startswith("data parallel ×4 over x, Megatron tensor parallel ×2 over y")
+    assert "state/params/layers/*/up  (2×: 0–1)" in text and "D F_y" in text and "tensor (column)" in text
     assert "optimizer state" in text
 
 
@@ -38,3 +40,13 @@ def test_what_differs_between_plans():
 def test_plans_of_different_functions_differ_in_what_they_have():
     one, other = plan_of("mlp", (8,), mw.DataParallel()), tensor_parallel()
     assert "not there" in str(one.diff(other))
+
+
+def test_plans_for_different_problems_say_so():
+    one, other = (plan_of("gpt-tiny", (4, 2), mw.DataParallel(), seq=seq) for seq in (16, 32))
+    found = one.diff(other)
+    assert found.problems == tuple(
+        f"batch/{name} is int32[8, 16] in one and int32[8, 32] in the other" for name in ("labels", "tokens")
+    )
+    assert str(found).startswith("the plans are for different problems: batch/labels is int32[8, 16] in one and")
+    assert one.diff(one).problems == () and "different problems" not in str(one.diff(one))

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.explain.story import sums_of
-from meshwright.explain.tensors import Row, plan_rows
+from meshwright.explain.tensors import Row, plan_rows, which
 from meshwright.planner.show import cost_text, mesh_text
 from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
@@ -62,8 +62,27 @@ class Difference(Printed):
         same = self.one.mesh == self.other.mesh and self.one.cost == self.other.cost
         return same and not self.moved and not self.sent
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Arguments that differ in shape or dtype, or that one plan alone has: then the plans solve other problems."""
+        staged = bool(self.one.stages or self.other.stages)  # whose state is known in parts
+        mine, theirs = (
+            {t.path: f"{t.dtype}{list(t.shape)}" for t in p.arguments if t.role != "static"}
+            for p in (self.one, self.other)
+        )
+        data = {t.path for p in (self.one, self.other) for t in p.arguments if t.role == "data"}
+        paths = [path for path in dict.fromkeys((*mine, *theirs)) if path in data or not staged]
+        pairs = [(path, mine.get(path, "not there"), theirs.get(path, "not there")) for path in paths]
+        return tuple(f"{path} is {a} in one and {b} in the other" for path, a, b in pairs if a != b)
+
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self._figures()]
+        if self.problems:
+            more = f"; {len(self.problems) - 1} more arguments differ" if len(self.problems) > 1 else ""
+            note = (
+                f"the plans are for different problems: {self.problems[0]}{more}. Their costs do not compare methods."
+            )
+            parts.insert(0, Text(note, style="bold"))
         if self.is_same:
             return Group(*parts, Text("the plans lay down the same"))
         if self.moved:
@@ -87,7 +106,8 @@ class Difference(Printed):
     def _tensors(self) -> RenderableType:
         table = plain_table("tensors that lie otherwise", ("path", "one", "other", "kind in one", "kind in other"))
         for row in self.moved[:_MOST_ROWS]:
-            times = f"  ({len(row.paths)}×)" if len(row.paths) > 1 else ""
+            layers = f": {found}" if (found := which(row.paths)) else ""
+            times = f"  ({len(row.paths)}×{layers})" if len(row.paths) > 1 else ""
             cells = [side.symbols if side else "not there" for side in (row.one, row.other)]
             kinds = [side.kind if side else "" for side in (row.one, row.other)]
             table.add_row(row.path + times, *cells, *kinds)

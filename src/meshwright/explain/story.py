@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.explain.sentence import plain_sentence
 from meshwright.explain.tensors import Row, plan_rows
 from meshwright.planner.show import cost_text, mesh_text
 from meshwright.planner.show_stages import pipeline_text, stages_view
@@ -52,7 +53,10 @@ def _headline(plan: "Plan") -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("plan", f"{plan.method} on {plan.mesh.cluster if plan.stages else f'mesh {mesh_text(plan)}'}")
-    table.add_row("verdict", Text(str(plan.verdict), style="bold"))
+    sentence, details = plain_sentence(plan), str(plan.verdict)
+    table.add_row("verdict", Text(sentence, style="bold"))
+    if details.lower() != sentence.lower():
+        table.add_row("", details)
     if plan.pipeline is not None:
         table.add_row("pipeline", pipeline_text(plan))
     table.add_row("step", step_text(plan))

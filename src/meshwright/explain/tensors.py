@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
     from meshwright.planner.tensor import Tensor
 
+_RUNS = 4  # of numbers are listed
 _WIDEST = 52  # a path that is longer is folded
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")
 
@@ -51,8 +53,40 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The path, and how many there are of it."""
-        return self.path + (f"  ({len(self.paths)}×)" if len(self.paths) > 1 else "")
+        """The path, how many there are of it, and which."""
+        if len(self.paths) == 1:
+            return self.path
+        return f"{self.path}  ({len(self.paths)}×{f': {self.which}' if self.which else ''})"
+
+    @property
+    def which(self) -> str:
+        """The numbers that stand for ``*``, such as ``0–19, 21``; empty where paths differ in several."""
+        return which(self.paths)
+
+
+def which(paths: Sequence[str]) -> str:
+    """The numbers in which paths differ, where each differs in one.
+
+    >>> which(["layers/0/up", "layers/1/up", "layers/2/up", "layers/7/up"])
+    '0–2, 7'
+    >>> which(["layers/1/up", "layers/3/up", "layers/5/up"])
+    '1, 3, …, 5'
+    """
+    columns = list(zip(*(map(int, _NUMBER.findall(path)) for path in paths), strict=True))
+    varying = [sorted(column) for column in columns if len(set(column)) > 1]
+    if len(varying) != 1 or len(set(varying[0])) != len(paths):
+        return ""
+    numbers = varying[0]
+    steps = {b - a for a, b in pairwise(numbers)}
+    if len(steps) == 1 and len(numbers) > 2 and steps != {1}:
+        return f"{numbers[0]}, {numbers[1]}, …, {numbers[-1]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if not runs or number != runs[-1][-1] + 1:
+            runs.append([])
+        runs[-1].append(number)
+    texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(texts if len(texts) <= _RUNS else [*texts[: _RUNS - 1], "…", texts[-1]])
 
 
 @dataclass(frozen=True)

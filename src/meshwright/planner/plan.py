@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
+from meshwright.names import one_line
 from meshwright.planner.considered import Considered as Considered
 from meshwright.planner.details import Collective as Collective
 from meshwright.planner.details import Details as Details
@@ -17,6 +18,7 @@ from meshwright.planner.details import OpPlan as OpPlan
 from meshwright.planner.paths import match_paths, nearest
 from meshwright.planner.stage import Pipeline, Stage
 from meshwright.planner.tensor import Spec, Tensor
+from meshwright.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,13 @@ class Plan:
         from meshwright.runtime.verify import verify
 
         return verify(self, function, args, devices, compiler_options)
+
+    def __repr__(self) -> str:
+        from meshwright.planner.show import axes_text, cost_text
+
+        where = "" if self.mesh.cluster is None else f" of {one_line(self.mesh.cluster.name)}"
+        step, peak = cost_text(self, self.cost.total), format_bytes(self.memory.peak_bytes)
+        return f"<Plan: {self.method} on mesh {axes_text(self)}{where}, step {step}, {peak} per device>"
 
     def __str__(self) -> str:
         from meshwright.explain.story import plan_text

@@ -4,8 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from meshwright.hardware import Cluster
 from meshwright.planner.plan import Plan
+from meshwright.screen import Printed
 from meshwright.simulator.simulation import Simulation
 
 #: What can be ranked by, and whether more of it is better.
@@ -69,7 +72,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Exploration:
+class Exploration(Printed):
     """Clusters and how they rank; print it.
 
     Attributes:
@@ -117,10 +120,10 @@ class Exploration:
         rows = [offer.to_json() | {"pareto": id(offer) in front} for offer in self.offers]
         return {"objective": self.objective, "offers": rows}
 
-    def __str__(self) -> str:
-        from meshwright.simulator.show_exploration import exploration_text
+    def __rich__(self) -> RenderableType:
+        from meshwright.simulator.show_exploration import exploration_view
 
-        return exploration_text(self)
+        return exploration_view(self)
 
 
 def _known(value: float | None) -> float:

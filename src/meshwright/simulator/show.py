@@ -5,17 +5,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.screen import Table, plain_text
+from meshwright.screen import Table
 from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.timeline import KINDS, DeviceTimeline
 from meshwright.units import format_bytes, format_seconds
 
 _MOST_ROWS = 12  # of a table of stages
-
-
-def simulation_text(simulation: Simulation) -> str:
-    """What `print` shows."""
-    return plain_text(simulation_view(simulation))
 
 
 def simulation_view(simulation: Simulation) -> RenderableType:

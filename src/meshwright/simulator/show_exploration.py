@@ -5,17 +5,12 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.screen import Table, plain_text
+from meshwright.screen import Table
 from meshwright.simulator.exploration import Exploration, Offer
 from meshwright.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 60, 14
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-def exploration_text(exploration: Exploration) -> str:
-    """What `print` shows."""
-    return plain_text(exploration_view(exploration))
 
 
 def exploration_view(exploration: Exploration) -> RenderableType:

@@ -6,10 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rich.console import RenderableType
+
+from meshwright.names import one_line
 from meshwright.pipeline.schedules import Step
 from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, WEIGHTS
+from meshwright.screen import Printed
 from meshwright.simulator.lanes import Run
 from meshwright.simulator.work import Work
+from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from meshwright.simulator.timeline import DeviceTimeline
@@ -50,8 +55,8 @@ class StageRun:
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """A simulated step.
+class Simulation(Printed):
+    """A simulated step; print it.
 
     Attributes:
         work: What was simulated.
@@ -130,10 +135,14 @@ class Simulation:
 
         return simulation_json(self)
 
-    def __str__(self) -> str:
-        from meshwright.simulator.show import simulation_text
+    def __rich__(self) -> RenderableType:
+        from meshwright.simulator.show import simulation_view
 
-        return simulation_text(self)
+        return simulation_view(self)
+
+    def __repr__(self) -> str:
+        where = f"{format_bytes(self.peak_bytes)} of {format_bytes(self.limit_bytes)}"
+        return f"<Simulation: {one_line(self.work.name)}, step {format_seconds(self.step_s)}, {where}>"
 
 
 def _exchanged_s(run: StageRun) -> float:
