@@ -25,6 +25,7 @@ from meshwright.errors import ClusterError, ShardingError, TraceError
 from meshwright.graph.call import Leaves, call_abstractly
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.tensor import Tensor
+from meshwright.runtime import interrupts
 from meshwright.runtime.evaluate import Evaluator
 from meshwright.runtime.processes import put
 
@@ -76,7 +77,7 @@ def _wrong_devices(plan: Plan, found: Sequence[Any]) -> str:
     if cluster is not None and cluster.num_hosts > count:
         return (
             f"{said}; its cluster has {cluster.num_hosts} hosts of {cluster.devices_per_host}: start a process on each "
-            'of them, which calls jax.distributed.initialize() before all else, or plan for cluster="local"'
+            'of them, which calls mw.initialize() before all else, or plan for cluster="local"'
         )
     return f'{said}; run it where there are enough, or plan for cluster="local"'
 
@@ -152,11 +153,15 @@ class Program:
         # and again for one that came back.
         placed = variant.arguments.bare.fill(_place(arrays, variant.shardings))
         with self._allow_tracing():
-            made = variant.jitted(*placed) if id(variant) in self._ran else self._run_first(variant, placed)
+            made = self._run(variant, placed) if id(variant) in self._ran else self._run_first(variant, placed)
         if variant.is_plain:
             self.quick = _guarded(variant.jitted, _donated_places(self.plan, variant))
             return made
         return variant.results.fill(tree_leaves(made))
+
+    def _run(self, variant: _Variant, placed: Sequence[Any]) -> Any:
+        with interrupts.hold:
+            return variant.jitted(*placed)
 
     def _run_first(self, variant: _Variant, placed: Sequence[Any]) -> Any:
         """Runs a variant for the first time, and waits for it: whatever is wrong with it shows now.
@@ -165,9 +170,10 @@ class Program:
         """
         if _donated(self.plan, variant.arguments.tree):
             _try_memory(variant.jitted.lower(*placed).compile(), self.mesh)  # compiled here, the call need not do it
-        made = jax.block_until_ready(variant.jitted(*placed))
-        self._ran.add(id(variant))
-        return made
+        with interrupts.hold:
+            made = jax.block_until_ready(variant.jitted(*placed))
+            self._ran.add(id(variant))
+            return made
 
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
@@ -267,7 +273,8 @@ def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedShar
                     if found != sharding:
                         raise Strange
                     shardings[i] = found  # to be the same next time is quicker than to be equal
-        return jitted(*args)
+        with interrupts.hold:
+            return jitted(*args)
 
     return quick
 
