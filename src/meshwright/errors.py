@@ -67,6 +67,10 @@ class DeviceOutOfMemory(MeshwrightError, RuntimeError):
     """A device ran out of memory while a program ran."""
 
 
+class ProcessError(MeshwrightError, RuntimeError):
+    """Another process of the program did not come, ended, or does something else than this one."""
+
+
 def raised_at(error: BaseException) -> str:
     """``file:line`` of the user's own code that an error came from; empty where there is none.
 

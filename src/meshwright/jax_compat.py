@@ -1,5 +1,6 @@
 """The only file that touches private or unstable JAX: what differs between JAX 0.10 and 0.11 is settled here."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -7,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, distributed, source_info_util
+from jax._src import clusters, core, distributed, source_info_util
 from jax.extend import core as jex_core
 
 Literal = jex_core.Literal
@@ -220,3 +221,54 @@ def meet(place: str, timeout_s: float) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def detect_processes(
+    address: str | None, count: int | None, process: int | None, method: str | None, timeout_s: float
+) -> tuple[Any, Any, Any]:
+    """The coordinator's address, the number of processes, and which this is: what is None is asked of the cluster."""
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if method == "deactivate" or None not in (address, count, process):
+        return address, count, process
+    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        address, count, process, None, method, max(1, round(timeout_s))
+    )
+    return found[:3]
+
+
+def publish(key: str, text: str) -> bool:
+    """Puts a text where all processes can read it; False where it is no longer possible, as when all are ending."""
+    client: Any = distributed.global_state.client
+    try:
+        client.key_value_set(key, text, allow_overwrite=True)
+    except (AttributeError, jax.errors.JaxRuntimeError):  # there is no client any more once JAX has shut down
+        return False
+    return True
+
+
+def read_published(key: str, timeout_s: float) -> str | None:
+    """The text that some process put there; None where none did in time.
+
+    Raises:
+        ConnectionError: The process that keeps the texts cannot be reached.
+    """
+    client: Any = distributed.global_state.client
+    try:
+        return client.blocking_key_value_get(key, max(1, int(1000 * timeout_s)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise ConnectionError(str(error).splitlines()[0]) from error
+
+
+def all_published(folder: str) -> dict[str, str]:
+    """All texts under a key that ends in a slash, by the rest of their keys."""
+    client: Any = distributed.global_state.client
+    found = client.key_value_dir_get(folder)
+    return {key.removeprefix(folder): text for key, text in found}
+
+
+def forget_published(key: str) -> None:
+    """Removes a text, or all under a key that ends in a slash."""
+    client: Any = distributed.global_state.client
+    client.key_value_delete(key)

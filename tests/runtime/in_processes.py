@@ -100,6 +100,39 @@ def refusals():
     }
 
 
+def disagreements():
+    """Batches that the processes do not have alike: what each of them is told, and how many it got before."""
+    first = jax.process_index() == 0
+    many = mw.parallelize(lambda w, x: (w + x.sum(), x.max()), cluster=CLUSTER, method=mw.DataParallel())
+
+    def run(loader):
+        taken = []
+        w = np.float32(0)
+
+        def loop(w):
+            for x in mw.batches(loader, many):
+                taken.append(1)
+                w, _ = many(w, x)
+
+        return [_error(lambda: loop(w), Exception), len(taken)]
+
+    def fails():
+        yield from batch(3)
+        raise OSError("no such file")
+
+    def batch(count, rows=4):
+        return [np.ones((rows, 2), np.float32)] * count
+
+    return {
+        "fewer": run(batch(5 if first else 3)),
+        "more": run(batch(3 if first else 5)),
+        "parts": run(batch(3) + batch(1, 4 if first else 3)),
+        "loader": run(batch(5) if first else fails()),
+        "first": run(fails() if first else batch(5)),
+        "well": run(batch(4)),
+    }
+
+
 def measured(directory):
     """The devices of all processes, measured by them together; the file of the first one is enough the next time."""
     from meshwright.profiler import local, measure, probes
@@ -122,10 +155,10 @@ def measured(directory):
     return {"first": first, "again": again, "alone": alone, "costs": plan.provenance["costs"], "files": files}
 
 
-def _error(function):
+def _error(function, kind=mw.MeshwrightError):
     try:
         function()
-    except mw.MeshwrightError as error:
+    except kind as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was refused"
 
@@ -138,5 +171,6 @@ if __name__ == "__main__":
         "host": train_a_state_from_the_host(f"{sys.argv[3]}/host"),
         "measured": measured(f"{sys.argv[3]}/machine"),
         "refusals": refusals(),
+        "disagreements": disagreements(),
     }
     print("RESULT " + json.dumps(results))

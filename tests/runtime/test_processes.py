@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.runtime import peers
 from tests.compiling import FLAGS
 
 from . import in_processes
@@ -62,6 +63,19 @@ def test_two_processes_do_as_one_does(tmp_path):
         assert found["n"] == one["n"] == 4
         assert found["plans"] == one["plans"] == 1, "restoring needs no new plan, the smaller batch one"
 
+    for kind, (words, count) in {
+        "fewer": ("process 1 has no more batches after 3, and process 0 has more", 3),
+        "more": ("process 0 has no more batches after 3, and process 1 has more", 3),
+        "parts": ("batch 4 has its array as float32[3, 2] in process 1 and as float32[4, 2] in process 0", 3),
+        "loader": ("the batches of process 1 ended in OSError: no such file, after 3 of them", 3),
+        "first": ("the batches of process 0 ended in OSError: no such file, after 3 of them", 3),
+        "well": ("nothing was refused", 4),
+    }.items():
+        for process, found in enumerate((first["disagreements"][kind], second["disagreements"][kind])):
+            own = process == {"loader": 1, "first": 0}.get(kind)
+            assert found[1] == count, f"{kind}: the batches before it are computed with"
+            assert (found[0] == "OSError: no such file") if own else (words in found[0])
+
     ours, theirs = first["measured"], second["measured"]
     assert ours["first"] == ours["again"] == theirs["first"] == theirs["again"]
     assert {t["size"] for t in ours["first"]["inter"]["timings"]} == {2, 8}
@@ -89,4 +103,41 @@ def test_too_few_processes_are_said_to_be():
         step.lower(*types)
     said = str(caught.value)
     assert "the plan is for 16 devices and there are 8, in 1 process; its cluster has 4 hosts of 4" in said
-    assert "start a process on each of them, which calls jax.distributed.initialize()" in said
+    assert "start a process on each of them, which calls mw.initialize()" in said
+
+
+def test_peers_are_told_of_every_call_that_is_not_like_the_last(monkeypatch):
+    ours, theirs = socket.socketpair()
+    crew = peers.Peers(0, {1: ours}, heartbeat_s=10)
+    monkeypatch.setattr(peers, "current", crew)
+
+    def evaluation(w, x):
+        return x.sum() + w
+
+    def train_step(w, x):
+        return w + 1, x.sum()
+
+    step = mw.parallelize(train_step, cluster="1x2 cpu")
+    evaluate = mw.follow(evaluation, step)
+    w, eight, six = np.float32(0), np.ones(8, np.float32), np.ones(6, np.float32)
+    for function, x in ((step, eight), (step, eight), (step, eight), (evaluate, eight), (step, eight), (step, six)):
+        made = function(w, x)
+        w = made[0] if function is step else w
+    step.plan(w, six)  # is there: nobody has to know
+    crew.fail("process 1 was interrupted")
+    with pytest.raises(mw.ProcessError, match="process 1 was interrupted"):
+        step(w, six)
+    told = [json.loads(line) for line in theirs.recv(2**16).splitlines()]
+    types = {"w": "float32[]", "x": "float32[8]"}
+    turns = [
+        [1, "train_step", types],
+        [2, "the planning of train_step", types],
+        [4, "evaluation", types],
+        [5, "the planning of evaluation", types],
+        [5, 0],
+        [6, "train_step", types | {"x": "float32[6]"}],
+        [7, "the planning of train_step", types | {"x": "float32[6]"}],
+    ]
+    assert told == [*({"turn": turn} for turn in turns), {"failed": ["process 1 was interrupted", False]}]
+    for connection in (ours, theirs):
+        connection.close()

@@ -16,6 +16,8 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.planner.plan import Plan, partition_spec
+from meshwright.runtime import peers
+from meshwright.runtime.agreement import Agreement, Stopped
 from meshwright.runtime.parallelize import Parallelized
 from meshwright.runtime.spmd import device_mesh
 from meshwright.runtime.state import argument_tensors
@@ -30,7 +32,9 @@ def batches(iterable: Iterable[Any], function: Parallelized) -> "Batches":
     With one process each item is a whole batch. With several, each process gives its own part of every batch, and all
     get the whole as one array: of n processes, process p gives rows ``p·B/n`` to ``(p+1)·B/n`` of each leaf of B rows,
     in full along the other dims, and the same value of leaves without dims. The parts must be equally large, and all
-    processes must give equally many. This holds for every plan: where a plan wants the rows elsewhere, they are moved.
+    processes must give equally many: this is agreed on ahead, and where it does not hold, or where one process's
+    iterable raises an error, all of them get an error that names the process and the cause, at the same batch. This
+    holds for every plan: where a plan wants the rows elsewhere, they are moved.
 
     Args:
         iterable: Gives batches: pytrees of NumPy arrays, of what converts to them, or of `jax.Array`s. It is read in
@@ -62,8 +66,10 @@ class Batches(Iterator[Any]):
     """An iterator over placed batches; made by `batches`."""
 
     def __init__(self, iterable: Iterable[Any], function: Parallelized):
+        if peers.current is not None:
+            peers.current.announce(f"mw.batches for {function.__name__}", {}, is_next=True)
         self._placer = _Placer(function)
-        self._feed = _Feed(iter(iterable), self._placer.prepare)
+        self._feed = _Feed(iter(iterable), self._placer.prepare, function.__name__)
         self._finalizer = weakref.finalize(self, self._feed.stop)  # when this is dropped, and when Python ends
         self._feed.thread.start()
 
@@ -86,13 +92,14 @@ class Batches(Iterator[Any]):
 class _Feed:
     """What the thread that fetches shares with the one that uses; it does not know the iterator it serves."""
 
-    def __init__(self, source: Iterator[Any], prepare: Any):
+    def __init__(self, source: Iterator[Any], prepare: Any, name: str):
         self.thread = Thread(target=self._run, name="meshwright-batches", daemon=True)
         self._source = source
         self._prepare = prepare
         self._ready: SimpleQueue[tuple[Any, bool, BaseException | None]] = SimpleQueue()
         self._room = Semaphore(_AHEAD)
         self._is_stopped = False
+        self._agreement = Agreement(name, lambda: self._is_stopped)
 
     def take(self) -> tuple[Any, bool, BaseException | None]:
         """The next batch; whether there is none, and why."""
@@ -106,16 +113,23 @@ class _Feed:
         self.thread.join(_STOP_S)
 
     def _run(self) -> None:
-        failure = None
+        failure: BaseException | None = None
         try:
             while self._may_fetch():
                 try:
                     batch = next(self._source)
                 except StopIteration:
+                    self._agreement.on_end()
                     break
-                self._ready.put((self._prepare(batch), False, None))
+                prepared = self._prepare(batch)
+                self._agreement.on_batch(prepared)
+                self._ready.put((prepared, False, None))
+            self._agreement.leave()
+        except Stopped:
+            self._agreement.leave()
         except BaseException as error:
             failure = error
+            self._agreement.leave(error)
         self._ready.put((None, True, failure))
 
     def _may_fetch(self) -> bool:

@@ -20,7 +20,7 @@ from meshwright.planner.methods import Method, find_method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
 from meshwright.runtime.microbatches import CannotCut, accumulated
-from meshwright.runtime.processes import meet_to_measure, shared_plan
+from meshwright.runtime.processes import announce, enter, meet_to_measure, runs, shared_plan
 from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
 from meshwright.units import format_bytes, format_seconds
 
@@ -123,7 +123,8 @@ class Parallelized:
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.recent is not None and not kwargs and not self.settings.static_argnums:
+        is_known = enter(self.recent)
+        if self.recent is not None and is_known and not kwargs and not self.settings.static_argnums:
             try:
                 return self.recent.quick(*args)
             except (Strange, TypeError, ValueError):
@@ -133,8 +134,9 @@ class Parallelized:
                 raise
         refuse_tracing(self.__name__)
         bound = self._arguments.bind(args, kwargs)
-        program = self._program(bound)
-        self.recent = program
+        announce(self.__name__, bound.names, bound.values)
+        self.recent = program = self._program(bound)
+        runs(program)
         try:
             return program(*bound.values)
         except jax.errors.JaxRuntimeError as error:
@@ -183,6 +185,7 @@ class Parallelized:
     def _plan(self, bound: "_Bound") -> Plan:
         key = bound.key()
         if key not in self._plans:
+            announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
             before = self.last_plan
             started = time.perf_counter()
             traced = self._donating(trace(self._step(bound), *bound.values), bound)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
@@ -16,6 +17,7 @@ from meshwright.hardware.load import is_local
 from meshwright.planner.plan import Plan
 from meshwright.planner.storage import plan_from_json, plan_to_json
 from meshwright.profiler import cluster as find_cluster
+from meshwright.runtime import peers
 
 
 def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
@@ -50,6 +52,52 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
     call = traced.call
     trees = {"in_tree": call.arguments.tree, "out_tree": call.results.tree, "in_leaves": call.arguments.leaves}
     return replace(plan_from_json(json.loads(text)), **trees)
+
+
+def enter(program: Any) -> bool:
+    """Begins a call that may run a program; whether the other processes expect that, or must be told first.
+
+    Raises:
+        ProcessError: Another process ended, or does something else.
+    """
+    if peers.current is None:
+        return True
+    peers.current.enter()
+    return peers.current.runs is program
+
+
+def runs(program: Any) -> None:
+    """Notes what the current call runs, once it was announced."""
+    if peers.current is not None:
+        peers.current.runs = program
+
+
+def announce(name: str, names: Sequence[str], values: Sequence[Any], *, is_next: bool = False) -> None:
+    """Tells the processes that `mw.initialize` found what is called, if it is another thing than before.
+
+    Args:
+        name: What is called.
+        names: Its arguments' names.
+        values: The arguments.
+        is_next: It is no call of a parallelised function, but all processes have to do it.
+    """
+    if peers.current is None:
+        return
+    types = {}
+    for argument, value in zip(names, values, strict=True):
+        for path, leaf in tree_flatten_with_path(value)[0]:
+            where = "/".join([argument, *filter(None, [keystr(path, simple=True, separator="/")])])
+            types[where] = describe_type(leaf)
+    peers.current.announce(name, types, is_next=is_next)
+
+
+def describe_type(leaf: Any) -> str:
+    """Dtype and shape of an array or number; the class of anything else."""
+    try:
+        kind = jax_compat.abstract(leaf)
+    except (TypeError, OverflowError):
+        return type(leaf).__name__
+    return f"{kind.dtype}{list(kind.shape)}"
 
 
 def meet_to_measure(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None) -> None:

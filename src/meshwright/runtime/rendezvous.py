@@ -1,0 +1,195 @@
+"""How the processes of one program find each other before JAX starts: each says who it is to the first one.
+
+JAX's own start ends a process with a C++ stack where another did not come, and does not say which. So the first process
+listens at the coordinator's port, hears everybody, and frees the port for JAX's service. The connections stay: the
+kernel closes them when a process ends, however it ends, which is the quickest and surest sign of it (see `peers.py`).
+"""
+
+import json
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from meshwright.errors import ProcessError
+
+_RETRY_S = 0.2  # between attempts to reach a coordinator that does not listen yet
+_HELLO_S = 5.0  # for a fresh connection to say who it is: something else may knock at the port
+
+
+def meet(
+    address: str, num_processes: int, process: int, *, timeout_s: float, heartbeat_s: float, bind: str | None = None
+) -> dict[int, socket.socket]:
+    """Waits until all processes are there.
+
+    Args:
+        address: Host and port of the first process.
+        num_processes: How many there are.
+        process: Which of them this is.
+        timeout_s: How long the first process waits for the others, and the others for the first.
+        heartbeat_s: After how long a host that does not answer counts as lost.
+        bind: Where the first process listens; at this port of all its addresses by default.
+
+    Returns:
+        Connections by process: of the first one to each of the others, of the others to the first.
+
+    Raises:
+        ProcessError: Some did not come, or they do not fit together.
+    """
+    if process == 0:
+        found = _gather(split_address(bind or f"[::]:{split_address(address)[1]}"), num_processes, timeout_s)
+    else:
+        found = {0: _join(split_address(address), num_processes, process, timeout_s)}
+    for connection in found.values():
+        _keep_alive(connection, heartbeat_s)
+    return found
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[host]:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ProcessError(f"the coordinator's address is {address!r}; give host:port, such as 10.0.0.1:1234")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def send(connection: socket.socket, message: Any) -> bool:
+    """Sends a message as one line; False where nobody is there any more."""
+    try:
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict[int, socket.socket]:
+    """The first process's part."""
+    deadline = time.monotonic() + timeout_s
+    found: dict[int, socket.socket] = {}
+    problem = None
+    with _listen(here) as listener:
+        while len(found) < num_processes - 1 and problem is None:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                missing = [i for i in range(1, num_processes) if i not in found]
+                problem = (
+                    f"{_named(missing)} of {num_processes} did not come to process 0 at port {here[1]} within "
+                    f"{timeout_s:g} s; see whether {'it was' if len(missing) == 1 else 'they were'} started and can "
+                    "reach this host, or give a longer timeout"
+                )
+                break
+            problem = _admit(connection, found, num_processes)
+    # Only now, with the port free: whoever is let go starts JAX, which looks for its service there.
+    if problem is None:
+        lost = [i for i, connection in found.items() if not send(connection, {"go": True})]
+        problem = f"{_named(lost)} came and ended before all were there" if lost else None
+    if problem is not None:
+        for connection in found.values():
+            send(connection, {"failed": problem})
+            connection.close()
+        raise ProcessError(problem)
+    return found
+
+
+def _admit(connection: socket.socket, found: dict[int, socket.socket], num_processes: int) -> str | None:
+    """Adds whoever knocked to those found; what is wrong, where all have to be told."""
+    connection.settimeout(_HELLO_S)
+    try:
+        hello = json.loads(_read_line(connection))
+        process, count = int(hello["process"]), int(hello["of"])
+    except (OSError, ValueError, KeyError, TypeError):
+        connection.close()  # not one of ours
+        return None
+    old, found[process] = found.get(process), connection
+    connection.settimeout(None)
+    if count != num_processes or not 0 <= process < num_processes:
+        return f"process {process} was started as one of {count} processes, and process 0 as one of {num_processes}"
+    taken = f"two processes say that they are process {process}; give each of them its own process_id"
+    is_taken = process == 0 or (old is not None and _is_open(old))
+    if old is not None:  # one that came and ended may come again
+        send(old, {"failed": taken})
+        old.close()
+    return taken if is_taken else None
+
+
+def _join(there: tuple[str, int], num_processes: int, process: int, timeout_s: float) -> socket.socket:
+    """Another process's part."""
+    deadline = time.monotonic() + timeout_s
+    place = f"process 0 at {there[0]}:{there[1]}"
+    while True:
+        try:
+            connection = socket.create_connection(there, timeout=max(0.01, deadline - time.monotonic()))
+            break
+        except OSError as error:
+            if time.monotonic() + _RETRY_S > deadline:
+                raise ProcessError(
+                    f"process {process} could not reach {place} within {timeout_s:g} s ({error}); see whether process "
+                    "0 was started and its address is right, or give a longer timeout"
+                ) from None
+            time.sleep(_RETRY_S)
+    connection.settimeout(None)  # the first process keeps the time now, and says how it ended
+    answer: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        if send(connection, {"process": process, "of": num_processes}):
+            answer = json.loads(_read_line(connection))
+    if "go" in answer:
+        return connection
+    connection.close()
+    raise ProcessError(
+        answer.get("failed") or f"{place} ended, or is not mw.initialize, while process {process} waited"
+    )
+
+
+def _listen(here: tuple[str, int]) -> socket.socket:
+    try:
+        if here[0] == "::" and socket.has_dualstack_ipv6():
+            return socket.create_server(here, family=socket.AF_INET6, dualstack_ipv6=True)
+        host = "" if here[0] == "::" else here[0]
+        return socket.create_server((host, here[1]), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ProcessError(
+            f"process 0 cannot listen at port {here[1]} of this host: {error.strerror or error}; give a free port in "
+            "coordinator_address, in all processes"
+        ) from None
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """One line and no byte more, since others follow on the same connection."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > 2**12:
+            raise ValueError("no line")
+        line += byte
+    return line
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the other end is there still; it has nothing to say before it is let go."""
+    connection.setblocking(False)
+    try:
+        return bool(connection.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.setblocking(True)
+
+
+def _keep_alive(connection: socket.socket, heartbeat_s: float) -> None:
+    """Has the kernel see to it that the other host answers, in Python's place, which may be busy."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    third = max(1, round(heartbeat_s / 3))
+    for name, value in (("KEEPIDLE", third), ("KEEPINTVL", third), ("KEEPCNT", 2), ("USER_TIMEOUT", 3000 * third)):
+        option = getattr(socket, f"TCP_{name}", None)  # not every system has each of them
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _named(processes: list[int]) -> str:
+    shown = ", ".join(map(str, processes[:8])) + (", …" if len(processes) > 8 else "")
+    return f"process {shown}" if len(processes) == 1 else f"processes {shown}"
