@@ -77,7 +77,7 @@ class Search:
 
     @property
     def bound_s(self) -> float:
-        return min(self._outside_s, *(float(least.sum()) for least in self._least.values()))
+        return min([self._outside_s, *(float(least.sum()) for least in self._least.values())])
 
     def note_bound(self, seconds: float) -> None:
         """Remembers a bound on plans that are no pipelines."""
