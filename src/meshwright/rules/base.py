@@ -104,6 +104,16 @@ class LoopNest:
         return float(prod(loop.size for loop in self.loops)) if self.special else 0.0
 
 
+def settled_as(kind: str, dtype: str) -> str:
+    """A reducing loop's kind, or ``unsplittable`` where no collective combines numbers of a dtype like that.
+
+    >>> settled_as("or", "bool"), settled_as("or", "int32"), settled_as("max", "complex64")
+    ('or', 'unsplittable', 'unsplittable')
+    """
+    known = dtype == "bool" if kind in ("and", "or") else kind == "sum" or not dtype.startswith("complex")
+    return kind if known else "unsplittable"
+
+
 Rule = Callable[[Signature], LoopNest | None]
 
 _TENSOR = re.compile(r"\(([^()]*)\)|(\S+)")

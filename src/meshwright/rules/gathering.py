@@ -8,7 +8,7 @@ windowed in part. Only the last cannot be split: a window may cross a border.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.rules.base import LoopNest, Rule, Signature
+from meshwright.rules.base import LoopNest, Rule, Signature, settled_as
 from meshwright.rules.builder import Loops
 
 Dim = tuple[int, ...]
@@ -63,7 +63,7 @@ def scatter(op: Signature) -> LoopNest:
     table, indices, updates = (tensor.shape for tensor in op.operands)
     loops = Loops()
     batching = set(numbers.scatter_indices_batching_dims)
-    kind = SCATTERS[op.primitive.replace("_", "-")]
+    kind = settled_as(SCATTERS[op.primitive.replace("_", "-")], op.operands[0].dtype)
     queries = [loops.add(size, "parallel" if d in batching else kind) for d, size in enumerate(indices[:-1])]
     paired = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
     widths = (updates[d] for d in numbers.update_window_dims)

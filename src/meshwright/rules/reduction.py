@@ -1,6 +1,6 @@
 """Reductions: dims that disappear leave partial results where they are split."""
 
-from meshwright.rules.base import LoopNest, Rule, Signature
+from meshwright.rules.base import LoopNest, Rule, Signature, settled_as
 from meshwright.rules.builder import Loops
 
 KINDS = {
@@ -18,11 +18,9 @@ KINDS = {
 
 def reduction(op: Signature) -> LoopNest:
     """Kept dims are parallel loops, reduced ones loops of the primitive's kind."""
-    axes = set(op.params["axes"])
+    axes, kind = set(op.params["axes"]), settled_as(KINDS[op.primitive], op.operands[0].dtype)
     loops = Loops()
-    dims = [
-        loops.add(size, KINDS[op.primitive] if i in axes else "parallel") for i, size in enumerate(op.operands[0].shape)
-    ]
+    dims = [loops.add(size, kind if i in axes else "parallel") for i, size in enumerate(op.operands[0].shape)]
     kept = tuple(dim for i, dim in enumerate(dims) if i not in axes)
     return loops.nest([tuple(dims)], [kept])
 
