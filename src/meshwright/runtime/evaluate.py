@@ -19,7 +19,7 @@ from meshwright.graph.flatten import signature_of
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.planner.plan import OpPlan, Plan
 from meshwright.planner.tensor import Spec
-from meshwright.runtime.alone import do_alone, is_done_alone
+from meshwright.runtime import corrected
 from meshwright.runtime.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
 from meshwright.runtime.counting import count, count_ops, is_operation
 from meshwright.runtime.matching import check_program, is_even, other_function
@@ -40,7 +40,7 @@ class Evaluator:
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
         self.contributions = Contributions(mesh)
-        self.virtual = Virtual(self.axes, plan.mesh.names)
+        self.virtual = Virtual(self.axes, mesh)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # one that is not
@@ -110,8 +110,7 @@ class Evaluator:
         if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
             return [self._settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        alone = op is not None and is_done_alone(eqn, op)
-        made = do_alone(eqn, op, self.mesh, operands) if op and alone else jax_compat.bind(eqn, operands)
+        made = corrected.run(eqn, op, self.contributions, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
         if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh as DeviceMesh
 
-from meshwright import jax_compat
 from meshwright.graph.flatten import signature_of
 from meshwright.planner.tensor import Spec
 from meshwright.rules import loop_nest
+from meshwright.runtime import corrected
 from meshwright.strategy.candidates import follow, tensor_holders
 from meshwright.strategy.sharding import Axes
 
@@ -24,8 +25,8 @@ class Virtual:
     made once for all readers that need it in the same sharding, without recursion.
     """
 
-    def __init__(self, axes: Axes, names: Sequence[str]) -> None:
-        self._axes, self._names = axes, tuple(names)
+    def __init__(self, axes: Axes, mesh: DeviceMesh) -> None:
+        self._axes, self._mesh, self._names = axes, mesh, tuple(mesh.axis_names)
         # By identity; the value is kept, lest another take its place.
         self._makers: dict[int, tuple[Any, Any, Sequence[Known], int]] = {}
         self._rooted: set[int] = set()  # those that are made from others than constants, at whatever remove
@@ -84,7 +85,7 @@ class Virtual:
                     operands.append(x)
                 else:
                     operands.append(bring((x, spec, phase), need))
-            done[wanted] = jax_compat.bind(eqn, operands)[result]
+            done[wanted] = corrected.make_virtual(eqn, self._mesh, operands)[result]
         return done[id(value), target]
 
     def _order(self, last: Wanted, done: Container[Wanted]) -> Iterator[Wanted]:
