@@ -30,8 +30,6 @@ def main(first: int, count: int, jobs: int) -> None:
         rows = [row for found in pool.map(_tried, ranges) for row in found]
     wrong = [row for row in rows if row["trouble"]]
     slow = [row for row in rows if row["seconds"] > _SLOW_S]
-    for row in (*wrong, *slow):
-        print(f"{row['pair']}\n    planned in {row['seconds']:.1f} s: {row['trouble'] or 'slow'}", flush=True)
     kinds = Counter(_kind(row["trouble"]) for row in wrong)
     summary = [
         ("pairs", len(rows)),
@@ -57,12 +55,21 @@ def _tried(programs: tuple[int, int]) -> list[dict]:
     at = first * PER_PROGRAM
     while at < last * PER_PROGRAM:
         for row in _process(at, last * PER_PROGRAM):
-            rows.append(row)
+            rows.append(_told(row))
             at += 1
         if at < last * PER_PROGRAM:
-            rows.append({"pair": f"{at // PER_PROGRAM}.{at % PER_PROGRAM}", "seconds": 0.0, "trouble": "ended or hung"})
+            pair = f"{at // PER_PROGRAM}.{at % PER_PROGRAM}"
+            rows.append(_told({"pair": pair, "seconds": 0.0, "trouble": "ended the process, or hung"}))
             at += 1
+    print(f"programs {first} to {last - 1}: {len(rows)} pairs", flush=True)
     return rows
+
+
+def _told(row: dict) -> dict:
+    """Prints what went wrong, as it is found."""
+    if row["trouble"] or row["seconds"] > _SLOW_S:
+        print(f"{row['pair']}\n    planned in {row['seconds']:.1f} s: {row['trouble'] or 'slow'}", flush=True)
+    return row
 
 
 def _process(first: int, last: int) -> Iterator[dict]:

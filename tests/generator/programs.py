@@ -25,7 +25,7 @@ class Drawn:
         trust: How strictly each leaf of its results is compared; known once it has been traced.
     """
 
-    def __init__(self, seed: int, num_steps: int = 8, batch: int | None = None):
+    def __init__(self, seed: int, num_steps: int = 6, batch: int | None = None):
         """Draws it; with a batch, the first dims of the first arguments are examples, and no random bits are drawn."""
         rng = np.random.default_rng(seed)
         self.batch = batch
