@@ -187,7 +187,7 @@ def convolve(pool: Pool) -> Value:
         image,
         (jnp.arange(prod(shape)) % 3 - 1.0).reshape(shape),
         tuple(pool.one_of(1, 2) for _ in range(spatial)),
-        pool.one_of("SAME", [(1, 0)] * spatial, [(2, 1)] * spatial),
+        pool.one_of([(1, 1)] * spatial, [(1, 0)] * spatial, [(2, 1)] * spatial),
         lhs_dilation=tuple(pool.one_of(1, 1, 2) for _ in range(spatial)),
         rhs_dilation=tuple(pool.one_of(1, 1, 2) for _ in range(spatial)),
         dimension_numbers=(f"N{letters}C", f"{letters}IO", f"N{letters}C"),

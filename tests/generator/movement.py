@@ -58,7 +58,9 @@ def along(pool: Pool) -> Value:
     x = pool.pick(lambda v: v.ndim > 0 and v.array.size > 0)
     dim = pool.dim(x)
     places = lax.broadcasted_iota(jnp.int32, x.shape, dim) + pool.position()
-    return x.made(jnp.take_along_axis(x.array, places, axis=dim, mode=pool.one_of("clip", "wrap")))
+    return x.made(jnp.take_along_axis(x.array, places, axis=dim, mode=pool.one_of("clip", "fill")))._replace(
+        finite=False
+    )
 
 
 def segments(pool: Pool) -> Value:
