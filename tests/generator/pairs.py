@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import jax
@@ -82,9 +81,12 @@ def _plan(program: Drawn, kind: str, rng: np.random.Generator) -> tuple[str, mw.
     mesh = _mesh(shape)
     if kind == "method":
         method = METHODS[rng.integers(len(METHODS))]
-        if method.name not in ("Auto", "TensorParallel") and program.shapes[0][0] % prod(shape):
-            method = METHODS[0]  # the others refuse rows that devices cannot share evenly
-        return f"{method.name} on {shape}", mw.plan(program, *program.args, mesh=mesh, method=method)
+        try:
+            return f"{method.name} on {shape}", mw.plan(program, *program.args, mesh=mesh, method=method)
+        except mw.ShardingError as error:
+            if "cannot share evenly" not in str(error):
+                raise
+            return f"Auto on {shape}", mw.plan(program, *program.args, mesh=mesh)
     return f"{kind} on {shape}", random_plan(program, program.args, mesh, rng)
 
 
