@@ -5,7 +5,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from meshwright.graph.dtypes import is_exact_widening, keeps_sums
+from meshwright.graph.dtypes import hands_sums_on, is_exact_widening, keeps_sums
+from meshwright.rules.base import Signature, TensorType
 
 FLOATS = [
     *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
@@ -70,3 +71,19 @@ def test_sums_are_kept_where_no_part_overflows(source):
             fits = "float" in target and np.isfinite(largest.astype(numpy_dtype(target)).astype(float)).all()
         assert keeps_sums(source, target) == fits
     assert not keeps_sums("int8", "int32") and not keeps_sums("int32", "float32") and not keeps_sums("bool", "int32")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "handed_on"),
+    [
+        ("bfloat16", "float32", True),
+        ("float32", "float32", True),
+        ("float32", "bfloat16", False),  # parts of 1000.3 and −1000 would leave 0 or 4 instead of 0.3
+        ("float16", "bfloat16", False),
+        ("uint8", "int32", False),
+        ("float8_e8m0fnu", "float16", False),
+    ],
+)
+def test_sums_are_handed_on_where_nothing_is_lost(source, target, handed_on):
+    kinds = [TensorType((8,), dtype, numpy_dtype(dtype).itemsize) for dtype in (source, target)]
+    assert hands_sums_on(Signature("convert_element_type", {}, (kinds[0],), (kinds[1],))) == handed_on

@@ -1,7 +1,7 @@
 """Sums that a loop adds up from trip to trip: where they are spread over devices, they need be brought together once.
 
 A carry that a loop's body only adds to is such a sum: the gradients of microbatches, or those of weights that all trips
-use. What is added may be transposed or converted to another dtype on the way (see `keeps_sums`), stacked up by an inner
+use. What is added may be transposed or converted without loss on the way (see `hands_sums_on`), stacked up by an inner
 loop, or itself be the sum of an inner loop.
 """
 

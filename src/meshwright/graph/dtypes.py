@@ -63,8 +63,14 @@ def widens(op: Signature) -> bool:
 
 
 def hands_sums_on(op: Signature) -> bool:
-    """Whether an operation converts numbers such that parts of a sum may be converted before they are added up."""
-    return op.primitive == "convert_element_type" and keeps_sums(op.operands[0].dtype, op.results[0].dtype)
+    """Whether an operation converts the parts of a sum without loss, so that they may be added up after it.
+
+    Rounding parts to fewer digits would not do: large parts of opposite signs leave an error as large as they are.
+    """
+    if op.primitive != "convert_element_type":
+        return False
+    source, target = op.operands[0].dtype, op.results[0].dtype
+    return keeps_sums(source, target) and (source == target or is_exact_widening(source, target))
 
 
 @cache

@@ -1,8 +1,7 @@
 """Sums that are added to one another: where devices hold them alike, their contributions are added first, settled once.
 
 So it is with the gradient of what several products read, as queries, keys and values do: it is the sum of their own
-gradients. A sum may be transposed, reshaped or converted on the way, the latter only where that is linear up to
-rounding (`keeps_sums`).
+gradients. A sum may be transposed, reshaped or converted on the way, the latter only without loss (`hands_sums_on`).
 """
 
 from typing import NamedTuple
