@@ -79,6 +79,7 @@ COMPLEX = (_numbers(8, 2) * (1 - 1j)).astype(np.complex64)
 
 WRONG = [
     Fault("Max and min drop NaN", lambda x: (x.max(0), x.min(0)), (NAN,), (P("x"),)),
+    Fault("Max and min drop NaN", lambda x: (x.max(0), x.min(0)), (NAN.astype(np.float16),), (P("x"),)),
     Fault("Max and min take either of two zeros", lambda x: (x.max(), x.min()), (ZEROS,), (P("x"),)),
     Fault(
         "Max and min drop NaN",

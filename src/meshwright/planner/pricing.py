@@ -11,6 +11,7 @@ from meshwright.planner.group_table import Event, GroupTable
 from meshwright.planner.groups import Group, Grouping
 from meshwright.planner.joining import PartialSum
 from meshwright.planner.plan import Load
+from meshwright.rules.base import settled_itemsize
 from meshwright.strategy.candidates import (
     Assignment,
     Candidates,
@@ -221,9 +222,9 @@ class _Walk:
         made = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
         local, sent = kind.num_bytes / axes.num_parts(made), self.table.communication.copy()
         if partial.any():
-            apart = keeps_apart(nest, loops)
+            apart, wide = keeps_apart(nest, loops), settled_itemsize(nest, kind) / max(kind.itemsize, 1)
             for waits, on in ((self.grouping.accumulated.get(index), apart), (None, ~apart)):
-                self._settle(member, index, local, partial & on[:, None], scatter, waits)
+                self._settle(member, index, local * wide, partial & on[:, None], scatter, waits)
         if index in self.grouping.joining.joins:
             self.table.settling = self.table.communication - sent
         if value in self.own:

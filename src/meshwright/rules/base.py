@@ -114,6 +114,21 @@ def settled_as(kind: str, dtype: str) -> str:
     return kind if known else "unsplittable"
 
 
+# Bytes of the narrowest integers that collectives compare everywhere; XLA widens others on some backends.
+NARROWEST = 4
+
+
+def settled_itemsize(nest: LoopNest, kind: TensorType) -> int:
+    """Bytes as which one number of a partial result is sent: floats are compared as integers of at least four.
+
+    >>> largest = LoopNest((Loop(8, "max"),), (((0,),),), ((),))
+    >>> settled_itemsize(largest, TensorType((), "bfloat16", 2)), settled_itemsize(largest, TensorType((), "int8", 1))
+    (4, 1)
+    """
+    compared = any(loop.kind in ("max", "min") for loop in nest.loops)
+    return max(kind.itemsize, NARROWEST) if compared and "float" in kind.dtype else kind.itemsize
+
+
 Rule = Callable[[Signature], LoopNest | None]
 
 _TENSOR = re.compile(r"\(([^()]*)\)|(\S+)")

@@ -21,7 +21,7 @@ from meshwright.graph.graph import cpu_itemsize
 from meshwright.planner.plan import OpPlan, partition_spec
 from meshwright.planner.tensor import Spec
 from meshwright.rules import LoopNest, loop_nest
-from meshwright.rules.base import Dims
+from meshwright.rules.base import NARROWEST, Dims
 from meshwright.runtime.alone import do_alone, is_done_alone
 from meshwright.runtime.bits import from_ordered, ordered, words_of
 from meshwright.runtime.contributions import Contributions, Waiting
@@ -110,9 +110,7 @@ def _compared(eqn: Any, op: OpPlan, mesh: DeviceMesh, operands: Sequence[Any]) -
     """The largest or least numbers: of each device, then of all as integers in the order of the floats."""
     largest, is_scatter = eqn.primitive.name in _LARGEST, eqn.primitive.name in _SCATTERS
     dtype = eqn.outvars[0].aval.dtype
-    wide = _sent(
-        jnp.dtype(jnp.bfloat16) if dtype.itemsize == 1 else dtype, mesh
-    )  # formats of 8 bits may have none to spare
+    wide = jnp.dtype(jnp.float32) if dtype.itemsize < NARROWEST else dtype  # as priced
 
     def own(*parts: Any) -> Any:
         made = _own_scatter(eqn, op, mesh, *parts) if is_scatter else jax_compat.bind(eqn, parts)
