@@ -1,7 +1,7 @@
 """Traces a JAX function to a Graph: flattened, without what no result needs, phases and state told apart."""
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,20 @@ def trace(function: Callable[..., Any], *args: Any) -> Traced:
         return Traced(_graph(Program(call.jaxpr, Names()), call.arguments, call.results), call, function)
 
 
+def returning(traced: Traced, donated: Collection[int]) -> Traced:
+    """The same where the user says that these arguments, by their number among all, come back: lone arrays, too."""
+    graph, call = traced.graph, traced.call
+    kinds, changing = graph.kind.tolist(), _changing(graph.columns, len(graph.inputs), {*graph.donated, *donated})
+    inputs, outputs = ([kinds[v] for v in values] for values in (graph.inputs, graph.outputs))
+    state = _next_values(call.arguments, call.results, inputs, outputs, changing)
+    return replace(traced, graph=replace(graph, state=state))
+
+
+def _changing(columns: Columns, num_inputs: int, donated: set[int]) -> set[int]:
+    """Arguments that a result of their type is the next value of; in a forward pass such a type is mere chance."""
+    return set(range(num_inputs)) if columns.phase.any() else donated
+
+
 def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:
     columns = _columns(program)
     keep = _needed(columns, program)
@@ -48,8 +62,7 @@ def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:
     def kept(loops: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         return tuple((before[a], before[b]) for a, b in loops if before[a] < before[b])
 
-    # In a forward pass it is mere chance that a result has an argument's type.
-    changing = set(inputs) if columns.phase.any() else program.donated
+    changing = _changing(columns, len(inputs), set(program.donated))
     return Graph(
         kinds=tuple(program.names.kinds),
         kind=np.array(program.kind, np.int64),

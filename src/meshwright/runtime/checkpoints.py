@@ -7,6 +7,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import accumulate
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, SingleDeviceSharding
-from jax.tree_util import tree_structure, tree_unflatten
+from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 
 from meshwright.errors import CheckpointError
 from meshwright.planner.plan import partition_spec
@@ -22,7 +23,6 @@ from meshwright.runtime.checksums import checksums
 from meshwright.runtime.parallelize import Parallelized
 from meshwright.runtime.saved import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
 from meshwright.runtime.spmd import device_mesh
-from meshwright.runtime.state import argument_tensors
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and paths in which keys are not told apart from paths
@@ -168,16 +168,16 @@ def _wanted(like: Any, version: int) -> tuple[list[Wanted], Any]:
         return [_wanted_leaf(path, leaf) for path, leaf in named_leaves(like, escape)], tree_structure(like)
     plan = like.last_plan
     assert plan is not None
-    place = like.state_argnum
-    tree = plan.in_tree.children()[place]
-    start = sum(child.num_leaves for child in plan.in_tree.children()[:place])
+    places, children = like.state_places, plan.in_tree.children()
+    starts = [0, *accumulate(child.num_leaves for child in children)]
+    tree = children[places[0]] if len(places) == 1 else treedef_tuple([children[place] for place in places])
+    leaves = [i for place in places for i in range(starts[place], starts[place + 1])]
     mesh = device_mesh(plan)
     found = []
-    for tensor, (path, i) in zip(
-        argument_tensors(plan, place), named_leaves(tree_unflatten(tree, range(tree.num_leaves)), escape), strict=True
-    ):
+    for path, i in named_leaves(tree_unflatten(tree, leaves), escape):
+        tensor = plan.arguments[i]
         if tensor.role == "static":
-            found.append(Wanted(path, plan.in_leaves[start + i]))
+            found.append(Wanted(path, plan.in_leaves[i]))
         else:
             sharding = NamedSharding(mesh, partition_spec(tensor.spec))
             found.append(Wanted(path, None, tensor.dtype, tensor.shape, sharding))

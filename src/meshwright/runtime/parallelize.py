@@ -1,9 +1,8 @@
 """`mw.parallelize`: a function that plans itself for the arguments it is called with, and runs as planned."""
 
-import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper, wraps
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten
 
-from meshwright import jax_compat
 from meshwright.errors import DeviceOutOfMemory, ShardingError
 from meshwright.graph import Traced, trace
-from meshwright.graph.call import argument_names
+from meshwright.graph.trace import returning
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.methods import Method, find_method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
+from meshwright.runtime.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
 from meshwright.runtime.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes import announce, enter, meet_to_measure, runs, shared_plan
 from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
@@ -36,7 +35,9 @@ def parallelize(
     microbatches: int = 1,
     donate_argnums: str | int | Sequence[int] = "auto",
     static_argnums: int | Sequence[int] = (),
-    batch_argnums: int | Sequence[int] = (1,),
+    static_argnames: str | Sequence[str] = (),
+    batch_argnums: int | Sequence[int] | None = None,
+    state_argnums: int | Sequence[int] | None = None,
 ) -> Any:
     """Makes a single-device function run on many devices; to be called directly or as a decorator.
 
@@ -54,7 +55,11 @@ def parallelize(
         donate_argnums: Arguments whose memory the results may take over: they cannot be used after the call. By default
             those that come back whole as results, such as a state.
         static_argnums: Arguments that are not arrays but values the function is compiled for; they must be hashable.
-        batch_argnums: Arguments whose leaves are examples stacked along their first dim.
+        static_argnames: The same by name; arguments that can be given by keyword alone among them.
+        batch_argnums: Arguments whose leaves are examples stacked along their first dim: by default the first that is
+            neither state nor static.
+        state_argnums: Arguments that make up the state, for `create_state` and `restore`, such as ``(0, 1)`` where
+            parameters and optimizer state are apart: by default the first that is no batch.
 
     Returns:
         A `Parallelized` function.
@@ -64,6 +69,9 @@ def parallelize(
     if function is None:
         given = {k: v for k, v in locals().items() if k != "function"}
         return partial(parallelize, **given)
+    by_name, names = named_arguments(static_argnames, function)
+    static = (*argument_numbers("static_argnums", static_argnums, function), *by_name)
+    batch, state = batch_and_state(batch_argnums, state_argnums, static)
     return Parallelized(
         function,
         Settings(
@@ -71,9 +79,13 @@ def parallelize(
             mesh=mesh,
             method=find_method(method),
             microbatches=microbatches,
-            donate_argnums=None if donate_argnums == "auto" else _numbers("donate_argnums", donate_argnums, function),
-            static_argnums=_numbers("static_argnums", static_argnums, function),
-            batch_argnums=_numbers("batch_argnums", batch_argnums, None),
+            donate_argnums=None
+            if donate_argnums == "auto"
+            else argument_numbers("donate_argnums", donate_argnums, function),
+            static_argnums=static,
+            static_argnames=names,
+            batch_argnums=batch,
+            state_argnums=state,
         ),
     )
 
@@ -89,6 +101,8 @@ class Settings:
     donate_argnums: tuple[int, ...] | None
     static_argnums: tuple[int, ...]
     batch_argnums: tuple[int, ...]
+    state_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...] = ()  # of arguments that have no position
 
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
@@ -119,7 +133,8 @@ class Parallelized:
         self._plans: dict[Any, Plan] = {}
         self._steps: dict[Any, Callable[..., Any]] = {}
         self._remarks: dict[Any, tuple[str, ...]] = {}
-        self._arguments = _Arguments(function, settings.static_argnums)
+        self._reading: set[Any] = set()  # keys of calls whose Python numbers the function's own code reads
+        self._arguments = Arguments(function, settings.static_argnums, settings.static_argnames)
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,10 +175,10 @@ class Parallelized:
         return self.lower(*args, **kwargs).compile()
 
     @property
-    def state_argnum(self) -> int:
-        """Position of the state among the arguments that are not static: the first one that is no batch."""
-        free = [i for i in range(len(self.settings.batch_argnums) + 1) if i not in self.settings.batch_argnums]
-        return sum(i not in self.settings.static_argnums for i in range(free[0]))
+    def state_places(self) -> tuple[int, ...]:
+        """Positions of the state among the arguments that are not static."""
+        static = self.settings.static_argnums
+        return tuple(number - sum(n < number for n in static) for number in self.settings.state_argnums)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -175,37 +190,47 @@ class Parallelized:
         """The plan that was made or used last."""
         return self.recent.plan if self.recent is not None else next(reversed(self._plans.values()), None)
 
-    def _program(self, bound: "_Bound") -> Program:
-        key = bound.key()
+    def _program(self, bound: Bound) -> Program:
+        key = self._key(bound)
         if key not in self._programs:
             plan = self._plan(bound)
+            key = self._key(bound)  # which it may have found to hang on more
             self._programs[key] = Program(plan, self._step(bound), device_mesh(plan))
         return self._programs[key]
 
-    def _plan(self, bound: "_Bound") -> Plan:
+    def _key(self, bound: Bound) -> Any:
+        """Equal for calls that the same plan serves: a Python number is an array to it, unless it must be a number."""
         key = bound.key()
-        if key not in self._plans:
+        return (key, bound.python_numbers()) if key in self._reading else key
+
+    def _plan(self, bound: Bound) -> Plan:
+        key = self._key(bound)
+        plan = self._plans.get(key)
+        if plan is None:
             announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
             before = self.last_plan
             started = time.perf_counter()
             traced = self._donating(trace(self._step(bound), *bound.values), bound)
             meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = shared_plan(self.__name__, traced, lambda: self._plan_traced(traced))
+            if bound.keeps_numbers(plan.arguments) and key not in self._reading:
+                self._reading.add(key)
+                key = self._key(bound)
             plan = self._plans[key] = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
             seconds = format_seconds(time.perf_counter() - started)
             if before is not None:
                 log.warning("%s: planned again in %s, since %s", self.__name__, seconds, _difference(before, plan))
-        return self._plans[key]
+        return plan
 
     def _plan_traced(self, traced: Traced) -> Plan:
         return plan_traced(traced, self.settings.cluster, self.settings.mesh, self.settings.method)
 
-    def _step(self, bound: "_Bound") -> Callable[..., Any]:
+    def _step(self, bound: Bound) -> Callable[..., Any]:
         """The function of the arguments that are not static, cut into microbatches where asked for and possible."""
         count = self.settings.microbatches
         if count == 1:
             return bound.function
-        key = bound.key()
+        key = self._key(bound)
         if key not in self._steps:
             batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
             try:
@@ -218,143 +243,18 @@ class Parallelized:
                 self._remarks[key] = (f"The step {remark}: {reason}.",)
         return self._steps[key]
 
-    def _donating(self, traced: Traced, bound: "_Bound") -> Traced:
+    def _donating(self, traced: Traced, bound: Bound) -> Traced:
         """The same with the arguments that are donated marked."""
         graph, owners = traced.graph, traced.call.arguments.owners
         names = dict(zip(bound.names, bound.numbers, strict=True))
         if self.settings.donate_argnums is None:
-            returning = set(graph.state.values())
-            stays = {owner for i, owner in enumerate(owners) if i not in returning}
+            back = set(graph.state.values())
+            stays = {owner for i, owner in enumerate(owners) if i not in back}
             donated = frozenset(i for i, owner in enumerate(owners) if owner not in stays)
         else:
             donated = frozenset(i for i, owner in enumerate(owners) if names[owner] in self.settings.donate_argnums)
-        return replace(traced, graph=replace(graph, donated=donated | graph.donated))
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A call's arguments by position, without the static ones.
-
-    Attributes:
-        function: The function of `values` alone.
-        values: The arguments that are not static.
-        names: Their names.
-        numbers: Their positions in the function's own signature.
-        static: The static arguments.
-    """
-
-    function: Callable[..., Any]
-    values: tuple[Any, ...]
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]
-    static: tuple[Any, ...]
-
-    def key(self) -> Any:
-        """Equal for calls that the same plan serves."""
-        leaves, tree = tree_flatten(self.values)
-        found = self.static, self.names, tree, tuple(map(_type, leaves))
-        try:
-            hash(found)
-        except TypeError as error:
-            raise ShardingError(
-                f"what is no array in the arguments must be hashable, so that calls can be told apart: {error}; use a "
-                "tuple or a frozen dataclass there, or close over it"
-            ) from None
-        return found
-
-
-class _Arguments:
-    """Brings the arguments of calls, however they are written, into the order of the function's parameters."""
-
-    def __init__(self, function: Callable[..., Any], static: tuple[int, ...]):
-        self.function = function
-        self.static = frozenset(static)
-        try:
-            self.signature: inspect.Signature | None = inspect.signature(function)
-        except (TypeError, ValueError):  # builtins and the like: by position only
-            self.signature = None
-        self._functions: dict[Any, Callable[..., Any]] = {}
-
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Bound:
-        if self.signature is not None:
-            bound = self.signature.bind(*args, **kwargs)
-            args, kwargs = bound.args, bound.kwargs
-        count = len(args) + len(kwargs)
-        names = (*argument_names(self.function, len(args)), *kwargs)
-        values = (*args, *kwargs.values())
-        free = tuple(i for i in range(count) if i not in self.static)
-        fixed = tuple((i, values[i]) for i in range(count) if i in self.static)
-        for i, value in fixed:
-            if not _is_hashable(value):
-                raise ShardingError(
-                    f"static argument {names[i]} is {value!r:.60}, which cannot be hashed; give a hashable value such "
-                    "as a tuple, or do not list it in static_argnums"
-                )
-        key = (fixed, names)
-        if key not in self._functions:
-            self._functions[key] = self._make(len(args), names, free, dict(fixed))
-        return _Bound(
-            self._functions[key],
-            tuple(values[i] for i in free),
-            tuple(names[i] for i in free),
-            free,
-            tuple((i, type(value), value) for i, value in fixed),
-        )
-
-    def _make(
-        self, num_args: int, names: tuple[str, ...], free: tuple[int, ...], fixed: dict[int, Any]
-    ) -> Callable[..., Any]:
-        """The function of its free arguments, all by position."""
-        if not fixed and num_args == len(names):
-            return self.function
-
-        @wraps(self.function)
-        def call(*values: Any) -> Any:
-            full = fixed | dict(zip(free, values, strict=True))
-            given = [full[i] for i in range(len(names))]
-            return self.function(*given[:num_args], **dict(zip(names[num_args:], given[num_args:], strict=True)))
-
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        named = [inspect.Parameter(names[i].replace("/", "_"), kind) for i in free]
-        call.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-        return call
-
-
-def _numbers(name: str, given: int | str | Sequence[int], function: Callable[..., Any] | None) -> tuple[int, ...]:
-    numbers = (given,) if isinstance(given, int) else given
-    if isinstance(numbers, str) or not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-        raise ShardingError(f"{name} is {given!r}; give the positions of arguments, such as (0,)")
-    found = tuple(numbers)
-    if function is None:
-        return found
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return found
-    count = len(parameters)
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return found
-    for n in found:
-        if not -count <= n < count:
-            raise ShardingError(f"{name} names argument {n}; the function has {count}, numbered from 0")
-    return tuple(n % count for n in found)
-
-
-def _type(leaf: Any) -> Any:
-    """What JAX would tell two leaves apart by; other leaves than arrays are told apart by themselves."""
-    try:
-        aval = jax_compat.abstract(leaf)
-    except (TypeError, OverflowError):
-        return leaf
-    return aval.shape, aval.dtype, aval.weak_type, isinstance(leaf, bool | int | float | complex)
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+            traced = returning(traced, donated)
+        return replace(traced, graph=replace(traced.graph, donated=donated | graph.donated))
 
 
 def _difference(before: Plan, after: Plan) -> str:

@@ -15,7 +15,7 @@ from meshwright.planner.methods import Auto
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.planner import plan_traced
 from meshwright.planner.tensor import Tensor
-from meshwright.runtime.parallelize import Parallelized, Settings
+from meshwright.runtime.parallelize import Parallelized, Settings, parallelize
 from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
 
 
@@ -25,7 +25,8 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     Args:
         init: Makes the state, e.g. from a random key.
         *args: Its arguments.
-        like: The function that the state is for; its first argument that is no batch.
+        like: The function that the state is for: its first argument that is no batch, or those of its `state_argnums`,
+            of which ``init`` then returns a tuple.
         example: The other arguments of that function: arrays or `jax.ShapeDtypeStruct`s. May be left out where the
             function has a plan already.
 
@@ -38,21 +39,34 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
             f"create_state: example is a {type(example).__name__}; give a tuple of {like.__name__}'s other arguments"
         )
     call = call_abstractly(init, args)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in call.jaxpr.out_avals]
-    place = like.state_argnum
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in call.jaxpr.out_avals]
     plan = like.last_plan
     if example or plan is None:
         if not example:
             raise ShardingError(
                 f"{like.__name__} has no plan yet: give example=(…), its other arguments, so that one can be made"
             )
-        plan = like.plan(*example[:place], call.results.fill(types), *example[place:])
-    tensors = [t for t in argument_tensors(plan, place) if t.role != "static"]
+        plan = like.plan(*_with_state(call.results.fill(types), example, like))
+    tensors = [t for place in like.state_places for t in argument_tensors(plan, place) if t.role != "static"]
     check_types(tensors, types)
     mesh = device_mesh(plan)
     shardings = [NamedSharding(mesh, partition_spec(t.spec)) for t in tensors]
     made = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)(*call.arguments.pick(args))
     return call.results.fill(made)
+
+
+def _with_state(state: Any, example: Sequence[Any], like: Parallelized) -> list[Any]:
+    """All arguments of a function in their order."""
+    places = like.settings.state_argnums
+    if len(places) > 1 and not (isinstance(state, tuple) and len(state) == len(places)):
+        raise ShardingError(
+            f"create_state: {like.__name__} has its state in {len(places)} arguments, so init must return a tuple of "
+            f"{len(places)}, and it returned a {type(state).__name__}"
+        )
+    found = list(example)
+    for place, part in zip(places, state if len(places) > 1 else (state,), strict=True):
+        found.insert(place, part)
+    return found
 
 
 def argument_tensors(plan: Plan, place: int) -> tuple[Tensor, ...]:
@@ -76,7 +90,10 @@ def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) 
     wrong = sorted({"cluster", "mesh", "method"} & settings.keys())
     if wrong:
         raise ShardingError(f"follow: {wrong[0]} is the leader's; leave it out")
-    return Follower(function, replace(leader.settings, donate_argnums=None, static_argnums=(), **settings), leader)
+    own = leader.settings
+    alike = {"batch_argnums": own.batch_argnums} if len(own.state_argnums) == 1 else {}
+    found = parallelize(function, **{"microbatches": own.microbatches, **alike, **settings}).settings
+    return Follower(function, replace(found, cluster=own.cluster, mesh=own.mesh, method=own.method), leader)
 
 
 def _check_parallelized(what: str, function: Any) -> None:
