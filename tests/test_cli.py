@@ -175,6 +175,13 @@ def test_methods_are_compared_as_json_and_run(own):
     assert data["steps"] == 1 and data["rows"][0]["method"] == "DataParallel" and data["rows"][0]["measured_s"] > 0
 
 
+def test_methods_of_which_none_fits_are_compared_with_layers_checkpointed():
+    options = ("--cluster", "1x2 h100", "--methods", "data", "--batch", 2**18, "--seq", 64, "--layers", 8)
+    result = run("compare", "llama-tiny", *options)
+    assert "no method fits as it is: comparing again with every layer checkpointed" in result.stderr
+    assert result.stdout.splitlines()[2].split()[:2] == ["DataParallel", "2"]
+
+
 def test_methods_that_are_none_are_refused():
     message = refuse("compare", "mlp", "--methods", "auto,best")
     assert "--methods: method is 'best'; give one of 'auto', 'data', 'zero1'" in message

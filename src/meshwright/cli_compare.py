@@ -8,6 +8,8 @@ from meshwright.cli_screen import CommandError, Stages
 from meshwright.errors import ShardingError
 
 if TYPE_CHECKING:
+    from meshwright.hardware import Cluster
+    from meshwright.planner import Method
     from meshwright.runtime.comparison import Comparison
 
 
@@ -25,16 +27,26 @@ def find_comparison(request: cli_plan.Request, methods: str, steps: int, stages:
         chosen = tuple(replace(method, memory_fraction=request.memory_fraction) for method in chosen)
     machine = cli_plan.machine_of(request)
     with stages:
-        function, args = cli_plan.function_of(request, stages, real=steps > 0)
-        from meshwright.runtime.compare import compare  # loads JAX
+        found = _compared(request, chosen, machine, steps, stages)
+        if found.best is not None or ":" in request.model or request.checkpoint is not None:
+            return found
+        stages.remark("no method fits as it is: comparing again with every layer checkpointed (--checkpoint)")
+        return _compared(replace(request, checkpoint=True), chosen, machine, steps, stages)
 
-        return compare(
-            function,
-            *args,
-            methods=chosen,
-            cluster=machine,
-            mesh=request.mesh,
-            steps=steps,
-            run=steps > 0,
-            on_progress=stages.say,
-        )
+
+def _compared(
+    request: cli_plan.Request, methods: "tuple[Method, ...]", machine: "Cluster", steps: int, stages: Stages
+) -> "Comparison":
+    function, args = cli_plan.function_of(request, stages, real=steps > 0)
+    from meshwright.runtime.compare import compare  # loads JAX
+
+    return compare(
+        function,
+        *args,
+        methods=methods,
+        cluster=machine,
+        mesh=request.mesh,
+        steps=steps,
+        run=steps > 0,
+        on_progress=stages.say,
+    )

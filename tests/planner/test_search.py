@@ -41,7 +41,7 @@ def test_a_tighter_limit_is_kept_and_never_cheaper_until_nothing_fits(shape):
         except mw.DoesNotFit as error:
             assert error.limit_bytes == int(peak * share)
             assert error.needed_bytes > error.limit_bytes
-            assert "more devices, a smaller batch, jax.checkpoint" in str(error)
+            assert "more devices, a smaller batch, or devices with more memory" in str(error)
             least = error.needed_bytes
             break
         assert plan.memory.peak_bytes <= plan.memory.limit_bytes == int(peak * share)

@@ -12,10 +12,9 @@ from meshwright.explain.record import MEMORY_ROLES, Edge, Node, Problem, Record
 from meshwright.explain.traced import VIRTUAL, Nest, Program
 from meshwright.graph import Op
 from meshwright.graph.phases import PHASES
-from meshwright.graph.repeats import find_runs
+from meshwright.planner.folding import laps
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.readback import Readback
-from meshwright.planner.roles import find_roles
 from meshwright.rules import LoopNest
 
 Ints = NDArray[np.int64]
@@ -50,7 +49,7 @@ def _program(back: Readback) -> Program:
     named = [(f"{op.scope}/{op.primitive}" if op.scope else op.primitive) for op in graph.ops]
     lines = _sources(graph.ops)
     assignments: dict[tuple[int, ...], int] = {}
-    run, lap = _laps(back)
+    run, lap = laps(back.grouping, back.folded)
     group = grouping.placed.group
     return Program(
         types=[(kind.shape, kind.dtype, kind.itemsize) for kind in graph.kinds],
@@ -118,17 +117,6 @@ def _loops(back: Readback) -> list[tuple[int, ...] | None]:
     return found
 
 
-def _laps(back: Readback) -> tuple[Ints, Ints]:
-    """For each group the repeated run it belongs to, and which repetition."""
-    folded, led = back.folded, np.flatnonzero(back.grouping.placed.leader >= 0)
-    tokens = np.array([folded.alike[which] for which in folded.group_class], np.int64)
-    run, lap = np.full(len(tokens), -1), np.full(len(tokens), -1)
-    for number, found in enumerate(find_runs(tokens[led])):
-        some = led[found.start : found.stop]
-        run[some], lap[some] = number, np.arange(len(some)) // found.period
-    return run, lap
-
-
 class _Problem:
     """The problem with everything that the method forbids among its strategies, marked as such."""
 
@@ -153,7 +141,7 @@ class _Problem:
             num_steps=memory.num_steps,
             column_class=memory.column_class,
             column_bytes=memory.column_bytes,
-            role=self._roles(),
+            role=[MEMORY_ROLES.index(name) for name in memory.roles],
             column=memory.column,
             start=memory.start,
             stop=memory.stop,
@@ -229,16 +217,6 @@ class _Problem:
             lives: tuple[Any, ...] = copied.live
             found.append(Edge(*key, *about, *shardings, table, *lives, *joins))
         return found
-
-    def _roles(self) -> list[int]:
-        roles = find_roles(self.graph)
-        named = dict.fromkeys(roles.parameters, 0) | dict.fromkeys(roles.optimizer, 1) | dict.fromkeys(roles.data, 2)
-        gradients, memory = self.grouping.gradients, self.free.memory
-        rest = [MEMORY_ROLES.index("gradients"), MEMORY_ROLES.index("activations")]
-        known = [named.get(v, rest[v not in gradients]) for v in memory.examples]
-        passing = [MEMORY_ROLES.index("gradients"), MEMORY_ROLES.index("temporaries")]
-        others = range(len(known), len(memory.column_class))
-        return known + [passing[column not in memory.raw_gradients] for column in others]
 
 
 def _pattern(paths: Sequence[str]) -> str:

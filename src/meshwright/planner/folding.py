@@ -75,6 +75,17 @@ def fold(grouping: Grouping, pins: Mapping[int, Hashable], enabled: bool = True)
     return _quotient(grouping, tokens, _classify(grouping, tokens) if enabled else np.arange(len(tokens)))
 
 
+def laps(grouping: Grouping, folded: Folded) -> tuple[Ints, Ints]:
+    """For each group the repeated run it belongs to, and which repetition; -1 where it repeats nothing."""
+    led = np.flatnonzero(grouping.placed.leader >= 0)
+    tokens = np.array([folded.alike[which] for which in folded.group_class], np.int64)
+    run, lap = np.full(len(tokens), -1), np.full(len(tokens), -1)
+    for number, found in enumerate(find_runs(tokens[led])):
+        some = led[found.start : found.stop]
+        run[some], lap[some] = number, np.arange(len(some)) // found.period
+    return run, lap
+
+
 def _classify(grouping: Grouping, tokens: Ints) -> Ints:
     """The class of each group: its place in a run of groups that repeat; for arguments, where they are read."""
     is_led = grouping.placed.leader >= 0

@@ -50,12 +50,14 @@ class Restrictions:
         results: For an output position, the code it must have.
         scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
         stay: Value ids of arguments that may not be resharded before the update.
+        whole: Value ids of arguments that are to be whole on every device, however their dims divide.
     """
 
     allowed: Mapping[int, frozenset[int]] = field(default_factory=dict)
     results: Mapping[int, int] = field(default_factory=dict)
     scatter_gradients: bool = True
     stay: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
 
 
 class Formulation:

@@ -15,6 +15,7 @@ from meshwright.planner.group_table import GroupTable
 from meshwright.planner.groups import Grouping
 from meshwright.planner.numbering import pack, ranges, starts
 from meshwright.planner.priced import Usage
+from meshwright.planner.roles import find_roles
 from meshwright.rules.base import LoopNest
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
@@ -53,6 +54,16 @@ class MemoryModel(Usage):
         column, group, *rest = (np.concatenate(parts) for parts in zip(*spans, strict=True))
         self.take(column, *rest)
         self.group = group.astype(np.int64)
+
+    @cached_property
+    def roles(self) -> list[str]:
+        """What each column holds: one of ``MEMORY_ROLES`` of a record."""
+        named = find_roles(self.grouping.graph)
+        known = dict.fromkeys(named.parameters, "parameters") | dict.fromkeys(named.optimizer, "optimizer")
+        known |= dict.fromkeys(named.data, "data") | dict.fromkeys(self.grouping.gradients, "gradients")
+        found = [known.get(value, "activations") for value in self.examples]
+        passing = range(len(found), len(self.column_class))
+        return found + ["gradients" if column in self.raw_gradients else "temporaries" for column in passing]
 
     def charge(self, prices: Mapping[int, float], costs: Array, first: Ints) -> None:
         """Makes strategies dearer by what they take at some moments.

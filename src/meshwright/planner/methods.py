@@ -146,7 +146,7 @@ class Manual(Auto):
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
         found = super().restrict(graph, roles, mesh, axes)
         allowed = {value: frozenset({0}) for value in graph.inputs} | dict(found.allowed)
-        return Restrictions(allowed, found.results)
+        return Restrictions(allowed, found.results, whole=frozenset(allowed.keys() - found.allowed.keys()))
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,9 @@ class DataParallel(Method):
         return _by_role(roles)
 
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
-        allowed = {v: frozenset({0}) for v in (*roles.parameters, *roles.optimizer)}
-        return Restrictions(allowed | _split_batch(graph, roles, mesh, axes, range(axes.num_axes)))
+        whole = {v: frozenset({0}) for v in (*roles.parameters, *roles.optimizer)}
+        split = _split_batch(graph, roles, mesh, axes, range(axes.num_axes))
+        return Restrictions(whole | split, whole=frozenset(whole))
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Zero(Method):
         spread = (*roles.optimizer, *(roles.parameters if self.stage == 3 else ()))
         allowed |= {v: frozenset({0}) for v in whole}
         allowed |= {v: _most_split(graph.types[v].shape, axes) for v in spread}
-        return Restrictions(allowed, scatter_gradients=self.stage > 1)
+        return Restrictions(allowed, scatter_gradients=self.stage > 1, whole=frozenset(whole))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
+from meshwright.planner.remedies import remedies
 from meshwright.planner.translate import translated
 from meshwright.units import format_bytes
 
@@ -153,11 +154,11 @@ def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
     """The error for the view that needs least, with the memory that a plan was found for."""
     closest = min(misfits, key=lambda m: m.least_bytes)
     limit, mesh = closest.limit, closest.mesh
-    _, needed = least_memory(closest.formulate())
+    formulation = closest.formulate()
+    choice, needed = least_memory(formulation)
     return DoesNotFit(
         f"no plan fits {format_bytes(limit)} per device; the least that would do is {format_bytes(needed)}, on mesh "
-        f"{mesh.shape}. Use more devices, a smaller batch, jax.checkpoint around the layers, or devices with more "
-        "memory.",
+        f"{mesh.shape}. {remedies(formulation, choice, needed, limit)}",
         needed_bytes=needed,
         limit_bytes=int(limit),
     )

@@ -213,10 +213,10 @@ class Parallelized:
             traced = self._donating(trace(self._step(bound), *bound.values), bound)
             meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = shared_plan(self.__name__, traced, lambda: self._plan_traced(traced))
-            if bound.keeps_numbers(plan.arguments) and key not in self._reading:
-                self._reading.add(key)
-                key = self._key(bound)
-            plan = self._plans[key] = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
+            plan = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
+            if bound.keeps_numbers(plan.arguments):
+                self._reading.add(bound.key())
+            self._plans[self._key(bound)] = plan
             seconds = format_seconds(time.perf_counter() - started)
             if before is not None:
                 log.warning("%s: planned again in %s, since %s", self.__name__, seconds, _difference(before, plan))

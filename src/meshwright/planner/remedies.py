@@ -1,0 +1,140 @@
+"""What would help where nothing fits: even splits, microbatches, checkpointing, and about how much each would need.
+
+The estimates start from the choice that needs least memory, at its fullest moment, by what holds it then. They are
+rough: a plan for the changed function may choose otherwise.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.phases import FORWARD, PHASES
+from meshwright.planner.folding import laps
+from meshwright.planner.formulate import Formulation
+from meshwright.planner.roles import find_roles
+from meshwright.units import format_bytes
+
+Ints = NDArray[np.int64]
+_REMADE = ("checkpoint", "remat")  # in the name scopes of what is computed again
+
+
+def remedies(formulation: Formulation, choice: Ints, needed: int, limit: float) -> str:
+    """Sentences on what would help.
+
+    Args:
+        formulation: The problem of the mesh that needs least.
+        choice: The choice that needs least.
+        needed: What it needs, in bytes.
+        limit: What is allowed.
+    """
+    found = _Fullest(formulation, choice)
+    told = [*found.uneven(needed, limit), *found.microbatches(needed, limit), *found.checkpointed(needed)]
+    rest = "use more devices, a smaller batch, or devices with more memory."
+    return " ".join([*told, f"Or {rest}" if told else rest.capitalize()])
+
+
+class _Fullest:
+    """The fullest moment of a choice."""
+
+    def __init__(self, formulation: Formulation, choice: Ints):
+        self.formulation, self.choice = formulation, choice
+        self.graph, self.mesh = formulation.grouping.graph, formulation.mesh
+        self.roles = find_roles(self.graph)
+        memory = formulation.memory
+        made = formulation.copies_made(choice)
+        at = memory.profile(choice, made).peak_at
+        chosen = np.array([size[choice[c]] for c, size in zip(memory.column_class, memory.column_bytes, strict=True)])
+        live = (memory.start <= at) & (at < memory.stop)
+        self.size, self.group = memory.share[live] * chosen[memory.column[live]], memory.group[live]  # of what is live
+        role = np.array(memory.roles)[memory.column[live]]
+        self.is_passing = np.isin(role, ("activations", "temporaries"))
+        self.held = {name: float(self.size[role == name].sum()) for name in set(memory.roles)}
+        self.held["copies"] = float(np.cumsum(made.change(memory.num_steps))[at])
+        # What grows with the rows of the batch, and what stays whatever their number.
+        self.passing = float(self.size[self.is_passing].sum())
+        self.staying = sum(self.held.get(name, 0.0) for name in ("parameters", "optimizer", "data", "copies"))
+
+    def uneven(self, needed: int, limit: float) -> Iterator[str]:
+        """Says that no dim can be split over the devices, where it would fit otherwise."""
+        axes, graph, whole = self.formulation.axes, self.graph, self.formulation.restrictions.whole
+        lost, stuck, weights = 0.0, [], frozenset(self.roles.parameters)
+        for value, path in zip(graph.inputs, graph.input_paths, strict=True):
+            kind = graph.types[value]
+            parts = int(axes.num_parts(axes.legal_codes(kind.shape)).max())
+            if value not in whole and kind.shape and parts < self.mesh.num_devices:
+                # The gradient of a parameter lies as the parameter does.
+                lost += (1 + (value in weights)) * (kind.num_bytes / parts - kind.num_bytes / self.mesh.num_devices)
+                stuck.append((kind.num_bytes / parts, path, kind.shape))
+        if not lost or needed - lost > limit:
+            return
+        _, path, shape = max(stuck)
+        largest = f"{path} ({'×'.join(map(str, shape))})"
+        sizes = " and ".join(str(size) for size in self.mesh.sizes if size > 1)
+        more = f" and {len(stuck) - 1} other arguments" if len(stuck) > 1 else ""
+        yield (
+            f"The cause: {self.mesh.num_devices} devices cannot share {largest}{more} evenly, "
+            f"since {sizes} do{'' if ' and ' in sizes else 'es'} not divide {'their' if more else 'its'} dims; split "
+            f"evenly, about {format_bytes(needed - lost)} would do: choose another mesh or number of devices."
+        )
+
+    def microbatches(self, needed: int, limit: float) -> Iterator[str]:
+        """The fewest microbatches with which it fits; or that none do."""
+        rows = self._rows_on_device()
+        counts = [2**n for n in range(1, rows.bit_length()) if rows % 2**n == 0]
+        gradients = max(self.held.get(name, 0.0) for name in ("gradients", "parameters"))  # all are added up
+        sizes = [(count, self.staying + gradients + self.passing / count) for count in counts]
+        enough = [(count, size) for count, size in sizes if size <= limit]
+        if enough:
+            count, size = enough[0]
+            yield f"With microbatches={count} (mw.parallelize) it would need about {format_bytes(size)}."
+        elif sizes and sizes[-1][1] < needed:
+            count, size = sizes[-1]
+            yield f"Even with microbatches={count} (mw.parallelize) it would need about {format_bytes(size)}."
+
+    def _rows_on_device(self) -> int:
+        """Rows of the batch on one device; 1 where there is no batch."""
+        best = 1
+        for value in self.roles.data:
+            shape = self.graph.types[value].shape
+            if shape:
+                which = self.formulation.folded.group_class[self.formulation.grouping.home[value]]
+                code = self.formulation.tables[which].codes[0][self.choice[which]]
+                split = prod(self.mesh.sizes[a] for a in self.formulation.axes.dims(int(code), len(shape))[0])
+                best = max(best, shape[0] // split)
+        return best
+
+    def checkpointed(self, needed: int) -> Iterator[str]:
+        """What is needed where each of the layers is computed again: inputs, and one layer with its gradients."""
+        if any(word in scope for scope in self.graph.columns.scopes for word in _REMADE):
+            return
+        count, crossing, inside = self._layers()
+        one = float(self.size[self.is_passing & inside[self.group]].sum()) / count
+        size = needed - (count - 2) * one + count * crossing
+        if count > 1 and size < needed:
+            yield f"With jax.checkpoint around each of the {count} layers it would need about {format_bytes(size)}."
+        elif self.graph.loops:
+            yield "With jax.checkpoint around the body of the loop over its layers it would need less."
+
+    def _layers(self) -> tuple[int, float, NDArray[np.bool_]]:
+        """How many layers there are, how many bytes a device hands from one to the next, and the groups in them."""
+        grouping, formulation = self.formulation.grouping, self.formulation
+        run, lap = laps(grouping, formulation.folded)
+        leader, phase = grouping.placed.leader, self.graph.columns.phase
+        is_forward = (leader >= 0) & (run >= 0)
+        is_forward[is_forward] = phase[leader[is_forward]] == PHASES.index(FORWARD)
+        if not is_forward.any():
+            return 1, 0.0, is_forward
+        longest = int(np.bincount(run[is_forward]).argmax())
+        inside = is_forward & (run == longest)
+        slots, home = grouping.slots, grouping.placed.home
+        reader = np.repeat(np.arange(len(slots.start) - 1), np.diff(slots.start))
+        source = home[slots.value]
+        handed = (source >= 0) & inside[reader] & inside[source] & (lap[reader] == 1) & (lap[source] == 0)
+        crossing = 0.0
+        for value in np.unique(slots.value[handed]).tolist():
+            which, place = formulation.folded.group_class[int(home[value])], int(grouping.values.rank[value])
+            code = formulation.tables[which].codes[place][self.choice[which]]
+            crossing += self.graph.types[value].num_bytes / int(formulation.axes.num_parts(np.array([code]))[0])
+        return int(lap[inside].max()) + 1, crossing, inside
