@@ -51,8 +51,8 @@ def test_a_step_that_is_interrupted_hands_its_state_over_first(step, number):
     state = State(jnp.zeros(2))
     interrupted_at.append(number)
     with pytest.raises(KeyboardInterrupt):
-        for _ in range(number):
-            state, _ = step(state, x)
+        for placed in mw.batches([x] * number, step):
+            state, _ = step(state, placed)
         time.sleep(60)
     assert interrupted_at == [] and int(state.steps[0]) == number
 

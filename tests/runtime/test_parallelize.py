@@ -282,3 +282,31 @@ def test_it_must_be_the_outermost_function(called):
         with pytest.raises(mw.TraceError, match=r"mw.parallelize\(jax.grad\(loss\)\)"):
             around(x)
     np.testing.assert_array_equal(mw.parallelize(jax.grad(loss), cluster=CPU)(x), 2 * x)
+
+
+@jax.tree_util.register_pytree_node_class
+class Fragile:
+    """Results that cannot be handed back after three steps, as those of a collective whose other end is gone."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def tree_flatten(self):
+        return (self.steps,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        is_array = isinstance(children[0], jax.Array) and not isinstance(children[0], jax.core.Tracer)
+        if is_array and np.asarray(children[0])[0] == 3:
+            raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
+        return cls(*children)
+
+
+def test_an_error_of_the_run_is_not_taken_for_one_of_the_arguments():
+    step = mw.parallelize(lambda state, x: (Fragile(state.steps + 1), x.sum()), cluster="1x2 cpu")
+    state = Fragile(jnp.zeros(2))
+    given = mw.batches([np.ones(4, np.float32)] * 3, step)
+    for _ in range(2):
+        state, _ = step(state, next(given))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Connection closed by peer"):
+        step(state, next(given))

@@ -9,6 +9,7 @@ from threading import Timer, get_ident, main_thread
 from types import FrameType
 from typing import Any
 
+_MAIN = main_thread().ident or 0
 _SOON_S = 0.05  # in which the caller has given the results a name
 
 
@@ -21,7 +22,7 @@ class _Holding:
         self._is_installed = False
 
     def __enter__(self) -> None:
-        if get_ident() != main_thread().ident:  # signals are the main thread's
+        if get_ident() != _MAIN:  # signals are the main thread's
             return
         if self._is_pending:  # nothing is donated yet
             self._is_pending = False
@@ -33,7 +34,7 @@ class _Holding:
         self._depth += 1
 
     def __exit__(self, *_: Any) -> None:
-        if get_ident() != main_thread().ident:
+        if get_ident() != _MAIN:
             return
         self._depth -= 1
         if self._is_pending and not self._depth:
@@ -52,7 +53,7 @@ class _Holding:
     def _release(self) -> None:
         if self._is_pending:
             self._is_pending = False
-            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)  # wakes the main thread, whatever it waits for
+            signal.pthread_kill(_MAIN, signal.SIGINT)  # wakes the main thread, whatever it waits for
 
 
 hold = _Holding()

@@ -46,6 +46,7 @@ class Peers:
         self._failed = Event()
         self._leave_at = float("inf")
         self._lock = Lock()
+        self._is_speaking = False  # of the error that ends this process: its words are not cut off
         self._pid = os.getpid()
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
 
@@ -57,8 +58,9 @@ class Peers:
         before = sys.excepthook
 
         def last_words(kind: Any, error: BaseException, trace: Any) -> None:
-            said = self._say_last(error)
+            self._is_speaking = True
             before(kind, error, trace)
+            said = self._say_last(error)
             if self.failure != said and describe_error(error) not in (self.failure or ""):
                 print(self._farewell(), file=sys.stderr)  # the cause: this error is a consequence
 
@@ -111,7 +113,7 @@ class Peers:
                         selector.unregister(self._connections[peer])
                         self._lose(peer)
                 self._compare()
-                if time.monotonic() >= self._leave_at:
+                if time.monotonic() >= self._leave_at + (self._patience_s if self._is_speaking else 0):
                     self._leave()
 
     def _hear(self, peer: int, message: Mapping[str, Any]) -> None:
@@ -130,7 +132,6 @@ class Peers:
             self.fail(
                 f"process {peer} was killed or crashed, or its host was lost; its own output may say why", at_once=True
             )
-            self._leave()  # before JAX notices, which would print the stack of its own end
 
     def _compare(self) -> None:
         now, call = time.monotonic(), self._turns.num_calls
@@ -143,8 +144,8 @@ class Peers:
 
     def _say_last(self, error: BaseException) -> str:
         """Tells the others of an error that ends this process, unless it is their end that caused it."""
-        if type(error).__name__ == "JaxRuntimeError":
-            self._failed.wait(self._patience_s / 2)  # may be of a collective whose other end is about to be missed
+        if not isinstance(error, KeyboardInterrupt):
+            self._failed.wait(self._patience_s / 2)  # it may come from a collective whose other end will be missed soon
         how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"ended with {describe_error(error)}"
         self.fail(f"process {self.process} {how}")
         return f"process {self.process} {how}"

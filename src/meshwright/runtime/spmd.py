@@ -274,7 +274,13 @@ def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedShar
                         raise Strange
                     shardings[i] = found  # to be the same next time is quicker than to be equal
         with interrupts.hold:
-            return jitted(*args)
+            try:
+                return jitted(*args)
+            except ValueError as error:
+                # Collectives that fail at once raise this, too. What was taken over shows that the types were right.
+                if any(getattr(leaf, "is_deleted", bool)() for leaf in tree_leaves(args)):
+                    raise jax.errors.JaxRuntimeError(str(error)) from error
+                raise
 
     return quick
 
