@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshwright.hardware import Cluster
     from meshwright.planner import Method, Plan
 
-_MESH = re.compile(r"\d+([x×]\d+)*", re.IGNORECASE)
+_MESH = re.compile(r"\d{1,9}([x×]\d{1,9})*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,8 @@ def _parse_recipe(text: str) -> dict[str, Any]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in (*numbers, *words):
             raise CommandError(f"--recipe: cannot read {part.strip()!r}; write some of {', '.join((*numbers, *words))}")
-        if name in numbers and not value.isdecimal():
-            raise CommandError(f"--recipe: {name} is {value!r}; give a whole number")
+        if name in numbers and not (value.isdecimal() and len(value) < 10):
+            raise CommandError(f"--recipe: {name} is {value!r:.60}; give a whole number")
         found[name] = int(value) if name in numbers else value
     return found
 
@@ -248,7 +248,7 @@ def parse_mesh(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     if not _MESH.fullmatch(text.strip()):
-        raise CommandError(f"--mesh is {text!r}; write the sizes of its axes, such as 50x4 or 2x25x4")
+        raise CommandError(f"--mesh is {text!r:.60}; write the sizes of its axes, such as 50x4 or 2x25x4")
     return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
 
 

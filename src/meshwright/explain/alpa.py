@@ -28,6 +28,7 @@ from meshwright.screen import Printed
 INPUTS, OUTPUTS = "_input_placement_specs.txt", "_output_placement_specs.txt"
 _OPTIMIZER = ("opt_state", "optimizer", "mu", "nu", "trace", "count")
 _STATE = ("batch_stats", "step")
+_DAMAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def read_dump(folder: Path) -> AlpaDump:
     numbers = sorted({number for *_, placed in (*arguments, *results) for number in placed})
     try:
         return AlpaDump(name, tuple(_mesh(number, arguments, results) for number in numbers))
-    except ValueError as error:
+    except _DAMAGE as error:
         raise PlanFileError(
             f"{folder} cannot be understood: {error}; dump it again with alpa's dump_debug_info"
         ) from None
@@ -118,7 +119,7 @@ def _leaves(path: Path) -> list[_Leaf]:
     try:
         tree = parse(path.read_text(encoding="utf-8"))
         return [_leaf("/".join(keys), spec) for keys, spec in _placements(tree, ())]
-    except (ValueError, KeyError, TypeError, IndexError, OSError, UnicodeDecodeError) as error:
+    except (OSError, *_DAMAGE) as error:
         raise PlanFileError(
             f"{path} cannot be understood: {error}; it must be what alpa's dump_debug_info wrote"
         ) from None

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from meshwright.plain import Count
+
 if TYPE_CHECKING:
     from meshwright.planner.tensor import Tensor
 
@@ -22,7 +24,7 @@ class Part:
 
     name: str
     axes: tuple[str, ...]
-    degree: int
+    degree: Count
     share: float
     text: str
 
@@ -74,8 +76,10 @@ class Judgement:
         """What `to_json` gave, of the same tensors."""
         kinds, letters = {}, {}
         known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in data["tensors"]]
-        for path, number in zip(_paths(tensors), data["of"], strict=True):
-            kinds[path], letters[path] = known[number]
+        for tensor, number in zip(_distinct(tensors), data["of"], strict=True):
+            kinds[tensor.path], letters[tensor.path] = known[number]
+            if len(known[number][1]) != len(tensor.shape):
+                raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and letters of {len(known[number][1])}")
         stages = tuple(_parts_from_json(parts) for parts in data.get("stages", ()))
         return cls(_parts_from_json(data["verdict"]), kinds, letters, stages)
 
@@ -88,5 +92,10 @@ def _parts_from_json(data: list[list[Any]]) -> Verdict:
     return Verdict(tuple(Part(name, tuple(axes), *rest) for name, axes, *rest in data))
 
 
-def _paths(tensors: Sequence["Tensor"]) -> Iterator[str]:
-    return iter(dict.fromkeys(t.path for t in tensors if t.role != "static"))
+def _distinct(tensors: Sequence["Tensor"]) -> Iterator["Tensor"]:
+    """The first tensor of each path."""
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.role != "static":
+            found.setdefault(tensor.path, tensor)
+    return iter(found.values())

@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.output import ESCAPED
+
+_KINDS = "biuf"  # of arrays: switches and numbers
+_MOST_BYTES = 2**32  # a thousand times what the largest model's record has
 _ARRAY = "\0array"  # marks an array's place in the JSON; the arrays' bytes follow it
 
 
@@ -19,7 +23,7 @@ def pack(data: Any) -> str:
     {'name': 'x', 'sizes': array([1, 2])}
     """
     arrays: list[np.ndarray] = []
-    head = json.dumps(_lift(data, arrays), separators=(",", ":"), ensure_ascii=False).encode()
+    head = json.dumps(_lift(data, arrays), separators=(",", ":"), ensure_ascii=False).encode("utf-8", ESCAPED)
     body = b"".join([len(head).to_bytes(8, "little"), head, *(a.tobytes() for a in arrays)])
     return base64.b64encode(zlib.compress(body, 6)).decode()
 
@@ -31,9 +35,12 @@ def unpack(text: str) -> Any:
         ValueError: The text is damaged.
     """
     try:
-        body = zlib.decompress(base64.b64decode(text, validate=True))
+        unpacking = zlib.decompressobj()
+        body = unpacking.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
     except (zlib.error, binascii.Error) as error:
         raise ValueError(f"what the plan keeps of its search is damaged ({error})") from None
+    if not unpacking.eof:
+        raise ValueError("what the plan keeps of its search is damaged (it ends early, or is larger than any of ours)")
     size = int.from_bytes(body[:8], "little")
     place = 8 + size
 
@@ -44,11 +51,16 @@ def unpack(text: str) -> Any:
             return data
         stored, wanted, shape = data[_ARRAY]
         dtype, count = np.dtype(stored), prod(shape)
+        if dtype.kind not in _KINDS or np.dtype(wanted).kind not in _KINDS:
+            raise ValueError(f"an array of {stored!r:.20} as {wanted!r:.20} is none that we write")
         found = np.frombuffer(body, dtype, count, place).reshape(shape)
         place += count * dtype.itemsize
         return found.astype(wanted)
 
-    return json.loads(body[8 : 8 + size], object_hook=lower)
+    try:
+        return json.loads(body[8 : 8 + size], object_hook=lower)
+    except RecursionError:
+        raise ValueError("what the plan keeps of its search is nested too deeply") from None
 
 
 def _lift(data: Any, arrays: list[np.ndarray]) -> Any:

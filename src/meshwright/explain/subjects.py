@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from meshwright.errors import PlanFileError
 from meshwright.explain.lifting import lifted
 from meshwright.explain.record import MEMORY_ROLES, Record
 from meshwright.explain.staged import StagedRecord, StageMemory, StageView, cut
@@ -124,6 +125,8 @@ class Subjects(Sequence[Subject]):
         program: Program = self.record.views[0].record.program
         if tensor.path in program.inputs:
             unit = int(self.record.argument_unit[list(program.inputs).index(tensor.path)])
+        elif tensor.path not in program.outputs:
+            raise PlanFileError(f"the plan is damaged: its record knows no {tensor.path!r:.60}; save the plan again")
         else:
             place = list(program.outputs).index(tensor.path)
             argument, value = int(program.taken[place]), int(program.made[place])

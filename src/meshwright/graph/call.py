@@ -1,10 +1,10 @@
 """Calls a function once with types in place of arrays, and tells the arrays of a pytree from what is kept as it is."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from meshwright import jax_compat
@@ -145,9 +145,19 @@ def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = No
         structure,
         tuple(None if array else leaf for (_, leaf), array in zip(flat, is_array, strict=True)),
         tuple(next(number) if array else None for array in is_array),
-        tuple("/".join([owner, *map(_key, path[rest:])]) for owner, (path, _) in zip(owners, found, strict=True)),
+        tuple(_distinct("/".join([o, *map(_key, path[rest:])]) for o, (path, _) in zip(owners, found, strict=True))),
         owners,
     ), [leaf for _, leaf in found]
+
+
+def _distinct(paths: Iterable[str]) -> Iterator[str]:
+    """The paths, numbered where they are equal: ``{"a": {"b": 1}, "a/b": 2}`` has ``a/b`` and ``a/b#2``."""
+    seen: set[str] = set()
+    for path in paths:
+        names = chain([path], (f"{path}#{number}" for number in count(2)))
+        name = next(name for name in names if name not in seen)
+        seen.add(name)
+        yield name
 
 
 def _key(key: Any) -> str:

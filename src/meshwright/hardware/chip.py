@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshwright.hardware.link import Link
+from meshwright.plain import Amount, Count, Rate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,21 +62,21 @@ class Chip:
 
     name: str
     vendor: str
-    memory_bytes: int
-    memory_bandwidth: float
-    flops: tuple[tuple[str, float], ...]
-    vector_flops: float
+    memory_bytes: Count
+    memory_bandwidth: Rate
+    flops: tuple[tuple[str, Rate], ...]
+    vector_flops: Rate
     intra: Link
     inter: Link
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()
-    memory_efficiency: float = 1.0
-    launch_s: float = 0.0
-    fetch_s: float = 0.0
-    special_s: float = 0.0
-    best_fraction: float = 1.0
-    half_flops: float = 0.0
-    devices_per_host: int = 8
+    memory_efficiency: Rate = 1.0
+    launch_s: Amount = 0.0
+    fetch_s: Amount = 0.0
+    special_s: Amount = 0.0
+    best_fraction: Rate = 1.0
+    half_flops: Amount = 0.0
+    devices_per_host: Count = 8
     figures: tuple[Figure, ...] = field(default=(), compare=False, repr=False)
 
     def peak_flops(self, dtype: str) -> float:

@@ -16,9 +16,10 @@ from meshwright.hardware.catalogue_format import (
 )
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.clusters import Cluster, mixed
-from meshwright.hardware.link import Host, Link
+from meshwright.hardware.link import Host, Link, complete
 from meshwright.hardware.lookup import find_chip, find_link
 from meshwright.hardware.tables import check_keys, quantity, read_toml, required, subtable, text, whole
+from meshwright.plain import checked
 
 _GROUP_KEYS = ("hosts", "devices_per_host", "chip", "torus", "intra", "inter", "chip_overrides")
 _KEYS = ("name", *_GROUP_KEYS)
@@ -26,7 +27,20 @@ _LINK_KEYS = ("link", "latency_s", "efficiency", *LINK_FIGURES, *LINK_SETTINGS)
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Makes a cluster from a file like ``examples/cluster.toml``."""
+    """Makes a cluster from a file like ``examples/cluster.toml``.
+
+    Raises:
+        ClusterError: The file cannot be read, or describes no machines.
+    """
+    try:
+        return checked(_read(path), Cluster, path.name)
+    except ClusterError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        raise ClusterError(f"{str(path)!r} cannot be understood ({type(error).__name__}: {error!s:.120}).") from error
+
+
+def _read(path: Path) -> Cluster:
     data, where = read_toml(path), path.name
     name = text(data.get("name", path.stem), f"{where}: name")
     if "group" not in data:
@@ -87,7 +101,7 @@ def _override_link(link: Link, table: dict[str, Any], where: str) -> Link:
         link = _with_latency(link, quantity(table["latency_s"], f"{where}: latency_s"))
     if "efficiency" in table:
         link = _with_efficiency(link, quantity(table["efficiency"], f"{where}: efficiency", most=1.0))
-    return _complete(link, where)
+    return complete(link, where)
 
 
 def _with_latency(link: Link, latency_s: float) -> Link:
@@ -102,14 +116,6 @@ def _with_efficiency(link: Link, efficiency: float) -> Link:
     fastest = max(p.efficiency for p in link.protocols)
     scaled = (replace(p, efficiency=p.efficiency * efficiency / fastest) for p in link.protocols)
     return replace(link, protocols=tuple(scaled))
-
-
-def _complete(link: Link, where: str) -> Link:
-    """Refuses a topology whose own figures are missing."""
-    needed = {"shared": "shared_bandwidth", "graph": "edges", "torus": "torus_dims"}.get(link.topology)
-    if needed and not getattr(link, needed):
-        raise ClusterError(f"{where}: topology {link.topology!r} needs {needed!r}; add a line '{needed} = …'.")
-    return link
 
 
 def _torus(sizes: Any, intra: Link, num_devices: int, where: str) -> tuple[int, ...]:

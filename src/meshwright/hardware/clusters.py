@@ -7,9 +7,10 @@ from typing import Any
 from meshwright.errors import ClusterError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.link import Host, Link
-from meshwright.hardware.mesh import AXIS_NAMES, Mesh, plain_sizes
+from meshwright.hardware.mesh import AXIS_NAMES, MOST_DEVICES, Mesh, plain_sizes
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
+from meshwright.plain import Count, checked
 
 CATALOGUE = "modelled: catalogue figures"
 
@@ -29,12 +30,19 @@ class Cluster:
     """
 
     name: str
-    num_hosts: int
+    num_hosts: Count
     host: Host
     chip: Chip
-    torus_sizes: tuple[int, ...] = ()
+    torus_sizes: tuple[Count, ...] = ()
     known: str = CATALOGUE
     mixed: tuple["Cluster", ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(
+                f"cluster {self.name!r:.60} has more than {MOST_DEVICES:,} devices, which is the most that Meshwright "
+                "plans for: name fewer hosts, or one pod of them."
+            )
 
     def __repr__(self) -> str:
         if self.mixed:
@@ -127,11 +135,11 @@ class Cluster:
     def from_json(cls, data: dict[str, Any]) -> "Cluster":
         """Makes a cluster from what `to_json` gave."""
         if "groups" in data:
-            return mixed(data["name"], [cls.from_json(group) for group in data["groups"]])
+            return mixed(checked(data["name"], str, "name"), [cls.from_json(group) for group in data["groups"]])
         links = (link_from_json(data["intra"]), link_from_json(data["inter"]))
         host = Host(data["devices_per_host"], *links)
         chip, known = chip_from_json(data["chip"]), data.get("known", CATALOGUE)
-        return cls(data["name"], data["hosts"], host, chip, tuple(data["torus"]), known)
+        return checked(cls(data["name"], data["hosts"], host, chip, tuple(data["torus"]), known), cls, "cluster")
 
 
 def mixed(name: str, groups: Sequence[Cluster]) -> Cluster:

@@ -4,8 +4,13 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Literal, get_args
 
-TOPOLOGIES = ("switch", "graph", "shared", "torus")
+from meshwright.errors import ClusterError
+from meshwright.plain import Amount, Count, Rate, Size
+
+Topology = Literal["switch", "graph", "shared", "torus"]
+TOPOLOGIES: tuple[str, ...] = get_args(Topology)
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,11 @@ class Protocol:
     """
 
     name: str
-    base_s: float
-    hop_s: float
-    efficiency: float
+    base_s: Amount
+    hop_s: Amount
+    efficiency: Rate
     kinds: tuple[str, ...] = ()
-    min_size: int = 2
+    min_size: Size = 2
 
     def serves(self, kind: str, size: int) -> bool:
         return size >= self.min_size and (not self.kinds or kind in self.kinds)
@@ -44,9 +49,9 @@ class Timing:
     """
 
     kind: str
-    size: int
-    alpha_s: float
-    beta_s: float
+    size: Count
+    alpha_s: Amount
+    beta_s: Amount
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,16 @@ class Link:
     """
 
     kind: str
-    bandwidth: float
+    bandwidth: Rate
     protocols: tuple[Protocol, ...]
-    topology: str = "switch"
-    copy_bandwidth: float = 0.0
-    shared_bandwidth: float = 0.0
-    edges: tuple[tuple[int, int, int], ...] = ()
-    torus_dims: int = 0
-    wrap_multiple: int = 0
-    domain: int = 0
-    exchange_efficiency: float = 1.0
+    topology: Topology = "switch"
+    copy_bandwidth: Amount = 0.0
+    shared_bandwidth: Amount = 0.0
+    edges: tuple[tuple[Size, Size, Size], ...] = ()
+    torus_dims: Size = 0
+    wrap_multiple: Size = 0
+    domain: Size = 0
+    exchange_efficiency: Rate = 1.0
     timings: tuple[Timing, ...] = ()
 
     def measured(self, kind: str, size: int) -> tuple[float, float] | None:
@@ -151,6 +156,16 @@ class Link:
         return max(members) <= max(_wire_table(self.edges))
 
 
+def complete(link: Link, where: str) -> Link:
+    """Refuses a link that lacks what its collectives are priced by."""
+    needed = {"shared": "shared_bandwidth", "graph": "edges", "torus": "torus_dims"}.get(link.topology)
+    if needed and not getattr(link, needed):
+        raise ClusterError(f"{where}: topology {link.topology!r} needs {needed!r}; add a line '{needed} = …'.")
+    if not link.protocols:
+        raise ClusterError(f"{where}: a link needs at least one of [[protocols]]; add one.")
+    return link
+
+
 @lru_cache(maxsize=64)
 def _wire_table(edges: tuple[tuple[int, int, int], ...]) -> dict[int, dict[int, int]]:
     """Number of wires from each device to each other one."""
@@ -166,6 +181,6 @@ def _wire_table(edges: tuple[tuple[int, int, int], ...]) -> dict[int, dict[int, 
 class Host:
     """The links of one machine: among its devices, and from each device out to other hosts."""
 
-    num_devices: int
+    num_devices: Count
     intra: Link
     inter: Link

@@ -12,6 +12,7 @@ from meshwright.hardware.link import Host
 from meshwright.hardware.lookup import find_chip, find_device_kind
 
 _SPEC = re.compile(r"(?:(\d+)\s*[xX×]\s*)?(\d+)\s+(\S+)")
+_DIGITS = 18  # more make no larger a cluster: it is refused with fewer
 _LEGAL = "write 'HOSTSxDEVICES CHIP' such as '50x4 a100-40gb', the path of a .toml file, or 'local'"
 
 
@@ -39,8 +40,8 @@ def cluster(description: "str | PathLike[str] | Cluster") -> Cluster:
         return mixed(spec, [cluster(part) for part in spec.split("+")])
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise ClusterError(f"cannot read cluster {spec!r}: {_LEGAL}.")
-    hosts, devices = int(match[1] or 1), int(match[2])
+        raise ClusterError(f"cannot read cluster {spec!r:.60}: {_LEGAL}.")
+    hosts, devices = (int(number[:_DIGITS]) for number in (match[1] or "1", match[2]))
     if hosts < 1 or devices < 1:
         raise ClusterError(f"cluster {spec!r} has no devices: hosts and devices per host must be at least 1; {_LEGAL}.")
     return uniform(spec, hosts, devices, find_chip(match[3]))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meshwright.hardware.clusters import Cluster
 
 AXIS_NAMES = ("x", "y", "z")
+MOST_DEVICES = 2**20  # several times the largest machine; views of a mesh are counted by its divisors
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Mesh:
             raise ClusterError(f"a mesh has 1 to 3 axes, not {len(self.sizes)} as in {self.sizes}: merge some of them.")
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in self.sizes):
             raise ClusterError(f"mesh sizes must be whole numbers of at least 1, not {self.sizes}: e.g. (4, 8).")
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(
+                f"mesh {self.sizes!s:.60} has more than {MOST_DEVICES:,} devices, which is the most that Meshwright "
+                "plans for: choose smaller sizes."
+            )
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.shape.items())

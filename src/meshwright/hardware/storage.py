@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.link import Link, Protocol, Timing
+from meshwright.hardware.link import Link, Protocol, Timing, complete
 
 
 def to_plain(value: Chip | Link) -> dict[str, Any]:
@@ -19,14 +19,14 @@ def to_plain(value: Chip | Link) -> dict[str, Any]:
 
 def link_from_json(data: dict[str, Any]) -> Link:
     protocols = tuple(Protocol(**{**p, "kinds": tuple(p["kinds"])}) for p in data["protocols"])
-    edges = tuple((int(a), int(b), int(count)) for a, b, count in data["edges"])
+    edges = tuple(map(tuple, data["edges"]))
     timings = tuple(Timing(**timing) for timing in data.get("timings", ()))
-    return Link(**{**data, "protocols": protocols, "edges": edges, "timings": timings})
+    return complete(Link(**{**data, "protocols": protocols, "edges": edges, "timings": timings}), "link")
 
 
 def chip_from_json(data: dict[str, Any]) -> Chip:
     tuples = {key: tuple(data[key]) for key in ("aliases", "device_kinds")}
-    flops = tuple((str(name), float(rate)) for name, rate in data["flops"])
+    flops = tuple(map(tuple, data["flops"]))
     links = {key: link_from_json(data[key]) for key in ("intra", "inter")}
     return Chip(**{**data, **tuples, **links, "flops": flops})
 

@@ -25,7 +25,9 @@ def read_toml(path: Path | Traversable) -> dict[str, Any]:
         raise ClusterError(f"cannot read {str(path)!r} ({error}): give the path of a TOML text file.") from None
     try:
         return tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ClusterError(f"{str(path)!r} is no description of machines: its values are nested too deeply.") from None
+    except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits is another
         what = str(error).replace("at end of document", f"at line {content.count(chr(10)) + 1}, the end of the file")
         raise ClusterError(
             f"{str(path)!r} is not valid TOML: {what}. Each line is 'key = value' or a '[table]'; strings need quotes."
@@ -39,32 +41,32 @@ def check_keys(table: dict[str, Any], legal: Iterable[str], where: str) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ClusterError(f"{where}: unknown key {key!r}; {hint}legal keys are {', '.join(known)}.")
+            raise ClusterError(f"{where}: unknown key {key!r:.60}; {hint}legal keys are {', '.join(known)}.")
 
 
 def quantity(value: Any, where: str, *, zero: bool = False, most: float | None = None) -> float:
     """A positive number: plain, or text with a unit such as ``"40GB"``, ``"25GB/s"`` or ``"200Gbit/s"``."""
     number = _parse(value, where)
     if number < 0 or (number == 0 and not zero):
-        raise ClusterError(f"{where} is {value!r} but must be {'at least' if zero else 'above'} 0.")
+        raise ClusterError(f"{where} is {value!r:.60} but must be {'at least' if zero else 'above'} 0.")
     if most is not None and number > most:
-        raise ClusterError(f"{where} is {value!r} but must be at most {most:g}.")
+        raise ClusterError(f"{where} is {value!r:.60} but must be at most {most:g}.")
     if number != number or number == float("inf"):
-        raise ClusterError(f"{where} is {value!r} but must be a finite number.")
+        raise ClusterError(f"{where} is {value!r:.60} but must be a finite number.")
     return number
 
 
 def whole(value: Any, where: str) -> int:
     """A whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ClusterError(f"{where} is {value!r} but must be a whole number of at least 1.")
+        raise ClusterError(f"{where} is {value!r:.60} but must be a whole number of at least 1.")
     return value
 
 
 def text(value: Any, where: str) -> str:
     """A non-empty string."""
     if not isinstance(value, str) or not value:
-        raise ClusterError(f"{where} is {value!r} but must be text in quotes.")
+        raise ClusterError(f"{where} is {value!r:.60} but must be text in quotes.")
     return value
 
 
@@ -72,7 +74,9 @@ def subtable(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     """A nested table, empty where it is absent."""
     value = table.get(key, {})
     if not isinstance(value, dict):
-        raise ClusterError(f"{where}: {key!r} is {value!r} but must be a table: write [{key}] on a line of its own.")
+        raise ClusterError(
+            f"{where}: {key!r} is {value!r:.60} but must be a table: write [{key}] on a line of its own."
+        )
     return value
 
 
@@ -89,8 +93,10 @@ def _parse(value: Any, where: str) -> float:
             if bits:
                 return float(bits[1]) * _POWERS[bits[2].lower()] / 8
             return float(parse_bytes(value.strip().removesuffix("/s")))
-        except ValueError:
-            raise ClusterError(f"{where}: cannot read {value!r}; write e.g. '40GB', '25GB/s' or '200Gbit/s'.") from None
+        except (ValueError, OverflowError):
+            raise ClusterError(
+                f"{where}: cannot read {value!r:.60}; write e.g. '40GB', '25GB/s' or '200Gbit/s'."
+            ) from None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ClusterError(f"{where} is {value!r} but must be a number, or text such as '40GB' or '200Gbit/s'.")
+        raise ClusterError(f"{where} is {value!r:.60} but must be a number, or text such as '40GB' or '200Gbit/s'.")
     return float(value)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from meshwright.plain import Count, Size
+
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
@@ -23,7 +25,7 @@ class Round:
         seconds: What it took; not saved, so that equal plans make equal files.
     """
 
-    num_held: int
+    num_held: Size
     status: str
     progress: tuple[Improvement, ...]
     seconds: float = field(default=0.0, compare=False)
@@ -33,8 +35,8 @@ class Round:
 class Considered:
     """One mesh view that was solved on the way: its cost and memory, or why it was left; and how it was solved."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     cost: float | None
-    peak_bytes: int | None
+    peak_bytes: Size | None
     remark: str
     rounds: tuple[Round, ...] = ()

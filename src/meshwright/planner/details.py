@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meshwright.plain import Amount, Place, Size
 from meshwright.planner.tensor import Spec
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ class Collective:
 
     kind: str
     axes: tuple[str, ...]
-    bytes: float
+    bytes: Amount
     seconds: float
     phase: str
     operation: str
     source: str
     purpose: str
-    trips: float = 1.0
-    serial: int = -1
+    trips: Amount = 1.0
+    serial: Place = -1
     argument: bool = False
 
 
@@ -57,15 +58,15 @@ class Load:
             versions, which do not say.
     """
 
-    flops: float
-    num_bytes: float
+    flops: Amount
+    num_bytes: Amount
     dtype: str
     kernel: bool
-    trips: float
+    trips: Amount
     recomputed: bool
-    fetches: float = 0.0
-    special: float = 0.0
-    num_parts: int = 0
+    fetches: Amount = 0.0
+    special: Amount = 0.0
+    num_parts: Size = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class OpPlan:
         load: The work it is on one device; None where that is nothing.
     """
 
-    serial: int
+    serial: Size
     label: str
     phase: str
     operands: tuple[Spec | None, ...]
@@ -96,7 +97,7 @@ class OpPlan:
     via: tuple[Spec | None, ...]
     sums: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
-    live_bytes: int = 0
+    live_bytes: Size = 0
     load: Load | None = None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
 from meshwright.names import one_line
+from meshwright.plain import Size
 from meshwright.planner.considered import Considered as Considered
 from meshwright.planner.details import Collective as Collective
 from meshwright.planner.details import Details as Details
@@ -44,9 +45,9 @@ class Memory:
         peak_operation: What runs when the peak is reached.
     """
 
-    peak_bytes: int
-    limit_bytes: int | None
-    argument_bytes: Mapping[str, int]
+    peak_bytes: Size
+    limit_bytes: Size | None
+    argument_bytes: Mapping[str, Size]
     peak_operation: str
 
 

@@ -2,10 +2,14 @@
 
 from dataclasses import astuple, dataclass
 from math import prod
+from typing import Annotated
 
 from meshwright.errors import ClusterError
 from meshwright.hardware import Cluster, Mesh
+from meshwright.plain import MADE, Amount, Between, Count, Size
 from meshwright.planner.tensor import Tensor
+
+Microbatches = Annotated[int, Between(1, 2**16)]  # of a step; a schedule lists each of them
 
 # What brings gradients of all replicas together and parameters back to them: once a step, and with every microbatch;
 # by how much of the state is spread over the replicas, as ZeRO counts it.
@@ -29,8 +33,8 @@ class Pipeline:
     """
 
     schedule: str
-    num_microbatches: int
-    interleave: int
+    num_microbatches: Microbatches
+    interleave: Microbatches
     checkpoint: str
 
 
@@ -46,10 +50,10 @@ class Submesh:
         chip: Name of the chips.
     """
 
-    first_host: int
-    num_hosts: int
-    first_device: int
-    devices_per_host: int
+    first_host: Size
+    num_hosts: Count
+    first_device: Size
+    devices_per_host: Count
     chip: str
 
     @property
@@ -133,9 +137,9 @@ class Stage:
         dtype: The type in which most of them are done.
     """
 
-    layers: tuple[int, int]
+    layers: tuple[Size, Size]
     submesh: Submesh
-    mesh: Mesh
+    mesh: Annotated[Mesh, MADE]
     method: str
     forward: StageTime
     backward: StageTime
@@ -143,15 +147,15 @@ class Stage:
     gradients: StageTime
     update: StageTime
     weights_fraction: float
-    send_bytes: float
+    send_bytes: Amount
     transfer_s: float
-    state_bytes: int
-    activation_bytes: int
-    transient_bytes: int
-    peak_bytes: int
-    chunks: tuple[tuple[int, int], ...] = ()
+    state_bytes: Size
+    activation_bytes: Size
+    transient_bytes: Size
+    peak_bytes: Size
+    chunks: tuple[tuple[Size, Size], ...] = ()
     tensors: tuple[Tensor, ...] = ()
-    flops: float = 0.0
+    flops: Amount = 0.0
     dtype: str = "bfloat16"
 
     @property

@@ -1,7 +1,7 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
 from meshwright.output import write_whole
+from meshwright.plain import checked, parse_json
 from meshwright.planner.considered import Considered, Improvement, Round
 from meshwright.planner.details import Collective, OpPlan
 from meshwright.planner.plan import Cost, Memory, Plan, SolutionSummary
@@ -25,28 +26,48 @@ VERSION = 6
 # sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times are made of; the
 # fifth tells neither copies that are sent ahead nor those that are cut out where they are read.
 READABLE = (1, 2, 3, 4, 5, VERSION)
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
 class SavedDetails:
-    """The long lists of a plan that was loaded, as its file has them; each is read when it is first asked for."""
+    """The long lists of a plan that was loaded, as its file has them; each is read when it is first asked for.
+
+    Attributes:
+        data: The lists.
+        axes: Names of the axes that they may speak of.
+        num_stages: How many stages the plan has.
+    """
 
     data: dict[str, Any]
+    axes: tuple[str, ...]
+    num_stages: int
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
         """See `Details`."""
         with _damage("collectives"):
-            return tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
+            found = tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
+            checked(found, tuple[Collective, ...], "collectives")
+            for number, item in enumerate(found):
+                _check_axes([item.axes], self.axes, f"collectives[{number}]")
+            return found
 
     @cached_property
     def ops(self) -> tuple[OpPlan, ...]:
         """See `Details`."""
         with _damage("ops"):
-            return parse_ops(self.data["ops"])
+            found = checked(parse_ops(self.data["ops"]), tuple[OpPlan, ...], "ops")
+            for number, op in enumerate(found):
+                for specs in (op.operands, op.partial, op.results, op.via):
+                    for spec in specs:
+                        _check_axes(spec or (), self.axes, f"ops[{number}]")
+                _check_axes([op.sums, op.waits], self.axes, f"ops[{number}]")
+            return found
 
     def make_record(self, limit: float | None) -> Any:
         """See `Details`."""
+        from meshwright.explain.checking import check_record, check_staged
         from meshwright.explain.packing import unpack
         from meshwright.explain.record import Record
         from meshwright.explain.staged import StagedRecord
@@ -55,8 +76,10 @@ class SavedDetails:
         if packed is None:
             return None
         with _damage("record"):
-            found = unpack(packed)
-            return (StagedRecord if "views" in found else Record).from_data(found)
+            found = checked(unpack(checked(packed, str, "record")), dict, "record")
+            if "views" in found:
+                return check_staged(StagedRecord.from_data(found), self.num_stages)
+            return check_record(Record.from_data(found))
 
     def make_judgement(self, plan: Plan) -> Any:
         """See `Details`."""
@@ -68,7 +91,10 @@ class SavedDetails:
 
             return judge_at_rest(plan)
         with _damage("judgement"):
-            return Judgement.from_json(self.data["judgement"], (*plan.arguments, *plan.results))
+            found = checked(Judgement.from_json(saved, (*plan.arguments, *plan.results)), Judgement, "judgement")
+            if len(found.stages) != len(plan.stages):
+                raise ValueError(f"it judges {len(found.stages)} stages, and the plan has {len(plan.stages)}")
+            return found
 
 
 @contextmanager
@@ -76,10 +102,15 @@ def _damage(part: str) -> Iterator[None]:
     """Says which part of a plan's file cannot be read."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise PlanFileError(
-            f"the plan is damaged in its {part!r}: {type(error).__name__}: {error}; save the plan again"
-        ) from error
+    except _DAMAGE as error:
+        raise PlanFileError(f"the plan is damaged in its {part!r}: {_reason(error)}; save the plan again") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, in a few words: a missing key is all that Python says of it."""
+    if isinstance(error, KeyError):
+        return f"the entry {error} is missing"
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -118,27 +149,26 @@ def load_plan(path: Path) -> Plan:
         PlanFileError: There is no such file, it is damaged, or it is of another version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PlanFileError(f"there is no plan file {path}; save one with plan.save({str(path)!r})") from None
     except OSError as error:
         raise PlanFileError(f"{path} cannot be read: {error.strerror}; give the file that plan.save wrote") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
-    if data.get("version") not in READABLE:
+    version, made = data.get("version"), data.get("provenance")
+    if isinstance(version, bool) or version not in READABLE:
+        writer = made.get("meshwright", "unknown") if isinstance(made, dict) else "unknown"
         raise PlanFileError(
-            f"{path} is a plan of version {data.get('version')!r}, and this Meshwright reads versions 1 to {VERSION}; "
-            "make the plan again, or read it with the Meshwright that wrote it "
-            f"({data.get('provenance', {}).get('meshwright', 'unknown')})"
+            f"{path} is a plan of version {version!r:.60}, and this Meshwright reads versions 1 to {VERSION}; "
+            f"make the plan again, or read it with the Meshwright that wrote it ({writer!s:.60})"
         )
     try:
         return plan_from_json(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanFileError(
-            f"{path} is a damaged plan: {type(error).__name__}: {error}; save the plan again"
-        ) from error
+    except _DAMAGE as error:
+        raise PlanFileError(f"{path} is a damaged plan: {_reason(error)}; save the plan again") from error
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -179,15 +209,19 @@ def _details_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _details_from_json(data: dict[str, Any]) -> SavedDetails:
+def _details_from_json(data: dict[str, Any], axes: tuple[str, ...]) -> SavedDetails:
     names = ("collectives", "ops") if data["version"] == 1 else ("judgement", "collectives", "ops", "record")
-    return SavedDetails({name: data[name] for name in names})
+    return SavedDetails({name: data[name] for name in names}, axes, len(data.get("stages", ())))
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
-    """The plan of plain JSON data."""
+    """The plan of plain JSON data.
+
+    Raises:
+        ValueError, KeyError, TypeError: The data are not those of a plan; a `ValueError` says where and how.
+    """
     mesh = Mesh.from_json(data["mesh"])
-    return Plan(
+    plan = Plan(
         mesh=mesh,
         method=data["method"],
         cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
@@ -196,7 +230,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         solution=SolutionSummary(**data["solution"]),
         arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
         results=tuple(_tensor_from_json(t) for t in data["results"]),
-        details=_details_from_json(data),
+        details=_details_from_json(data, mesh.names),
         unsplittable=tuple(data["unsplittable"]),
         considered=tuple(map(_considered_from_json, data["considered"])),
         provenance=data["provenance"],
@@ -206,6 +240,50 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
         stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
     )
+    _check(plan)
+    return plan
+
+
+def _check(plan: Plan) -> None:
+    """Refuses a plan whose parts are not of their types, or do not belong together."""
+    for name, kind in _TYPES.items():
+        checked(getattr(plan, name), kind, name)
+    if bool(plan.stages) != (plan.pipeline is not None):
+        raise ValueError("a plan has stages where it has a pipeline, and this one has only one of the two")
+    lengths = {len(stage.chunks or (stage.layers,)) for stage in plan.stages}
+    if plan.pipeline is not None and lengths != {plan.pipeline.interleave}:
+        raise ValueError(f"stages have {sorted(lengths)} chunks, and the pipeline says {plan.pipeline.interleave}")
+    meshes = [stage.mesh for stage in plan.stages] or [plan.mesh]
+    names = max((mesh.names for mesh in meshes), key=len)
+    placed = [(plan.arguments, names), (plan.results, names), *((s.tensors, s.mesh.names) for s in plan.stages)]
+    for tensors, axes in placed:
+        for tensor in tensors:
+            _check_axes(tensor.spec, axes, tensor.path)
+            if tensor.role != "static" and len(tensor.spec) != len(tensor.shape):
+                raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and a sharding of {len(tensor.spec)}")
+
+
+def _check_axes(spec: Sequence[Sequence[str]], axes: tuple[str, ...], where: str) -> None:
+    for axis in (axis for split in spec for axis in split):
+        if axis not in axes:
+            raise ValueError(f"{where} is split over {axis!r:.60}, which is none of the mesh's axes {', '.join(axes)}")
+
+
+_TYPES: dict[str, Any] = {
+    "method": str,
+    "cost": Cost,
+    "flops": float,
+    "memory": Memory,
+    "solution": SolutionSummary,
+    "arguments": tuple[Tensor, ...],
+    "results": tuple[Tensor, ...],
+    "unsplittable": tuple[str, ...],
+    "considered": tuple[Considered, ...],
+    "provenance": dict[str, Any],
+    "remarks": tuple[str, ...],
+    "pipeline": Pipeline | None,
+    "stages": tuple[Stage, ...],
+}
 
 
 def _considered_to_json(view: Considered) -> dict[str, Any]:
@@ -230,7 +308,8 @@ def stage_to_json(stage: Stage) -> dict[str, Any]:
 def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
     """The stage of plain JSON data, given the plan's mesh."""
     submesh = Submesh(**data["submesh"])
-    assert whole.cluster is not None
+    if whole.cluster is None:
+        raise ValueError("stages need a cluster, and the plan's mesh is abstract")
     parts = {key: value for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
     times = {key: StageTime(**({"product_s": part["compute_s"]} | part)) for key, part in parts.items()}
     changed = {

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from meshwright.plain import Size
+
 Spec = tuple[tuple[str, ...], ...]  # for each dim of a tensor, the axes that split it
 
 
@@ -19,7 +21,7 @@ class Tensor:
     """
 
     path: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
     spec: Spec
     role: str

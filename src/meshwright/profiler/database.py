@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import astuple
 from pathlib import Path
 
+from meshwright.plain import parse_json
 from meshwright.profiler.survey import Machine, Survey
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def load_survey(folder: Path, machine: Machine) -> Survey | None:
     """The survey of a machine; None where there is none, or none that can be used."""
     path = survey_path(folder, machine)
     try:
-        survey = Survey.from_json(json.loads(path.read_text(encoding="utf-8")))
+        survey = Survey.from_json(parse_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

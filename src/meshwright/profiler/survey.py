@@ -5,6 +5,8 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from meshwright.plain import checked
+
 FORMAT = 2  # 1 knew neither convolutions nor special functions
 
 
@@ -127,14 +129,9 @@ class Survey:
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']!r} instead of {FORMAT}")
             memory = data["memory_bytes"]
-            survey = cls(
-                Machine(**data["machine"]),
-                str(data["date"]),
-                float(data["took_s"]),
-                float(data["load"]),
-                None if memory is None else int(memory),
-                tuple(Reading(**reading) for reading in data["readings"]),
-            )
+            readings = tuple(Reading(**reading) for reading in data["readings"])
+            machine = Machine(**data["machine"])
+            survey = checked(cls(machine, data["date"], data["took_s"], data["load"], memory, readings), cls, "survey")
             if not all(0 < r.seconds < 1e6 and 0 <= r.amount < 1e18 for r in survey.readings) or memory == 0:
                 raise ValueError("times and amounts must be above 0")
         except (KeyError, TypeError, AttributeError) as error:

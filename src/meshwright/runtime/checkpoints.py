@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 
 from meshwright.errors import CheckpointError
+from meshwright.plain import checked
 from meshwright.planner.plan import partition_spec
 from meshwright.runtime.checksums import checksums
 from meshwright.runtime.parallelize import Parallelized
@@ -204,7 +205,10 @@ def _read(note: Any, where: str) -> tuple[list[SavedLeaf], int]:
         )
     if version > 1 and note["checksum"] != _checksum(note["leaves"]):
         raise ValueError("its list of leaves does not have the checksum that was saved with it")
-    return [SavedLeaf(**(leaf | {"shape": tuple(leaf["shape"])})) for leaf in note["leaves"]], version
+    leaves = [SavedLeaf(**(leaf | {"shape": tuple(leaf["shape"])})) for leaf in note["leaves"]]
+    for leaf in checked(leaves, list[SavedLeaf], "leaves"):
+        leaf.check()
+    return leaves, version
 
 
 def _checksum(listed: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright import jax_compat
 from meshwright.errors import CheckpointError
+from meshwright.plain import Size
 from meshwright.runtime.processes import put
 
 # What separates keys, numbers equal paths, marks what is written out, or has no place in the name of a file.
@@ -44,16 +45,26 @@ class SavedLeaf:
     path: str
     kind: str
     dtype: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[Size, ...] = ()
     weak: bool = False
     text: str = ""
-    words: int = 0
+    words: Size = 0
     checksum: str = ""
 
     def __str__(self) -> str:
         if self.kind in ("array", "key"):
             return f"{self.dtype}{list(self.shape)}"
         return f"the {self.dtype} {self.text}" if self.kind == "number" else f"a {self.dtype}"
+
+    def check(self) -> None:
+        """Raises a ValueError where the record contradicts itself."""
+        known = _NUMBERS if self.kind == "number" else (self.dtype,)
+        if self.kind not in ("array", "key", "number", "kept") or self.dtype not in known:
+            raise ValueError(f"{self.path} is recorded as a {self.kind} of {self.dtype}")
+        if self.weak and self.shape:
+            raise ValueError(f"{self.path} is recorded as a scalar of shape {self.shape}")
+        if self.kind == "number":
+            self.number  # noqa: B018 - raises where the text is none
 
     @property
     def number(self) -> Any:

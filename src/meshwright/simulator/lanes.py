@@ -6,8 +6,10 @@ Each lane works off its tasks in order; a task begins when its lane is free and 
     n tasks on the same link run at 1/n of theirs.
 """
 
+from math import isfinite
 from typing import NamedTuple
 
+from meshwright.errors import SimulationError
 from meshwright.simulator.work import GRADIENTS, Task, Tasks
 
 
@@ -34,7 +36,16 @@ class Run(NamedTuple):
 
 
 def run(tasks: Tasks, contention: float) -> Run:
-    """Runs tasks from time zero."""
+    """Runs tasks from time zero.
+
+    Raises:
+        SimulationError: A task takes no finite time.
+    """
+    endless = next((task for task in tasks if not isfinite(task.seconds)), None)
+    if endless is not None:
+        raise SimulationError(
+            f"{endless.name!r:.60} takes {endless.seconds} s: figures of the plan or of its chips are out of range"
+        )
     queues: dict[str, list[int]] = {}
     for place, task in enumerate(tasks):
         queues.setdefault(task.lane, []).append(place)

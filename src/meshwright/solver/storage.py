@@ -31,7 +31,10 @@ def from_text(text: bytes, name: str = "") -> ChoiceProblem:
     if len(text) > _WORTH_COMPILED_CODE:
         from meshwright.solver.scan import scan
 
-        document = scan(text)
+        try:
+            document = scan(text)
+        except (ValueError, IndexError):  # text that looks like the reader's own marks
+            document = None
     if document is None:
         try:
             document = json.loads(text)

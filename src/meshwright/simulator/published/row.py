@@ -49,8 +49,8 @@ class Row:
         value = self.number(name)
         if value is None and default is not None:
             return default
-        if value is None or value < 1 or value != int(value):
-            raise RowError(f"{self.id}: {name} is {self.text(name)!r}; it must be a whole number of at least 1")
+        if value is None or not 1 <= value < 2**31 or value != int(value):
+            raise RowError(f"{self.id}: {name} is {self.text(name)!r:.60}; it must be a whole number of at least 1")
         return int(value)
 
     @property

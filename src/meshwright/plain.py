@@ -1,0 +1,230 @@
+"""Plain data from files: parsed without surprises, and held against the types that dataclasses declare.
+
+A file may come from anyone, and may be damaged. So whatever it holds ends in values of the types that the code counts
+on, or in one `ValueError` that says where it does not. The annotations of the dataclasses are the schema; `Annotated`
+with a `Between` bounds a number.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_MOST = 2**53  # whole numbers beyond are none of ours: floats, and so JSON of other programs, do not hold them
+
+
+@dataclass(frozen=True)
+class Between:
+    """Bounds of a number, both legal."""
+
+    least: float
+    most: float = _MOST
+
+
+MADE = "checked when it was made"  # a mark for types that check themselves
+
+Count = Annotated[int, Between(1)]  # at least one
+Size = Annotated[int, Between(0)]  # bytes, dims, places
+Place = Annotated[int, Between(-1)]  # a place, or -1 for none
+Amount = Annotated[float, Between(0, math.inf)]  # seconds, FLOPs, shares
+Rate = Annotated[float, Between(1e-300, math.inf)]  # divided by
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: It is none, or is nested so deeply that none of ours can be meant.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deeply") from None
+
+
+T = TypeVar("T")
+
+
+def checked(value: T, kind: Any, where: str) -> T:
+    """The value itself, if it is of a type, all the way down.
+
+    Args:
+        value: What a file holds, or what was made of it.
+        kind: A type, as annotations write it.
+        where: What the value is called in messages.
+
+    Raises:
+        ValueError: It is not; the message says where, what is there, and what should be.
+
+    >>> checked({"x": [1, 2]}, dict[str, tuple[int, ...]], "sizes")
+    {'x': [1, 2]}
+    """
+    try:
+        _checker(kind)(value)
+    except _Misfit as misfit:
+        raise ValueError(f"{where}{misfit.path} is {_shown(misfit.value)} but must be {misfit.wanted}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    return value
+
+
+class _Misfit(Exception):
+    def __init__(self, value: Any, wanted: str):
+        self.value, self.wanted, self.path = value, wanted, ""
+
+
+Checker = Callable[[Any], None]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+@cache
+def _checker(kind: Any) -> Checker:
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any or kind is object:
+        return lambda value: None
+    if origin is Annotated and MADE in args:
+        return _only(lambda value: isinstance(value, args[0]), f"a {args[0].__name__}")
+    if origin is Annotated:
+        return _bounded(_checker(args[0]), next(a for a in args[1:] if isinstance(a, Between)))
+    if origin is Literal:
+        return _only(lambda value: value in args, f"one of {', '.join(map(str, args))}")
+    if origin in (Union, UnionType):
+        return _any_of([_checker(arg) for arg in args])
+    if origin is tuple and args[-1] is not Ellipsis:
+        return _row([_checker(arg) for arg in args])
+    if origin in (tuple, list, Sequence):
+        return _many(_checker(args[0]))
+    if origin in (dict, Mapping):
+        return _table(_checker(args[1]))
+    if is_dataclass(kind):
+        return _record(kind)
+    if origin is not None and origin.__name__ == "ndarray":
+        return _array(get_args(args[1])[0])
+    return _PLAIN[kind]
+
+
+def _only(fits: Callable[[Any], bool], wanted: str) -> Checker:
+    def check(value: Any) -> None:
+        if not fits(value):
+            raise _Misfit(value, wanted)
+
+    return check
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and -_MOST <= value <= _MOST
+
+
+def _is_number(value: Any) -> bool:
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+_PLAIN: dict[Any, Checker] = {
+    int: _only(_is_int, "a whole number"),
+    float: _only(_is_number, "a finite number"),
+    str: _only(lambda value: isinstance(value, str), "text"),
+    bool: _only(lambda value: isinstance(value, bool), "true or false"),
+    dict: _only(lambda value: isinstance(value, dict), "a table"),
+    NoneType: _only(lambda value: value is None, "nothing"),
+}
+
+
+def _bounded(inner: Checker, bounds: Between) -> Checker:
+    def check(value: Any) -> None:
+        inner(value)
+        if not bounds.least <= value <= bounds.most:
+            most = f" and at most {bounds.most:g}" if bounds.most < _MOST else ""
+            raise _Misfit(value, f"at least {bounds.least:g}{most}")
+
+    return check
+
+
+def _any_of(inner: list[Checker]) -> Checker:
+    def check(value: Any) -> None:
+        wanted = []
+        for one in inner:
+            try:
+                return one(value)
+            except _Misfit as misfit:
+                if misfit.path:
+                    raise
+                wanted.append(misfit.wanted)
+        raise _Misfit(value, " or ".join(wanted))
+
+    return check
+
+
+def _many(inner: Checker) -> Checker:
+    def check(value: Any) -> None:
+        if not isinstance(value, list | tuple):
+            raise _Misfit(value, "a list")
+        for place, item in enumerate(value):
+            _within(inner, item, f"[{place}]")
+
+    return check
+
+
+def _row(inner: list[Checker]) -> Checker:
+    def check(value: Any) -> None:
+        if not isinstance(value, list | tuple) or len(value) != len(inner):
+            raise _Misfit(value, f"a list of {len(inner)}")
+        for place, (one, item) in enumerate(zip(inner, value, strict=True)):
+            _within(one, item, f"[{place}]")
+
+    return check
+
+
+def _table(inner: Checker) -> Checker:
+    def check(value: Any) -> None:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise _Misfit(value, "a table")
+        for key, item in value.items():
+            _within(inner, item, f"[{key!r}]")
+
+    return check
+
+
+def _record(kind: Any) -> Checker:
+    """An instance of a dataclass, each of whose fields is of its type; it may hold others of its kind."""
+
+    @cache
+    def inner() -> list[tuple[str, Checker]]:
+        hints = get_type_hints(kind, include_extras=True)
+        return [(field.name, _checker(hints[field.name])) for field in fields(kind)]
+
+    def check(value: Any) -> None:
+        if not isinstance(value, kind):
+            raise _Misfit(value, f"a {kind.__name__}")
+        for name, one in inner():
+            _within(one, getattr(value, name), f".{name}")
+
+    return check
+
+
+def _array(scalar: Any) -> Checker:
+    import numpy as np  # here, so that a plan is read and printed without it
+
+    wanted = np.dtype(scalar)
+
+    def check(value: Any) -> None:
+        if not isinstance(value, np.ndarray) or value.dtype != wanted:
+            raise _Misfit(value, f"an array of {wanted}")
+        if wanted.kind == "f" and np.isnan(value).any():
+            raise _Misfit(value, "an array of numbers")
+
+    return check
+
+
+def _within(check: Checker, value: Any, step: str) -> None:
+    try:
+        check(value)
+    except _Misfit as misfit:
+        misfit.path = step + misfit.path
+        raise
