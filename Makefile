@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
-.PHONY: setup demo test check bench browser clean
+.PHONY: setup demo test check docs-check bench browser clean
 
 setup: $(KERNELS)
 
@@ -35,6 +35,10 @@ test:
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:
 	command -v chromium > /dev/null || (apt-get $(QUICKLY) update -qq && apt-get $(QUICKLY) install -y -qq chromium)
+
+# Every command and example of the documents, those that plan large models too.
+docs-check: setup
+	MESHWRIGHT_DOCS=all $(BIN)/python -m pytest tests/test_docs.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check src tests benchmarks examples

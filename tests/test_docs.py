@@ -1,27 +1,103 @@
-"""The documents: examples run as printed, and links lead somewhere."""
+"""The documents: every command and example runs, in the order of the page, and links lead somewhere.
+
+What takes long is run by `make docs-check`, which sets MESHWRIGHT_DOCS=all.
+"""
 
 import doctest
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from meshwright.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+ALL = os.environ.get("MESHWRIGHT_DOCS") == "all"
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+SLOW = re.compile(r"meshwright (plan|simulate|explore|compare) (llama2|alpa-gpt|gpt2)|meshwright measure")
+ELSEWHERE = {  # what no test of this file runs, and why
+    "make ": "it runs this very test, or trains",
+    "pip install": "it installs",
+    "python -m pytest": "it names the reader's own model, or runs other tests",
+    'python -c "': "it names the reader's own chip or model",
+    "mw.initialize()": "it takes several processes: tests/runtime/test_processes.py has them",
+}
+OWN_TESTS = {"one-matrix-product.md": "below", "compiler-faults.md": "tests/runtime/test_compiler_faults.py"}
 
 
-def test_the_readme_example_runs_as_printed(tmp_path, monkeypatch, capsys):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    monkeypatch.chdir(tmp_path)  # it saves its plan
-    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
-    assert (tmp_path / "plan.json").exists()
-    # What the README shows is what is printed, but for its notes, the columns' widths and the solver's time.
-    shown = re.search(r"The example prints this.*?```\n(.*?)```", text, re.DOTALL)[1]
-    printed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+def blocks(page):
+    """The language and text of each block of a page, in order."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [(kind, re.sub(f"^{indent}", "", text, flags=re.MULTILINE)) for indent, kind, text in found]
+
+
+def is_elsewhere(text):
+    return any(start in text for start in ELSEWHERE)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with the examples in it; no figure hangs on this machine."""
+    for path in (ROOT / "examples").glob("*.*"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("MESHWRIGHT_DATA", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in OWN_TESTS], ids=lambda page: page.name)
+def test_every_block_of_a_page_runs_in_its_order(page, folder, capsys):
+    names = {"__name__": page.stem}
+    for kind, text in blocks(page):
+        if kind == "python" and not is_elsewhere(text):
+            if "@mw.rule" in text:  # it would stay in the registry
+                subprocess.run([sys.executable, "-c", text], check=True, timeout=300)
+            else:
+                exec(compile(text, page.name, "exec"), names)
+        if kind == "sh":
+            for line in text.splitlines():
+                run_line(line)
+    if page.name == "README.md":
+        check_printed(page.read_text(encoding="utf-8"), capsys.readouterr().out)
+
+
+def run_line(line):
+    words = shlex.split(line, comments=True)
+    if not words or is_elsewhere(line) or (SLOW.match(line) and not ALL):
+        return
+    assert words[0] == "meshwright", line
+    result = CliRunner().invoke(app, words[1:])
+    assert result.exit_code == 0, (line, result.exception, result.output)
+    if words[1] == "compare":  # a method that has a plan at all has a time
+        assert re.search(r"\d m?s ", result.stdout), result.stdout
+
+
+def check_printed(text, out):
+    """What the README shows is what is printed, but for its notes, the columns' widths and the solver's time."""
+    shown = re.search(r"The ten lines print this.*?```text\n(.*?)```", text, re.DOTALL)[1]
+    printed = [" ".join(line.split()) for line in out.splitlines()]
     for line in shown.splitlines():
         words = " ".join(re.sub("↳.*|; solved in.*|…", "", line).split())
         assert any(known.startswith(words) for known in printed), words
+
+
+def test_every_block_says_what_it_is_and_nothing_is_left_out_in_vain():
+    kinds, text = set(), ""
+    for page in PAGES:
+        for kind, block in blocks(page):
+            assert kind in ("python", "pycon", "sh", "text", "toml"), (page.name, block[:60])
+            kinds, text = {*kinds, kind}, text + block
+            if kind != "sh":
+                assert not re.search(r"^meshwright ", block, re.MULTILINE), (page.name, block[:60])
+    assert all(start in text for start in ELSEWHERE) and SLOW.search(text) and {"python", "sh"} <= kinds
 
 
 def test_the_walk_of_one_matrix_product_is_true():

@@ -8,6 +8,7 @@ import typer
 
 from meshwright import cli_plan
 from meshwright.cli_screen import CommandError, note, show, write_json
+from meshwright.simulator import published
 
 _NAME = "published.csv"
 
@@ -15,7 +16,7 @@ _NAME = "published.csv"
 def validate_command(
     rows: Annotated[
         Path | None,
-        typer.Option(help="A CSV file in the format of published.csv; $MESHWRIGHT_DATA has one by default."),
+        typer.Option(help="A CSV file with a row for each result; by default $MESHWRIGHT_DATA/published.csv, or ours."),
     ] = None,
     json_path: Annotated[
         Path | None,
@@ -41,11 +42,12 @@ def validate_command(
 
 
 def _default() -> Path:
-    """The table of the data folder, which is not part of the package."""
+    """The table of the user's data folder; the few rows that come with the package where none is named."""
     given = os.environ.get("MESHWRIGHT_DATA")
-    places = [Path(given)] if given else [Path("data"), Path("../shared/data")]
-    for place in places:
-        if (place / _NAME).is_file():
-            return place / _NAME
-    looked = ", ".join(str(place / _NAME) for place in places)
-    raise CommandError(f"no table of published results ({looked}): give --rows FILE.csv, or set MESHWRIGHT_DATA")
+    if not given:
+        return Path(published.__file__).with_name("examples.csv")
+    if not (Path(given) / _NAME).is_file():
+        raise CommandError(
+            f"MESHWRIGHT_DATA is {given}, which holds no {_NAME}: give --rows FILE.csv, or leave it unset"
+        )
+    return Path(given) / _NAME

@@ -73,6 +73,9 @@ def test_validate_finds_its_table_or_says_what_to_give(tmp_path, monkeypatch):
     assert json.loads(run("validate", "--json", "-").stdout)["rows"]
     monkeypatch.setenv("MESHWRIGHT_DATA", str(tmp_path / "elsewhere"))
     assert "give --rows FILE.csv" in refuse("validate")
+    monkeypatch.delenv("MESHWRIGHT_DATA")
+    shipped = json.loads(run("validate", "--json", "-").stdout)["rows"]
+    assert len(shipped) == 6 and all(abs(row["error"]) < 0.1 for row in shipped)
     assert "there is no file" in refuse("validate", "--rows", tmp_path / "nothing.csv")
 
 
