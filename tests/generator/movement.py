@@ -1,5 +1,7 @@
 """Drawn steps that move numbers: indexing at awkward positions, sorting, layout."""
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -38,8 +40,11 @@ def cut_out(pool: Pool) -> Value:
 
 def put_in(pool: Pool) -> Value:
     x = pool.pick(lambda v: v.ndim > 0 and v.array.size > 0)
-    part = x.array[tuple(slice(0, max(1, n // pool.one_of(1, 2, 4))) for n in x.shape)]
-    return x.made(lax.dynamic_update_slice(x.array, part[::-1], [pool.position() for _ in x.shape]))
+    sizes = [max(1, n // pool.one_of(1, 2, 4)) for n in x.shape]
+    # A part of x itself might be written over before it is read: see docs/compiler-faults.md.
+    part = (jnp.arange(prod(sizes)) % 4 - 1).astype(x.array.dtype).reshape(sizes)
+    part = -part if x.is_float else part
+    return x.made(lax.dynamic_update_slice(x.array, part, [pool.position() for _ in x.shape]))
 
 
 def scatter(pool: Pool) -> Value:

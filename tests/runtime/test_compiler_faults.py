@@ -24,6 +24,7 @@ import meshwright as mw
 from meshwright.planner import pricing
 from meshwright.runtime.spmd import spmd
 from meshwright.strategy.candidates import Candidates, enumerate_candidates
+from tests.generator.pairs import outcome
 
 SEEN = ("0.10.2",)  # releases of jaxlib in which every fault was seen
 DEVICES = 4
@@ -247,3 +248,50 @@ def test_the_compiler_still_ends_the_process_over_a_convolution():
 def test_convolutions_of_broadcast_values_stay_whole_where_their_rule_says_so():
     done = _in_a_process(ABORTING + PLANNED)
     assert done.returncode == 0, done.stderr
+
+
+def _one_row(x: Any, at: Any, row: Any) -> Any:
+    return x.at[at].set(row), x.at[at].max(row)
+
+
+ONE_ROW = (_numbers(8, 2), np.int32([5]), np.full((1, 2), 99, np.float32))
+
+
+def test_the_compiler_still_reads_another_row_than_it_writes():
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:DEVICES])
+    split = NamedSharding(mesh, P("x"))
+
+    def spoilt(x: Any, at: Any, row: Any) -> Any:
+        made = _one_row(lax.with_sharding_constraint(x, split), at, row)
+        return [lax.with_sharding_constraint(y, split) for y in made]
+
+    whole = NamedSharding(mesh, P())
+    found, expected = jax.jit(spoilt, in_shardings=whole)(*ONE_ROW), _one_row(jnp.asarray(ONE_ROW[0]), *ONE_ROW[1:])
+    there = any(not np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    _still_there(there, "One row that is written spoils rows of other devices", CORRECTED)
+
+
+def test_one_row_is_written_and_no_other():
+    found = outcome(105, 1)  # of the rows that it writes at, each device has one
+    assert "scatter" in found.pair and found.trouble == ""
+
+
+TWO_SLICES = "What is wrong on one device, too"
+
+
+def test_the_compiler_still_forgets_to_clamp_on_one_device():
+    def cut(x: Any, at: Any) -> Any:
+        return lax.dynamic_slice(lax.dynamic_slice(x, (at,), (8,)), (at,), (4,))
+
+    x = jnp.arange(16)
+    _still_there(not np.array_equal(jax.jit(cut)(x, 7), cut(x, 7)), TWO_SLICES, "docs/compiler-faults.md")
+    plan = mw.plan(cut, x, 7, mesh=mw.Mesh.abstract((DEVICES,), alpha=0.0, beta=1e-9))
+    np.testing.assert_array_equal(spmd(plan, cut)(x, 7), cut(x, 7))
+
+
+def test_the_compiler_still_writes_what_it_is_yet_to_read_on_one_device():
+    def shift(x: Any, at: Any) -> Any:
+        return lax.dynamic_update_slice(x, x[:8][::-1], (at, 0)).reshape(16, 1, 4)
+
+    x = jnp.arange(64).reshape(16, 4)
+    _still_there(not np.array_equal(jax.jit(shift)(x, 0), shift(x, 0)), TWO_SLICES, "docs/compiler-faults.md")

@@ -83,6 +83,10 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
         return make_virtual(eqn, mesh, operands)
     if is_done_alone(eqn, op):
         return do_alone(eqn, op, mesh, operands)
+    if eqn.primitive.name.startswith("scatter") and _num_positions(eqn, op, mesh) == 1:
+        # XLA reads the one row that is written, and if the table is a slice, it forgets that a position beyond it, of
+        # a row that another device has, must be clamped.
+        operands = [lax.optimization_barrier(operands[0]), *operands[1:]]
     if _is_compared(eqn, op):
         return [_compared(eqn, op, mesh, operands)]
     if _is_looked_up(eqn, op):
@@ -91,6 +95,13 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
         # XLA pads an operand once for all windows alike, with what the first of them pads with.
         operands = lax.optimization_barrier(list(operands))
     return bind(eqn, operands)
+
+
+def _num_positions(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> int:
+    """At how many positions each device scatters."""
+    sizes, spec = eqn.invars[1].aval.shape[:-1], op.operands[1] or ()
+    held = (prod(mesh.shape[axis] for axis in axes) for axes in spec)
+    return prod(size // parts for size, parts in zip(sizes, held, strict=False)) if spec else prod(sizes)
 
 
 def _reaches(eqn: Any, op: OpPlan) -> bool:
