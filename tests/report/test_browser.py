@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.explain.sentence import plain_sentence
 from meshwright.explain.subjects import Subjects
 from meshwright.report.page import page as build_page
 from meshwright.units import format_bytes
@@ -106,6 +107,7 @@ def test_a_plan_of_one_program(visit, shots):
     plan = tensor_parallel()
     page = visit(plan)
     assert int(page.evaluate("document.documentElement.dataset.ready")) < 1000
+    assert page.inner_text("#sentence") == plain_sentence(plan)
     assert page.inner_text("#verdict") == str(plan.verdict)
     assert page.inner_text("#peak") == format_bytes(plan.memory.peak_bytes)
     explained, table = opened(page, plan)

@@ -11,7 +11,7 @@ import meshwright as mw
 from meshwright.explain.words import bytes_on_device
 from meshwright.report.page import page
 from meshwright.report.stages import bars
-from tests.explain.plans import tensor_parallel
+from tests.explain.plans import plan_of, tensor_parallel
 from tests.explain.test_staged import planned
 from tests.planner.test_stage import staged
 
@@ -73,3 +73,9 @@ def test_chunks_meshes_and_bytes_of_stages_are_the_plans_own():
     for number, stage in enumerate(plan.stages):
         own = sum(bytes_on_device(t.shape, t.dtype, t.spec, stage.mesh.shape) for t in stage.tensors)
         assert sum(sizes[number] for sizes in held) == own > 0
+
+
+def test_the_page_of_two_plans_says_when_they_are_for_different_problems():
+    one, other = (plan_of("gpt-tiny", (4, 2), mw.DataParallel(), seq=seq) for seq in (16, 32))
+    found = data_of(page(one, other, seconds=0.0))["difference"]
+    assert len(found["problems"]) == 2 and "int32[8, 16] in one" in found["problems"][0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.explain.sentence import plain_sentence
 from meshwright.explain.story import memory_text, step_text
 from meshwright.explain.subjects import Subjects
-from meshwright.explain.tensors import Row, plan_rows
+from meshwright.explain.tensors import Row, plan_rows, which
 from meshwright.explain.words import bytes_on_device, label_words
 from meshwright.planner.show import axes_text, cost_text, mesh_text
 from meshwright.report.alternatives import add_alternatives
@@ -146,10 +146,12 @@ def difference_data(one: "Plan", other: "Plan") -> dict[str, Any]:
     found = diff(one, other)
     return {
         "same": found.is_same,
+        "problems": found.problems,
         "moved": [
             {
                 "path": m.path,
                 "count": len(m.paths),
+                "which": which(m.paths),
                 "one": _row(m.one) if m.one else None,
                 "other": _row(m.other) if m.other else None,
             }

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.explain.sentence import plain_sentence
 from meshwright.output import write_whole
 from meshwright.report.data import difference_data, page_data
 
@@ -38,7 +39,7 @@ def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -
     # Inside a script HTML knows "</script", "<script" and "<!--": none is left where no "<" is.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     parts = {
-        "title": html.escape(f"{plan.verdict} · Meshwright"),
+        "title": html.escape(f"{plain_sentence(plan)} · Meshwright"),
         "style": _asset("style.css"),
         "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": text,

@@ -35,7 +35,7 @@ MW.figures = (plan, named = true) => {
 };
 MW.section("overview", "Overview", null, (body) => {
   const plan = MW.plan();
-  body.append(MW.el("h1", { id: "verdict" }, MW.verdict(plan)), MW.el("p", { class: "lead" }, `${plan.method} on mesh ${plan.mesh.text}`), MW.figures(plan));
+  body.append(MW.el("h1", { id: "sentence" }, plan.sentence), MW.el("p", { class: "lead", id: "verdict" }, MW.verdict(plan)), MW.el("p", { class: "lead" }, `${plan.method} on mesh ${plan.mesh.text}`), MW.figures(plan));
   if (plan.unsplittable.length) body.append(MW.el("p", { class: "note" }, `planned without a rule, so not split: ${plan.unsplittable.join(", ")}`));
   for (const remark of plan.remarks) body.append(MW.el("p", { class: "note" }, remark));
 });
