@@ -83,7 +83,7 @@ class Scripts(html.parser.HTMLParser):
 
 def test_no_name_changes_what_the_page_is_made_of(plan, tmp_path):
     """Python's parser does not know that ``<!--<script>`` hides an end tag, so no ``<`` may be in the data at all."""
-    plan.report(tmp_path / "page.html")
+    plan.report(tmp_path / "page.html", seconds=0.5)
     found = Scripts()
     found.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert found.tags.count("script") == 2 and "img" not in found.tags

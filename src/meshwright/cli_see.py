@@ -65,10 +65,11 @@ def report_command(
     plan: PlanArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     against: Annotated[Path | None, typer.Option(help="Another plan, to be shown beside it.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time to solve for what else was possible.")] = 20.0,
 ) -> None:
     """Write one self-contained web page about a plan."""
     other = None if against is None else meshwright.Plan.load(against)
-    meshwright.Plan.load(plan).report(output, other)
+    meshwright.Plan.load(plan).report(output, other, seconds)
     note(f"wrote {output}")
 
 

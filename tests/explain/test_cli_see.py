@@ -39,7 +39,7 @@ def test_show_explain_diff_dump_and_report(saved, other, tmp_path):
     assert "tensors that lie otherwise" in run("diff", saved, other).stdout
     run("dump", saved, tmp_path / "folder")
     assert "Megatron" in run("show", tmp_path / "folder").stdout
-    run("report", saved, "-o", tmp_path / "page.html", "--against", other)
+    run("report", saved, "-o", tmp_path / "page.html", "--against", other, "--seconds", 0.5)
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
@@ -144,7 +144,7 @@ def test_a_pipelined_plan_is_seen_by_every_command(main, staged, saved, tmp_path
     assert code == 0 and "the busiest stage" in out and "a microbatch" in out
     assert main("diff", staged, saved)[0] == 0
     assert main("dump", staged, tmp_path / "folder")[0] == 0
-    assert main("report", staged, "-o", tmp_path / "page.html")[0] == 0
+    assert main("report", staged, "-o", tmp_path / "page.html", "--seconds", 0.5)[0] == 0
 
 
 @pytest.mark.parametrize("which", ["saved", "staged"])

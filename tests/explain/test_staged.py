@@ -198,7 +198,7 @@ def test_a_file_of_the_second_version_has_stages_without_a_record(tmp_path):
     again = mw.Plan.load(tmp_path / "old.json")
     assert again.stages == plan.stages and "model parallel" in str(again.verdict)
     assert again.kind("state/params/layers/2/up") == "tensor (column)"
-    again.report(tmp_path / "page.html")
+    again.report(tmp_path / "page.html", seconds=0.5)
     again.dump(tmp_path / "folder")
     with pytest.raises(mw.ShardingError, match="keeps no record of its search"):
         again.explain("state/params/layers/2/up")

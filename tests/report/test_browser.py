@@ -129,9 +129,11 @@ def test_communication_sorts_and_searches(visit):
     everything(page)
     rows = page.locator("table.collectives tbody tr")
     kinds = {c.kind for c in plan.collectives}
-    assert {row.locator("td").first.inner_text() for row in rows.all()} == kinds
+    assert rows.count() == 8 and page.locator("table.collectives").bounding_box()["height"] < 400
     page.get_by_role("button", name="number").click()
+    page.get_by_role("button", name=re.compile("Show all")).click()
     numbers = [int(row.locator("td").nth(5).inner_text().replace(",", "")) for row in rows.all()]
+    assert {row.locator("td").first.inner_text() for row in rows.all()} == kinds
     assert numbers == sorted(numbers, reverse=True) and sum(numbers) == sum(c.trips for c in plan.collectives)
     page.get_by_label("kind, operation or source").fill("all_reduce backward")
     assert {row.locator("td").first.inner_text() for row in rows.all()} == {"all_reduce"}
@@ -173,13 +175,17 @@ def test_a_plan_in_stages(visit, shots):
     assert str(plan.verdict).startswith("pipeline of 4 stages (1f1b, 4 microbatches), ")
     everything(page)
     assert page.locator("table.stages tbody tr").count() == 4
-    assert page.locator(".pipeline .step").count() == 4 * 2 * 4
+    for work in ("forward", "backward"):
+        assert page.locator(f".timeline .step.{work}").count() == 4 * 4
+    assert page.locator("nav a").all_inner_texts()[:4] == ["Overview", "Stages", "Memory of stages", "Timeline"]
     row = page.locator("table.stages tbody tr").first
     assert format_bytes(plan.stages[0].peak_bytes) in row.inner_text()
     assert str(plan.stage_verdicts[0]) in row.inner_text()
     page.locator("#stages").screenshot(path=shots / "stages.png")
     page.locator("#stage-memory select").select_option(index=1)
     assert page.locator("#stage-memory svg path").count() == 1
+    assert format_bytes(plan.memory.limit_bytes) in page.locator("#stage-memory .limit-text").text_content()
+    assert format_bytes(plan.memory.limit_bytes) in row.locator(".full").inner_text()
 
 
 def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
@@ -200,7 +206,9 @@ def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
     assert "B_x" in page.locator("#layer .card").last.locator(".symbols").get_attribute("data-text")
     found = int(page.locator("#operations .row .label").inner_text().split()[0].replace(",", ""))
     assert found == plan.record.views[0].record.program.num_ops
-    sent = page.locator("table.collectives tbody tr")
+    sent, more = page.locator("table.collectives tbody tr"), page.get_by_role("button", name=re.compile("Show all"))
+    if more.count():
+        more.click()
     kinds = {c.kind for subject in Subjects(plan) for c in subject.collectives}
     assert {row.locator("td").nth(1).inner_text() for row in sent.all()} == kinds
     page.locator("#layer").screenshot(path=shots / "stage-layer.png")
@@ -214,3 +222,101 @@ def test_two_plans_side_by_side(visit, shots):
     page.screenshot(path=shots / "difference.png")
     page.locator("#switch button").nth(1).click()
     assert page.inner_text("#verdict") == str(other.verdict)
+    assert page.locator("#switch button").all_inner_texts() == ["TensorParallel", "DataParallel"]
+    page.screenshot(path=shots / "compared.png", full_page=True)
+
+
+def test_the_first_screen_says_what_it_is_about(visit):
+    plan = planned("megatron")
+    page = visit(plan)
+    assert page.title() == "gpt-tiny on 2x4 h100 · Meshwright"
+    about = page.inner_text(".about")
+    simulated = plan.simulate()
+    for fact in ("gpt-tiny", "batch 8", "sequence 32", "2x4 h100 (8 devices)", page.evaluate("MW.data.date")):
+        assert fact in about
+    assert f"{simulated.tokens_per_s:,.0f} tokens/s" == page.inner_text("#rate")
+    assert f"MFU {simulated.mfu:.1%}" in page.inner_text("#overview")
+    assert page.inner_text("#simulated") == page.evaluate(f"MW.cost({simulated.step_s!r})")
+
+
+def test_the_timeline_zooms(visit):
+    page = visit(planned("megatron"))
+    everything(page)
+    line = page.locator("svg.timeline")
+    before = line.locator(".step").count()
+    for _ in range(3):
+        page.get_by_label("Zoom in").click()
+    assert line.get_attribute("data-zoom") == "8.00" and 0 < line.locator(".step").count() < before
+    line.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("-")
+    assert line.get_attribute("data-zoom") == "4.00"
+    page.get_by_label("Show the whole step").click()
+    assert line.get_attribute("data-zoom") == "1.00" and line.locator(".step").count() == before
+
+
+BEHIND = """() => {
+  const boxes = [...document.querySelectorAll('#layer .gnode')].map((g) => g.transform.baseVal[0].matrix);
+  const inside = (p) => boxes.some((m) => p.x > m.e + 1 && p.x < m.e + 267 && p.y > m.f + 1 && p.y < m.f + 61);
+  return [...document.querySelectorAll('#layer .gedge')].filter((path) => {
+    for (let at = 0; at < path.getTotalLength(); at += 3) if (inside(path.getPointAtLength(at))) return true;
+    return false;
+  }).length;
+}"""
+
+
+def test_no_edge_runs_behind_a_box(visit):
+    page = visit(tensor_parallel())
+    everything(page)
+    for i in range(page.locator("#layer option").count()):
+        page.locator("#layer select").select_option(index=i)
+        assert page.locator("#layer .gedge").count() > 0
+        assert page.evaluate(BEHIND) == 0
+
+
+OUT_OF_REACH = """() => [...document.querySelectorAll('th, td, .leaf > *, .branch > .num')].filter((cell) => {
+  const box = cell.getBoundingClientRect();
+  if (!box.width) return !cell.closest('.branch, [hidden]');
+  for (let up = cell.parentElement; up; up = up.parentElement) {
+    if (/auto|scroll/.test(getComputedStyle(up).overflowX)) return false;
+    const edge = up.getBoundingClientRect();
+    if (getComputedStyle(up).overflowX === 'hidden' && box.right > edge.right + 1) return true;
+  }
+  return box.right > innerWidth + 1;
+}).length"""
+
+
+@pytest.mark.parametrize("name", ["program", "stages"])
+def test_on_a_phone_no_column_is_out_of_reach(visit, shots, name):
+    page = visit(tensor_parallel() if name == "program" else planned("replicas"), size="phone")
+    everything(page)
+    page.locator(".leaf:visible").first.click()
+    assert page.locator("th").count() > 5 and page.evaluate(OUT_OF_REACH) == 0
+    page.screenshot(path=shots / f"phone-{name}.png", full_page=True)
+
+
+def test_ticks_are_round(visit):
+    page = visit(tensor_parallel())
+    texts = page.evaluate("(most) => MW.ticks(most, MW.byteUnits).map((tick) => tick.text)", 71.64 * 2**30)
+    assert texts == ["0", "20 GiB", "40 GiB", "60 GiB"]
+    assert page.evaluate("MW.round(0.83, 4)") == [0, 0.5]
+    everything(page)
+    shown = page.locator("#memory .tick").all_text_contents()
+    assert len(shown) >= 3 and all(re.fullmatch(r"[\d,.]{1,5} \w?i?B|0", text) for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("difference", "sure", "text", "style"),
+    [
+        (-1.27, "at least", "unknown", "num bound"),
+        (1.27, "at least", "≥ +1.27", "num bound"),
+        (-1.27, "at most", "≤ −1.27", "num less"),
+        (1.27, "exact", "+1.27", "num more"),
+    ],
+)
+def test_bounds_are_no_prices(visit, difference, sure, text, style):
+    page = visit(tensor_parallel())
+    given = {"difference": difference, "sure": sure, "peak": 0}
+    assert page.evaluate("(a) => [MW.price(a).textContent, MW.price(a).className]", given) == [text, style]
+    said = page.evaluate("(a) => MW.unsure(a).join('; ')", given)
+    assert ("not cheaper by more than 1.27" in said) == (text == "unknown")

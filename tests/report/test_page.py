@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import pairwise
 
 import jax.numpy as jnp
 import pytest
@@ -10,10 +9,8 @@ import pytest
 import meshwright as mw
 from meshwright.explain.words import bytes_on_device
 from meshwright.report.page import page
-from meshwright.report.stages import bars
 from tests.explain.plans import plan_of, tensor_parallel
 from tests.explain.test_staged import planned
-from tests.planner.test_stage import staged
 
 
 def data_of(text):
@@ -21,7 +18,7 @@ def data_of(text):
 
 
 def test_the_page_holds_the_plan_and_needs_no_network():
-    text = page(tensor_parallel(), seconds=0.5)
+    text = page(tensor_parallel(), None, 0.5)
     (shown,) = data_of(text)["plans"]
     assert shown["cost"]["total"] == tensor_parallel().cost.total
     assert sum(c["seconds"] for c in shown["collectives"]) == pytest.approx(tensor_parallel().cost.communication)
@@ -31,7 +28,7 @@ def test_the_page_holds_the_plan_and_needs_no_network():
 
 @pytest.mark.parametrize("plan", [tensor_parallel, lambda: planned("replicas")], ids=["program", "stages"])
 def test_every_parameter_has_alternatives_however_short_the_time(plan):
-    (shown,) = data_of(page(plan(), seconds=1e-9))["plans"]
+    (shown,) = data_of(page(plan(), None, 1e-9))["plans"]
     rows = [row for row in shown["tensors"] if row["role"] == "parameters" and row["shape"]]
     assert rows and all(row["reason"] and "alternatives" in row for row in rows)
     found = [a for row in rows for a in row["alternatives"]]
@@ -41,7 +38,7 @@ def test_every_parameter_has_alternatives_however_short_the_time(plan):
 def test_names_that_look_like_tags_do_no_harm():
     mesh = mw.Mesh.abstract((2,), 1, 1)
     plan = mw.plan(lambda x: jnp.sin(x["</script><b>"]), {"</script><b>": jnp.ones(8)}, mesh=mesh)
-    text = page(plan, seconds=0.0)
+    text = page(plan, None, 0.0)
     assert text.count("</script>") == 2
     assert any("</script><b>" in row["path"] for row in data_of(text)["plans"][0]["tensors"])
 
@@ -51,22 +48,9 @@ def test_a_notebook_gets_a_frame():
     assert frame.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in frame
 
 
-def test_the_timeline_keeps_the_order_of_stages():
-    plan = staged(mw.cluster("2x4 h100"))
-    first, second = bars(plan.simulate())
-    assert [b["work"] for b in second][:4] == ["forward", "backward", "forward", "backward"]
-    done = {(b["work"], b["microbatch"]): b for b in first}
-    for bar in second:
-        if bar["work"] == "forward":
-            sent = done["forward", bar["microbatch"]]["stop"] + plan.stages[0].transfer_s
-            assert bar["start"] >= sent - 1e-12
-    for row in (first, second):
-        assert len(row) == 8 and all(a["stop"] <= b["start"] + 1e-12 for a, b in pairwise(row))
-
-
 def test_chunks_meshes_and_bytes_of_stages_are_the_plans_own():
     plan = planned("interleaved")
-    (shown,) = data_of(page(plan, seconds=0.0))["plans"]
+    (shown,) = data_of(page(plan, None, 0.0))["plans"]
     assert [stage["layers"] for stage in shown["stages"]] == ["0 2", "1 3"]
     assert shown["mesh"]["axes"] == "x=1 × y=2 for each of 2 stages" and shown["mesh"]["sizes"] == [1, 2]
     held = [row["held"] for row in shown["tensors"] if row["role"] in ("parameters", "optimizer")]
@@ -77,5 +61,17 @@ def test_chunks_meshes_and_bytes_of_stages_are_the_plans_own():
 
 def test_the_page_of_two_plans_says_when_they_are_for_different_problems():
     one, other = (plan_of("gpt-tiny", (4, 2), mw.DataParallel(), seq=seq) for seq in (16, 32))
-    found = data_of(page(one, other, seconds=0.0))["difference"]
+    found = data_of(page(one, other, 0.0))["difference"]
     assert len(found["problems"]) == 2 and "int32[8, 16] in one" in found["problems"][0]
+
+
+def test_stages_have_their_own_limits():
+    plan = planned("replicas")
+    (shown,) = data_of(page(plan, None, 0.0))["plans"]
+    assert [stage["limit"] for stage in shown["stages"]] == [plan.memory.limit_bytes] * len(plan.stages)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), True, "long"])
+def test_time_that_is_none_is_refused(seconds, tmp_path):
+    with pytest.raises(mw.ShardingError, match="give the time for the page, 0 or more"):
+        tensor_parallel().report(tmp_path / "page.html", seconds=seconds)

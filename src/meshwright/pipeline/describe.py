@@ -68,7 +68,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         details=StagedDetails.of(catalogue, found),
         unsplittable=unsplittable(traced.graph),
         considered=(),
-        provenance=provenance(traced.graph, mesh) | {"stages": stages_from},
+        provenance=provenance(traced, mesh) | {"stages": stages_from},
         pipeline=found.pipeline,
         stages=stages,
         origin=traced,

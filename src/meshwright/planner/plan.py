@@ -208,11 +208,18 @@ class Plan:
 
         return diff(self, _plan(other))
 
-    def report(self, path: str | Path, other: "Plan | None" = None) -> None:
-        """Writes one self-contained web page about the plan; with another plan, about both, side by side."""
+    def report(self, path: str | Path, other: "Plan | None" = None, seconds: float = 20.0) -> None:
+        """Writes one self-contained web page about the plan; with another plan, about both, side by side.
+
+        Args:
+            path: The page.
+            other: Another plan.
+            seconds: Time for the page, most of which goes to solving for what else was possible; what it does not
+                suffice for is bounded. There are no alternatives with 0.
+        """
         from meshwright.report.page import write_report
 
-        write_report(self, Path(path), None if other is None else _plan(other))
+        write_report(self, Path(path), None if other is None else _plan(other), seconds)
 
     def dump(self, folder: str | Path, function: Any = None, *args: Any) -> None:
         """Writes everything there is to know about the plan into a folder.

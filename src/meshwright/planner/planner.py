@@ -267,7 +267,7 @@ class Task:
             considered=tuple(
                 replace(one, peak_bytes=profile.peak_bytes) if one.shape == mesh.sizes else one for one in considered
             ),
-            provenance=provenance(self.graph, mesh),
+            provenance=provenance(self.traced, mesh),
             remarks=tuple(self.refined.remarks),
             origin=self.traced,
             in_tree=call.arguments.tree,
@@ -340,11 +340,24 @@ def unsplittable(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted({kernel_name(s) for s in signatures if not has_rule(s)}))
 
 
-def provenance(graph: Graph, mesh: Mesh) -> dict[str, Any]:
-    """How the numbers of a plan are known."""
+def provenance(traced: Traced, mesh: Mesh) -> dict[str, Any]:
+    """What was planned, and how the numbers of the plan are known."""
     import jax
 
     where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
-    loops = "assumed: one trip for each while loop" if graph.whiles else ""
-    notes = {"meshwright": meshwright.__version__, "jax": jax.__version__, "costs": where}
+    loops = "assumed: one trip for each while loop" if traced.graph.whiles else ""
+    notes = {
+        "model": _model(traced.function),
+        "meshwright": meshwright.__version__,
+        "jax": jax.__version__,
+        "costs": where,
+    }
     return notes | ({"loops": loops} if loops else {})
+
+
+def _model(function: Any) -> str:
+    """What a function is called; empty where it has no name of its own."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    name = str(getattr(function, "__qualname__", "")).rsplit("<locals>.", 1)[-1]
+    return "" if name.startswith("<") else name

@@ -119,9 +119,10 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def comparable(plan: Plan) -> dict[str, Any]:
-    """What makes two plans equal: all of it but the solver's progress, which a clock may have cut short."""
+    """What makes two plans equal: all of it but the name and the solver's progress, which a clock may cut short."""
     data = plan_to_json(plan)
-    return data | {"considered": [view | {"rounds": []} for view in data["considered"]]}
+    known = {key: value for key, value in data["provenance"].items() if key != "model"}
+    return data | {"provenance": known, "considered": [view | {"rounds": []} for view in data["considered"]]}
 
 
 def plan_json(plan: Plan) -> str:

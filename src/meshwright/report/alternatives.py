@@ -10,10 +10,13 @@ from meshwright.explain.tensors import Row
 from meshwright.explain.why import Explainer
 
 _CHANGES = 3
+_ROUNDS = 2  # of solving: a third share of the time is hardly larger than the second
 
 
 def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], deadline: float) -> None:
     """Bounds what else was possible, then solves for it, the largest tensors first, while there is time.
+
+    Every tensor has its share of the time; what is left in the end goes to those that it did not suffice for.
 
     Args:
         subjects: The plan's program, or its stages.
@@ -25,18 +28,24 @@ def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[s
     tensors = {t.path: t for t in subjects.plan.arguments}
     wanted = [i for i, row in enumerate(rows) if row.role in ("parameters", "data") and row.shape]
     wanted.sort(key=lambda i: (rows[i].role != "parameters", -rows[i].bytes_on_device * len(rows[i].paths)))
-    found = []
+    waiting = []
     for i in wanted:
         tensor = tensors[rows[i].paths[0]]
         subject = subjects.of(tensor)
         explainer = explainers.setdefault(subject.number, Explainer(subject))
-        found.append((i, tensor, explainer))
+        waiting.append((i, tensor, explainer))
         shown[i] |= _explanation(explainer.explain(tensor, None))
-    for done, (i, tensor, explainer) in enumerate(found):
-        left = deadline - time.perf_counter()
-        if left <= 0:
-            return
-        shown[i] |= _explanation(explainer.explain(tensor, left / (len(found) - done)))
+    for _ in range(_ROUNDS):
+        unsolved = []
+        for done, (i, tensor, explainer) in enumerate(waiting):
+            left = deadline - time.perf_counter()
+            if left <= 0:
+                return
+            found = explainer.explain(tensor, left / (len(waiting) - done))
+            shown[i] |= _explanation(found)
+            if found.num_left or any(a.cost == float("inf") > a.at_least for a in found.alternatives):
+                unsolved.append((i, tensor, explainer))
+        waiting = unsolved
 
 
 def _explanation(found: Explanation) -> dict[str, Any]:

@@ -10,11 +10,14 @@ from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import Row, plan_rows, which
 from meshwright.explain.words import bytes_on_device, label_words
 from meshwright.planner.show import axes_text, cost_text, mesh_text
+from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.programs import programs_data
+from meshwright.report.timeline import timeline_data
 
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
+    from meshwright.simulator.simulation import Simulation
 
 _PATHS = 4  # shown of each row
 
@@ -31,7 +34,11 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
     results = [t for t in plan.results if t.role != "state"]
     rows, subjects = plan_rows(plan, [*plan.arguments, *results]), Subjects(plan)
     mesh, held = plan.stages[0].mesh if plan.stages else plan.mesh, _held(plan, subjects)
+    simulated: Simulation | None = None if plan.mesh.is_abstract else plan.simulate()
     found: dict[str, Any] = {
+        "about": about_data(plan),
+        "speed": speed_data(plan, simulated),
+        "timeline": None if simulated is None or simulated.step_s <= 0 else timeline_data(simulated),
         "method": plan.method,
         "mesh": _mesh(plan),
         "links": [mesh.link_of(a) for a in range(len(mesh.sizes))],
@@ -64,10 +71,10 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
         "stages": [],
         "programs": programs_data(plan, subjects),
     }
-    if plan.stages:
+    if plan.stages and simulated is not None:  # stages are parts of a real cluster
         from meshwright.report.stages import stage_data
 
-        found |= stage_data(plan)
+        found |= stage_data(plan, simulated)
     if subjects and seconds > 0:
         add_alternatives(subjects, rows, found["tensors"], deadline)
     return found

@@ -7,31 +7,39 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.sentence import plain_sentence
-from meshwright.output import write_whole
+from meshwright.errors import ShardingError
+from meshwright.output import check_place, write_whole
+from meshwright.report.about import plan_names, title, today
 from meshwright.report.data import difference_data, page_data
 
 if TYPE_CHECKING:
     from meshwright.planner.plan import Plan
 
-_SCRIPTS = ("core", "picture", "tables", "overview", "difference", "tensors", "graph", "charts", "stages", "main")
-_SECONDS = 1.6  # for all that the page shows, what else was possible among it
+_SCRIPTS = (
+    *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "memory"),
+    *("tensors", "layout", "graph", "communication", "main"),
+)
 
 
-def write_report(plan: "Plan", path: Path, other: "Plan | None" = None) -> None:
+def write_report(plan: "Plan", path: Path, other: "Plan | None", seconds: float) -> None:
     """See `Plan.report`.
 
     Raises:
+        ShardingError: The seconds are no time.
         OutputError: The file cannot be written.
     """
-    write_whole(path, page(plan, other))
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise ShardingError(f"seconds is {seconds!r}; give the time for the page, 0 or more")
+    check_place(path)
+    write_whole(path, page(plan, other, seconds))
 
 
-def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -> str:
+def page(plan: "Plan", other: "Plan | None", seconds: float) -> str:
     """The whole page as text."""
     plans = [plan] if other is None else [plan, other]
     data: dict[str, Any] = {
-        "names": ["this plan"] if other is None else _names(plan, other),
+        "names": ["this plan"] if other is None else plan_names(plan, other),
+        "date": today(),
         "plans": [page_data(p, seconds / len(plans)) for p in plans],
     }
     if other is not None:
@@ -39,7 +47,7 @@ def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -
     # Inside a script HTML knows "</script", "<script" and "<!--": none is left where no "<" is.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     parts = {
-        "title": html.escape(f"{plain_sentence(plan)} · Meshwright"),
+        "title": html.escape(f"{title(plan, other)} · Meshwright"),
         "style": _asset("style.css"),
         "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": text,
@@ -49,16 +57,8 @@ def page(plan: "Plan", other: "Plan | None" = None, seconds: float = _SECONDS) -
 
 def notebook_html(plan: "Plan") -> str:
     """The page in a frame of its own, as a notebook shows it; alternatives are left to `Plan.explain`."""
-    frame = html.escape(page(plan, seconds=0.0), quote=True)
+    frame = html.escape(page(plan, None, 0.0), quote=True)
     return f'<iframe srcdoc="{frame}" style="width:100%;height:720px;border:0" title="Meshwright plan"></iframe>'
-
-
-def _names(one: "Plan", other: "Plan") -> list[str]:
-    """Short names of two plans: their methods where these differ, else their meshes."""
-    if one.method != other.method:
-        return [one.method, other.method]
-    meshes = ["×".join(map(str, plan.mesh.sizes)) for plan in (one, other)]
-    return meshes if meshes[0] != meshes[1] else ["one", "other"]
 
 
 def _asset(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Stages for the page: what each is, and a timeline of a simulated step."""
+"""Stages for the page: what each is, its memory over a simulated step, and its limit."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 _MOMENTS = 480  # of memory over time
 
 
-def stage_data(plan: "Plan") -> dict[str, Any]:
-    """Stages and the bars of the timeline."""
+def stage_data(plan: "Plan", simulated: "Simulation") -> dict[str, Any]:
+    """Stages, and their memory over time."""
     assert plan.pipeline is not None
-    pipeline, simulated = plan.pipeline, plan.simulate()
+    pipeline = plan.pipeline
     return {
         "pipeline": {
             "schedule": pipeline.schedule,
@@ -36,10 +36,10 @@ def stage_data(plan: "Plan") -> dict[str, Any]:
                 "state": stage.state_bytes,
                 "activations": stage.activation_bytes,
                 "peak": stage.peak_bytes,
+                "limit": limit,
             }
-            for stage, verdict in zip(plan.stages, plan.stage_verdicts, strict=True)
+            for stage, verdict, limit in zip(plan.stages, plan.stage_verdicts, stage_limits(plan), strict=True)
         ],
-        "bars": bars(simulated),
         "memory_series": [_thinned(series) for series in simulated.memory],
     }
 
@@ -51,12 +51,11 @@ def _thinned(series: Sequence[tuple[float, float]]) -> list[list[float]]:
     return [[group[0][0], round(max(size for _, size in group))] for group in groups]
 
 
-def bars(simulated: "Simulation") -> list[list[dict[str, Any]]]:
-    """For each stage what it does when, as a simulated step has it."""
-    return [
-        [
-            {"work": p.step.work, "microbatch": p.step.microbatch, "start": p.start_s, "stop": p.end_s}
-            for p in run.passes
-        ]
-        for run in simulated.stages
-    ]
+def stage_limits(plan: "Plan") -> list[int | None]:
+    """What a device of each stage may use: the same part of its memory as of the fullest stage's."""
+    cluster, limit = plan.mesh.cluster, plan.memory.limit_bytes
+    if cluster is None or limit is None:
+        return [None] * len(plan.stages)
+    sizes = [stage.submesh.machines(cluster).memory_bytes for stage in plan.stages]
+    fullest = max(range(len(sizes)), key=lambda number: plan.stages[number].peak_bytes)
+    return [round(limit * size / sizes[fullest]) for size in sizes]

@@ -61,10 +61,18 @@ def model_flops(plan: Plan) -> float:
 
 def num_tokens(plan: Plan) -> float:
     """Tokens of a step: integers of the batch with a row and a position; rows where there are none."""
+    batch, sequence = batch_and_sequence(plan)
+    return float(batch * (1 if sequence is None else sequence))
+
+
+def batch_and_sequence(plan: Plan) -> tuple[int, int | None]:
+    """Rows of the batch (0 where the data has none), and tokens of each; None where there are no tokens."""
     data = [t for t in plan.arguments if t.role == "data" and t.shape]
-    tokens = [t.shape[0] * t.shape[1] for t in data if t.dtype.startswith(("int", "uint")) and len(t.shape) == 2]
-    rows = [t.shape[0] for t in data]
-    return float(max(tokens or rows, default=0))
+    tokens = [t.shape for t in data if t.dtype.startswith(("int", "uint")) and len(t.shape) == 2]
+    if tokens:
+        batch, sequence = max(tokens, key=lambda shape: shape[0] * shape[1])
+        return batch, sequence
+    return max((t.shape[0] for t in data), default=0), None
 
 
 def peak_flops(plan: Plan, chip: Chip) -> float:

@@ -93,13 +93,15 @@ def build(
     def sample(key: Any) -> PyTree:
         return family.sample(config, source(key), batch, seq)
 
+    step = train.make_train_step(loss, optimizer)
+    step.__qualname__ = name  # what plans and pages call it
     key = jax.random.key(0)
     state = jax.eval_shape(init, key)
     return Example(
         name=name,
         description=model.description,
         config=config,
-        train_step=jax.jit(train.make_train_step(loss, optimizer), donate_argnums=0),
+        train_step=jax.jit(step, donate_argnums=0),
         loss=loss,
         state=state,
         batch=jax.eval_shape(sample, key),

@@ -66,6 +66,7 @@ MW.symbols = (text) => {
 };
 
 /* A section is drawn when it comes near the screen, and again when another plan is chosen. */
+MW.order = ["overview", "difference", "stages", "stage-memory", "timeline", "tensors", "layer", "memory", "communication", "operations", "views"];
 MW.section = (id, title, lead, draw, wanted = () => true) => MW.sections.push({ id, title, lead, draw, wanted });
 MW.render = () => {
   const main = document.getElementById("main"), nav = document.getElementById("nav");
@@ -79,7 +80,7 @@ MW.render = () => {
     }
     MW.here();
   }, { rootMargin: "500px" });
-  for (const section of MW.sections.filter((s) => s.wanted())) {
+  for (const section of MW.sections.filter((s) => s.wanted()).sort((a, b) => MW.order.indexOf(a.id) - MW.order.indexOf(b.id))) {
     const body = MW.el("div", { class: "body" });
     const node = MW.el("section", { id: section.id, "aria-label": section.title });
     if (section.lead !== null) node.append(MW.el("h2", {}, section.title), MW.el("p", { class: "lead" }, section.lead));

@@ -18,6 +18,21 @@ MW.verdict = (plan) => {
   });
   return out;
 };
+/* What the page is about: model, batch, sequence, cluster, day. */
+MW.about = (plan) => {
+  const a = plan.about, count = (n) => n.toLocaleString("en");
+  const facts = [a.model, a.batch && `batch ${count(a.batch)}`, a.sequence && `sequence ${count(a.sequence)}`, `${a.cluster} (${count(a.devices)} device${a.devices > 1 ? "s" : ""})`, MW.data.date];
+  return MW.el("p", { class: "about" }, facts.filter(Boolean).map((fact, i) => MW.el("span", {}, i === 0 && a.model ? MW.el("b", {}, fact) : fact)));
+};
+/* How fast it trains, as it was simulated; nothing where the mesh is abstract. */
+MW.speed = (plan, named) => {
+  const s = plan.speed, card = (label, id, figure, notes) => MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, label), MW.el("div", { class: "figure", id: named && id }, figure), notes.filter(Boolean).map((text) => MW.el("p", { class: "note" }, text)));
+  if (!s) return [];
+  const mfu = s.mfu ? `MFU ${(100 * s.mfu).toFixed(1)}%, ${MW.digits(s.tflops)} TFLOP/s a device` : null;
+  const rate = s.rate ? [card("throughput, simulated", "rate", `${s.rate >= 1e3 ? Math.round(s.rate).toLocaleString("en") : MW.digits(s.rate)} ${s.unit}/s`, [mfu])] : [];
+  const slower = s.step / plan.cost.total - 1, against = `${(100 * Math.abs(slower)).toFixed(0)}% ${slower < 0 ? "less" : "more"} than planned: collectives overlap compute, and kernels and links keep less than their full rate`;
+  return [...rate, card("one step, simulated", "simulated", MW.cost(s.step, plan), [s.rate ? null : mfu, s.bubble === null ? null : `bubble ${(100 * s.bubble).toFixed(1)}%`, against])];
+};
 MW.figures = (plan, named = true) => {
   const c = plan.cost, m = plan.memory;
   const time = [{ name: "compute", size: c.compute, colour: "var(--compute)", text: MW.cost(c.compute, plan) }, { name: "communication", size: c.communication, colour: "var(--send)", text: MW.cost(c.communication, plan) }];
@@ -26,16 +41,20 @@ MW.figures = (plan, named = true) => {
   rest.text = MW.bytes(rest.size);
   const free = m.limit ? [{ name: "free", size: Math.max(0, m.limit - m.peak), colour: "transparent", text: MW.bytes(Math.max(0, m.limit - m.peak)) }] : [];
   const out = MW.el("div", { class: "cards" },
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step, planned"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
+    MW.speed(plan, named),
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: named && "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])));
   if (named) out.append(
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.stages.length ? plan.mesh.axes : plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, (plan.mesh.names.length ? plan.links : []).map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), plan.abstract ? null : MW.el("p", { class: "note" }, plan.mesh.text.replace(/^[^(]*/, ""))),
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.stages.length ? plan.mesh.axes : plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, (plan.mesh.names.length ? plan.links : []).map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), plan.abstract ? null : MW.el("p", { class: "note" }, MW.machines(plan))),
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "how sure"), MW.el("div", { class: "figure" }, plan.solution.status), MW.el("p", { class: "note" }, `at most ${(100 * plan.solution.gap).toFixed(2)}% above the lower bound ${MW.cost(plan.solution.bound, plan)}; ${plan.provenance.costs || ""}`)));
+  out.dataset.count = out.children.length;
   return out;
 };
+/* The machines behind a mesh, such as 2x8 h100-sxm-80gb. */
+MW.machines = (plan) => plan.mesh.text.replace(/^.*?\((Cluster\(.*': )?/, "").replace(/\)+$/, "");
 MW.section("overview", "Overview", null, (body) => {
   const plan = MW.plan();
-  body.append(MW.el("h1", { id: "sentence" }, plan.sentence), MW.el("p", { class: "lead", id: "verdict" }, MW.verdict(plan)), MW.el("p", { class: "lead" }, `${plan.method} on mesh ${plan.mesh.text}`), MW.figures(plan));
+  body.append(MW.about(plan), MW.el("h1", { id: "sentence" }, plan.sentence), MW.el("p", { class: "lead" }, MW.el("span", { id: "verdict" }, MW.verdict(plan)), `; ${plan.method} on mesh ${plan.mesh.axes}`), MW.figures(plan));
   if (plan.unsplittable.length) body.append(MW.el("p", { class: "note" }, `planned without a rule, so not split: ${plan.unsplittable.join(", ")}`));
   for (const remark of plan.remarks) body.append(MW.el("p", { class: "note" }, remark));
 });

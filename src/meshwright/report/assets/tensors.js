@@ -1,4 +1,15 @@
 /* The model's tensors as a tree: a picture of each split, its kind, and what else was possible when it is opened. */
+/* What an alternative changes. A bound is no price, so it is neither good nor bad; one below zero says nothing. */
+MW.price = (a) => {
+  if (a.difference === null) return MW.el("td", { class: "num bound" }, "impossible");
+  if (a.sure === "at least") return MW.el("td", { class: "num bound" }, a.difference > 1e-9 * MW.plan().cost.total ? `≥ ${MW.signed(a.difference)}` : "unknown");
+  return MW.el("td", { class: `num ${a.difference > 0 ? "more" : "less"}` }, `${a.sure === "at most" ? "≤ " : ""}${MW.signed(a.difference)}`);
+};
+MW.unsure = (a) => {
+  if (a.difference === null || a.sure !== "at least") return [];
+  const slack = a.difference < -1e-9 * MW.plan().cost.total ? `not cheaper by more than ${MW.cost(-a.difference)}` : a.difference > 1e-9 * MW.plan().cost.total ? null : "not cheaper";
+  return [a.peak ? "the fastest such plan does not fit" : "bounded, not solved for", slack];
+};
 MW.alternatives = (row) => {
   const out = MW.el("div", { class: "detail" });
   out.append(MW.el("p", {}, MW.el("b", {}, row.words), `, ${row.dtype} ${row.shape.join("×") || "scalar"}, ${MW.bytes(row.bytes)} on a device`, row.count > 1 ? `; ${row.count} alike: ${row.paths.join(", ")}${row.count > row.paths.length ? ", …" : ""}` : ""));
@@ -11,12 +22,12 @@ MW.alternatives = (row) => {
   if (!row.alternatives.length) return out;
   const effects = (a) => (row.counts ? [a.microbatch, a.once].map((s) => MW.el("td", { class: "num" }, a.difference === null || a.sure === "at least" ? "" : MW.signed(s))) : []);
   const rows = row.alternatives.map((a) => MW.el("tr", {},
-    MW.el("td", {}, MW.symbols(a.symbols)), MW.el("td", {}, a.words), effects(a),
-    MW.el("td", { class: `num ${a.difference > 0 ? "more" : "less"}` }, a.difference === null ? "impossible" : `${{ "at least": "≥ ", "at most": "≤ ", exact: "" }[a.sure]}${MW.signed(a.difference)}`),
+    MW.el("td", { class: "fixed" }, MW.symbols(a.symbols)), MW.el("td", { class: "wide" }, a.words), effects(a),
+    MW.price(a),
     MW.el("td", { class: "num" }, a.peak ? MW.bytes(a.peak) : ""),
-    MW.el("td", {}, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", a.sure === "at least" ? (a.peak ? "the fastest such plan does not fit" : "bounded, not solved for") : null, ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
+    MW.el("td", { class: "wide" }, [a.allowed ? null : "the method does not allow it", a.fits ? null : "does not fit", ...MW.unsure(a), ...a.changes.map(([what, where, s]) => `${MW.signed(s)} ${what}: ${where}`)].filter(Boolean).join("; "))));
   out.append(MW.el("div", { class: "scroll" }, MW.el("table", { class: "alternatives" }, MW.el("thead", {}, MW.el("tr", {}, ["instead", "in words", ...(row.counts ? ["a microbatch", "once"] : []), "step", "memory", "because"].map((t) => MW.el("th", { class: /^(instead|in words|because)$/.test(t) ? "" : "num" }, t)))), MW.el("tbody", {}, rows))));
-  if (row.alternatives.some((a) => a.sure === "at least" && !a.peak)) out.append(MW.el("p", { class: "note" }, "≥ marks a bound: no such plan costs less. What they really cost: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
+  if (row.alternatives.some((a) => a.sure === "at least" && !a.peak)) out.append(MW.el("p", { class: "note" }, "There was no time to solve for all of them; ≥ marks a lower bound. What they really cost: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
   if (row.left) out.append(MW.el("p", { class: "note" }, `${row.left} more were not priced: `, MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]} --seconds 10`)));
   return out;
 };

@@ -1,0 +1,107 @@
+"""A simulated step for the page: for each class of devices a lane of compute and its lanes of communication.
+
+Pages stay small: what is too short to be seen is joined with what comes right after it in its lane.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshwright.explain.words import label_words
+from meshwright.simulator.timeline import DeviceTimeline
+from meshwright.simulator.work import COMPUTE, TRANSFER
+
+if TYPE_CHECKING:
+    from meshwright.simulator.lanes import Run
+    from meshwright.simulator.simulation import Pass, Simulation
+
+WORK = ("forward", "backward", "weights", "update")
+TICKS = 1_000_000  # of a step: times are whole numbers of them
+_BARS = 6000  # of all lanes together, about
+_LANES = {COMPUTE: "compute", "collective": "collectives", "fetch": "fetches", "gradients": "gradients"}
+
+
+class Bar(NamedTuple):
+    """Something that a lane does.
+
+    Attributes:
+        start, stop: When, in ticks.
+        name: What it is; of several the longest.
+        work: The kind of pass it belongs to: one of `WORK`.
+        num: How many were joined.
+        longest: Ticks of the longest of them.
+    """
+
+    start: int
+    stop: int
+    name: str
+    work: str
+    num: int = 1
+    longest: int = 0
+
+
+def timeline_data(simulated: "Simulation") -> dict[str, Any]:
+    """The lanes of every class of devices, names as numbers into a list."""
+    lanes = [(row, lane, bars) for row in range(len(simulated.stages)) for lane, bars in _lanes(simulated, row)]
+    least = TICKS * len(lanes) // _BARS
+    names: dict[str, int] = {}
+    rows: list[dict[str, Any]] = [
+        {"name": line.name, "devices": line.num_devices, "lanes": []} for line in simulated.timeline
+    ]
+    for row, lane, bars in lanes:
+        found = [
+            [b.start, b.stop, names.setdefault(b.name, len(names)), WORK.index(b.work), b.num]
+            for b in joined(bars, least)
+        ]
+        rows[row]["lanes"].append({"name": lane, "bars": found})
+    return {"step": simulated.step_s, "ticks": TICKS, "work": WORK, "names": list(names), "rows": rows}
+
+
+def joined(bars: Iterable[Bar], least: int) -> list[Bar]:
+    """Bars in the order of their starts; neighbours of one kind of pass that take less than that are one."""
+    found: list[Bar] = []
+    for bar in sorted(bars, key=lambda b: (b.start, b.stop)):
+        size, last = bar.stop - bar.start, found[-1] if found else None
+        if last is None or last.work != bar.work or bar.stop - last.start > least:
+            found.append(bar._replace(longest=size))
+            continue
+        name, longest = (bar.name, size) if size > last.longest else (last.name, last.longest)
+        found[-1] = Bar(last.start, max(last.stop, bar.stop), name, bar.work, last.num + 1, longest)
+    return found
+
+
+def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]:
+    """The lanes of one class of devices that have anything to do."""
+    bars: dict[str, list[Bar]] = {name: [] for name in (*_LANES.values(), "transfers")}
+    scale, run, staged = TICKS / simulated.step_s, simulated.stages[row], len(simulated.stages) > 1
+    for p in run.passes:
+        for lane, bar in _bars(p.run, p.start_s, p.step.work, _pass_name(simulated, p) if staged else "", scale):
+            bars[lane].append(bar)
+    for lane, bar in _bars(run.update, run.update_s, "update", "update" if staged else "", scale):
+        bars[lane].append(bar)
+    for item in DeviceTimeline(simulated, row).intervals if staged else ():
+        if item.kind == TRANSFER:
+            work = next(work for work in WORK if f"send {work}" in item.name)
+            bars["transfers"].append(Bar(round(item.start_s * scale), round(item.end_s * scale), item.name, work))
+    yield from ((lane, found) for lane, found in bars.items() if found)
+
+
+def _bars(run: "Run", begin_s: float, work: str, name: str, scale: float) -> Iterator[tuple[str, Bar]]:
+    """The tasks of a pass; with a name what it does in a lane without a pause is one."""
+    for lane, spans in groupby(sorted(run.spans, key=lambda s: (s.task.lane, s.start_s)), lambda s: s.task.lane):
+        last: Bar | None = None
+        for span in spans:
+            start, stop = (round((begin_s + when) * scale) for when in (span.start_s, span.end_s))
+            if name and last is not None and start <= last.stop + 1:
+                last = last._replace(stop=stop)
+                continue
+            if last is not None:
+                yield _LANES[lane], last
+            last = Bar(start, stop, name or label_words(span.task.name), work)
+        assert last is not None
+        yield _LANES[lane], last
+
+
+def _pass_name(simulated: "Simulation", p: "Pass") -> str:
+    chunk = f", chunk {p.step.chunk}" if simulated.work.interleave > 1 else ""
+    return f"microbatch {p.step.microbatch}{chunk}"
