@@ -13,3 +13,5 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices} {FLAGS}".strip()
 os.environ["MESHWRIGHT_MEASURE"] = "never"
 os.environ["MESHWRIGHT_STRICT"] = "1"
+os.environ["MESHWRIGHT_PROGRESS"] = "0"
+os.environ["MESHWRIGHT_COMPILE_BESIDE"] = "0"

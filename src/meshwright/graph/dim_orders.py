@@ -7,10 +7,10 @@ kept as one whole number, four bits for each dim.
 from math import prod
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph.facts import Dims, Facts, product_dims
+from meshwright.jit import kernel
 
 Ints = NDArray[np.int64]
 
@@ -117,7 +117,7 @@ def _lies_so(order: Dims, merged: tuple[Dims, ...]) -> bool:
     return all(not dims or dims in (order[i : i + len(dims)] for i in range(len(order))) for dims in merged)
 
 
-@njit(cache=True)
+@kernel
 def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
     """For each value whether the order of its dims is its own, any, or one that came about by transposing."""
     found = np.full(len(sizes), _OWN)
@@ -134,7 +134,7 @@ def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
     return found
 
 
-@njit(cache=True)
+@kernel
 def _follow(reads, begin, first_made, num_made, ops, places, first, own, made):
     """Writes the order of what some operations make: that of what it is made from, its own if any would do.
 

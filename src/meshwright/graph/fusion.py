@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph.dim_orders import Orders
 from meshwright.graph.facts import COSTLY, Bools, Facts
+from meshwright.jit import kernel
 
 Ints = NDArray[np.int64]
 
@@ -159,7 +159,7 @@ def _read_alike(facts: Facts, index: int) -> list[bool]:
     return [plain and dims == nest.results[0] for dims in nest.operands]
 
 
-@njit(cache=True)
+@kernel
 def _read_in_place(reads, begin, alike, maker, ops, values):
     """For each operation, whether its kernel reads a value, and nowhere else than where it writes its result.
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.fusion import fuse, written_over
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
+from meshwright.jit import kernel
 from meshwright.rules.base import LoopNest
 
 Ints = NDArray[np.int64]
@@ -148,7 +148,7 @@ def _moments(facts: Facts) -> Ints:
     return runs
 
 
-@njit(cache=True)
+@kernel
 def _wait(reads, begin, maker, fusible, alone, made, until, runs):
     """Lets what makes some values run when they are read, and so what is fused to that.
 
@@ -189,7 +189,7 @@ def _intervals(facts: Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:
     return start, stop
 
 
-@njit(cache=True)
+@kernel
 def _reach(reads, begin, first_made, num_made, held, stop):
     """Prolongs each value to its readers; one inside a fused kernel runs when the kernel's stored result is made."""
     for i in range(len(first_made) - 1, -1, -1):
@@ -201,7 +201,7 @@ def _reach(reads, begin, first_made, num_made, held, stop):
             stop[reads[k]] = max(stop[reads[k]], last)
 
 
-@njit(cache=True)
+@kernel
 def _given(reads, begin, first_made, num_made, fusible, num_values):
     """Whether each value is an argument, or made from arguments by work that is fused."""
     given = np.ones(num_values, np.bool_)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from meshwright.jit import kernel
 
 PHASES = FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 _NONE, _FORWARD, _BACKWARD, _UPDATE = -1, 0, 1, 2
@@ -38,7 +39,7 @@ def _named(scope: str) -> int:
     return _FORWARD if "jvp(" in scope else _NONE
 
 
-@njit(cache=True)
+@kernel
 def _follow(makers, start, phases):
     """Fills in the phases of operations whose scopes name none."""
     for i in range(len(phases)):

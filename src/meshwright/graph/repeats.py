@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from meshwright.jit import kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def _longest(array: np.ndarray) -> tuple[int, int, int] | None:
     return (start, stop, period) if period else None
 
 
-@njit(cache=True)
+@kernel
 def _seek(array):
     """Looks only where a longer stretch of equal pairs can be: a pair that differs rules out all that would hold it."""
     size, best_start, best_stop, best_period = len(array), 0, 0, 0

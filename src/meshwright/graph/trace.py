@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph.call import Call, Leaves, call_abstractly
 from meshwright.graph.collector import collector_paused
 from meshwright.graph.flatten import Names, Program
 from meshwright.graph.graph import Columns, Graph
+from meshwright.jit import kernel
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _needed(columns: Columns, program: Program) -> NDArray[np.bool_]:
     return keep
 
 
-@njit(cache=True)
+@kernel
 def _mark(reads, start, first_made, num_made, used, keep):
     """Keeps what makes used values; what it reads is used in turn."""
     for i in range(len(keep) - 1, -1, -1):

@@ -1,13 +1,14 @@
 """The hot loops of the inter-operator search: pricing every range of layers, and the dynamic programme over them."""
 
 import numpy as np
-from numba import njit
+
+from meshwright.jit import kernel
 
 # Rows of the sums that `price_ranges` takes for each option, from the first layer up to each.
 MICROBATCH, WEIGHTS, ONCE, GRADIENTS, STATE, ACTIVATIONS = range(6)
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def _collective(ways, num_bytes):
     """The least of several ways, each a fixed time and a time per byte."""
     best = np.inf
@@ -16,7 +17,7 @@ def _collective(ways, num_bytes):
     return best if num_bytes > 0 else 0.0
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def _shared(ties, tie_s, tie_bytes, first, last):
     """What a range pays for parameters that it shares with layers outside: seconds, and bytes where they own them."""
     seconds, size = 0.0, 0.0
@@ -28,7 +29,7 @@ def _shared(ties, tie_s, tie_bytes, first, last):
     return seconds, size
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def price_ranges(
     sums, transient, ways, ties, tie_bytes, tie_s, transfer, limit, num_microbatches, hides, floor, best_s, fill, busy,
     which,
@@ -96,7 +97,7 @@ def price_ranges(
     return ranks
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def _rank(options, front, fill, busy, which, first, last):
     """Writes down the options that no other one beats in both times, for each number of microbatches in flight.
 
@@ -129,7 +130,7 @@ def _rank(options, front, fill, busy, which, first, last):
     return ranks
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def _ends(busy, limit):
     """For each row and first layer, one past the last end at which a range is no busier than a limit; 0 for none."""
     num_rows, num_layers, _ = busy.shape
@@ -143,7 +144,7 @@ def _ends(busy, limit):
     return found
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def _window(busy, kind_of, ends, size, limit, num_devices):
     """For each layer, the devices that the layers from it on need at the least, and those that earlier ones leave them.
 
@@ -176,7 +177,7 @@ def _window(busy, kind_of, ends, size, limit, num_devices):
     return after, num_devices - before
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def cheapest(fill, busy, size, allowed, limit):
     """F(k, d): the least sum of `fill` over stages that hold the layers from ``k`` on, on the last ``d`` devices.
 
@@ -211,7 +212,7 @@ def cheapest(fill, busy, size, allowed, limit):
     return best, end, kind
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
     """F(s, k, d): the same with ``s`` stages, the ``s``-th from the end holding ``in_flight[s - 1]`` microbatches.
 
@@ -247,7 +248,7 @@ def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
     return best, end, kind
 
 
-@njit(cache=True)
+@kernel(interpretable=False, nan=True)
 def least_peak(need, size, allowed, in_flight):
     """For each number of stages, the least that the fullest of them may need.
 

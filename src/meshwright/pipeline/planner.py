@@ -1,6 +1,5 @@
 """Plans a function in stages: trace, find layers, search pipelines, and hold the best against one program for all."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ import numpy as np
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster
+from meshwright.jit import clock
 from meshwright.pipeline.catalogue import Catalogue
 from meshwright.pipeline.describe import describe
 from meshwright.pipeline.flow import Flow
@@ -45,7 +45,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         DoesNotFit: No pipeline fits the memory.
         ShardingError: The method asks for what the model, the batch or the cluster does not allow.
     """
-    whole, started = start_search(traced, cluster, method, say), time.perf_counter()
+    whole, started = start_search(traced, cluster, method, say), clock()
     if isinstance(method, ThreeD):
         whole.one_recipe(method)
         if whole.best is None:
@@ -54,7 +54,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
     else:
         best, plain = _search(traced, whole, method, say)
     say("writing the stages down")
-    plan = plain or describe(best, traced, method, time.perf_counter() - started)
+    plan = plain or describe(best, traced, method, clock() - started)
     return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
 
 

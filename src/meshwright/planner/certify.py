@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshwright.jit import kernel
 from meshwright.planner.copies import EdgeKey
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.numbering import ranges, starts
@@ -117,7 +117,7 @@ def _messages(formulation: Formulation, dual: Dual, keys: list[EdgeKey]) -> tupl
     return found
 
 
-@njit(cache=True)
+@kernel
 def _spread(first, messages, which, starts, target):
     """Writes the message of each edge's class where the edge's own begins."""
     for edge in range(len(which)):

@@ -5,7 +5,6 @@ until it does, each with the copies that the answer makes there. Until they are 
 so every bound on the way holds.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.jit import clock
 from meshwright.planner.considered import Improvement, Round
 from meshwright.planner.copies import Copied, EdgeKey, Route, Spans, find_routes
 from meshwright.planner.priced import Usage
@@ -158,7 +158,7 @@ class View:
         It is left as soon as the floor is no lower than the goal, then perhaps without a choice. Where nothing more is
         held than the last time, the solve goes on from there.
         """
-        started = time.perf_counter()
+        started = clock()
         run, routes = self._run()
         for solution in _solves(run, self._allowed(goal), gap, goal):
             self.rounds.append(_round(len(self.times), solution))
@@ -177,7 +177,7 @@ class View:
         self.done = self.fits and (will_do or (self._is_within(_GOOD) and self.floor < goal))
         if self.done or solution.status in _PROVEN:
             self._begun = None
-        self.seconds += time.perf_counter() - started
+        self.seconds += clock() - started
         self._least = solution.least_limit
         return solution.choice is not None
 

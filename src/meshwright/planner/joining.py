@@ -7,12 +7,12 @@ gradients. A sum may be transposed, reshaped or converted on the way, the latter
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import ADDING, Accumulated, contributes
 from meshwright.graph.dtypes import hands_sums_on
+from meshwright.jit import kernel
 from meshwright.planner.placing import Placed
 from meshwright.rules import LoopNest
 from meshwright.strategy.candidates import Assignment, follow, keeps_apart, reducing_axes, tensor_holders
@@ -76,7 +76,7 @@ def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulate
     return Joining(paths, joins, joints, until | joins)
 
 
-@njit(cache=True)
+@kernel
 def _owners(leaders, next_op):
     """For each operation the leader of the path that it is on; -1 for none."""
     owner = np.full(len(next_op), -1)

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from meshwright.jit import inline, kernel
 
 Ints = NDArray[np.int64]
 
@@ -53,7 +54,7 @@ def sort_by(numbers: Ints, count: int) -> Sorted:
     return Sorted(*_sorted(numbers, count))
 
 
-@njit(cache=True)
+@kernel
 def _sorted(numbers, count):
     start, rank = np.zeros(count + 1, np.int64), np.full(len(numbers), -1)
     for i in range(len(numbers)):
@@ -112,7 +113,7 @@ def number_stretches(values: Ints, start: Ints, *beside: Ints) -> Ints:
     return _number(values, start, pack(*beside) if beside else np.zeros(len(start) - 1, np.int64))
 
 
-@njit(cache=True)
+@kernel
 def _number(values, start, beside):
     """Looks every stretch up in a table of those seen before."""
     count = len(start) - 1
@@ -135,13 +136,13 @@ def _number(values, start, beside):
     return found
 
 
-@njit
+@inline
 def _mix(mixed, value):
     mixed = (mixed ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
 
-@njit
+@inline
 def _are_equal(values, start, beside, one, other):
     length, k = start[one + 1] - start[one], 0
     equal = beside[one] == beside[other] and start[other + 1] - start[other] == length

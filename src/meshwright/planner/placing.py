@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from meshwright.jit import inline, kernel
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -70,7 +71,7 @@ class Placed(NamedTuple):
     argument: Ints
 
 
-@njit(cache=True)
+@kernel
 def place(facts, placed, num_groups):
     """Places every operation, given the arguments' groups; returns how many groups there are then."""
     p, q = facts, placed
@@ -107,7 +108,7 @@ def place(facts, placed, num_groups):
     return num_groups
 
 
-@njit(inline="always")
+@inline
 def _has_dims(p, i):
     """Whether an operation reads or makes anything that is not a scalar."""
     found = False
@@ -118,7 +119,7 @@ def _has_dims(p, i):
     return found
 
 
-@njit(inline="always")
+@inline
 def _is_virtual(p, q, i, real, rooted):
     """Whether every reader should make an operation's results by itself."""
     begin, end, made = p.start[i], p.start[i + 1], 0
@@ -139,7 +140,7 @@ def _is_virtual(p, q, i, real, rooted):
     return not real or made >= _EXPANDING * read
 
 
-@njit(inline="always")
+@inline
 def _followed(p, q, i):
     """The operand to follow: the largest, and among equals the one whose group should own the result."""
     begin, end, first = p.start[i], p.start[i + 1], p.first_made[i]
@@ -168,7 +169,7 @@ def _followed(p, q, i):
     return best
 
 
-@njit(cache=True)
+@kernel
 def follow_gradients(facts, backward, gradient):
     """Marks what the update reads, and what backward work of the same size hands on to it."""
     p = facts

@@ -32,6 +32,7 @@ from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.tensor import KEPT, Spec, Tensor
 from meshwright.profiler import cluster as find_cluster
+from meshwright.progress import progress
 from meshwright.refinement import Refinements
 from meshwright.rules import has_rule, kernel_name
 from meshwright.solver import Solution
@@ -60,7 +61,7 @@ def plan(
         cluster: A `Cluster` or what `mw.cluster` takes; the local devices if neither this nor a mesh is given.
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
         method: A method or its short name, such as ``"zero3"``; `Auto` by default.
-        on_progress: Called with a sentence on each stage.
+        on_progress: Called with a sentence on each stage; else a line on stderr shows it (`progress.py`).
 
     Returns:
         The plan.
@@ -71,10 +72,10 @@ def plan(
         ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
     """
     method = find_method(method)
-    say = on_progress or (lambda _: None)
-    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
-    say("tracing")
-    return _plan(trace(function, *args), where, method, say)
+    with progress(on_progress) as say:
+        where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
+        say("tracing")
+        return _plan(trace(function, *args), where, method, say)
 
 
 def plan_traced(
@@ -82,7 +83,8 @@ def plan_traced(
 ) -> Plan:
     """As `plan`, for a function that is traced already."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
-    return _plan(traced, where, method, lambda _: None)
+    with progress() as say:
+        return _plan(traced, where, method, say)
 
 
 @heap_frozen()

@@ -6,7 +6,6 @@ plan so far are nearly solved, the most promising are solved to the end if their
 goes to the last few thousandths, which hardly change a choice.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.hardware import Mesh
+from meshwright.jit import clock
 from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.plan import Considered
@@ -75,7 +75,7 @@ def search(
         limit = limit_of(mesh)
         if misses(mesh, limit, floor_bytes(mesh), partial(formulate, mesh)):
             continue
-        started = time.perf_counter()
+        started = clock()
         try:
             view = View(formulate(mesh), limit)
         except ShardingError as error:
@@ -91,7 +91,7 @@ def search(
             remarks[mesh.sizes] = Considered(mesh.sizes, None, None, message)
             continue
         view.floor, view.free = view.cost, view.solution
-        view.seconds = time.perf_counter() - started
+        view.seconds = clock() - started
         views.append(view)
     best = _best(views, remarks, misfits, say)
     if best is None:

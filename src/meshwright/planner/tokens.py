@@ -3,9 +3,9 @@
 from collections.abc import Hashable, Mapping
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshwright.jit import kernel
 from meshwright.planner.groups import Grouping
 from meshwright.planner.numbering import number_stretches, pack, starts
 
@@ -33,7 +33,7 @@ def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
     return number_stretches(written, begin[ops.start], _arguments(grouping), taken, _pinned(grouping, pins))
 
 
-@njit(cache=True)
+@kernel
 def _write(ops, op_codes, start, reads, heads, rooted, first, codes):
     """All that is written down of some operations, one after another, and where each begins."""
     size = len(ops)

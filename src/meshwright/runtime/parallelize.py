@@ -17,6 +17,7 @@ from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.methods import Method, find_method
 from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
+from meshwright.progress import progress
 from meshwright.runtime.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
 from meshwright.runtime.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes import announce, enter, meet_to_measure, runs, shared_plan
@@ -150,6 +151,15 @@ class Parallelized:
         refuse_tracing(self.__name__)
         bound = self._arguments.bind(args, kwargs)
         announce(self.__name__, bound.names, bound.values)
+        if bound.key() in self._programs:
+            return self._run(bound)
+        with progress() as say:
+            say(f"tracing {self.__name__}")
+            self._program(bound)
+            say(f"compiling {self.__name__} with XLA")
+            return self._run(bound)
+
+    def _run(self, bound: Bound) -> Any:
         self.recent = program = self._program(bound)
         runs(program)
         try:

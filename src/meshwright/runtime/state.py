@@ -15,6 +15,7 @@ from meshwright.planner.methods import Auto
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.planner import plan_traced
 from meshwright.planner.tensor import Tensor
+from meshwright.progress import progress
 from meshwright.runtime.parallelize import Parallelized, Settings, parallelize
 from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
 
@@ -51,7 +52,9 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     check_types(tensors, types)
     mesh = device_mesh(plan)
     shardings = [NamedSharding(mesh, partition_spec(t.spec)) for t in tensors]
-    made = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)(*call.arguments.pick(args))
+    with progress() as say:
+        say(f"making the state of {like.__name__} in parts")
+        made = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)(*call.arguments.pick(args))
     return call.results.fill(made)
 
 

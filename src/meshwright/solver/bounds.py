@@ -1,9 +1,8 @@
 """Certified lower bounds on a problem's cost, without solving it."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.problem import ChoiceProblem
 
 
@@ -28,7 +27,7 @@ def lower_bound(
     from meshwright.solver.dual import Dual, ascend_prices
     from meshwright.solver.model import from_problem
 
-    deadline = time.perf_counter() + seconds
+    deadline = clock() + seconds
     model = from_problem(problem)
     ceiling = _ceiling(model)
     dual = Dual(model._replace(cost=np.minimum(model.cost, ceiling), mat=np.minimum(model.mat, ceiling)))

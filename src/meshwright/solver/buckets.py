@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel, place
+from meshwright.jit import inline, kernel, place
 from meshwright.solver.links import Links
 
 _MOST_NODES = 4000
@@ -37,7 +37,7 @@ def arrange(links: Links, off: np.ndarray, alive: np.ndarray, most: float) -> Bu
     return arranged(links, off, alive, most)
 
 
-@kernel
+@kernel(interpretable=False)
 def arranged(links, off, alive, most):
     num_nodes = len(off) - 1
     count, state, weight = np.zeros(num_nodes, np.int64), np.zeros(len(alive), np.int64), np.empty(num_nodes)
@@ -130,7 +130,7 @@ def _fill_in(near, end, nfirst, nlast, u, around):
     return near, end
 
 
-@kernel
+@kernel(interpretable=False)
 def cheapest(links, off, cost, buckets):
     """The least that a choice of the states that are alive costs, memory apart, and that choice."""
     num_nodes = len(off) - 1

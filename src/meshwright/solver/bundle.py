@@ -6,7 +6,7 @@ the next prices to look at are those where the model is highest, less a penalty 
 
 import numpy as np
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import kernel
 
 _CUTS = 12  # the latest that are kept
 _ENOUGH, _GOOD = 0.1, 0.5  # parts of what was promised: to go on as far as before, and to go further
@@ -53,7 +53,7 @@ class Bundle:
         return gained > 0.0
 
 
-@kernel
+@kernel(interpretable=False)
 def highest(slopes, values, center, step, rounds):
     """Prices p ≥ 0 with the highest min_k values_k + slopes_k·(p - center) less |p - center|²/(2·step).
 

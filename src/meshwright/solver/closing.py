@@ -3,11 +3,11 @@
 A solve may be left, for another that promises more, and gone on with later from where it was.
 """
 
-import time
 from dataclasses import replace
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.dual import Dual
 from meshwright.solver.exact import Closer
 from meshwright.solver.model import Model
@@ -69,23 +69,23 @@ class Closing:
         """What `close` finds, from where it was left.
 
         Args:
-            deadline: `time.perf_counter()` at which to stop.
+            deadline: `jit.clock()` at which to stop.
             gap: The gap that will do, as a part of the cost.
             goal: A bound at which to stop, whatever was found.
         """
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
         if model.num_nodes == 0:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
-        begun, closer.deadline = time.perf_counter() - self._seconds, deadline
+        begun, closer.deadline = clock() - self._seconds, deadline
         closer.coarse |= closer.cut
         found = self._found or self._begin(gap, goal)
         closer.slack = slack = self._slack(gap)
         found = closer.below(dual, found, cutoff, goal)
         if slack > closer.tolerance and found.cost - slack <= found.bound < min(found.cost, goal):
-            now = time.perf_counter()
+            now = clock()
             closer.slack, closer.deadline = closer.tolerance, min(deadline, now + _GO_ON * (now - begun))
             found = closer.below(dual, found, cutoff, goal)
-        self._found, self._seconds = found, time.perf_counter() - begun
+        self._found, self._seconds = found, clock() - begun
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)

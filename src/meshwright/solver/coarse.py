@@ -8,7 +8,7 @@ what is cheapest at all, and mostly fits as it is.
 
 import numpy as np
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import kernel
 from meshwright.solver.model import Model
 
 

@@ -1,11 +1,9 @@
 """Decimation: fixes the most certain nodes of a model round by round, reducing after each, until a choice is left."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock, kernel
 from meshwright.solver.dual import Dual, ascend_prices, carried
-from meshwright.solver.kernel import kernel
 from meshwright.solver.model import Model
 from meshwright.solver.reductions.reduce import Reduced, WayBack, reduce_model
 
@@ -21,7 +19,7 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     chain: list[WayBack] = []
     rng = np.random.default_rng(seed)
     step = part
-    while model.num_nodes and time.perf_counter() < deadline:
+    while model.num_nodes and clock() < deadline:
         dual = Dual(model, prices=prices)
         dual.converge(sweeps, 1e-9, deadline)
         if len(model.cap) and prices.any():
@@ -75,7 +73,7 @@ def settle(off, eu, ev, eoff, mat, of_edge, m, new_cost, new_mat):
 def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float) -> tuple[Reduced | None, int]:
     """Fixes the best states of up to `count` nodes; one that alone proves impossible is ruled out instead."""
     noise = rng.random(model.num_nodes)
-    while time.perf_counter() < deadline:
+    while clock() < deadline:
         alive = lead(model.off, model.eu, model.ev, model.eoff, model.mat, costs, noise, count)
         reduced = reduce_model(model, alive, deadline=deadline)
         if not reduced.infeasible:
@@ -92,7 +90,7 @@ def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float)
     return None, 0
 
 
-@kernel
+@kernel(interpretable=False)
 def lead(off, eu, ev, eoff, mat, reduced, noise, count):
     """Marks all states but those that lose in the `count` nodes whose best state leads by most."""
     num_nodes = len(off) - 1

@@ -1,9 +1,8 @@
 """The dual of a model: messages between nodes and prices of memory, whose best value bounds the optimum from below."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver import sweeps
 from meshwright.solver.links import Links, link
 from meshwright.solver.model import Model
@@ -77,7 +76,7 @@ class Dual:
         marker = self.sweep()
         for i in range(1, iterations):
             value = self.sweep()
-            if value >= goal or time.perf_counter() > deadline:
+            if value >= goal or clock() > deadline:
                 break
             if i % 10 == 0:
                 if value - marker <= tolerance * abs(value):
@@ -137,7 +136,7 @@ class PriceAscent:
         """Makes up to `iterations` steps; a target of inf means that no cost is known yet."""
         dual, stale = self.dual, 0
         for _ in range(iterations):
-            if time.perf_counter() > deadline or dual.bound >= target:
+            if clock() > deadline or dual.bound >= target:
                 break
             before = dual.bound
             if not self._move(target):

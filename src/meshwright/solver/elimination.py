@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright.jit import inline, kernel
 from meshwright.solver.buckets import arrange
 from meshwright.solver.dual import Dual
 from meshwright.solver.frontier import Found, node_bases
-from meshwright.solver.kernel import inline, kernel
 from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tables import (
     Beam,
@@ -71,7 +71,7 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float) -> Found:
     return Found(choice if choice[0] >= 0 else None, int(made), goal - lowered)
 
 
-@kernel
+@kernel(interpretable=False)
 def eliminate_all(costs, order, effort, widest, compare, compared):
     """Eliminates all nodes in turn; returns by how much the goal was lowered, the cheapest choice (-1: none), the rows.
 

@@ -6,7 +6,6 @@ short searches. Below one goal the part with the least bound is searched or spli
 optimum costs little more than the optimum itself would as a goal.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +13,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.buckets import arrange
 from meshwright.solver.coarse import coarsened
 from meshwright.solver.decimate import settled
@@ -61,7 +61,7 @@ class Closer:
 
     Attributes:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
-        deadline: `time.perf_counter()` at which to stop with what is there.
+        deadline: `jit.clock()` at which to stop with what is there.
         effort: Most labels of a frontier search, for models that are too entangled for elimination.
         width: Most labels that it keeps after each node.
         few: Combinations of states up to which a model is eliminated as a whole.
@@ -100,7 +100,7 @@ class Closer:
         if best.choice is None and not self.few:  # a search along a frontier takes longer than mending
             best = mended_found(dual, best, cutoff)
         reach = _FIRST_REACH * max(abs(dual.bound), 1e-9)
-        while self.splits and best.bound < enough and time.perf_counter() < self.deadline:
+        while self.splits and best.bound < enough and clock() < self.deadline:
             if best.bound + max(reach, self.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
@@ -118,7 +118,7 @@ class Closer:
         step = 0.0
         while best.bound < min(best.cost - self.slack, cutoff - self.slack, enough):
             ceiling = min(best.cost, cutoff)
-            if time.perf_counter() > self.deadline:
+            if clock() > self.deadline:
                 break
             alive = dual.floor <= ceiling
             if alive.mean() < (_HARDLY_SHRUNK if self.helped else _SHRUNK):  # for good
@@ -159,7 +159,7 @@ class Closer:
     def _coarsely(self, dual: Dual, best: Closed, ceiling: float, enough: float) -> Closed:
         """Looks for what is cheapest where small rows are left out, ever further above the bound; mended with them."""
         self.coarse, self.cut, goal, reach = False, True, -np.inf, _FIRST_REACH * max(abs(dual.bound), 1e-9)
-        while best.bound < enough and goal < min(best.cost, ceiling) and time.perf_counter() < self.deadline:
+        while best.bound < enough and goal < min(best.cost, ceiling) and clock() < self.deadline:
             far = best.cost > best.bound + _MIXED[-1] * abs(best.bound)
             goal, reach = min(best.cost, ceiling, best.bound + reach if far else np.inf), _FURTHER * reach
             found = self._coarsely_below(dual, goal, enough)
@@ -175,7 +175,7 @@ class Closer:
         part = self._reduced(Part(dual), dual.floor <= goal, goal, coarsened(settled(dual), _SMALL))
         if isinstance(part, Closed):
             return part
-        start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, time.perf_counter()
+        start, offset, now = Closed(None, np.inf, part.dual.bound), part.offset, clock()
         closer = replace(self, deadline=now + _COARSE * (self.deadline - now), slack=self.tolerance)
         return part.whole(closer.below(part.dual, start, goal - offset, enough - offset))
 
@@ -189,7 +189,7 @@ class Closer:
 
     def _is_over(self, best: Closed) -> bool:
         """Whether there is a choice to stop with, and no time left for a better one."""
-        return best.choice is not None and time.perf_counter() > self.deadline
+        return best.choice is not None and clock() > self.deadline
 
     def mixed(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Settles the prices, and looks for the best mix of the choices that are cheapest at some, and of the best."""
@@ -232,7 +232,7 @@ class Closer:
             return self.attempt(dual, ceiling, looked=looked)
         best, bounds = min(best, replace(looked[0], bound=best.bound), key=lambda it: it.cost), np.array(halves.bounds)
         for which in np.argsort(bounds, kind="stable").tolist():
-            if time.perf_counter() < self.deadline:
+            if clock() < self.deadline:
                 found = self._below_in_part(dual, halves.parts[which], best, min(best.cost, ceiling), enough)
                 best, bounds[which] = min(best, replace(found, bound=best.bound), key=lambda it: it.cost), found.bound
         return replace(best, bound=min(best.cost, ceiling, float(bounds.min())))
@@ -247,7 +247,7 @@ class Closer:
         """
         best, count = Closed(None, np.inf, goal), 0
         parts: list[tuple[float, int, float, Part, np.ndarray | None]] = [(0.0, 0, dual.bound, Part(dual), alive)]
-        while parts and not (count and time.perf_counter() > self.deadline):
+        while parts and not (count and clock() > self.deadline):
             _, _, bound, part, alive = parts[0]
             if bound >= min(best.cost, goal):
                 heappop(parts)
@@ -295,7 +295,7 @@ class Closer:
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
             self.few = _FEWER * count if self.few else 0
-        if not self.splits or time.perf_counter() > self.deadline:
+        if not self.splits or clock() > self.deadline:
             return part.whole(mended_found(dual, found)), part, None
         dual.restore()
         halves = split(dual, goal)
@@ -336,7 +336,7 @@ class Closer:
 
     def _rows_left(self) -> float:
         """How many rows can be made until the deadline."""
-        return max(0.0, _ROWS_A_SECOND * (self.deadline - time.perf_counter()))
+        return max(0.0, _ROWS_A_SECOND * (self.deadline - clock()))
 
     def _most(self, dual: Dual, goal: float) -> float:
         """What a choice that is cheaper than the goal costs at most."""

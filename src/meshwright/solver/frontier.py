@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.jit import inline, kernel
 from meshwright.solver.dual import Dual
-from meshwright.solver.kernel import inline, kernel
 from meshwright.solver.reductions.times import dense_usage
 
 _NARROW = 8  # labels kept once the effort is spent: what is left is a beam search
@@ -142,7 +142,7 @@ def mix(node, state):
     return z ^ (z >> np.uint64(27))
 
 
-@kernel
+@kernel(interpretable=False)
 def advance_all(
     links, off, base, extra, m, slot, slots, touched, tfirst, tuse, ufirst, room, cap, budget, width, effort,
     compare, narrow, parents, states,

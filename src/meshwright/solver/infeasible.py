@@ -1,9 +1,8 @@
 """The least memory limit under which a problem has a choice at all: bisection over limits, costs left out."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver import gather
 from meshwright.solver.check import price
 from meshwright.solver.closing import close
@@ -19,7 +18,7 @@ def least_limit(problem: ChoiceProblem, excess: float, deadline: float) -> float
     Args:
         problem: A problem without a choice under its limit.
         excess: By how much the limit is known to be too low.
-        deadline: `time.perf_counter()` at which to stop.
+        deadline: `jit.clock()` at which to stop.
 
     Returns:
         The limit, or None where impossible strategies and pairs rule out every choice whatever the limit.
@@ -27,16 +26,16 @@ def least_limit(problem: ChoiceProblem, excess: float, deadline: float) -> float
     free = _without_costs(problem)
     found, _ = _fitting(free, np.inf, deadline)
     if found is None:
-        return None if time.perf_counter() < deadline else problem.limit + excess
+        return None if clock() < deadline else problem.limit + excess
     low, high = problem.limit + excess, price(free, found).peak_usage
     whole = bool((problem.usage == np.floor(problem.usage)).all())
     low = np.ceil(low) if whole else low
-    while high - low > (0.5 if whole else 1e-9 * high) and time.perf_counter() < deadline:
+    while high - low > (0.5 if whole else 1e-9 * high) and clock() < deadline:
         middle = np.floor((low + high) / 2) if whole else (low + high) / 2
         found, needed = _fitting(free, middle, deadline)
         if found is not None:
             high = min(middle, price(free, found).peak_usage)
-        elif time.perf_counter() < deadline:
+        elif clock() < deadline:
             low = max(middle + 1 if whole else middle, middle + needed)
     return float(high) if high - low <= (0.5 if whole else 1e-9 * high) else float(low)
 

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
-from meshwright.solver.model import Model
+from meshwright.jit import inline, kernel
+from meshwright.solver import plain
+from meshwright.solver.model import Model, read_only
 
 
 class Links(NamedTuple):
@@ -70,7 +71,7 @@ def link(model: Model) -> Links:
     states = np.concatenate([[0], np.cumsum(rows + columns)]).astype(np.int64)
     mats, leans = np.empty(cells[-1]), np.empty(cells[-1])
     kinds, num_kinds = np.empty(states[-1], dtype=np.int32), np.empty((2, len(distinct)), dtype=np.int64)
-    write_both(model.mat, distinct, rows, columns, cells, mats)
+    write_both(read_only(model.mat), distinct, rows, columns, cells, mats)
     find_kinds(mats, mats.view(np.uint64), rows, columns, cells, states, kinds, num_kinds, leans)
     begin, turned = cells[:-1][index], (cells[:-1] + rows * columns)[index]
     earlier = np.bincount(own[far < own], minlength=num_nodes) if num_edges else np.zeros(num_nodes, dtype=np.int64)
@@ -94,7 +95,7 @@ def link(model: Model) -> Links:
     )
 
 
-@kernel
+@kernel(plain=plain.write_both)
 def write_both(mat, source, rows, columns, begin, mats):
     for i in range(len(source)):
         r, c = rows[i], columns[i]
@@ -121,7 +122,7 @@ def find_kinds(mats, bits, rows, columns, cells, states, kinds, num_kinds, leans
                 leans[begin + r * c + b * num_rows + a] = value
 
 
-@inline
+@inline(plain=plain.number)
 def _number(bits, begin, rows, columns, kinds):
     """Numbers equal rows alike; returns the first row of every number."""
     hashes, first = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)

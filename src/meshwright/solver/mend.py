@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from meshwright.jit import inline, kernel
 from meshwright.solver.dual import Dual
 from meshwright.solver.frontier import search
-from meshwright.solver.kernel import inline, kernel
 from meshwright.solver.links import Links
 from meshwright.solver.model import Model
 from meshwright.solver.reductions.times import dense_usage
@@ -42,7 +42,7 @@ def mended(model: Model, links: Links, choice: np.ndarray) -> State:
     return State.of(model, choice)
 
 
-@kernel
+@kernel(interpretable=False)
 def mend(links, off, cost, usage, cap, choice, load, most_pairs):
     """Changes the choice in place, and the load with it; usage is over (state, time)."""
     num_nodes = len(off) - 1

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import kernel
+from meshwright.solver import plain
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
 
 
@@ -73,12 +74,19 @@ def maximal_times(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.nd
     return kept, np.searchsorted(kept, start), np.searchsorted(kept, end)
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The same array, not to be written: problems' own matrices are not, and kernels are compiled for one type only."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def _clamped(matrix: np.ndarray) -> np.ndarray:
     impossible = matrix >= IMPOSSIBLE
     return np.where(impossible, np.inf, matrix) if impossible.any() else matrix
 
 
-@kernel
+@kernel(plain=plain.extent)
 def extent(costs, impossible):
     """The least and the most of the costs that are possible (inf and -inf where none is), and whether all are whole."""
     least, most, whole = np.inf, -np.inf, True

@@ -1,9 +1,8 @@
 """Moves of the local search: each frees some nodes of a choice and finds them better states while the others stay."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver import sweeps
 from meshwright.solver.dual import Dual, ascend_prices, carried
 from meshwright.solver.exact import Closer
@@ -70,7 +69,7 @@ class Neighbourhood:
 
     def step(self, state: State, deadline: float) -> bool:
         """Solves one window; puts the better choice into the state and returns True if there is one."""
-        begin, before = time.perf_counter(), self._value(state)
+        begin, before = clock(), self._value(state)
         if self.timed:  # no window may take all that is left of the time
             deadline = min(deadline, begin + max(1.0, 0.02 * (deadline - begin)))
         found, fit = self._solved_window(state, self._window(), None, deadline)
@@ -223,7 +222,7 @@ class Neighbourhood:
         if thorough:
             ascend_prices(dual, target, 30, deadline, step=0.2)
             if self.timed:
-                deadline = min(deadline, time.perf_counter() + _LONGEST)
+                deadline = min(deadline, clock() + _LONGEST)
             closer = Closer(self.tolerance, deadline, effort=_EFFORT, few=0, splits=self.timed)
         else:
             width = max(60, min(500, 50_000 // (len(model.cap) + 1)))

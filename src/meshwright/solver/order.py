@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import kernel
 from meshwright.solver.links import half_edges
 from meshwright.solver.model import Model
 

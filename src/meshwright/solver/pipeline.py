@@ -1,10 +1,10 @@
 """One solve from beginning to end: simplify, close if small, search if giant, and keep the books."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.check import price
 from meshwright.solver.closing import Closing
 from meshwright.solver.exact import Closer
@@ -36,7 +36,7 @@ class Run:
         keep_interrupted: bool = False,
     ):
         """As `driver.solve` is given them."""
-        self.start = time.perf_counter()
+        self.start = clock()
         self.deadline = np.inf
         self.problem = problem
         self.seed, self.workers, self.steps = seed, workers, steps
@@ -61,7 +61,7 @@ class Run:
     def solve(self, seconds: float, gap: float = 0.0, goal: float = np.inf) -> Solution:
         """Simplifies, closes what is small, searches what is not; called again, it goes on from there."""
         if self._simple is not None:
-            self.start, self.history = time.perf_counter(), []
+            self.start, self.history = clock(), []
         self.deadline, self.gap, self.goal = self.start + seconds, gap, goal
         try:
             if self._simple is None:
@@ -93,7 +93,7 @@ class Run:
 
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
-        now = time.perf_counter()
+        now = clock()
         part = 0.03 if self.giant and len(simple.model.cap) > _FEWEST_TIMES else 0.7
         until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
         if self._closing is None:
@@ -112,7 +112,7 @@ class Run:
         from meshwright.solver.worker import Crew
 
         crew = None
-        left = self.deadline - time.perf_counter()
+        left = self.deadline - clock()
         if self.giant and self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
             crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers)
 
@@ -188,7 +188,7 @@ class Run:
         """Ends without a choice, with the least limit that would do as far as the time allows to find it."""
         self.choice, self.cost, least = None, np.inf, None
         if np.isfinite(self.problem.limit):
-            now = time.perf_counter()
+            now = clock()
             least = least_limit(self.problem, excess, min(self.deadline, now + max(1.0, 0.3 * (self.deadline - now))))
         return self._solution(Status.INFEASIBLE, np.inf, least)
 
@@ -200,12 +200,12 @@ class Run:
             lower_bound=bound,
             peak_usage=self.peak,
             least_limit=least_limit,
-            seconds=time.perf_counter() - self.start,
+            seconds=clock() - self.start,
             history=tuple(self.history),
         )
 
     def _tell(self) -> None:
-        progress = Progress(time.perf_counter() - self.start, self.cost, min(self.bound, self.cost), self.peak)
+        progress = Progress(clock() - self.start, self.cost, min(self.bound, self.cost), self.peak)
         self.history.append(progress)
         if self.on_progress is not None:
             self.on_progress(progress)

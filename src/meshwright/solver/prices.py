@@ -1,9 +1,8 @@
 """Prices of memory at which a model's bound is highest: by sweeps, and by exact minima at a few prices."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.buckets import arrange, cheapest
 from meshwright.solver.bundle import Bundle
 from meshwright.solver.dual import Dual
@@ -37,16 +36,16 @@ def climb_prices(dual: Dual, reach: float, sweeps: int, target: float = np.inf, 
         reach: How much higher the first prices are to raise it.
         sweeps: About how many to make.
         target: The bound at which to stop.
-        deadline: `time.perf_counter()` at which to stop.
+        deadline: `jit.clock()` at which to stop.
     """
     dual.restore()
     dual.sweep()
     made, worth, steepness = 1, _WORTH, _steepness(dual)
-    while steepness == 0.0 and made < _PATIENCE * sweeps and time.perf_counter() < deadline:
+    while steepness == 0.0 and made < _PATIENCE * sweeps and clock() < deadline:
         dual.sweep()  # what binds may show only once messages have settled
         made, steepness = made + 1, _steepness(dual)
     bundle = _known(dual, reach / max(steepness, 1e-300))
-    while steepness > 0.0 and made < sweeps and dual.bound < target and time.perf_counter() < deadline:
+    while steepness > 0.0 and made < sweeps and dual.bound < target and clock() < deadline:
         prices = bundle.ask()
         stale = bundle.promised <= worth * abs(bundle.best)
         if stale:
@@ -76,7 +75,7 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]
     Args:
         dual: The dual, whose prices are near the best, left at its best.
         reach: How far above the bound the states are that may be part of the cheapest choices.
-        deadline: `time.perf_counter()` at which to stop.
+        deadline: `jit.clock()` at which to stop.
     """
     dual.restore()
     model, unit = dual.model, _unit(dual.model)
@@ -93,7 +92,7 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]
     if buckets.combinations > _COMBINATIONS or buckets.sizes.min() == 0:
         return []
     bundle, prices = None, dual.prices * unit
-    while len(found) < _EVALUATIONS and time.perf_counter() < deadline:
+    while len(found) < _EVALUATIONS and clock() < deadline:
         dual.set_prices(prices / unit)
         _, choice = cheapest(dual.links, model.off, dual.theta, buckets)
         state = State.of(model, choice)

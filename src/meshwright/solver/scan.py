@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.jit import kernel
 from meshwright.solver.gather import Ragged
-from meshwright.solver.kernel import kernel
 
 _MARK = "\x00array"
 
@@ -50,7 +50,7 @@ def _filled(value: Any, arrays: list) -> Any:
     return value
 
 
-@kernel
+@kernel(interpretable=False)
 def find_arrays(data):
     """Where every outermost array begins and ends."""
     begins, ends = np.empty(64, dtype=np.int64), np.empty(64, dtype=np.int64)
@@ -78,7 +78,7 @@ def find_arrays(data):
     return begins[:count], ends[:count]
 
 
-@kernel
+@kernel(interpretable=False)
 def count_numbers(data):
     """At most how many numbers, and how many inner lists, an array of arrays holds."""
     commas, lists = 0, -1
@@ -88,7 +88,7 @@ def count_numbers(data):
     return commas + 1, max(lists, 0)
 
 
-@kernel
+@kernel(interpretable=False)
 def parse_numbers(data, flat, first):
     """Parses [[n, ...], ...] with whole numbers below 2**63; returns False for anything else."""
     n, lists, depth, i = 0, 0, 0, 0

@@ -1,11 +1,11 @@
 """The anytime search of one process: bound, decimate, anneal, mix, improve, fix by the bound, close, start again."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.closing import close
 from meshwright.solver.decimate import decimate, settled
 from meshwright.solver.exact import Closer
@@ -34,7 +34,7 @@ class Search:
     Attributes:
         model: The top model; costs and choices that are told or polled refer to it.
         tolerance: Improvements smaller than this do not matter.
-        deadline: `time.perf_counter()` at which to stop.
+        deadline: `jit.clock()` at which to stop.
         seed: Seed of all random choices; processes with different seeds begin with different starts.
         steps: Most windows to try; None for no limit.
         tell: Called with (cost, choice) on every improvement of the best.
@@ -70,7 +70,7 @@ class Search:
         number, until = self.seed, self._slice(_FIRST_STARTS)
         self._start(level, number)
         level.ascent.run(self.cost - level.offset, 200, self._slice(0.05))
-        while self.steps is None and not self.done() and time.perf_counter() < until:
+        while self.steps is None and not self.done() and clock() < until:
             number += 1
             self._start(level, number)
         while not self.done():
@@ -91,13 +91,13 @@ class Search:
         out_of_steps = self.steps is not None and self.windows >= self.steps
         proven = self.bound >= self.cost - self.tolerance
         enough = proven or self.enough(self.cost, self.bound)
-        return out_of_steps or enough or time.perf_counter() > self.deadline
+        return out_of_steps or enough or clock() > self.deadline
 
     def _first_bound(self, level: Level) -> None:
         """Few sweeps with zero prices, then price steps while they pay: enough to guide the first start."""
         dual, part = level.dual, self._slice(0.12)
         dual.converge(11 if len(level.model.cap) else 60, 1e-5, part)
-        while len(level.model.cap) and time.perf_counter() < part:
+        while len(level.model.cap) and clock() < part:
             before = dual.bound
             if level.ascent.run(np.inf, 25, part) <= before + 0.003 * abs(before):
                 break
@@ -160,16 +160,16 @@ class Search:
         """The part of the nodes to fix in each round of decimation so that all take a few percent of the time."""
         if self.steps is not None:
             return 0.005  # what is to be repeatable must not look at the clock
-        begin = time.perf_counter()
+        begin = clock()
         level.dual.sweep()
-        now = time.perf_counter()
+        now = clock()
         return float(np.clip(100.0 * (now - begin) / max(self.deadline - now, 1e-9), 0.005, 0.1))
 
     def _kick(self, level: Level, state: State) -> None:
         """Kicks until many in a row brought nothing."""
         around, stale = self._around(level), 0
         until = np.inf if self.steps is not None else self._slice(0.3)
-        while not self.done() and stale <= _PATIENCE and time.perf_counter() < until:
+        while not self.done() and stale <= _PATIENCE and clock() < until:
             self.windows += 1
             stale = 0 if around.kick(state, self.deadline) else stale + 1
             self._offer(level, state)
@@ -191,7 +191,7 @@ class Search:
             around.share, stale = share, 0
             until = np.inf if self.steps is not None else self._slice(_TURN / (len(shares) - stage))
             patience = 15 + 2 * level.model.num_nodes / around.size
-            while not self.done() and stale <= patience and time.perf_counter() < until:
+            while not self.done() and stale <= patience and clock() < until:
                 self.windows += 1
                 gained = around.step(state, self.deadline)
                 stale = 0 if gained else stale + 1
@@ -257,5 +257,5 @@ class Search:
 
     def _slice(self, part: float) -> float:
         """The moment at which a part of the remaining time is over."""
-        now = time.perf_counter()
+        now = clock()
         return now + part * max(self.deadline - now, 0.0)

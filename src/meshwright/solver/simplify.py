@@ -1,10 +1,10 @@
 """All exact reductions in turn, until none helps, with one way back through all of them."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.model import Model
 from meshwright.solver.reductions.reduce import WayBack, reduce_model, restrict
 from meshwright.solver.reductions.times import tighten_times
@@ -46,7 +46,7 @@ def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Sim
         if reduced.infeasible:
             return Simplified(reduced.model, offset, True, reduced.excess, tuple(chain))
         before, model = model.num_nodes, reduced.model
-        if time.perf_counter() > deadline or (len(chain) > 1 and model.num_nodes > 0.9 * before):
+        if clock() > deadline or (len(chain) > 1 and model.num_nodes > 0.9 * before):
             break
         tight = tighten_times(model)
         if len(tight.cap) == len(model.cap):

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.jit import inline, kernel
 from meshwright.solver.dual import Dual, ascend_prices
-from meshwright.solver.kernel import inline, kernel
 
 _CANDIDATES = 3  # nodes in a row that are tried without either half of their states being ruled out
 _MOST_CANDIDATES = 64

@@ -1,9 +1,8 @@
 """First choices of a small model: cheap ones at several prices of memory, annealed, and the best mix of them all."""
 
-import time
-
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.dual import Dual, at_prices
 from meshwright.solver.mend import mended, relaxed
 from meshwright.solver.neighbourhood import Neighbourhood
@@ -30,7 +29,7 @@ def improved(dual: Dual, choice: np.ndarray | None, tolerance: float, deadline: 
         _mix_annealed(moves, state, state.choice, deadline)
     stale = 0
     for scale in _SCALES:
-        if stale == _STALE or time.perf_counter() > deadline:
+        if stale == _STALE or clock() > deadline:
             break
         start = _start(at_prices(dual, scale * dual.prices, deadline))
         if start is None:

@@ -7,10 +7,11 @@ pulled last, so Σ_u min_s (θ_u + Σ m)(s) is a lower bound. Kolmogorov, "Conve
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel, place
+from meshwright.jit import inline, kernel, place
+from meshwright.solver import plain
 
 
-@inline
+@inline(plain=plain.pull)
 def pull(links, off, m, h, u, spare, moved):
     """Moves all that the edge can spare into u: m_h(s) = min_t E(s,t) - m_back(t), by kinds of states."""
     v, other = links.far[h], links.back[h]
@@ -36,7 +37,7 @@ def pull(links, off, m, h, u, spare, moved):
         m[here + s] = moved[place(links.kinds[kind + s])]
 
 
-@inline
+@inline(plain=plain.gather)
 def gather(links, off, theta, m, u, d):
     """d(s) = θ_u(s) + Σ_h m_h(s); returns its minimum."""
     ku, here = place(off[u + 1] - off[u]), place(off[u])

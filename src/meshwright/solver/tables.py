@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.jit import inline
 from meshwright.solver.frontier import mix
-from meshwright.solver.kernel import inline
 from meshwright.solver.links import Links
 
 _SMALL = 1e-3  # the part of each cap by which tables hardly differ

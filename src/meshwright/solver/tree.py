@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel, place
+from meshwright.jit import inline, kernel, place
 from meshwright.solver.links import Links
 from meshwright.solver.model import Model
 
@@ -68,7 +68,7 @@ class Trees:
         move_trees(self.tree, self.links, self.rows, self.model.off, cost, self.model.cap, choice, load, roots, seed)
 
 
-@kernel
+@kernel(interpretable=False)
 def move_trees(tree, links, rows, off, cost, cap, choice, load, roots, seed):
     """One tree around every root."""
     np.random.seed(seed)

@@ -1,24 +1,21 @@
-"""Compiles every kernel once, so that later processes load machine code: `python -m meshwright.solver.warm`."""
-
-import time
+"""Small problems that between them reach every kernel of the solver."""
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver import ChoiceProblem, lower_bound, solve
 
 
-def warm() -> float:
-    """Solves small problems that between them reach every kernel; returns the seconds it took."""
+def reach_kernels() -> None:
+    """Calls every kernel."""
     from meshwright.solver.scan import scan
 
-    begin = time.perf_counter()
     for memory in (False, True):
-        problem = example(memory)
+        problem = example(memory, num_nodes=10)
         solve(problem, seconds=600)
         lower_bound(problem)
     search_kernels()
     scan(b'{"problem": [[1, 2], [3]]}')
-    return time.perf_counter() - begin
 
 
 def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 0) -> ChoiceProblem:
@@ -65,8 +62,4 @@ def search_kernels() -> None:
         search([dual], np.inf, 8)
         relaxed(dual, 8)
         mended(simple.model, dual.links, dual.decode())
-        Search(simple.model, 0.5, time.perf_counter() + 600, steps=40).run()
-
-
-if __name__ == "__main__":
-    print(f"solver kernels ready in {warm():.1f} s")
+        Search(from_problem(example(True, num_nodes=8, num_states=3)), 0.5, clock() + 600, steps=2).run()

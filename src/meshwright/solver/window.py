@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import kernel
 from meshwright.solver.links import Links
 from meshwright.solver.model import Model
 
@@ -104,7 +104,7 @@ def window_edges(off, links, nodes, number, eu, ev, eoff, mat):
                 e += 1
 
 
-@kernel
+@kernel(interpretable=False)
 def grow_window(hoff, far, start, most_nodes, most_states, off, seed):
     """A random connected set of nodes around a start, within a number of nodes and of states."""
     np.random.seed(seed)

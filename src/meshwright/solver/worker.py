@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshwright.jit import clock
 from meshwright.solver.board import Board
 from meshwright.solver.model import Model
 from meshwright.solver.search import Search
@@ -59,7 +60,7 @@ def work(folder: Path, slot: int, seed: int) -> None:
     task = json.loads((folder / "task.json").read_text())
     model = Model(*(np.load(folder / f"{name}.npy", allow_pickle=False) for name in Model._fields))
     board = Board(folder / "board", task["workers"], model.num_nodes)
-    deadline = time.perf_counter() + task["until"] - time.time()
+    deadline = clock() + task["until"] - time.time()
     parent = os.getppid()
 
     def poll() -> tuple[float, np.ndarray] | None:

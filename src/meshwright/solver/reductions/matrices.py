@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, place
+from meshwright.jit import inline, place
+from meshwright.solver.reductions import plain
 
 
-@inline
+@inline(plain=plain.pull_rows)
 def pull_rows(work, u, begin, ku, kv):
     """Moves every row's minimum into its state's own cost; returns the largest entry, and whether a state is dead."""
     mat, largest, dead = work.mat, 0.0, False
@@ -25,7 +26,7 @@ def pull_rows(work, u, begin, ku, kv):
     return largest, dead
 
 
-@inline
+@inline(plain=plain.pull_columns)
 def pull_columns(work, v, begin, ku, kv):
     """The same for columns, row by row: entries that lie side by side are read together."""
     mat, least, dead, some = work.mat, work.buffer, False, False
@@ -49,7 +50,7 @@ def pull_columns(work, v, begin, ku, kv):
     return dead
 
 
-@inline
+@inline(plain=plain.round_down)
 def round_down(mat, begin, size, most):
     """Puts entries that are no more than rounding to zero; returns whether all are."""
     count = 0

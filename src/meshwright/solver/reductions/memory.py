@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.jit import inline, kernel
 from meshwright.solver.reductions.work import INFEASIBLE, STATUS, Work, push, push_neighbours, shrink
 
 

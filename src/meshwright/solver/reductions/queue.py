@@ -1,6 +1,6 @@
 """Works through the queue of nodes, applying to each the first reduction that fits."""
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import kernel
 from meshwright.solver.reductions.rules import bridge, contract, drop_dominated, fix_alone, fold_leaf, settle_edge
 from meshwright.solver.reductions.work import EDGES, FINE, FULL, HEAD, INFEASIBLE, QUEUED, STATUS, UNDOS, push
 

@@ -1,12 +1,11 @@
 """Reduces a model to a smaller one with the same optimum, and expands its choices back."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.solver.kernel import kernel
+from meshwright.jit import clock, kernel
 from meshwright.solver.model import Model
 from meshwright.solver.reductions import memory, undo
 from meshwright.solver.reductions.queue import drain, settle_fresh
@@ -92,7 +91,7 @@ def reduce_model(
         alive_state: Marks the states that may still be chosen; None for all.
         growth: How much larger than the matrices it replaces a new matrix may be.
         most_work: Most elementary steps for one reduction of one node.
-        deadline: `time.perf_counter()` at which to stop.
+        deadline: `jit.clock()` at which to stop.
     """
     work = build(model, alive_state)
     while work.used[STATUS] != INFEASIBLE:
@@ -100,7 +99,7 @@ def reduce_model(
         if work.used[STATUS] == INFEASIBLE or work.used[QUEUED] == 0:
             break
         work = _drained(work, growth, most_work, deadline)
-        if time.perf_counter() > deadline:
+        if clock() > deadline:
             settle_fresh(work)
             break
     return _extract(work, len(model.off) - 1)
@@ -108,7 +107,7 @@ def reduce_model(
 
 def _drained(work: Work, growth: float, most_work: int, deadline: float) -> Work:
     """Empties the queue, giving the pools more room as needed."""
-    while work.used[QUEUED] and work.used[STATUS] != INFEASIBLE and time.perf_counter() < deadline:
+    while work.used[QUEUED] and work.used[STATUS] != INFEASIBLE and clock() < deadline:
         drain(work, growth, most_work, 1000)
         if work.used[STATUS] == FULL:
             work = grown(work)

@@ -5,7 +5,8 @@ Writing θ for costs and E for matrices; "rows" are memory rows, and a node with
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.jit import inline, kernel
+from meshwright.solver.reductions import plain
 from meshwright.solver.reductions.matrices import pull_columns, pull_rows, round_down
 from meshwright.solver.reductions.undo import record_fixed, record_one, record_pair
 from meshwright.solver.reductions.work import (
@@ -83,6 +84,16 @@ def drop_dominated(work, u, most_work):
         h = work.hnext[h]
     if np.int64(k) * k * max(effort, 1) > most_work:
         return False
+    dropped = _mark_dominated(work, u, k)
+    if dropped:
+        shrink(work, u)
+        push_neighbours(work, u)
+    return dropped
+
+
+@inline(plain=plain.mark_dominated)
+def _mark_dominated(work, u, k):
+    """Marks in work.keep the states that are not dominated; returns whether any is."""
     for s in range(k):
         work.keep[s] = 1
     dropped = False
@@ -99,9 +110,6 @@ def drop_dominated(work, u, most_work):
                 work.keep[a] = 0
                 dropped = True
                 break
-    if dropped:
-        shrink(work, u)
-        push_neighbours(work, u)
     return dropped
 
 
@@ -329,7 +337,7 @@ def bridge(work, u, growth, most_work):
     return True
 
 
-@inline
+@inline(plain=plain.minimise_over)
 def _minimise_over(work, u, h, g, begin, table):
     """Writes min_s θ(s) + E_v(s,t) + E_w(s,q) at `begin` and the labels of the best s into the undo record."""
     ku, kv, kw = np.int64(work.k[u]), np.int64(work.k[other(work, h)]), np.int64(work.k[other(work, g)])

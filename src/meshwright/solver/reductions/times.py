@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel
+from meshwright.jit import inline, kernel
 from meshwright.solver.model import Model
 
 _MOST_STATES = 20_000  # comparing two times costs one step per state

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.solver.kernel import inline, kernel, place
-from meshwright.solver.model import Model
+from meshwright.jit import inline, kernel, place
+from meshwright.solver.model import Model, read_only
+from meshwright.solver.reductions import plain
 
 # Places in Work.used.
 EDGES, MATS, ROWS, USAGES, UNDOS, RECORDS, QUEUED, HEAD, STATUS = range(9)
@@ -47,6 +48,11 @@ class Work(NamedTuple):
     keep: np.ndarray  # scratch, as long as the largest node
     buffer: np.ndarray  # scratch, as long as the largest node
     mark: np.ndarray  # scratch, one per node: the edge to it, or -1
+
+    @property
+    def num_used(self) -> int:
+        """How much there is to walk through: room that is not used does not count."""
+        return int(len(self.k) + len(self.cost) + self.used[MATS] + self.used[USAGES] + len(self.cap))
 
 
 def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
@@ -90,7 +96,7 @@ def build(model: Model, alive_state: np.ndarray | None = None) -> Work:
         mark=np.full(num_nodes, -1, dtype=np.int32),
     )
     alive = np.ones(len(model.cost), dtype=np.uint8) if alive_state is None else alive_state.astype(np.uint8)
-    fill(work, model, alive)
+    fill(work, model._replace(mat=read_only(model.mat)), alive)
     return work
 
 
@@ -280,35 +286,47 @@ def hang_row(work, u, start, end, begin):
 def shrink(work, u):
     """Keeps only the states of u marked in work.keep, in its costs, rows and matrices."""
     old = np.int64(work.k[u])
+    new = _shrink_lists(work, u, old)
+    h = work.head[u]
+    while h >= 0:
+        _shrink_matrix(work, h, old)
+        work.fresh[h >> 1] = 1
+        h = work.hnext[h]
+    work.k[u] = new
+    if new == 0:
+        work.used[STATUS] = INFEASIBLE
+
+
+@inline(plain=plain.shrink_lists)
+def _shrink_lists(work, u, old):
+    """Shrinks a node's costs, labels and rows; returns how many states it has then."""
     new = compact(work.cost, work.off[u], work.keep, old)
     compact(work.label, work.off[u], work.keep, old)
     r = work.rhead[u]
     while r >= 0:
         compact(work.usage, work.roff[r], work.keep, old)
         r = work.rnext[r]
-    h = work.head[u]
-    while h >= 0:
-        e = h >> 1
-        begin = work.eoff[e]
-        far = np.int64(work.k[other(work, h)])
-        place = begin
-        if h & 1 == 0:
+    return new
+
+
+@inline(plain=plain.shrink_matrix)
+def _shrink_matrix(work, h, old):
+    """Shrinks the matrix of a half-edge by the states of its own node."""
+    begin = work.eoff[h >> 1]
+    far = np.int64(work.k[other(work, h)])
+    to = begin
+    if h & 1 == 0:
+        for s in range(old):
+            if work.keep[s]:
+                for t in range(far):
+                    work.mat[to + t] = work.mat[begin + s * far + t]
+                to += far
+    else:
+        for t in range(far):
             for s in range(old):
                 if work.keep[s]:
-                    for t in range(far):
-                        work.mat[place + t] = work.mat[begin + s * far + t]
-                    place += far
-        else:
-            for t in range(far):
-                for s in range(old):
-                    if work.keep[s]:
-                        work.mat[place] = work.mat[begin + t * old + s]
-                        place += 1
-        work.fresh[e] = 1
-        h = work.hnext[h]
-    work.k[u] = new
-    if new == 0:
-        work.used[STATUS] = INFEASIBLE
+                    work.mat[to] = work.mat[begin + t * old + s]
+                    to += 1
 
 
 @inline

@@ -1,0 +1,94 @@
+"""Compiles every kernel, side by side on all cores, so that later processes load it: `python -m meshwright.warm`.
+
+Small problems, and plans, that between them reach every kernel are solved with all kernels interpreted, which tells the
+types that each is called with. Then the kernels are dealt out to processes, the longest first.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from meshwright.beside import claimed
+from meshwright.jit import Needed, noting
+from meshwright.solver.warm import reach_kernels
+
+
+def warm(processes: int, plans: bool = True, say: Callable[[str], None] = lambda _: None) -> int:
+    """Compiles what is not on disk yet, or being compiled by others; returns the number of kernels.
+
+    Args:
+        processes: How many work at it.
+        plans: Whether those of the planner are compiled as well as those of the solver.
+        say: Called with how far it is.
+    """
+    kernels = needed(plans)
+    names = sorted(kernels, key=lambda name: -kernels[name].kernel.patience_s)
+    if processes == 1:
+        for done, name in enumerate(names):
+            say(f"compiled {done} of {len(names)} kernels")
+            kernels[name].compile()
+        return len(names)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        compiled = as_completed([pool.submit(_compile, name, plans) for name in names])
+        for done, future in enumerate(compiled):
+            future.result()
+            say(f"compiled {done + 1} of {len(names)} kernels")
+    return len(names)
+
+
+@cache
+def needed(plans: bool) -> dict[str, Needed]:
+    """The kernels that are called from Python, each with the types of its arguments."""
+    with noting() as noted:
+        reach_kernels()
+        if plans:
+            _reach_planner()
+    return noted
+
+
+def _reach_planner() -> None:
+    import meshwright as mw
+    from meshwright import zoo
+
+    model = zoo.build("mlp", batch=8)
+    for method in (mw.Auto(), mw.Auto(pipeline=True)):
+        mw.plan(model.train_step, model.state, model.batch, cluster="2x1 h100", method=method, on_progress=_ignore)
+
+
+def _compile(name: str, plans: bool) -> None:
+    needed(plans)[name].compile()
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+def _beside() -> None:
+    """What the process does that compiles while another one goes on: as much as leaves that one a core."""
+    os.nice(5)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    os.setpgid(0, 0)
+    with claimed(Path(tempfile.gettempdir(), f"meshwright-compiling-{os.getuid()}"), patient=False) as alone:
+        if alone:
+            warm((os.cpu_count() or 2) - 1, plans=False)
+
+
+if __name__ == "__main__":
+    if "--beside" in sys.argv:
+        _beside()
+    else:
+        begin = time.perf_counter()
+        number = warm(os.cpu_count() or 1, say=_show)
+        print(f"{number} kernels ready in {time.perf_counter() - begin:.1f} s")

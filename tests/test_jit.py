@@ -1,0 +1,145 @@
+"""Kernels are interpreted until compiling pays, and give the same numbers both ways."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright import jit, zoo
+from meshwright.jit import Kernel, compiling, inline, kernel
+from meshwright.planner.storage import plan_to_json
+from meshwright.progress import progress
+from meshwright.solver.decimate import settle
+from meshwright.solver.dual import Dual
+from meshwright.solver.model import extent, from_problem
+from meshwright.solver.simplify import simplify
+from meshwright.solver.warm import example
+
+SCRIPT = """
+import sys
+import numba, numpy as np
+import meshwright.jit
+assert "numba.np.arraymath" in sys.modules
+assert not any(name.startswith("scipy.linalg") for name in sys.modules), "loaded"
+
+@numba.njit
+def product(a, b):
+    return np.dot(a, b)
+
+print(product(np.eye(2), np.full((2, 2), 3.0)).sum())
+import scipy.linalg, scipy.linalg.cython_blas
+print(scipy.linalg.det(np.eye(3)), scipy.linalg.cython_blas.__name__)
+"""
+
+
+def test_blas_is_found_without_running_scipy_linalg():
+    found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["12.0", "1.0", "scipy.linalg.cython_blas"]
+
+
+@inline(plain=lambda numbers: numbers.sum())
+def _sum(numbers):
+    total = 0
+    for number in numbers:
+        total += number
+    return total
+
+
+@kernel
+def _mean(numbers):
+    return _sum(numbers) / len(numbers), len(numbers)
+
+
+@pytest.fixture
+def fresh():
+    """A kernel without machine code, in this process or on disk."""
+    made = kernel(_mean.py_func)
+    made._is_on_disk = lambda: False
+    return made
+
+
+def test_a_kernel_is_interpreted_until_that_took_as_long_as_compiling(fresh):
+    before = len(compiling.names)
+    assert fresh(np.arange(5)) == (2.0, 5)
+    assert not fresh.overloads and fresh.spent_s > 0
+    assert all(type(part) in (int, float) for part in fresh(np.arange(5)))
+    fresh.spent_s = fresh.patience_s
+    assert fresh(np.arange(5)) == (2.0, 5)
+    assert len(fresh.overloads) == 1 and compiling.names[before:] == [fresh.name]
+
+
+def test_what_is_large_or_must_not_be_interpreted_is_compiled(fresh, monkeypatch):
+    monkeypatch.setattr(jit, "_MOST_ELEMENTS", 4)
+    assert fresh(np.arange(5)) == (2.0, 5)
+    assert fresh.overloads and fresh.spent_s == 0
+    never = kernel(interpretable=False)(_mean.py_func)
+    assert never(np.arange(5)) == (2.0, 5) and never.overloads
+
+
+def test_the_clock_of_solves_stands_still_while_kernels_are_compiled(fresh):
+    fresh.spent_s = fresh.patience_s
+    said: list[str] = []
+    with progress(said.append) as say:
+        say("adding up")
+        before = time.perf_counter(), jit.clock(), compiling.seconds
+        fresh(np.arange(5))
+        wall, clock, made = np.subtract((time.perf_counter(), jit.clock(), compiling.seconds), before)
+    assert made > 0 and clock == pytest.approx(wall - made, abs=1e-2)
+    assert said[0] == said[2] == "adding up"
+    assert said[1].startswith(f"compiling {fresh.name}, once on this machine: about")
+
+
+def _compiled(make, *args):
+    """What is made where no kernel is interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "_is_small", lambda _: False)
+        return make(*args)
+
+
+def _interpreted(make, *args):
+    """What is made where every kernel is, those with machine code as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kernel, "__call__", lambda self, *args: self._interpret(*args))
+        return make(*args)
+
+
+def _reduced(problem):
+    """What is left of a problem, and what leads back from it."""
+    simple = simplify(from_problem(problem), growth=1.0)
+    choice = np.zeros(simple.model.num_nodes, dtype=np.int64)
+    return [*simple.model, simple.offset, [] if simple.infeasible else simple.expand(choice)]
+
+
+def _swept(problem):
+    """The messages of a few sweeps with prices, and all that is read off them."""
+    model = from_problem(problem)
+    dual = Dual(model)
+    links, found = dual.links, [extent(model.mat, 1e9)]
+    for price in (0.0, 0.1):
+        dual.set_prices(np.full(len(model.cap), price))
+        found += [dual.sweep() for _ in range(3)]
+    settled = model.cost.copy(), np.empty_like(model.mat)
+    settle(model.off, model.eu, model.ev, model.eoff, model.mat, links.of_edge, dual.m, *settled)
+    return [*found, *links, dual.m, dual.reduced, dual.floor, dual.load(), dual.spent(), dual.decode(), *settled]
+
+
+@pytest.mark.parametrize("make", [_reduced, _swept])
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_interpreted_kernels_give_the_same_bits(make, memory, seed):
+    problem = example(memory, num_nodes=24, num_states=7, seed=seed)
+    for one, other in zip(_compiled(make, problem), _interpreted(make, problem), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_plans_do_not_depend_on_whether_kernels_are_compiled():
+    model = zoo.build("mlp", batch=64)
+
+    def planned():
+        return plan_to_json(mw.plan(model.train_step, model.state, model.batch, cluster="2x4 h100"))
+
+    assert _interpreted(planned) == _compiled(planned)
