@@ -76,7 +76,7 @@ class _Fullest:
         yield (
             f"The cause: {self.mesh.num_devices} devices cannot share {largest}{more} evenly, "
             f"since {sizes} do{'' if ' and ' in sizes else 'es'} not divide {'their' if more else 'its'} dims; split "
-            f"evenly, about {format_bytes(needed - lost)} would do: choose another mesh or number of devices."
+            f"evenly, about {format_bytes(needed - lost)} would suffice: choose another mesh or number of devices."
         )
 
     def microbatches(self, needed: int, limit: float) -> Iterator[str]:
@@ -98,8 +98,9 @@ class _Fullest:
         best = 1
         for value in self.roles.data:
             shape = self.graph.types[value].shape
-            if shape:
-                which = self.formulation.folded.group_class[self.formulation.grouping.home[value]]
+            home = int(self.formulation.grouping.placed.home[value])
+            if shape and home >= 0:
+                which = self.formulation.folded.group_class[home]
                 code = self.formulation.tables[which].codes[0][self.choice[which]]
                 split = prod(self.mesh.sizes[a] for a in self.formulation.axes.dims(int(code), len(shape))[0])
                 best = max(best, shape[0] // split)
