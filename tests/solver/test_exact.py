@@ -1,12 +1,12 @@
 """Closing small models: against brute force, and against HiGHS where brute force cannot go."""
 
-import time
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
+from meshwright.jit import clock
 from meshwright.solver import ChoiceProblem, Status, exact, pipeline, price, solve
 from meshwright.solver.closing import Closing, close
 from meshwright.solver.dual import Dual, ascend_prices
@@ -76,7 +76,7 @@ def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
     closing, given = Closing(Closer(1e-9, np.inf), model), []
 
     def noted(closer, dual, best, cutoff, enough):
-        given.append(closer.deadline - time.perf_counter())
+        given.append(closer.deadline - clock())
         return replace(best, bound=0.99 * best.cost)
 
     monkeypatch.setattr(Closer, "below", noted)
@@ -172,7 +172,7 @@ def test_a_cutoff_below_the_optimum_is_proven_empty():
     problem = example(True, seed=3)
     simple = simplify(from_problem(problem))
     best = solve(problem, seconds=60).cost - simple.offset
-    closed = close(Closer(0.5, time.perf_counter() + 60), simple.model, best)
+    closed = close(Closer(0.5, clock() + 60), simple.model, best)
     assert closed.choice is None
     assert closed.bound >= best - 0.5
 
@@ -198,8 +198,8 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
 @pytest.mark.parametrize("few", [0, 1], ids=["depth first", "least bound first"])
 def test_splitting_proves_what_one_search_would(seed, memory, few):
     simple = simplify(from_problem(example(memory, num_nodes=14, num_states=4, seed=seed)))
-    whole = close(Closer(1e-9, time.perf_counter() + 60, few=np.inf), simple.model)
-    split = close(Closer(1e-9, time.perf_counter() + 60, few=few, effort=10), simple.model)
+    whole = close(Closer(1e-9, clock() + 60, few=np.inf), simple.model)
+    split = close(Closer(1e-9, clock() + 60, few=few, effort=10), simple.model)
     assert split.cost == pytest.approx(whole.cost, rel=1e-9)
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 
@@ -209,7 +209,7 @@ class _Clock:
 
     now = 0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         self.now += 1
         return self.now
 
@@ -218,10 +218,10 @@ class _Clock:
 @pytest.mark.parametrize("seed", range(3))
 def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(monkeypatch, few, seed):
     model = from_problem(example(True, num_nodes=14, num_states=4, seed=seed))
-    best = close(Closer(1e-9, time.perf_counter() + 60, few=np.inf), model).cost
+    best = close(Closer(1e-9, clock() + 60, few=np.inf), model).cost
     closed = 0
     for deadline in (*range(1, 40, 3), *range(40, 400, 40)):
-        monkeypatch.setattr(exact, "time", _Clock())
+        monkeypatch.setattr(exact, "clock", _Clock())
         found = close(Closer(1e-9, deadline, few=few, effort=10, improve=improved), model)
         assert found.bound <= best + 1e-9
         assert found.cost >= best - 1e-9
@@ -234,7 +234,7 @@ def test_past_the_deadline_no_effort_is_left():
     dual = Dual(from_problem(example(True, num_nodes=10)))
     dual.converge(5)
     for few in (0, 1e5):
-        look = Closer(1e-9, time.perf_counter() - 1, few=few)._patiently(10.0 if few else np.inf)
+        look = Closer(1e-9, clock() - 1, few=few)._patiently(10.0 if few else np.inf)
         assert look([dual], 1e9).reached < 1e9
 
 
@@ -268,7 +268,7 @@ def test_what_no_half_can_hold_is_ruled_out():
     model = from_problem(example(memory=False, num_nodes=6, num_states=4, seed=2))
     dual = Dual(model)
     dual.converge(50)
-    best = close(Closer(1e-9, time.perf_counter() + 60), model)
+    best = close(Closer(1e-9, clock() + 60), model)
     parts = split(dual, best.cost + 1e-6).parts
     assert len(parts) == 1 and parts[0][model.off[:-1] + best.choice].all() and not parts[0].all()
 
@@ -306,10 +306,10 @@ def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
         dual.converge(10)
         climb_prices(dual, 0.03 * abs(dual.bound), 60)
         start = Closed(None, np.inf, dual.bound)
-        found = Closer(1e-9, time.perf_counter() + 60).mixed(dual, start, np.inf)
+        found = Closer(1e-9, clock() + 60).mixed(dual, start, np.inf)
         optimum = solve(problem, seconds=60, workers=1)
         assert optimum.status == Status.OPTIMAL and State.of(simple.model, found.choice).fits(simple.model)
         assert optimum.cost - 1e-9 <= price(problem, simple.expand(found.choice)).cost <= 1.01 * optimum.cost
         cutoff = optimum.cost - simple.offset  # nothing costs less, and what costs as much is of no use
-        again = Closer(1e-9, time.perf_counter() + 60).mixed(dual, start, (1 - 1e-9) * cutoff)
+        again = Closer(1e-9, clock() + 60).mixed(dual, start, (1 - 1e-9) * cutoff)
         assert again.choice is None

@@ -1,10 +1,9 @@
 """First choices: legal, never dearer than what they came from, and the same every time."""
 
-import time
-
 import numpy as np
 import pytest
 
+from meshwright.jit import clock
 from meshwright.solver import closing
 from meshwright.solver.dual import Dual
 from meshwright.solver.exact import Closer
@@ -68,7 +67,7 @@ def test_a_poor_choice_is_improved_to_within_two_percent_of_the_bound(seed):
 def test_without_time_the_given_choice_comes_back_or_better():
     model = from_problem(lumps())
     poor = np.zeros(model.num_nodes, dtype=np.int64)
-    found = improved(_priced(model), poor, 1e-9, time.perf_counter())
+    found = improved(_priced(model), poor, 1e-9, clock())
     assert State.of(model, found).fits(model)
     assert cost_of(model, found) <= cost_of(model, poor)
 
@@ -88,7 +87,7 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
 
     def closed(model):
         told.clear()
-        return closing.close(Closer(1e-9, time.perf_counter() + 60, improve=improve), model), tuple(told)
+        return closing.close(Closer(1e-9, clock() + 60, improve=improve), model), tuple(told)
 
     monkeypatch.setattr(closing, "_DEAR", -1.0)
     monkeypatch.setattr(Closer, "_look", look)
