@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from meshwright.jit import clock
 from meshwright.solver.problem import ChoiceProblem
 
 
@@ -24,6 +23,7 @@ def lower_bound(
     >>> round(lower_bound(ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])), 6)
     2.0
     """
+    from meshwright.jit import clock
     from meshwright.solver.dual import Dual, ascend_prices
     from meshwright.solver.model import from_problem
 
