@@ -29,6 +29,7 @@ ELSEWHERE = {  # what no test of this file runs, and why
     'python -c "': "it names the reader's own chip or model",
     "mw.initialize()": "it takes several processes: tests/runtime/test_processes.py has them",
 }
+MEASURING = {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": "measured"}  # here, not in the user's own folder
 OWN_TESTS = {"one-matrix-product.md": "below", "compiler-faults.md": "tests/runtime/test_compiler_faults.py"}
 
 
@@ -74,7 +75,7 @@ def run_line(line):
     if not words or is_elsewhere(line) or (SLOW.match(line) and not ALL):
         return
     assert words[0] == "meshwright", line
-    result = CliRunner().invoke(app, words[1:])
+    result = CliRunner().invoke(app, words[1:], env=MEASURING if words[1] == "measure" else None)
     assert result.exit_code == 0, (line, result.exception, result.output)
     if words[1] == "compare":  # a method that has a plan at all has a time
         assert re.search(r"\d m?s ", result.stdout), result.stdout
