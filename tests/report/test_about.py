@@ -27,7 +27,9 @@ def test_a_page_is_about_a_model_on_a_cluster():
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), [(step, "step"), (partial(step), "step"), (lambda x, w: x @ w, "")], ids=repr
+    ("function", "name"),
+    [(step, "step"), (partial(step), "step"), (lambda x, w: x @ w, "")],
+    ids=["function", "partial", "lambda"],
 )
 def test_functions_give_plans_their_names(function, name):
     plan = mw.plan(function, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=MESH)
