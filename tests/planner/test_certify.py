@@ -1,5 +1,7 @@
 """The certificate: below every choice of the problem with nothing tied, and close to its optimum."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,14 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner import certify
+from meshwright.planner.budget import Budget
 from meshwright.planner.certify import Held, unfolded_bound
-from meshwright.planner.fitting import View
+from meshwright.planner.fitting import View, least_memory
+from meshwright.planner.methods import NAMED
+from meshwright.planner.plan import PROVEN_GAP
 from meshwright.planner.planner import Task
 from meshwright.solver import Status, price, solve
+from meshwright.solver.gap import relative_gap
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 ACTIVATIONS = [jnp.tanh, jax.nn.relu, jax.nn.gelu, lambda x: x]
@@ -93,7 +99,7 @@ def tight(traced, machine):
     free = View(formulation, None)
     assert free.step()
     limit = (formulation.memory.least().peak_bytes + free.peak_bytes) / 2
-    view = View(formulation, limit)
+    view = View(formulation, limit, budget=Budget(10.0))
     while not view.done:
         assert view.advance()
     return view, Held(sorted(view.times), limit)
@@ -150,3 +156,26 @@ def test_each_group_is_charged_for_what_it_takes_itself(name, is_cpu):
         taken = [usage[which] for which in apart.folded.group_class]
         expected = [np.zeros(size) if one is None else 2.0 * one for one, size in zip(taken, sizes, strict=True)]
         np.testing.assert_allclose(costs, np.concatenate(expected), atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("part", [None, 0.3])
+def test_no_plan_of_any_method_costs_less_than_the_bound(seed, part):
+    traced, machine = random_program(seed)
+    if part is not None:
+        formulation = Task(traced, mw.Auto()).formulate(machine)
+        free, (_, least) = View(formulation, None), least_memory(formulation)
+        assert free.step()
+        limit = int(least + part * max(free.peak_bytes - least, 0))
+        machine = mesh(machine.sizes, machine.alpha, machine.beta, limit)
+    best = Task(traced, mw.Auto(seconds=2.0)).plan([machine], lambda _: None)
+    assert 0.0 <= best.solution.lower_bound <= best.cost.total
+    assert best.solution.gap == relative_gap(best.cost.total, best.solution.lower_bound)
+    assert (best.solution.status == "optimal") == (best.solution.gap <= PROVEN_GAP)
+    for method in (*NAMED, mw.Manual(), mw.Auto()):
+        method = replace(method, seconds=1.0)
+        try:
+            found = Task(traced, method, folding=not isinstance(method, mw.Auto)).plan([machine], lambda _: None)
+        except (mw.ShardingError, mw.DoesNotFit):
+            continue
+        assert best.solution.lower_bound <= found.cost.total * (1 + 1e-12), found.method

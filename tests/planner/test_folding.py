@@ -1,5 +1,8 @@
 """Folding: tied layers reach the optimum of the untied problem, and the bound certifies it."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import meshwright as mw
@@ -51,3 +54,15 @@ def test_every_copy_of_a_class_is_built_alike():
             assert kinds[0] == kinds[1]
             assert [graph.ops[i].primitive for i in first.ops] == [graph.ops[i].primitive for i in other.ops]
     assert sum(len(m) for m in task.folded.members) == len(groups)
+
+
+@pytest.mark.parametrize(("where", "shape"), [("1x4 cpu", (2, 2)), ("2x4 h100", (2, 4))])
+def test_tied_groups_have_the_prices_of_the_one_that_stands_for_them(where, shape):
+    machine, traced = mw.cluster(where).mesh(shape), traced_zoo("gpt-tiny", layers=4)
+    if machine.is_cpu:  # whose backend holds some of the gradients wider than others
+        traced = replace(traced, graph=traced.graph.for_cpu())
+    formulation = Task(traced, mw.Auto()).formulate(machine)
+    assert max(map(len, formulation.folded.members)) > 1
+    for group, which in enumerate(formulation.folded.group_class):
+        own, price = formulation._table(group), formulation.costs[which]
+        np.testing.assert_allclose(own.compute + own.communication, price, rtol=1e-12)

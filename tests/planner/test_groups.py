@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from meshwright.graph import trace
@@ -65,6 +66,10 @@ def both(request):
     return Grouping(traced.graph), by_hand.GroupingByHand(traced.graph)
 
 
+def everything_stored(grouping):
+    return np.ones(grouping.graph.columns.num_values, bool)
+
+
 def test_groups_are_as_placed_by_hand(both):
     found, expected = both
     assert [asdict(group) for group in found.groups] == [asdict(group) for group in expected.groups]
@@ -83,7 +88,7 @@ def test_tokens_are_equal_where_groups_are_built_alike(both):
 
 def test_classes_and_edges_are_as_folded_by_hand(both):
     found, expected = both
-    folded = fold(found, {})
+    folded = fold(found, {}, everything_stored(found))
     classes = by_hand.classes(expected, {})
     pairs = set(zip(folded.group_class, classes, strict=True))
     assert len(pairs) == len(set(classes)) == len(folded.members)
@@ -94,7 +99,7 @@ def test_classes_and_edges_are_as_folded_by_hand(both):
 
 def test_unfolded_every_group_is_its_own_class(both):
     found, _ = both
-    folded = fold(found, {}, enabled=False)
+    folded = fold(found, {}, everything_stored(found), enabled=False)
     assert folded.members == [[i] for i in range(len(found.groups))]
 
 

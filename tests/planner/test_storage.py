@@ -1,11 +1,15 @@
 """Plan files: what is saved comes back, byte for byte the same, and damage is said with a remedy."""
 
 import json
+from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.planner.plan import Cost, SolutionSummary
+from meshwright.planner.show import gap_text
 from meshwright.planner.storage import VERSION
 from tests.planner.examples import mesh, mlp_step
 
@@ -85,3 +89,20 @@ def test_damage_in_what_is_read_late_is_said_then(planned, tmp_path, part):
     again = mw.Plan.load(path)
     with pytest.raises(mw.PlanFileError, match=f"damaged in its '{part}'.*save the plan again"):
         getattr(again, part)
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.0])
+def test_the_gap_of_a_saved_plan_follows_from_its_cost_and_bound(tmp_path, bound):
+    step, args = mlp_step(8, 8, layers=2)
+    found = mw.plan(step, *args, mesh=mesh((2,)))
+    found = replace(found, cost=Cost(1.0, 2.0), solution=SolutionSummary.proven(3.0, bound))
+    assert found.solution.gap == (np.inf if bound == 0.0 else 2.0) and found.solution.status == "feasible"
+    found.save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    assert "Infinity" not in text
+    loaded = mw.Plan.load(tmp_path / "plan.json")
+    assert loaded.solution == found.solution
+    (tmp_path / "older.json").write_text(text.replace('"gap": 2.0', '"gap": 0.66'))  # relative to the cost
+    assert mw.Plan.load(tmp_path / "older.json").solution == found.solution
+    words = "at most 200.00% above the lower bound 1" if bound else "no lower bound above 0 is known"
+    assert gap_text(loaded) == words

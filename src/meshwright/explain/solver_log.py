@@ -20,7 +20,9 @@ def solver_lines(plan: "Plan") -> Iterator[str]:
     yield f"status       {solution.status}"
     yield f"cost         {cost_text(plan, plan.cost.total)}"
     yield f"lower bound  {cost_text(plan, solution.lower_bound)}"
-    yield f"gap          {100 * solution.gap:.4f}%"
+    yield f"gap          {100 * solution.gap:.4f}% of the lower bound"
+    if solution.folded:
+        yield f"folded       {solution.folded}: the problem in which layers that repeat share one choice"
     yield f"seconds      {solution.seconds:.3f}" if solution.seconds else "seconds      not kept: the plan was loaded"
     if plan.stages:
         yield f"stages       {plan.provenance.get('stages', '')}"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from meshwright.explain.sentence import plain_sentence
 from meshwright.explain.tensors import Row, plan_rows
-from meshwright.planner.show import cost_text, mesh_text
+from meshwright.planner.show import cost_text, gap_text, mesh_text
 from meshwright.planner.show_stages import pipeline_text, stages_view
 from meshwright.screen import Table, plain_table, plain_text
 from meshwright.units import format_bytes, format_seconds
@@ -64,8 +64,7 @@ def _headline(plan: "Plan") -> Table:
     solution = plan.solution
     table.add_row(
         "solution",
-        f"{solution.status}, at most {100 * solution.gap:.2f}% above the lower bound "
-        + cost_text(plan, solution.lower_bound)
+        f"{solution.status}, {gap_text(plan)}"
         + (f"; solved in {format_seconds(solution.seconds)}" if solution.seconds else ""),
     )
     return table

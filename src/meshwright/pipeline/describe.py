@@ -23,6 +23,7 @@ from meshwright.planner.planner import provenance, unsplittable
 from meshwright.planner.roles import find_roles
 from meshwright.planner.stage import Stage, StageTime, Submesh
 from meshwright.planner.tensor import KEPT, Spec, Tensor
+from meshwright.solver.gap import relative_gap
 
 _SPREAD = ("", "optimizer", "optimizer and gradients", "all state")  # what the replicas share, by ZeRO's stages
 _INNER = {"x": "y", "y": "z"}  # names of a view's axes behind that of the replicas
@@ -62,7 +63,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
             {"state": fullest.state_bytes, "activations": fullest.peak_bytes - fullest.state_bytes},
             f"stage {stages.index(fullest)}",
         ),
-        solution=SolutionSummary("feasible", bound, (found.total_s - bound) / found.total_s, seconds),
+        solution=SolutionSummary("feasible", bound, relative_gap(found.total_s, bound), seconds),
         arguments=arguments,
         results=results,
         details=StagedDetails.of(catalogue, found),

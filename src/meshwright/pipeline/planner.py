@@ -20,6 +20,7 @@ from meshwright.pipeline.recipe import ThreeD
 from meshwright.pipeline.refine import refine
 from meshwright.pipeline.rows import Rows
 from meshwright.pipeline.search import Search
+from meshwright.planner.budget import Budget
 from meshwright.planner.groups import Grouping
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.plan import Plan
@@ -32,7 +33,7 @@ _FEW_KINDS = 3  # of hosts, up to which any of them may be left idle
 _EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
 
 
-def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan:
+def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None) -> Plan:
     """The best plan with stages that a method allows; without, where one program over all devices is quicker.
 
     Args:
@@ -40,12 +41,14 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress)
         cluster: The machines.
         method: `Auto` with ``pipeline=True``, or `ThreeD`.
         say: Told what is being done.
+        budget: The time for it; None takes the method's.
 
     Raises:
         DoesNotFit: No pipeline fits the memory.
         ShardingError: The method asks for what the model, the batch or the cluster does not allow.
     """
-    whole, started = start_search(traced, cluster, method, say), clock()
+    budget = budget or Budget(method.seconds)
+    whole, started = start_search(traced, cluster, method, say, budget), clock()
     if isinstance(method, ThreeD):
         whole.one_recipe(method)
         if whole.best is None:
@@ -66,7 +69,7 @@ def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tup
     Raises:
         DoesNotFit: Nothing fits.
     """
-    task = Task(traced, Auto(memory_fraction=method.memory_fraction))
+    task = Task(traced, Auto(memory_fraction=method.memory_fraction, seconds=method.seconds))
     best, plain, best_s, bound_s = None, None, np.inf, np.inf
     for search in (whole, *_parts(whole)):
         search.beat_s = best_s
@@ -92,7 +95,7 @@ def _parts(whole: Search) -> Iterator[Search]:
     sizes = groups[1:] if len(groups) <= _FEW_KINDS else groups[1:2]
     for size in reversed(sizes):
         for part in combinations(groups, size):
-            yield Search(whole.catalogue.part(part), whole.flow, whole.say)
+            yield Search(whole.catalogue.part(part), whole.flow, whole.say, budget=whole.budget)
 
 
 def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
@@ -102,7 +105,9 @@ def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
     return {"idle": f"{' and '.join(left)}: quicker without"} if left else {}
 
 
-def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Search:
+def start_search(
+    traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
+) -> Search:
     """Everything that the search needs, nothing searched yet."""
     graph = traced.graph
     flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
@@ -117,7 +122,7 @@ def start_search(traced: Traced, cluster: Cluster, method: Method, say: Progress
             f"cannot be cut into microbatches; use microbatch={rows.batch // method.data}"
         )
     catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say)
-    return Search(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say)
+    return Search(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say, budget=budget)
 
 
 def _plain(task: Task, search: Search, say: Progress) -> Plan | None:
@@ -129,7 +134,7 @@ def _plain(task: Task, search: Search, say: Progress) -> Plan | None:
     if search.best_s < np.inf and not any(task.can_fit(mesh) for mesh in meshes):
         return None
     try:
-        plan = task.plan(meshes, say)
+        plan = task.plan(meshes, say, search.budget if task.method.seconds is not None else None)
         search.note_bound(plan.solution.lower_bound)
         return plan
     except DoesNotFit as error:

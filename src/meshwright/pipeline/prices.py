@@ -78,7 +78,7 @@ class Pricing:
         key = (mesh, method.name)
         if self._last is None or self._last[0] != key:
             if method.name not in self._folded:
-                self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles))
+                self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles), self.live.stored)
             if mesh not in self._pricers:
                 self._pricers[mesh] = Pricer(self.grouping, self.live.stored, mesh, itemise=True)
             pricer, folded = self._pricers[mesh], self._folded[method.name]

@@ -34,7 +34,7 @@ def refine(search: Search) -> None:
     """Replaces a search's best pipeline by better ones, with microbatches of its size or of the next, if there are."""
     for _ in range(_ROUNDS):
         before = search.best
-        if before is None:
+        if before is None or search.is_over:
             return
         sizes = search.catalogue.microbatches
         at = sizes.index(search.catalogue.rows.batch // before.pipeline.num_microbatches)

@@ -21,6 +21,7 @@ from meshwright.pipeline.programme import Programme
 from meshwright.pipeline.recipe import Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.transfer import transfer_s
+from meshwright.planner.budget import Budget
 from meshwright.planner.stage import Pipeline
 from meshwright.units import format_bytes
 
@@ -40,8 +41,16 @@ class Search:
         nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
-    def __init__(self, catalogue: Catalogue, flow: Flow, say: Callable[[str], None], beat_s: float = np.inf):
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        flow: Flow,
+        say: Callable[[str], None],
+        beat_s: float = np.inf,
+        budget: Budget | None = None,
+    ):
         self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, beat_s
+        self.budget, self._is_cut = budget or Budget(), False
         layers, forward = catalogue.layers, flow.forward
         work = layers.gather(layers.places.unit[forward], flow.flops[forward])
         self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
@@ -76,7 +85,16 @@ class Search:
         return self._options[key]
 
     @property
+    def is_over(self) -> bool:
+        """Whether there is a pipeline and no time to look for a better one."""
+        over = self.budget.is_over and self.best_s < np.inf
+        self._is_cut |= over
+        return over
+
+    @property
     def bound_s(self) -> float:
+        if self._is_cut:  # what was not priced may be quicker than all that was
+            return 0.0
         return min([self._outside_s, *(float(least.sum()) for least in self._least.values())])
 
     def note_bound(self, seconds: float) -> None:
@@ -115,6 +133,8 @@ class Search:
 
     def _recipes(self, num_stages: int, devices: int, tensor: int | None, rows: int, checkpoint: str) -> None:
         """All schedules of one shape, those that cannot win left out."""
+        if self.is_over:
+            return
         options = self.options(0, devices, rows, checkpoint, tensor)
         if options is None:
             return
@@ -198,6 +218,8 @@ class Search:
 
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
         """Looks for better stages with one size of microbatch, recomputation, schedule and order of groups."""
+        if self.is_over:
+            return
         line = Line(self.catalogue.cluster, order)
         tried = [(g, n, self.options(g, n, rows, checkpoint)) for g, n in line.kinds]
         kinds = [(g, n, options) for g, n, options in tried if options is not None]

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.jit import kernel
+from meshwright.jit import clock, kernel
 from meshwright.planner.copies import EdgeKey
+from meshwright.planner.fitting import View
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.numbering import ranges, starts
 from meshwright.solver import ChoiceProblem, gather
@@ -39,16 +40,39 @@ class Held(NamedTuple):
     worth: Mapping[int, float] = MappingProxyType({})
 
 
-def unfolded_bound(formulation: Formulation, target: float, held: Held | None = None) -> float:
+def certified(view: View, limit: float | None, deadline: float = np.inf) -> float:
+    """What no plan that fits a limit costs less than on a view's mesh, as far as its formulation allows it.
+
+    On CPUs memory is known only once a choice is made: there the bound is that of plans without a limit.
+    """
+    formulation, free = view.formulation, view.free
+    assert free is not None
+    is_held = limit is not None and bool(view.times) and not formulation.mesh.is_cpu
+    bounds = [0.0]
+    if max(formulation.copies) == 1:  # nothing is tied: what solves prove holds for every plan
+        bounds += [free.lower_bound, view.proven if is_held and view.limit == limit else 0.0]
+    if is_held and max(bounds) < view.cost:
+        assert limit is not None
+        held = Held(sorted(view.times), limit, view.worth)
+        bounds.append(unfolded_bound(formulation, view.cost, held, deadline))
+    if max(bounds) < free.lower_bound:  # memory was not held, or its prices say little
+        bounds.append(unfolded_bound(formulation, free.cost, deadline=deadline))
+    return max(bounds)
+
+
+def unfolded_bound(
+    formulation: Formulation, target: float, held: Held | None = None, deadline: float = np.inf
+) -> float:
     """No choice on this mesh costs less, tied or not; without `held`, whatever the memory.
 
     Args:
         formulation: The folded problem.
         target: A cost that the bound cannot exceed by much: the sweeps stop when it is close.
         held: Where memory is short; copies that resharding makes are not counted.
+        deadline: `jit.clock()` at which to stop: bounds hold whenever that is.
     """
     which = formulation.folded.untied.which
-    folded, keys, prices = _folded(formulation, target, held)
+    folded, keys, prices = _folded(formulation, target, held, deadline)
     spare = float(folded.price @ folded.model.cap)
     dual = Dual(from_problem(_unfolded(formulation, prices)))
     for messages, begin in zip(_messages(formulation, folded, keys), dual.links.of_edge, strict=True):
@@ -58,7 +82,7 @@ def unfolded_bound(formulation: Formulation, target: float, held: Held | None = 
     before = -np.inf  # `Dual.converge` looks at ten sweeps at a time, which here take as long as all the rest
     for _ in range(int(np.clip(_WORK // max(work, 1), *_SWEEPS))):
         bound = dual.sweep()
-        if bound >= reach or bound - before <= _GAIN * abs(bound):
+        if bound >= reach or bound - before <= _GAIN * abs(bound) or clock() > deadline:
             break
         before = bound
     # Sums of thousands of floats may round upwards: give away more than they can.
@@ -80,7 +104,9 @@ def _unfolded(formulation: Formulation, prices: dict[int, float]) -> ChoiceProbl
     return ChoiceProblem.from_arrays(begin, costs, edges, gather.no_rows(), np.inf)
 
 
-def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple[Dual, list[EdgeKey], dict[int, float]]:
+def _folded(
+    formulation: Formulation, target: float, held: Held | None, deadline: float
+) -> tuple[Dual, list[EdgeKey], dict[int, float]]:
     """The dual of the folded problem, its edges, which are all whose ends are not tied, and its prices of memory."""
     costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]
     keys = [key for key in formulation.edges if key[0] != key[2]]
@@ -96,9 +122,9 @@ def _folded(formulation: Formulation, target: float, held: Held | None) -> tuple
     problem = ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)
     known = np.array([held.worth.get(time, 0.0) for time in times]) if held is not None else None
     dual = Dual(from_problem(problem), prices=known)
-    dual.converge(_FOLDED_SWEEPS, _CLOSE)
+    dual.converge(_FOLDED_SWEEPS, _CLOSE, deadline)
     if held is not None and not held.worth:
-        ascend_prices(dual, target, _FOLDED_SWEEPS)
+        ascend_prices(dual, target, _FOLDED_SWEEPS, deadline)
     return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
 
 

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.jit import clock
+from meshwright.planner.budget import Budget
 from meshwright.planner.considered import Improvement, Round
 from meshwright.planner.copies import Copied, EdgeKey, Route, Spans, find_routes
 from meshwright.planner.priced import Usage
 from meshwright.solver import ChoiceProblem, Solution, price
+from meshwright.solver.gap import relative_gap
 from meshwright.solver.solution import Status
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ _MAX_ROUNDS = 24
 _DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
 _DEAR_ROUNDS = 4
 _PROVEN = (Status.OPTIMAL, Status.INFEASIBLE)
+SMALL = 200_000  # strategies times operations, up to which memory is held at all moments at once rather than in rounds
 
 
 class Priced(Protocol):
@@ -85,6 +88,7 @@ class View:
         done: Whether the latest solution fits and is as good as it will be.
         seconds: Time spent.
         allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
+        budget: The time that is left for it.
         initial: A choice to start from: the one that was given, then the last that fitted; None for none.
         rounds: Every solve so far.
     """
@@ -103,6 +107,7 @@ class View:
     done: bool = False
     seconds: float = 0.0
     allowances: tuple[tuple[float, float], ...] = ALLOWANCES
+    budget: Budget = field(default_factory=Budget)
     initial: NDArray[np.int64] | None = None
     rounds: list[Round] = field(default_factory=list)
     _fitted: Solution | None = None
@@ -139,18 +144,31 @@ class View:
     def advance(self, goal: float = np.inf) -> bool:
         """Takes the next step towards a choice that fits, and from there to the best; False where nothing can fit.
 
-        The view is left as soon as the floor is no lower than the goal.
+        The view is left as soon as the floor is no lower than the goal. When the time is over it is done with the best
+        choice that fits, at worst the one that takes least memory.
         """
         self._num_advances += 1
+        if self._num_advances == 1 and self.is_small and self.limit is not None:
+            self.hold_throughout()
         gap = 0.0 if self.is_near and not self._is_within(_GOOD) else _ON_THE_WAY
-        found = self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
+        found = not self.budget.is_over and self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
         if not found and self.floor < goal:
             found = self.done = self.fitted is not None or self.squeeze()
         if self.fitted is not None:
             self.is_near |= self.floor < goal or self._is_within(_ON_THE_WAY)
-        if self.done and self.fitted is not None:
-            self.solution, self.peak_bytes = self.fitted, int(self.fitted.peak_usage)
+        if self.done:
+            self.settle()
         return found or self.floor >= goal
+
+    def settle(self) -> None:
+        """Takes the best choice that fits for its solution, where there is one."""
+        if self.fitted is not None:
+            self.solution, self.peak_bytes = self.fitted, int(self.fitted.peak_usage)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the problem is solved with memory held throughout, rather than moment by moment."""
+        return sum(map(len, self.formulation.costs)) * self.formulation.memory.num_steps <= SMALL
 
     def step(self, gap: float = 0.0, goal: float = np.inf) -> bool:
         """Solves once, up to a gap, and notes where memory is short; False where nothing can fit.
@@ -160,7 +178,7 @@ class View:
         """
         started = clock()
         run, routes = self._run()
-        for solution in _solves(run, self._allowed(goal), gap, goal):
+        for solution in _solves(run, self._allowed(goal), gap, goal, self.budget):
             self.rounds.append(_round(len(self.times), solution))
         moments = sorted(self.times)
         self.worth = {moments[time]: price for time, price in run.prices.items()} or self.worth
@@ -206,7 +224,7 @@ class View:
 
     def _is_within(self, gap: float) -> bool:
         """Whether the best choice that fits is as close to the floor."""
-        return self.cost * (1 - gap) <= self.floor
+        return relative_gap(self.cost, self.floor) <= gap
 
     def problem(self) -> tuple[ChoiceProblem, list[Route]]:
         """The problem with all that is held, and the nodes that it has besides those of the formulation."""
@@ -234,6 +252,18 @@ class View:
         self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.proven, self.peak_bytes)
         self._fitted = self.solution if self.fits else None
         return self.fits
+
+    def hold_throughout(self) -> None:
+        """Holds memory at every moment that may be the fullest, with all that edges copy."""
+        from meshwright.solver.model import maximal_times  # numba is loaded here, when it is first needed
+
+        live = [copied.live for copied in self.formulation.copied.values()]
+        begin = [self.formulation.memory.start, *(some.start for some in live), *(some.ahead for some in live)]
+        end = [self.formulation.memory.stop, *(some.stop for some in live), *(some.stop for some in live)]
+        start, stop = np.concatenate(begin), np.concatenate(end)
+        moments, *_ = maximal_times(start[start < stop], stop[start < stop])
+        self.times = dict.fromkeys(moments.tolist(), 0.0)
+        self.edges = set(self.formulation.copied)
 
     def hold(self, choice: NDArray[np.int64]) -> None:
         """Notes what a choice needs, and where memory is short under it."""
@@ -292,16 +322,21 @@ def _begin(problem: ChoiceProblem, choice: NDArray[np.int64] | None = None) -> "
 
 
 def _solves(
-    run: "Run", allowances: tuple[tuple[float, float], ...] = ALLOWANCES, gap: float = 0.0, goal: float = np.inf
+    run: "Run",
+    allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
+    gap: float = 0.0,
+    goal: float = np.inf,
+    budget: Budget | None = None,
 ) -> Iterator[Solution]:
     """Solves for as long as each allowance says, until one will do; where no memory is held, only long ones would."""
+    budget = budget or Budget()
     held = len(run.problem.row_node) > 0
     for number, (seconds, close) in enumerate([one for one in allowances if held or one[0] >= _LONG] or allowances):
         if number:
             run.begin_again()  # far off, what is looked for around a better choice finds more than going on does
-        solution = run.solve(seconds, gap, goal)
+        solution = run.solve(budget.of_one_solve(seconds), gap, goal)
         yield solution
-        if solution.lower_bound >= goal:
+        if solution.lower_bound >= goal or budget.is_over:
             break
         if solution.status in _PROVEN or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
             break

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
 from meshwright.planner.groups import Grouping
-from meshwright.planner.numbering import number_rows, number_stretches, pack, sort_by
+from meshwright.planner.numbering import number_rows, number_stretches, pack, ranges, sort_by, starts
 from meshwright.planner.tokens import tokens_of
 
 PERIODS = 2
 
+Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
@@ -69,9 +70,16 @@ class Folded:
     through: Ints
 
 
-def fold(grouping: Grouping, pins: Mapping[int, Hashable], enabled: bool = True) -> Folded:
-    """Ties groups into classes; ``pins`` tells arguments and results apart that have different restrictions."""
-    tokens = tokens_of(grouping, pins)
+def fold(grouping: Grouping, pins: Mapping[int, Hashable], stored: Bools, enabled: bool = True) -> Folded:
+    """Ties groups into classes.
+
+    Args:
+        grouping: The groups.
+        pins: Marks that tell arguments and results apart that have different restrictions.
+        stored: Whether each value is written to memory, which is a part of the price of what reads and makes it.
+        enabled: Whether anything is tied at all.
+    """
+    tokens = _priced_alike(grouping, tokens_of(grouping, pins), stored)
     return _quotient(grouping, tokens, _classify(grouping, tokens) if enabled else np.arange(len(tokens)))
 
 
@@ -84,6 +92,27 @@ def laps(grouping: Grouping, folded: Folded) -> tuple[Ints, Ints]:
         some = led[found.start : found.stop]
         run[some], lap[some] = number, np.arange(len(some)) // found.period
     return run, lap
+
+
+def unfolded(grouping: Grouping, folded: Folded) -> Folded:
+    """The same with nothing tied."""
+    tokens = np.array(folded.alike, np.int64)[folded.group_class]
+    return _quotient(grouping, tokens, np.arange(len(tokens)))
+
+
+def _priced_alike(grouping: Grouping, tokens: Ints, stored: Bools) -> Ints:
+    """Tokens that tell groups apart, too, whose prices differ though they are built alike.
+
+    What an operation moves depends on whether its operands and results are stored, and on their types there: on CPUs
+    some values are wider in memory than in the program. What its sums cost depends on how many start with them.
+    """
+    graph, columns, ops = grouping.graph, grouping.graph.columns, grouping.ops
+    held = pack(graph.num_bytes, graph.sent_itemsize, stored.astype(np.int64))
+    made = held[ranges(columns.first_made, columns.num_made)]
+    results = number_stretches(made, starts(columns.num_made))
+    share = np.unique(grouping.starts, return_inverse=True)[1]
+    moved = number_stretches(held[columns.reads], columns.start, results, share)
+    return number_stretches(moved[ops.items], ops.start, tokens)
 
 
 def _classify(grouping: Grouping, tokens: Ints) -> Ints:

@@ -27,13 +27,18 @@ class Method:
     Args:
         memory_fraction: The part of a device's memory that the plan may use on a cluster; the rest is left to the
             runtime's own buffers. An abstract mesh's memory is used whole.
+        seconds: The time that all of planning may take, tracing included; None lets it take what it needs, and limits
+            only how long plans are sought that fit the memory. What is found by then is the plan, with its gap.
     """
 
     memory_fraction: float = field(default=0.9, kw_only=True)
+    seconds: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory_fraction, int | float) or not 0 < self.memory_fraction <= 1:
             raise ShardingError(f"memory_fraction is {self.memory_fraction!r}; give a fraction above 0 and at most 1")
+        if self.seconds is not None and not (isinstance(self.seconds, int | float) and self.seconds > 0):
+            raise ShardingError(f"seconds is {self.seconds!r}; give a number above 0, or None for no limit")
 
     @property
     def name(self) -> str:
@@ -69,7 +74,7 @@ class Auto(Method):
         layers: How many layers to cut a pipelined model into, or their shares of the compute; None finds out.
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
-        memory_fraction: As in every `Method`.
+        memory_fraction, seconds: As in every `Method`.
     """
 
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -132,7 +137,7 @@ class Manual(Auto):
     Args:
         fix: Globs of paths to ``PartitionSpec``s, as in `Auto`.
         mesh_shapes: The mesh shapes to try; None takes one that has the axes named in `fix`.
-        memory_fraction: As in every `Method`.
+        memory_fraction, seconds: As in every `Method`.
     """
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
@@ -154,7 +159,7 @@ class DataParallel(Method):
     """Splits the batch over every axis; parameters and optimizer state are on every device.
 
     Args:
-        memory_fraction: As in every `Method`.
+        memory_fraction, seconds: As in every `Method`.
     """
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
@@ -172,7 +177,7 @@ class Zero(Method):
 
     Args:
         stage: 1 splits the optimizer state, 2 the gradients too, 3 the parameters too (FSDP).
-        memory_fraction: As in every `Method`.
+        memory_fraction, seconds: As in every `Method`.
     """
 
     stage: int = 1
@@ -205,7 +210,7 @@ class TensorParallel(Method):
     On a cluster of several hosts the last axis is a host's devices, on one host it is all of them.
 
     Args:
-        memory_fraction: As in every `Method`.
+        memory_fraction, seconds: As in every `Method`.
     """
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:

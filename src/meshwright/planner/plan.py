@@ -19,7 +19,10 @@ from meshwright.planner.details import OpPlan as OpPlan
 from meshwright.planner.paths import match_paths, nearest
 from meshwright.planner.stage import Pipeline, Stage
 from meshwright.planner.tensor import Spec, Tensor
+from meshwright.solver.gap import relative_gap
 from meshwright.units import format_bytes
+
+PROVEN_GAP = 1e-3  # up to which a plan counts as optimal: what costs are known to is far coarser
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +59,27 @@ class SolutionSummary:
     """How sure the plan is to be the best.
 
     Attributes:
-        status: ``optimal`` where the folded problem was solved to the end, else ``feasible``.
-        lower_bound: No plan that fits costs less on this mesh: a bound on the unfolded problem.
-        gap: ``(cost − lower bound) ÷ cost``.
+        status: ``optimal`` where the lower bound proves that no plan which fits costs less on this mesh, up to a gap of
+            `PROVEN_GAP`; else ``feasible``.
+        lower_bound: No plan that fits costs less on this mesh: a bound on the unfolded problem, and never below 0.
+        gap: ``(cost − lower bound) ÷ lower bound``; inf where something costs more than a bound of 0.
         seconds: Time spent on formulating and solving; not saved, so that equal plans make equal files.
+        folded: How the folded problem was left, in which layers that repeat share one choice: ``optimal`` where no
+            such choice is cheaper with the memory that was held, else ``feasible``; empty where nothing was folded.
     """
 
     status: str
     lower_bound: float
     gap: float
     seconds: float = field(default=0.0, compare=False)
+    folded: str = ""
+
+    @classmethod
+    def proven(cls, cost: float, bound: float, seconds: float = 0.0, folded: str = "") -> "SolutionSummary":
+        """What a lower bound says of a cost; rounding may bring it above the cost, and prices of memory below 0."""
+        bound = min(max(bound, 0.0), cost)
+        gap = relative_gap(cost, bound)
+        return cls("optimal" if gap <= PROVEN_GAP else "feasible", bound, gap, seconds, folded)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.liveness import liveness
 from meshwright.graph.plain_liveness import plain_liveness
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.certify import Held, unfolded_bound
+from meshwright.planner.budget import Budget
 from meshwright.planner.folding import fold
 from meshwright.planner.formulate import Formulation
 from meshwright.planner.groups import Grouping
@@ -28,6 +28,7 @@ from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSumm
 from meshwright.planner.priced import Profile
 from meshwright.planner.pricing import Pricer
 from meshwright.planner.readback import Readback
+from meshwright.planner.refining import proven
 from meshwright.planner.roles import find_roles
 from meshwright.planner.search import View, search
 from meshwright.planner.tensor import KEPT, Spec, Tensor
@@ -72,10 +73,11 @@ def plan(
         ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
     """
     method = find_method(method)
+    budget = Budget(method.seconds)
     with progress(on_progress) as say:
         where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
         say("tracing")
-        return _plan(trace(function, *args), where, method, say)
+        return _plan(trace(function, *args), where, method, say, budget)
 
 
 def plan_traced(
@@ -84,35 +86,35 @@ def plan_traced(
     """As `plan`, for a function that is traced already."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     with progress() as say:
-        return _plan(traced, where, method, say)
+        return _plan(traced, where, method, say, Budget(method.seconds))
 
 
 @heap_frozen()
-def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress) -> Plan:
+def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget) -> Plan:
     if isinstance(where, Cluster):
-        return _staged(traced, where, method, say)
+        return _staged(traced, where, method, say, budget)
     if where[0].is_cpu:
         traced = replace(traced, graph=_for_cpu(traced.graph))
     refined = Refinements()
     return refined(
         "The search with all refinements",
         "memory, sums and the lower bound are counted in the plain way",
-        lambda: Task(traced, method, refined=refined).plan(where, say),
-        lambda: Task(traced, method, refined=refined.without()).plan(where, say),
+        lambda: Task(traced, method, refined=refined).plan(where, say, budget),
+        lambda: Task(traced, method, refined=refined.without()).plan(where, say, budget),
     )
 
 
-def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress) -> Plan:
+def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> Plan:
     from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
 
     if not isinstance(method, Auto) or cluster.mixed:  # nothing but stages will do
-        return plan_stages(traced, cluster, method, say)
-    whole, refined = Auto(memory_fraction=method.memory_fraction), Refinements()
+        return plan_stages(traced, cluster, method, say, budget)
+    whole, refined = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), Refinements()
     found = refined(
         "The search for stages",
         "the plan is one program over all devices",
-        lambda: plan_stages(traced, cluster, method, say),
-        lambda: _plan(traced, whole.meshes(cluster), whole, say),
+        lambda: plan_stages(traced, cluster, method, say, budget),
+        lambda: _plan(traced, whole.meshes(cluster), whole, say, budget),
     )
     return replace(found, remarks=(*refined.remarks, *found.remarks))
 
@@ -158,12 +160,12 @@ class Task:
             lambda: liveness(self.graph, self.grouping.nests),
             lambda: plain_liveness(self.graph),
         )
-        pins = method.pins(self.graph, self.roles)
+        pins, stored = method.pins(self.graph, self.roles), self.live.stored
         self.folded = self._alone(
             "Folding of repeated layers",
             "each layer is split for itself",
-            lambda: fold(self.grouping, pins, folding),
-            lambda: fold(self.grouping, pins, False),
+            lambda: fold(self.grouping, pins, stored, folding),
+            lambda: fold(self.grouping, pins, stored, False),
         )
 
     def formulate(self, mesh: Mesh) -> Formulation:
@@ -188,8 +190,10 @@ class Task:
             return None
         return mesh.memory_bytes * (1.0 if mesh.is_abstract else self.method.memory_fraction)
 
-    def plan(self, meshes: list[Mesh], say: Progress) -> Plan:
+    def plan(self, meshes: list[Mesh], say: Progress, budget: Budget | None = None) -> Plan:
         """Solves on the meshes and makes the plan of the best."""
+        budget = budget or Budget(self.method.seconds)
+        formulate = cache(self.formulate)
         share = 1.0  # of the limit that is searched with: what a choice takes is known exactly once it is made
 
         def tightened(mesh: Mesh) -> float | None:
@@ -197,9 +201,9 @@ class Task:
             return None if limit is None else share * limit
 
         while True:
-            best, considered = search(meshes, self.formulate, tightened, self.floor_bytes, say)
+            best, considered = search(meshes, formulate, tightened, self.floor_bytes, say, budget)
             say("reading the plan back")
-            found = self._read_back(best, considered)
+            found = self._read_back(best, considered, budget)
             limit = found.memory.limit_bytes
             if limit is None or found.memory.peak_bytes <= limit:
                 return found
@@ -226,7 +230,15 @@ class Task:
         taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
         return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
 
-    def _read_back(self, solved: View, considered: list[Considered]) -> Plan:
+    def _read_back(self, tied: View, considered: list[Considered], budget: Budget) -> Plan:
+        assert tied.solution is not None
+        limit = self.limit(tied.formulation.mesh)
+        solved, bound = self._alone(
+            "The lower bound",
+            "nothing is known of how far the plan is from the best",
+            lambda: proven(tied, limit, budget),
+            lambda: (tied, 0.0),
+        )
         assert solved.solution is not None and solved.solution.choice is not None
         choice, free = solved.solution.choice, solved.free
         back, profile = self.refined(
@@ -237,13 +249,6 @@ class Task:
         )
         cost = Cost(back.compute(), back.communication())
         mesh = solved.formulation.mesh
-        limit = self.limit(mesh)
-        bound = self._alone(
-            "The lower bound",
-            "nothing is known of how far the plan is from the best",
-            lambda: min(self._bound(solved, limit), cost.total),
-            lambda: 0.0,
-        )
         call = self.traced.call
         return Plan(
             mesh=mesh,
@@ -256,18 +261,16 @@ class Task:
                 self._argument_bytes(back),
                 back.op_at(profile.peak_at).label if self.graph.ops else "",
             ),
-            solution=SolutionSummary(
-                solved.solution.status.value,
-                bound,
-                (cost.total - bound) / cost.total if cost.total > 0 else 0.0,
-                solved.seconds,
-            ),
+            solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.solution.status.value),
             arguments=tuple(self._arguments(back)),
             results=tuple(self._results(back)),
             details=back,
             unsplittable=unsplittable(self.graph),
             considered=tuple(
-                replace(one, peak_bytes=profile.peak_bytes) if one.shape == mesh.sizes else one for one in considered
+                replace(one, cost=solved.cost, peak_bytes=profile.peak_bytes, rounds=tuple(solved.rounds))
+                if one.shape == mesh.sizes
+                else one
+                for one in considered
             ),
             provenance=provenance(self.traced, mesh),
             remarks=tuple(self.refined.remarks),
@@ -276,12 +279,6 @@ class Task:
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,
         )
-
-    def _bound(self, solved: View, limit: float | None) -> float:
-        """What no plan on the mesh costs less than: for CPUs, whose memory is known once a choice is made, with any."""
-        if limit is None or not solved.times or solved.formulation.mesh.is_cpu:
-            return unfolded_bound(solved.formulation, 0.0 if solved.free is None else solved.free.cost)
-        return unfolded_bound(solved.formulation, solved.cost, Held(sorted(solved.times), limit, solved.worth))
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         graph, roles = self.graph, self.roles

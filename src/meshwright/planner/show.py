@@ -1,6 +1,7 @@
 """How figures of plans are written wherever they are shown."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from meshwright.planner.plan import Plan
 from meshwright.units import format_seconds
@@ -9,6 +10,14 @@ from meshwright.units import format_seconds
 def cost_text(plan: Plan, value: float) -> str:
     """A cost with its unit; abstract meshes have none."""
     return f"{value:,.6g}" if plan.mesh.is_abstract else format_seconds(value)
+
+
+def gap_text(plan: Plan) -> str:
+    """How far a plan may be above the best, in words."""
+    bound = cost_text(plan, plan.solution.lower_bound)
+    if not isfinite(plan.solution.gap):
+        return f"no lower bound above {bound} is known"
+    return f"at most {100 * plan.solution.gap:.2f}% above the lower bound {bound}"
 
 
 def mesh_text(plan: Plan) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from meshwright.planner.stage import Pipeline, Stage, StageTime, Submesh
 from meshwright.planner.stored_ops import ops_to_json, parse_ops
 from meshwright.planner.structure import skeleton
 from meshwright.planner.tensor import Tensor, parse_spec, spec_text
+from meshwright.solver.gap import relative_gap
 
 FORMAT = "meshwright-plan"
 VERSION = 6
@@ -183,7 +185,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "cost": asdict(plan.cost) | {"total": plan.cost.total},
         "flops": plan.flops,
         "memory": asdict(plan.memory),
-        "solution": {k: v for k, v in asdict(plan.solution).items() if k != "seconds"},
+        "solution": _solution_to_json(plan.solution),
         "unsplittable": list(plan.unsplittable),
         "considered": [_considered_to_json(c) for c in plan.considered],
         "provenance": dict(plan.provenance),
@@ -228,7 +230,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
         flops=data["flops"],
         memory=Memory(**data["memory"]),
-        solution=SolutionSummary(**data["solution"]),
+        solution=SolutionSummary(**(data["solution"] | {"gap": 0.0})),
         arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
         results=tuple(_tensor_from_json(t) for t in data["results"]),
         details=_details_from_json(data, mesh.names),
@@ -242,7 +244,7 @@ def plan_from_json(data: dict[str, Any]) -> Plan:
         stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
     )
     _check(plan)
-    return plan
+    return replace(plan, solution=_with_gap(plan))
 
 
 def _check(plan: Plan) -> None:
@@ -285,6 +287,16 @@ _TYPES: dict[str, Any] = {
     "pipeline": Pipeline | None,
     "stages": tuple[Stage, ...],
 }
+
+
+def _solution_to_json(solution: SolutionSummary) -> dict[str, Any]:
+    data = {k: v for k, v in asdict(solution).items() if k != "seconds"}
+    return data | {"gap": solution.gap if isfinite(solution.gap) else None}
+
+
+def _with_gap(plan: Plan) -> SolutionSummary:
+    """The gap follows from cost and bound: it may be infinite, and older files held it relative to the cost."""
+    return replace(plan.solution, gap=relative_gap(plan.cost.total, plan.solution.lower_bound))
 
 
 def _considered_to_json(view: Considered) -> dict[str, Any]:

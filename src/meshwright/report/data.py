@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.sentence import plain_sentence
@@ -9,7 +10,7 @@ from meshwright.explain.story import memory_text, step_text
 from meshwright.explain.subjects import Subjects
 from meshwright.explain.tensors import Row, plan_rows, which
 from meshwright.explain.words import bytes_on_device, label_words
-from meshwright.planner.show import axes_text, cost_text, mesh_text
+from meshwright.planner.show import axes_text, cost_text, gap_text, mesh_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.programs import programs_data
@@ -57,7 +58,8 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
         "solution": {
             "status": plan.solution.status,
             "bound": plan.solution.lower_bound,
-            "gap": plan.solution.gap,
+            "gap": plan.solution.gap if isfinite(plan.solution.gap) else None,
+            "text": gap_text(plan),
         },
         "considered": [
             {"mesh": "×".join(map(str, v.shape)), "cost": v.cost, "peak": v.peak_bytes, "remark": v.remark}

@@ -36,8 +36,9 @@ def solve(
         initial: A choice to start from; ignored where it is not legal.
         steps: Most rounds of random search per worker; None for no such limit.
         keep_interrupted: Whether Ctrl-C ends the search with the best so far, rather than being raised.
-        gap: The gap that will do: a problem that is small enough to be closed is searched for as long again as it took
-            to get there, since a better choice or the proof is often near. 0 to go on until the choice is proven.
+        gap: The gap (`Solution.gap`) that suffices: a problem that is small enough to be closed is searched for as long
+            again as it took to get there, since a better choice or the proof is often near. 0 to go on until the choice
+            is proven.
         goal: A cost from which on choices are of no use: the search ends once it is proven that none is cheaper.
 
     >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
@@ -52,7 +53,7 @@ def solve(
     if workers < 1:
         raise ProblemError(f"workers is {workers!r}: give 1 or more")
     if not 0 <= gap < 1:
-        raise ProblemError(f"gap is {gap!r}: give a part of the cost from 0 up to 1, such as 0.01")
+        raise ProblemError(f"gap is {gap!r}: give a part of the lower bound from 0 up to 1, such as 0.01")
     if math.isnan(goal):
         raise ProblemError(f"goal is {goal!r}: give a cost, or inf for none")
     from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed

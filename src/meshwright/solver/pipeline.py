@@ -8,6 +8,7 @@ from meshwright.jit import clock
 from meshwright.solver.check import price
 from meshwright.solver.closing import Closing
 from meshwright.solver.exact import Closer
+from meshwright.solver.gap import relative_gap
 from meshwright.solver.infeasible import least_limit
 from meshwright.solver.model import extent, from_problem, maximal_times
 from meshwright.solver.problem import IMPOSSIBLE, ChoiceProblem
@@ -152,7 +153,7 @@ class Run:
     def _enough(self, cost: float, bound: float) -> bool:
         if bound >= self.goal or bound > self.most:
             return True
-        return bound >= cost - max(self.tolerance, self.gap * abs(cost)) if np.isfinite(cost) else False
+        return bound >= cost - self.tolerance or relative_gap(cost, bound) <= self.gap if np.isfinite(cost) else False
 
     def _told(self, bound: float) -> None:
         self.raise_bound(bound + self._offset)

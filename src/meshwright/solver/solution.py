@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from meshwright.solver.gap import relative_gap
+
 _SENTENCES = {
     "optimal": "No choice that fits the memory limit is cheaper.",
     "feasible": "The choice fits the memory limit; a cheaper one may exist, down to the lower bound.",
@@ -49,7 +51,7 @@ class Solution:
         choice: The strategy of every node; None where none was found.
         cost: Total cost of the choice; inf where none was found.
         lower_bound: No feasible choice costs less than this.
-        gap: (cost - lower_bound) / |cost|.
+        gap: (cost - lower_bound) / |lower_bound|; see `relative_gap`.
         peak_usage: The most memory in use at any time under the choice.
         least_limit: For infeasible problems, the least limit that would do, or a lower bound on it; None otherwise,
             and also where impossible pairs alone rule out every choice.
@@ -69,10 +71,3 @@ class Solution:
     @property
     def gap(self) -> float:
         return relative_gap(self.cost, self.lower_bound)
-
-
-def relative_gap(cost: float, bound: float) -> float:
-    """Distance from the bound to the cost, relative to the cost; inf while either is unknown."""
-    if not np.isfinite(cost) or not np.isfinite(bound):
-        return float("inf")
-    return max(0.0, cost - bound) / max(abs(cost), 1e-300)

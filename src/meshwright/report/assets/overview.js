@@ -46,7 +46,7 @@ MW.figures = (plan, named = true) => {
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: named && "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])));
   if (named) out.append(
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.stages.length ? plan.mesh.axes : plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, (plan.mesh.names.length ? plan.links : []).map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), plan.abstract ? null : MW.el("p", { class: "note" }, MW.machines(plan))),
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "how sure"), MW.el("div", { class: "figure" }, plan.solution.status), MW.el("p", { class: "note" }, `at most ${(100 * plan.solution.gap).toFixed(2)}% above the lower bound ${MW.cost(plan.solution.bound, plan)}; ${plan.provenance.costs || ""}`)));
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "how sure"), MW.el("div", { class: "figure" }, plan.solution.status), MW.el("p", { class: "note" }, `${plan.solution.text}; ${plan.provenance.costs || ""}`)));
   out.dataset.count = out.children.length;
   return out;
 };
