@@ -1,7 +1,7 @@
 """Compiles every kernel, side by side on all cores, so that later processes load it: `python -m meshwright.warm`.
 
 Small problems, and plans, that between them reach every kernel are solved with all kernels interpreted, which tells the
-types that each is called with. Then the kernels are dealt out to processes, the longest first.
+types that each is called with. Then the kernels are dealt out to processes.
 """
 
 import os
@@ -29,7 +29,7 @@ def warm(processes: int, plans: bool = True, say: Callable[[str], None] = lambda
         say: Called with how far it is.
     """
     kernels = needed(plans)
-    names = sorted(kernels, key=lambda name: -kernels[name].kernel.patience_s)
+    names = sorted(kernels, key=lambda name: _order(kernels[name], plans))
     if processes == 1:
         for done, name in enumerate(names):
             say(f"compiled {done} of {len(names)} kernels")
@@ -60,6 +60,11 @@ def _reach_planner() -> None:
     model = zoo.build("mlp", batch=8)
     for method in (mw.Auto(), mw.Auto(pipeline=True)):
         mw.plan(model.train_step, model.state, model.batch, cluster="2x1 h100", method=method, on_progress=_ignore)
+
+
+def _order(needed: Needed, all_at_once: bool) -> float:
+    """The longest first, so that no process ends late; beside a solve those that it waits for, as it comes to them."""
+    return -needed.kernel.patience_s if all_at_once else needed.kernel.interpretable
 
 
 def _compile(name: str, plans: bool) -> None:

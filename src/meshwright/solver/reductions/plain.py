@@ -46,9 +46,10 @@ def mark_dominated(work, u, k):
             better &= usage <= usage[a]
         states = np.flatnonzero(better)
         for matrix in matrices:
-            possible = matrix[a] < np.inf
-            worst = (matrix[states][:, possible] - matrix[a, possible]).max(axis=1, initial=0.0)
-            slack[states] -= worst
+            if len(states) == 0:
+                break
+            # Where a itself is impossible, less infinity or NaN is left, which fmax passes over.
+            slack[states] -= np.fmax.reduce(matrix[states] - matrix[a], axis=1, initial=0.0)
             states = states[slack[states] >= 0.0]
         keep[a] = len(states) == 0
     return not keep.all()
