@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import astuple
 from pathlib import Path
 
+from meshwright.names import printable
 from meshwright.plain import parse_json
 from meshwright.profiler.survey import Machine, Survey
 
@@ -39,7 +40,7 @@ def load_survey(folder: Path, machine: Machine) -> Survey | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s cannot be used (%s): the machine is measured again", path, error)
+        log.warning("%s cannot be used (%s): the machine is measured again", path, printable(str(error)))
         return None
     if survey.machine != machine:
         log.warning("%s is of another machine: this one is measured again", path)
