@@ -55,10 +55,9 @@ def outcome(seed: int, number: int) -> Outcome:
             seconds = time.perf_counter() - started
             found = run(*program.args)
             trouble = "; ".join(differences(expected, found, trust))
+            # XLA gets some programs wrong on one device; then their operations, one by one, are what counts.
             if trouble and not differences(program(*program.args), found, trust):
-                trouble = (
-                    ""  # it is one device's program as a whole that XLA gets wrong: one by one, its operations agree
-                )
+                trouble = ""
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
             seconds = seconds or time.perf_counter() - started
@@ -86,12 +85,8 @@ def _plan(program: Drawn, kind: str, rng: np.random.Generator) -> tuple[str, mw.
     mesh = _mesh(shape)
     if kind == "method":
         method = METHODS[rng.integers(len(METHODS))]
-        try:
-            return f"{method.name} on {shape}", mw.plan(program, *program.args, mesh=mesh, method=method)
-        except mw.ShardingError as error:
-            if "cannot share evenly" not in str(error):
-                raise
-            return f"Auto on {shape}", mw.plan(program, *program.args, mesh=mesh)
+        plan = _or_auto(lambda by: mw.plan(program, *program.args, mesh=mesh, method=by), method)
+        return f"{method.name} on {shape}", plan
     return f"{kind} on {shape}", random_plan(program, program.args, mesh, rng)
 
 
@@ -106,12 +101,26 @@ def random_plan(function: Any, args: tuple[Any, ...], mesh: mw.Mesh, rng: np.ran
 
 def _cut(program: Drawn, rng: np.random.Generator) -> tuple[str, Callable[..., Any]]:
     method, shape, count = METHODS[rng.integers(2)], MESHES[rng.integers(4)], int(rng.choice(MICROBATCHES))
-    step = mw.parallelize(
-        program, mesh=_mesh(shape), method=method, microbatches=count, batch_argnums=(0, 1), donate_argnums=()
-    )
     logging.getLogger("meshwright").setLevel(logging.ERROR)  # many cannot be cut, and each says so
-    step.plan(*program.args)
-    return f"{method.name} on {shape} in {count} microbatches", step
+
+    def planned(method: Any) -> Callable[..., Any]:
+        step = mw.parallelize(
+            program, mesh=_mesh(shape), method=method, microbatches=count, batch_argnums=(0, 1), donate_argnums=()
+        )
+        step.plan(*program.args)
+        return step
+
+    return f"{method.name} on {shape} in {count} microbatches", _or_auto(planned, method)
+
+
+def _or_auto(planned: Callable[[Any], Any], method: Any) -> Any:
+    """What is planned by a method, or by Auto where the method refuses rows that devices cannot share evenly."""
+    try:
+        return planned(method)
+    except mw.ShardingError as error:
+        if "cannot share evenly" not in str(error):
+            raise
+        return planned(METHODS[0])
 
 
 def _mesh(shape: tuple[int, ...]) -> mw.Mesh:
