@@ -52,8 +52,11 @@ def scatter(pool: Pool) -> Value:
     x = tamed(x, 1)
     count = max(1, x.shape[0] // 2)
     places = pool.positions_in(count, x.shape[0])
+    # Multiplying floats has a derivative only where no position comes twice; and which of two rows is set is open.
+    how = pool.one_of("set", "add", "add", "max", "min", "add" if x.is_float else "multiply")
+    if how == "set":
+        places = jnp.where(jnp.arange(count) == 0, pool.positions[-1], places)
     rows = x.array[:count]
-    how = pool.one_of("set", "add", "add", "max", "min", "multiply")
     mode = pool.one_of(None, "drop", "clip") if how == "add" else pool.one_of(None, "drop")
     made = getattr(x.array.at[places], how)(rows, mode=mode)
     return x.made(made, x.limit * (1 + count), NUMBERS if how != "set" else 0)._replace(finite=False)

@@ -13,6 +13,7 @@ import numpy as np
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
 from meshwright.planner.search import View
 from meshwright.runtime.spmd import spmd
@@ -95,8 +96,8 @@ def random_plan(function: Any, args: tuple[Any, ...], mesh: mw.Mesh, rng: np.ran
     task = Task(trace(function, *args), mw.Auto(), folding=bool(rng.random() < 0.5))
     view = View(task.formulate(mesh), None)
     choice = np.array([rng.integers(len(cost)) for cost in view.formulation.costs])
-    view.solution = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
-    return task._read_back(view, [])
+    view.solution = view.free = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
+    return task._read_back(view, [], Budget(0.0))
 
 
 def _cut(program: Drawn, rng: np.random.Generator) -> tuple[str, Callable[..., Any]]:

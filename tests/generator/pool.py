@@ -50,11 +50,10 @@ class Pool:
         return self.positions[int(self.rng.integers(len(POSITIONS)))]
 
     def positions_in(self, count: int, size: int) -> Any:
-        """Several positions, most of them inside a dim of a size, all different."""
+        """Several positions, most of them inside a dim of a size and all different; the first is awkward."""
         inside = jnp.arange(count) * 5 % max(size, 1)
         moved = inside + self.positions[3 + int(self.rng.integers(4))]  # by 0 to 5
-        first = jnp.arange(count) == 0
-        return jnp.where(first, self.position(), moved)
+        return jnp.where(jnp.arange(count) == 0, self.position(), moved)
 
     def dim(self, value: Value) -> int:
         return int(self.rng.integers(value.ndim))

@@ -276,7 +276,7 @@ def test_one_row_is_written_and_no_other():
     assert "scatter" in found.pair and found.trouble == ""
 
 
-TWO_SLICES = "What is wrong on one device, too"
+ON_ONE_DEVICE = "What is wrong on one device, too"
 
 
 def test_the_compiler_still_forgets_to_clamp_on_one_device():
@@ -284,7 +284,7 @@ def test_the_compiler_still_forgets_to_clamp_on_one_device():
         return lax.dynamic_slice(lax.dynamic_slice(x, (at,), (8,)), (at,), (4,))
 
     x = jnp.arange(16)
-    _still_there(not np.array_equal(jax.jit(cut)(x, 7), cut(x, 7)), TWO_SLICES, "docs/compiler-faults.md")
+    _still_there(not np.array_equal(jax.jit(cut)(x, 7), cut(x, 7)), ON_ONE_DEVICE, "docs/compiler-faults.md")
     plan = mw.plan(cut, x, 7, mesh=mw.Mesh.abstract((DEVICES,), alpha=0.0, beta=1e-9))
     np.testing.assert_array_equal(spmd(plan, cut)(x, 7), cut(x, 7))
 
@@ -294,4 +294,11 @@ def test_the_compiler_still_writes_what_it_is_yet_to_read_on_one_device():
         return lax.dynamic_update_slice(x, x[:8][::-1], (at, 0)).reshape(16, 1, 4)
 
     x = jnp.arange(64).reshape(16, 4)
-    _still_there(not np.array_equal(jax.jit(shift)(x, 0), shift(x, 0)), TWO_SLICES, "docs/compiler-faults.md")
+    _still_there(not np.array_equal(jax.jit(shift)(x, 0), shift(x, 0)), ON_ONE_DEVICE, "docs/compiler-faults.md")
+
+
+def test_the_compiler_still_drops_nan_from_larger_arrays_on_one_device():
+    x = np.full((24, 16, 24), 2, np.float32)
+    x[6, 5, 2] = np.nan
+    found = jax.jit(lambda x: x.max(1))(x)
+    _still_there(not np.isnan(found[6, 2]), ON_ONE_DEVICE, "docs/compiler-faults.md")

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.hardware import Mesh
+from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
 from meshwright.planner.search import View
 from meshwright.runtime.spmd import spmd
@@ -61,8 +62,8 @@ def joined_plan(function, args, shape, seed):
             fitting = np.flatnonzero(saved[:, choice[key[2]]] > 0)
             if len(fitting) and rng.random() < 0.8:
                 choice[key[0]] = fitting[rng.integers(len(fitting))]
-    view.solution = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
-    return task._read_back(view, [])
+    view.solution = view.free = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
+    return task._read_back(view, [], Budget(0.0))
 
 
 @pytest.mark.parametrize("seed", range(12))
