@@ -105,7 +105,9 @@ def _checker(kind: Any) -> Checker:
         return _table(_checker(args[1]))
     if is_dataclass(kind):
         return _record(kind)
-    if origin is not None and origin.__name__ == "ndarray":
+    if getattr(origin, "__name__", "") == "NDArray":  # an alias with a name of its own in later versions of NumPy
+        return _array(args[0])
+    if getattr(origin, "__name__", "") == "ndarray":
         return _array(get_args(args[1])[0])
     return _PLAIN[kind]
 

@@ -147,9 +147,9 @@ X = np.ones((8, 4), np.float32)
     [
         (lambda: mw.plan(lambda x: x @ x, X, mesh=mesh((2,))), mw.TraceError, "could not trace"),
         (
-            lambda: mw.plan(jnp.sin, X, mesh=mesh((2,)), method="auto"),
+            lambda: mw.plan(jnp.sin, X, mesh=mesh((2,)), method=3),
             mw.ShardingError,
-            r"method is 'auto'; give mw.Au",
+            r"method is 3; give mw.Au",
         ),
         (lambda: mw.plan(jnp.sin, X, cluster="2x4 a1000"), mw.ClusterError, "unknown chip 'a1000'"),
         (lambda: mw.plan(jnp.sin, X, cluster="1x4 h100", mesh=(3,)), mw.ClusterError, "3 devices but cluster"),

@@ -29,7 +29,7 @@ def test_cost_is_the_sum_of_its_collectives_and_the_solvers_price(name, options,
         axes = tuple(names.index(a) for a in item.axes)
         assert item.seconds == pytest.approx(item.trips * machine.collective_s(item.kind, axes, item.bytes), abs=1e-9)
     plan = task.plan([machine], lambda _: None)
-    assert plan.cost.total == pytest.approx(priced.cost, rel=1e-6)
+    assert plan.cost.total <= priced.cost * (1 + 1e-6)  # less where layers are better split apart
     assert plan.solution.lower_bound <= plan.cost.total * (1 + 1e-12)
 
 

@@ -9,5 +9,5 @@ def test_a_printed_plan_shows_mesh_step_and_folded_arguments():
     text = str(mw.plan(step, *args, mesh=mesh((2, 2)), method=mw.DataParallel()))
     assert "DataParallel on mesh x=2 × y=2 (abstract)" in text
     assert "compute +" in text
-    assert "state/params/*/kernel  (3×)" in text
+    assert "state/params/*/kernel  (3×: 0–2)" in text
     assert "all_reduce" in text

@@ -378,7 +378,13 @@ REFUSED = {
     "conversions": [
         *list(CONVERSIONS)[1:5],
         *list(CONVERSIONS)[list(CONVERSIONS).index("narrowed") : list(CONVERSIONS).index("bitwise and")],
-        *("bitwise xor", "float products that overflow", "sums that overflow in a checkpoint"),
+        *(
+            "bitwise and",
+            "bitwise or",
+            "bitwise xor",
+            "float products that overflow",
+            "sums that overflow in a checkpoint",
+        ),
         "halves of sums in a checkpoint",
     ],
     "nested": ["position in a checkpoint", "a sum that is replaced", "a sum that is reset", "maxima in a loop"]

@@ -43,7 +43,7 @@ TERMS = [
     lambda x, w: jnp.sum(x[:, :, None] * w[None], axis=1),
     lambda x, w: jnp.zeros_like(x).at[jnp.arange(ROWS) * 5 % ROWS].add(x),
     lambda x, w: jnp.tanh(x),
-    lambda x, w: (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32),
+    lambda x, w: ((x / 4).astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32),
 ]
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import meshwright as mw
 from meshwright import jax_compat
@@ -32,7 +33,8 @@ def chain(t, steps=1500):
 @pytest.mark.parametrize("spec", [None, ((),), (("x",),)], ids=["from a constant", "moved", "in place"])
 def test_every_value_is_made_once_for_a_sharding(function, spec, monkeypatch):
     root, made = jnp.arange(float(SIZE)) / SIZE, []
-    virtual, env = Virtual(Axes((4,)), ("x",)), {}
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    virtual, env = Virtual(Axes((4,)), mesh), {}
     closed = jax.make_jaxpr(function)(root)
     env = {closed.jaxpr.invars[0]: (root, spec, "forward")}
     for eqn in closed.jaxpr.eqns:
