@@ -1,6 +1,7 @@
 """Plans in stages through the public door: what they hold, and what is refused."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import meshwright as mw
@@ -166,7 +167,8 @@ def test_a_mesh_is_not_for_pipelines_and_a_mixed_cluster_not_for_meshes():
 @pytest.mark.parametrize(
     ("machines", "fraction"), [("2x4 h100", 1e-4), ("1x6 l40s", 1e-4), ("1x2 h100 + 1x4 a100-40gb", 5e-5)]
 )
-def test_every_device_belongs_to_one_stage(machines, fraction):
+def test_every_device_belongs_to_one_stage(monkeypatch, machines, fraction):
+    monkeypatch.setattr("meshwright.pipeline.planner._plain", lambda *_: None)  # which may be quicker
     cluster = mw.cluster(machines)
     hosts = [group.devices_per_host for group in cluster.groups for _ in range(group.num_hosts)]
     step, args = mlp(512, layers=5, rows=24)
@@ -180,3 +182,18 @@ def test_every_device_belongs_to_one_stage(machines, fraction):
     assert len(plan.stages) > 1
     assert sorted(taken) == [(host, i) for host, number in enumerate(hosts) for i in range(number)]
     assert [s.layers[0] for s in plan.stages[1:]] == [s.layers[1] for s in plan.stages[:-1]]
+
+
+def test_when_the_time_is_over_the_best_pipeline_so_far_stands_and_nothing_is_proven_of_others(monkeypatch):
+    monkeypatch.setattr("meshwright.pipeline.planner._plain", lambda *_: None)
+    step, args = mlp(512, layers=5, rows=24)
+    tried, plans = [], []
+    for seconds in (None, 1e-6):
+        method = mw.Auto(pipeline=True, memory_fraction=1e-4, seconds=seconds)
+        plans.append(mw.plan(step, *args, cluster="2x4 h100", method=method))
+        tried.append(int(plans[-1].provenance["stages"].split()[-3]))
+    whole, hasty = plans
+    assert tried[1] < tried[0]
+    assert hasty.stages and hasty.step_s >= whole.step_s
+    assert hasty.solution.lower_bound == 0.0 < whole.solution.lower_bound
+    assert hasty.solution.gap == np.inf and hasty.solution.status == "feasible"

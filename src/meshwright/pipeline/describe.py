@@ -42,7 +42,8 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     sent = found.pipeline.num_microbatches * sum(t.communication_s for t in parts)
     sent += busiest.gradients.communication_s + busiest.update.communication_s
     fullest = max(stages, key=lambda s: s.peak_bytes)
-    bound = min(search.bound_s, found.total_s)  # which may differ in the last digit
+    cost = Cost(found.total_s - sent, sent)
+    bound = min(search.bound_s, cost.total)  # which may differ in the last digit
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state, found.stages[0].option, catalogue.rows.batch))
@@ -55,7 +56,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     return Plan(
         mesh=mesh,
         method=method.name,
-        cost=Cost(found.total_s - sent, sent),
+        cost=cost,
         flops=float(search.flow.flops.sum()) / cluster.num_devices,
         memory=Memory(
             fullest.peak_bytes,
@@ -63,7 +64,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
             {"state": fullest.state_bytes, "activations": fullest.peak_bytes - fullest.state_bytes},
             f"stage {stages.index(fullest)}",
         ),
-        solution=SolutionSummary("feasible", bound, relative_gap(found.total_s, bound), seconds),
+        solution=SolutionSummary("feasible", bound, relative_gap(cost.total, bound), seconds),
         arguments=arguments,
         results=results,
         details=StagedDetails.of(catalogue, found),
