@@ -19,7 +19,7 @@ REFINEMENTS = {
     "meshwright.planner.planner.liveness": "The model of fusion",
     "meshwright.planner.planner.cpu_liveness": "The model of memory on CPUs",
     "meshwright.planner.formulate.cpu_liveness": "The model of memory of the chosen plan",
-    "meshwright.planner.planner.unfolded_bound": "The lower bound",
+    "meshwright.planner.planner.proven": "The lower bound",
     "meshwright.planner.formulate.CpuMemory": "The search with all refinements",
 }
 

@@ -149,7 +149,7 @@ X = np.ones((8, 4), np.float32)
         (
             lambda: mw.plan(jnp.sin, X, mesh=mesh((2,)), method=3),
             mw.ShardingError,
-            r"method is 3; give mw.Au",
+            "method is 3; give one of 'auto'",
         ),
         (lambda: mw.plan(jnp.sin, X, cluster="2x4 a1000"), mw.ClusterError, "unknown chip 'a1000'"),
         (lambda: mw.plan(jnp.sin, X, cluster="1x4 h100", mesh=(3,)), mw.ClusterError, "3 devices but cluster"),
