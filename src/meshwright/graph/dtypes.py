@@ -41,7 +41,7 @@ def keeps_sums(source: str, target: str) -> bool:
     """Whether a sum of converted numbers is the converted sum, up to rounding: so the parts of a sum may be converted.
 
     Whole numbers wrap around and are truncated, and a part of a sum may overflow where the sum does not: only real or
-    complex numbers will do, and only if their exponents lie in the range of the others.
+    complex numbers qualify, and only if their exponents lie in the range of the others.
 
     >>> keeps_sums("bfloat16", "float32"), keeps_sums("float32", "bfloat16")
     (True, True)

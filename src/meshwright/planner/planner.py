@@ -107,7 +107,7 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> Plan:
     from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
 
-    if not isinstance(method, Auto) or cluster.mixed:  # nothing but stages will do
+    if not isinstance(method, Auto) or cluster.mixed:  # only stages are possible
         return plan_stages(traced, cluster, method, say, budget)
     whole, refined = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), Refinements()
     found = refined(

@@ -64,7 +64,7 @@ class _Fullest:
             kind = graph.types[value]
             parts = int(axes.num_parts(axes.legal_codes(kind.shape)).max())
             if value not in whole and kind.shape and parts < self.mesh.num_devices:
-                # The gradient of a parameter lies as the parameter does.
+                # The gradient of a parameter has the sharding of the parameter.
                 lost += (1 + (value in weights)) * (kind.num_bytes / parts - kind.num_bytes / self.mesh.num_devices)
                 stuck.append((kind.num_bytes / parts, path, kind.shape))
         if not lost or needed - lost > limit:

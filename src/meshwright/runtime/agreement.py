@@ -87,7 +87,7 @@ class Agreement:
         verdict = compare(found, i)
         self._publish(f"verdict/{i}", verdict)
         jax_compat.forget_published(f"{self._folder}{i}/")
-        if i:  # whoever told of this batch has read the verdict on the one before
+        if i:  # whoever announced this batch has read the verdict on the one before
             jax_compat.forget_published(f"{self._folder}verdict/{i - 1}")
         return verdict
 

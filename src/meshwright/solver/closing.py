@@ -70,7 +70,7 @@ class Closing:
 
         Args:
             deadline: `jit.clock()` at which to stop.
-            gap: The gap that will do, as a part of the bound.
+            gap: The gap that suffices, as a part of the bound.
             goal: A bound at which to stop, whatever was found.
         """
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
