@@ -156,6 +156,21 @@ many = mw.parallelize(function, mesh=mesh, method=mw.Manual({"x": jax.P(None, No
 np.testing.assert_allclose(many, jax.jit(function)(*args), rtol=1e-5)
 """
 
+IN_FLIGHT = "Programs in flight end the process"
+MANY_CALLS = """
+mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))  # all devices: each has its thread
+split = jax.sharding.NamedSharding(mesh, jax.P("x"))
+parts = [jax.device_put(np.full(64, i, np.float32), split) for i in range(60)]
+for _ in range(%d):
+    made = jax.block_until_ready([total(part) for part in parts])
+assert [float(one) for one in made] == [64. * i for i in range(60)]
+"""
+PLAIN_TOTAL = "total = jax.jit(jnp.sum)\n"
+PLANNED_TOTAL = """
+import meshwright as mw
+total = mw.parallelize(jnp.sum, mesh=mw.Mesh.abstract((8,), alpha=0., beta=1e-9), method=mw.Manual({"a": jax.P("x")}))
+"""
+
 
 def _same(one: Any, many: Any) -> bool:
     """Whether results agree: NaN where there is NaN, and zeros in their sign."""
@@ -185,7 +200,7 @@ def _still_there(there: bool, fault: str, where: str) -> None:
 
 def test_the_page_has_every_fault():
     page = (Path(__file__).parents[2] / "docs/compiler-faults.md").read_text(encoding="utf-8")
-    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION])
+    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, IN_FLIGHT])
 
 
 @pytest.mark.parametrize("fault", WRONG, ids=str)
@@ -247,6 +262,24 @@ def test_the_compiler_still_ends_the_process_over_a_convolution():
 
 def test_convolutions_of_broadcast_values_stay_whole_where_their_rule_says_so():
     done = _in_a_process(ABORTING + PLANNED)
+    assert done.returncode == 0, done.stderr
+
+
+def _in_flight(script: str) -> subprocess.CompletedProcess[str]:
+    prefix = "--xla_cpu_collective_call"
+    timeouts = f"{prefix}_warn_stuck_timeout_seconds=5 {prefix}_terminate_timeout_seconds=5"
+    return _in_a_process(f"import os\nos.environ['XLA_FLAGS'] += ' {timeouts}'\n{script}")
+
+
+def test_the_cpu_client_still_ends_the_process_over_programs_in_flight():
+    done = _in_flight(PLAIN_TOTAL + MANY_CALLS % 200)
+    if done.returncode < 0:
+        assert "Termination timeout" in done.stderr
+    _still_there(done.returncode < 0, IN_FLIGHT, "src/meshwright/runtime/cpu_turns.py")
+
+
+def test_calls_that_do_not_wait_for_each_other_run_one_after_another():
+    done = _in_flight(PLANNED_TOTAL + MANY_CALLS % 20)
     assert done.returncode == 0, done.stderr
 
 

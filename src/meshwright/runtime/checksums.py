@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright.runtime.cpu_turns import in_turn
+
 _WIDTHS = (2, 4, 8, 16, 32)  # bits of the types that have an unsigned one as wide
 _SECOND = 0x9E3779B9  # makes the two sums differ; any number but 0 would
 
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, str]:
     """The checksum of each array; with several processes all must ask, and all are told the same."""
-    sums = jax.device_get({name: _sums(_on_device(array)) for name, array in arrays.items()})
+    sums = jax.device_get({name: _run(_on_device(array)) for name, array in arrays.items()})
     return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in sums.items()}
 
 
@@ -32,6 +34,10 @@ def _on_device(array: Any) -> Any:
     if array.sharding.memory_kind in (None, usual):
         return array
     return jax.device_put(array, array.sharding.with_memory_kind(usual))
+
+
+def _run(array: Any) -> tuple[jax.Array, jax.Array]:
+    return in_turn(_sums, array.sharding.device_set)(array) if isinstance(array, jax.Array) else _sums(array)
 
 
 @jax.jit

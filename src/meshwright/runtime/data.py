@@ -18,6 +18,7 @@ from meshwright.errors import ShardingError
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.runtime import peers
 from meshwright.runtime.agreement import Agreement, Stopped
+from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.parallelize import Parallelized
 from meshwright.runtime.spmd import device_mesh
 from meshwright.runtime.state import argument_tensors
@@ -239,7 +240,7 @@ def _put(leaves: Sequence[Any], shardings: Sequence[NamedSharding | None]) -> li
     """The arrays in place, in one go; Python numbers stay, since the function would plan again for arrays."""
     moved = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and shardings[i] is not None]
     placed = list(leaves)
-    for i, array in zip(moved, jax.device_put([leaves[i] for i in moved], [shardings[i] for i in moved]), strict=True):
+    for i, array in zip(moved, put_in_turn([leaves[i] for i in moved], [shardings[i] for i in moved]), strict=True):
         placed[i] = array
     return placed
 
@@ -258,7 +259,7 @@ def _put_part(part: Any, sharding: NamedSharding | None) -> Any:
     if sharding is not None and _lies_by_rows(sharding, shape):
         return jax.make_array_from_process_local_data(sharding, host, shape)
     whole = jax.make_array_from_process_local_data(_rows(len(shape)), host, shape)
-    return whole if sharding is None else jax.device_put(whole, sharding)
+    return whole if sharding is None else put_in_turn([whole], [sharding])[0]
 
 
 def _rows(num_dims: int) -> NamedSharding:

@@ -18,6 +18,7 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.storage import plan_from_json, plan_to_json
 from meshwright.profiler import cluster as find_cluster
 from meshwright.runtime import peers
+from meshwright.runtime.cpu_turns import put_in_turn
 
 
 def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
@@ -138,7 +139,7 @@ def put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
         ShardingError: The processes give different arrays.
     """
     if jax.process_count() == 1:
-        return jax.device_put(list(arrays), list(shardings))
+        return put_in_turn(list(arrays), list(shardings))
     try:
         return [_put_global(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
     except AssertionError as error:
@@ -157,4 +158,4 @@ def _put_global(array: Any, sharding: Any) -> Any:
         )
     if array.is_fully_addressable:  # of this process alone; JAX moves only arrays from the host
         return jax.device_put(array.item() if array.weak_type and not array.shape else np.asarray(array), sharding)
-    return jax.device_put(array, sharding)
+    return put_in_turn([array], [sharding])[0]

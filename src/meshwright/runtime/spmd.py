@@ -26,6 +26,7 @@ from meshwright.graph.call import Leaves, call_abstractly
 from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.tensor import Tensor
 from meshwright.runtime import interrupts
+from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.evaluate import Evaluator
 from meshwright.runtime.processes import put
 
@@ -107,12 +108,14 @@ class _Variant:
 
     Attributes:
         jitted: The function of the arrays: arguments and results have None in place of what is kept.
+        run: It, one program at a time where that is needed.
         arguments: The structure of its arguments.
         shardings: Where their arrays lie.
         results: The structure of the results, with what is kept.
     """
 
     jitted: Any
+    run: Callable[..., Any]
     arguments: Leaves
     shardings: Sequence[NamedSharding]
     results: Leaves
@@ -155,13 +158,13 @@ class Program:
         with self._allow_tracing():
             made = self._run(variant, placed) if id(variant) in self._ran else self._run_first(variant, placed)
         if variant.is_plain:
-            self.quick = _guarded(variant.jitted, _donated_places(self.plan, variant))
+            self.quick = _guarded(variant.run, _donated_places(self.plan, variant))
             return made
         return variant.results.fill(tree_leaves(made))
 
     def _run(self, variant: _Variant, placed: Sequence[Any]) -> Any:
         with interrupts.hold:
-            return variant.jitted(*placed)
+            return variant.run(*placed)
 
     def _run_first(self, variant: _Variant, placed: Sequence[Any]) -> Any:
         """Runs a variant for the first time, and waits for it: whatever is wrong with it shows now.
@@ -171,7 +174,7 @@ class Program:
         if _donated(self.plan, variant.arguments.tree):
             _try_memory(variant.jitted.lower(*placed).compile(), self.mesh)  # compiled here, the call need not do it
         with interrupts.hold:
-            made = jax.block_until_ready(variant.jitted(*placed))
+            made = jax.block_until_ready(variant.run(*placed))
             self._ran.add(id(variant))
             return made
 
@@ -222,7 +225,7 @@ class Program:
             donate_argnums=_donated(self.plan, arguments.tree),
             compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
         )
-        return _Variant(jitted, call.arguments, shardings, call.results)
+        return _Variant(jitted, in_turn(jitted, self.mesh.devices.ravel()), call.arguments, shardings, call.results)
 
     @contextmanager
     def _allow_tracing(self) -> Iterator[None]:
@@ -253,7 +256,7 @@ def _strange(*args: Any) -> Any:
     raise Strange
 
 
-def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedSharding]]) -> Callable[..., Any]:
+def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedSharding]]) -> Callable[..., Any]:
     """The compiled function for arrays that are there, those it donates in place: others are the caller's, and stay."""
 
     known = {number: list(shardings) for number, shardings in places.items()}
@@ -275,7 +278,7 @@ def _guarded(jitted: Callable[..., Any], places: Mapping[int, Sequence[NamedShar
                     shardings[i] = found  # to be the same next time is quicker than to be equal
         with interrupts.hold:
             try:
-                return jitted(*args)
+                return run(*args)
             except ValueError as error:
                 # Collectives that fail at once raise this, too. What was taken over shows that the types were right.
                 if any(getattr(leaf, "is_deleted", bool)() for leaf in tree_leaves(args)):

@@ -16,6 +16,7 @@ from meshwright.planner.plan import Plan, partition_spec
 from meshwright.planner.planner import plan_traced
 from meshwright.planner.tensor import Tensor
 from meshwright.progress import progress
+from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.parallelize import Parallelized, Settings, parallelize
 from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
 
@@ -54,7 +55,8 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     shardings = [NamedSharding(mesh, partition_spec(t.spec)) for t in tensors]
     with progress() as say:
         say(f"making the state of {like.__name__} in parts")
-        made = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)(*call.arguments.pick(args))
+        make = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)
+        made = in_turn(make, mesh.devices.ravel())(*call.arguments.pick(args))
     return call.results.fill(made)
 
 

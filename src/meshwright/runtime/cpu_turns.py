@@ -1,0 +1,40 @@
+"""Programs of several CPU devices run one after another.
+
+XLA's CPU client has about one thread per device, and the part of a program that waits for other devices keeps its
+thread. Of two programs in flight, neither of which reads what the other makes, each may hold threads that the other one
+needs: both wait until XLA ends the process. `docs/compiler-faults.md` has the program in plain JAX. Accelerators have
+queues of their own, and are left to run ahead.
+"""
+
+from collections.abc import Callable, Collection
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_turn = Lock()  # batches are placed by another thread than the one that calls the function
+
+
+def in_turn(run: Callable[P, T], devices: Collection[Any]) -> Callable[P, T]:
+    """A function that runs a program on some devices; on several CPU devices it waits for what the program makes."""
+    if len(devices) == 1 or next(iter(devices)).platform != "cpu":
+        return run
+
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _turn:
+            return jax.block_until_ready(run(*args, **kwargs))
+
+    return alone
+
+
+def put_in_turn(arrays: list[Any], shardings: list[Any]) -> list[Any]:
+    """`jax.device_put`; an array that is split otherwise already is moved by a program of its own."""
+    if not shardings:
+        return []
+    put = in_turn(jax.device_put, shardings[0].device_set)
+    if put is jax.device_put:
+        return jax.device_put(arrays, shardings)
+    return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
