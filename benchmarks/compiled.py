@@ -24,7 +24,7 @@ from report import table
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.runtime.verify import Verification
+from meshwright.runtime.checking.verify import Verification
 
 PROGRAMS = [
     ("mlp", {}),

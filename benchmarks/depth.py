@@ -20,10 +20,10 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import Traced, trace
-from meshwright.graph.collector import heap_frozen
+from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.hardware import Mesh
-from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
+from meshwright.planner.solving.fit_memory import View
 
 DEPTHS = (8, 20, 40, 80)
 SHAPE = (50, 4)

@@ -20,12 +20,12 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.planner.fitting import View
 from meshwright.planner.planner import Task
+from meshwright.planner.solving.fit_memory import View
 from meshwright.solver import ChoiceProblem, price, solve
-from meshwright.solver.mip import solve_mip
-from meshwright.solver.model import from_problem
-from meshwright.solver.simplify import simplify
+from meshwright.solver.highs_oracle import solve_mip
+from meshwright.solver.model.model import from_problem
+from meshwright.solver.reductions.simplify import simplify
 
 MODELS = [
     ("llama2-13b", {"batch": 200, "seq": 2048, "checkpoint": True}),

@@ -16,16 +16,16 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.catalogue import submesh
-from meshwright.pipeline.flow import Flow
-from meshwright.pipeline.items import ALL_SECONDS, Item, LayerPrices
-from meshwright.pipeline.layers import Wishes, find_layers
-from meshwright.pipeline.own import Own
-from meshwright.pipeline.prices import Pricing
-from meshwright.pipeline.rows import Rows
-from meshwright.pipeline.ways import FREE, STEADY, price_way
-from meshwright.planner.groups import Grouping
-from meshwright.planner.roles import find_roles
+from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.forward_pass import Flow
+from meshwright.pipeline.layers.layers import Wishes, find_layers
+from meshwright.pipeline.prices.catalogue import submesh
+from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item, LayerPrices
+from meshwright.pipeline.prices.layer_pricing import Pricing
+from meshwright.pipeline.prices.split_modes import FREE, STEADY, price_way
+from meshwright.pipeline.prices.stage_problem import Own
+from meshwright.planner.grouping.groups import Grouping
+from meshwright.planner.grouping.roles import find_roles
 
 MODELS = [
     # model, cluster, views, rows of a replica, options of the zoo

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.explain.story import plan_view
+from meshwright.explain.show.plan_text import plan_view
 from meshwright.runtime.spmd import spmd
 
 STEPS = 4

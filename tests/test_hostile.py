@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright import cli
-from meshwright.explain.packing import pack, unpack
+from meshwright.cli import app
+from meshwright.plans.records.packing import pack, unpack
 from meshwright.profiler.database import load_survey, survey_path
 from meshwright.profiler.survey import Machine, Reading, Survey
 from meshwright.solver import ChoiceProblem
 from meshwright.solver.warm import example
 from tests import hostile
-from tests.explain.test_alpa import DUMPS, state, write
+from tests.explain.alpa.test_dump import DUMPS, state, write
 from tests.planner.examples import mlp_step
 
 KERNEL = "state/params/0/kernel"
@@ -61,7 +61,7 @@ def plans():
     """A plan without stages, and one with, as text."""
     step, args = mlp_step(16, 16, layers=2)
     recipe = mw.ThreeD(data=1, tensor=2, pipeline=2, microbatch=8)
-    from meshwright.planner.storage import plan_json
+    from meshwright.plans.storage import plan_json
 
     found = {
         "spmd": mw.plan(step, *args, cluster="1x4 h100", mesh=(2, 2), method=mw.TensorParallel()),
@@ -75,8 +75,8 @@ def command(*arguments):
     said = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
         try:
-            if not cli._see([*map(str, arguments)]):
-                cli.app([*map(str, arguments)], prog_name="meshwright")
+            if not app._see([*map(str, arguments)]):
+                app.app([*map(str, arguments)], prog_name="meshwright")
         except SystemExit as end:
             return end.code or 0, said.getvalue()
     return 0, said.getvalue()

@@ -10,12 +10,12 @@ import pytest
 import meshwright as mw
 from meshwright import jit, zoo
 from meshwright.jit import Kernel, compiling, inline, kernel
-from meshwright.planner.storage import plan_to_json
+from meshwright.plans.storage import plan_to_json
 from meshwright.progress import progress
-from meshwright.solver.decimate import settle
-from meshwright.solver.dual import Dual
-from meshwright.solver.model import extent, from_problem
-from meshwright.solver.simplify import simplify
+from meshwright.solver.bounds.dual import Dual
+from meshwright.solver.local_search.decimation import settle
+from meshwright.solver.model.model import extent, from_problem
+from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.warm import example
 
 SCRIPT = """

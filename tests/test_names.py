@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import meshwright as mw
-from meshwright.cli_screen import fail, note, show
+from meshwright.cli.screen import fail, note, show
 from meshwright.names import one_line, printable
 from meshwright.screen import Table
 

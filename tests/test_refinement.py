@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.planner.storage import plan_from_json, plan_to_json
+from meshwright.plans.storage import plan_from_json, plan_to_json
 from meshwright.refinement import STRICT, Refinements
 from meshwright.rules import registry
 
@@ -13,14 +13,14 @@ X, W = (jax.ShapeDtypeStruct((8, 8), jnp.float32) for _ in range(2))
 
 # Where a refinement is called, and how its remark begins.
 REFINEMENTS = {
-    "meshwright.planner.groups.find_accumulated": "The search for sums that a loop adds up",
-    "meshwright.planner.groups.find_joining": "The search for sums that can be settled together",
-    "meshwright.planner.groups.find_starts": "The search for sums that start together",
+    "meshwright.planner.grouping.groups.find_accumulated": "The search for sums that a loop adds up",
+    "meshwright.planner.grouping.groups.find_joining": "The search for sums that can be settled together",
+    "meshwright.planner.grouping.groups.find_starts": "The search for sums that start together",
     "meshwright.planner.planner.liveness": "The model of fusion",
     "meshwright.planner.planner.cpu_liveness": "The model of memory on CPUs",
-    "meshwright.planner.formulate.cpu_liveness": "The model of memory of the chosen plan",
+    "meshwright.planner.pricing.formulation.cpu_liveness": "The model of memory of the chosen plan",
     "meshwright.planner.planner.proven": "The lower bound",
-    "meshwright.planner.formulate.CpuMemory": "The search with all refinements",
+    "meshwright.planner.pricing.formulation.CpuMemory": "The search with all refinements",
 }
 
 

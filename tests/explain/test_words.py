@@ -8,9 +8,11 @@ import pytest
 from meshwright.explain.words import bytes_on_device, sharding_words, symbols
 
 
-@pytest.mark.parametrize("module", ["dims", "packing", "repr_parser", "words"])
+@pytest.mark.parametrize(
+    "module", ["explain.parallelism.dim_names", "plans.records.packing", "explain.alpa.repr_parser", "explain.words"]
+)
 def test_examples_in_docstrings(module):
-    outcome = doctest.testmod(import_module(f"meshwright.explain.{module}"))
+    outcome = doctest.testmod(import_module(f"meshwright.{module}"))
     assert outcome.attempted > 0 and outcome.failed == 0
 
 

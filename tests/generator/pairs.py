@@ -15,9 +15,9 @@ import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
-from meshwright.planner.search import View
+from meshwright.planner.solving.view_search import View
 from meshwright.runtime.spmd import spmd
-from meshwright.solver.solution import Solution, Status
+from meshwright.solver.problem.solution import Solution, Status
 from tests.generator.programs import Drawn, differences
 
 MESHES = ((2,), (4,), (8,), (2, 4), (2, 2, 2), (3,), (6,))

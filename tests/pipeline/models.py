@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.graph import trace
-from meshwright.pipeline.flow import Flow
-from meshwright.pipeline.layers import Wishes, find_layers
-from meshwright.planner.groups import Grouping
-from meshwright.planner.roles import find_roles
+from meshwright.pipeline.layers.forward_pass import Flow
+from meshwright.pipeline.layers.layers import Wishes, find_layers
+from meshwright.planner.grouping.groups import Grouping
+from meshwright.planner.grouping.roles import find_roles
 
 
 def mlp(hidden=64, layers=6, rows=16, body=None, optimizer=None, dtype=jnp.float32):

@@ -4,8 +4,8 @@ from collections import Counter
 
 from meshwright.graph import BACKWARD, UPDATE
 from meshwright.graph.repeats import find_runs
-from meshwright.planner.folding import PERIODS, Shared
-from meshwright.planner.groups import Group, Slot
+from meshwright.planner.grouping.folding import PERIODS, Shared
+from meshwright.planner.grouping.groups import Group, Slot
 from meshwright.rules import loop_nest
 
 

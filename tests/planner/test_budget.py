@@ -6,9 +6,9 @@ import pytest
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.budget import Budget
-from meshwright.planner.fitting import View, least_memory
 from meshwright.planner.planner import Task
-from meshwright.solver.pipeline import Run
+from meshwright.planner.solving.fit_memory import View, least_memory
+from meshwright.solver.run import Run
 from tests.planner.examples import mesh, mlp_step
 
 

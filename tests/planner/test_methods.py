@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
-from meshwright.cli_options import METHOD_NAMES
+from meshwright.cli.options import METHOD_NAMES
 from meshwright.graph import trace
 from meshwright.planner.methods import find_method, find_methods
 from tests.planner.examples import mesh, mlp_step, solve_on, traced_zoo

@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.report.about import about_data, plan_names, speed_data, title
 from tests.explain.plans import tensor_parallel
-from tests.explain.test_staged import planned
+from tests.plans.records.test_staged_record import planned
 
 MESH = mw.Mesh.abstract((2,), 1, 1)
 

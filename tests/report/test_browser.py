@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.explain.sentence import plain_sentence
-from meshwright.explain.subjects import Subjects
+from meshwright.explain.parallelism.sentence import plain_sentence
+from meshwright.explain.subject.subject import Subjects
 from meshwright.report.page import page as build_page
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
-from tests.explain.test_staged import planned
+from tests.plans.records.test_staged_record import planned
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)

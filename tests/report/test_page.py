@@ -10,7 +10,7 @@ import meshwright as mw
 from meshwright.explain.words import bytes_on_device
 from meshwright.report.page import page
 from tests.explain.plans import plan_of, tensor_parallel
-from tests.explain.test_staged import planned
+from tests.plans.records.test_staged_record import planned
 
 
 def data_of(text):

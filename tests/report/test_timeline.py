@@ -8,7 +8,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.report.timeline import TICKS, WORK, Bar, joined, timeline_data
 from meshwright.simulator.work import COLLECTIVE, COMPUTE
-from tests.planner.test_stage import staged
+from tests.plans.test_stage import staged
 
 
 @pytest.fixture(scope="module")

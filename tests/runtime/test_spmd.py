@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.runtime.compiled import collectives_of
+from meshwright.runtime.checking.compiled import collectives_of
 from meshwright.runtime.spmd import compiler_options, device_mesh, spmd
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 

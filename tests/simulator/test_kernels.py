@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.hardware import chips, find_chip
-from meshwright.planner.plan import Load
+from meshwright.plans.plan import Load
 from meshwright.simulator.kernels import generation, kernels, measured_kernels
 
 

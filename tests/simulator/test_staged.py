@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.pipeline.transfer import transfer_s
+from meshwright.pipeline.prices.transfer import transfer_s
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.staged import staged_work
 from tests.pipeline.models import mlp

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from meshwright.solver.problem import ChoiceProblem
+from meshwright.solver.problem.problem import ChoiceProblem
 
 _LOOPS = "bmnk"
 

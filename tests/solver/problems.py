@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
-from meshwright.solver.check import price
-from meshwright.solver.problem import ChoiceProblem
+from meshwright.solver.problem.check import price
+from meshwright.solver.problem.problem import ChoiceProblem
 
 
 def random_problem(seed: int, max_nodes: int = 7, max_states: int = 4, memory: bool = True, whole: bool = True):

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from meshwright.errors import ProblemError
-from meshwright.solver import ChoiceProblem, Status, closing, pipeline, price, solve
-from meshwright.solver.pipeline import Run
+from meshwright.solver import ChoiceProblem, Status, price, solve
+from meshwright.solver import run as run_module
+from meshwright.solver.exact import resumable
+from meshwright.solver.run import Run
 from meshwright.solver.warm import example
 from tests.solver.problems import brute_force, random_problem
 
@@ -30,7 +32,7 @@ def test_small_problems_end_optimal_or_infeasible_as_brute_force_says(seed):
 
 @pytest.mark.parametrize("going_on", [0.0, 1e6])
 def test_a_solve_up_to_a_gap_goes_on_for_a_while_and_stops_with_a_true_bound(monkeypatch, going_on):
-    monkeypatch.setattr(closing, "_GO_ON", going_on)
+    monkeypatch.setattr(resumable, "_GO_ON", going_on)
     stopped = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
@@ -57,10 +59,10 @@ def test_among_whole_numbers_a_bound_one_below_proves_nothing(bound):
 
 def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatch):
     simplified, begun = [], []
-    simplify, begin = pipeline.simplify, closing.Closing._begin
-    monkeypatch.setattr(pipeline, "simplify", lambda *args: simplified.append(args) or simplify(*args))
-    monkeypatch.setattr(closing.Closing, "_begin", lambda *args: begun.append(args) or begin(*args))
-    monkeypatch.setattr(closing, "_GO_ON", 0.0)
+    simplify, begin = run_module.simplify, resumable.Closing._begin
+    monkeypatch.setattr(run_module, "simplify", lambda *args: simplified.append(args) or simplify(*args))
+    monkeypatch.setattr(resumable.Closing, "_begin", lambda *args: begun.append(args) or begin(*args))
+    monkeypatch.setattr(resumable, "_GO_ON", 0.0)
     left = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
@@ -82,15 +84,15 @@ def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatc
 
 
 def test_a_solve_that_begins_again_keeps_its_choice(monkeypatch):
-    monkeypatch.setattr(closing, "_GO_ON", 0.0)
+    monkeypatch.setattr(resumable, "_GO_ON", 0.0)
     known = []
-    begin = closing.Closing.__init__
+    begin = resumable.Closing.__init__
 
     def noted(self, closer, model, cutoff, **options):
         known.append(cutoff)
         begin(self, closer, model, cutoff, **options)
 
-    monkeypatch.setattr(closing.Closing, "__init__", noted)
+    monkeypatch.setattr(resumable.Closing, "__init__", noted)
     problem = example(True, num_nodes=14, num_states=5, seed=0)
     run = Run(problem)
     first = run.solve(20, gap=0.2)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from meshwright.explain.traced import VIRTUAL, Nest
-from meshwright.explain.uses import Facts
+from meshwright.explain.parallelism.axis_uses import Facts
 from meshwright.explain.words import symbols
+from meshwright.plans.records.traced_program import VIRTUAL, Nest
 
 
 def notation(facts: Facts, op: int) -> str:

@@ -2,6 +2,6 @@
 
 from meshwright.graph.graph import Graph, Op, Tie
 from meshwright.graph.phases import BACKWARD, FORWARD, UPDATE
-from meshwright.graph.trace import Traced, trace
+from meshwright.graph.tracing.trace import Traced, trace
 
 __all__ = ["BACKWARD", "FORWARD", "UPDATE", "Graph", "Op", "Tie", "Traced", "trace"]

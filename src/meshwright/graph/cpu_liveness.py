@@ -11,9 +11,9 @@ from meshwright.graph.combining import combine
 from meshwright.graph.conversions import Converted, Sent, convert, narrow_values
 from meshwright.graph.graph import Graph
 from meshwright.graph.kernels import Kernels
-from meshwright.graph.liveness import Copies, Liveness, pin_ends
 from meshwright.graph.orders import Node, depth_first
 from meshwright.graph.simplified import Split
+from meshwright.graph.xla_gpu.liveness import Copies, Liveness, pin_ends
 from meshwright.rules.base import LoopNest
 
 Ints = NDArray[np.int64]

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import jax_compat
+from meshwright.graph.columns import Lazy
 from meshwright.graph.dtypes import widens
-from meshwright.graph.lazy import Lazy
 from meshwright.graph.phases import BACKWARD as BACKWARD
 from meshwright.graph.phases import FORWARD as FORWARD
 from meshwright.graph.phases import PHASES, UPDATE, assign_phases

@@ -6,7 +6,7 @@ That is what is counted where a model of one of XLA's backends meets what it doe
 import numpy as np
 
 from meshwright.graph.graph import Graph
-from meshwright.graph.liveness import AcceleratorLiveness, Copies, pin_ends
+from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Copies, pin_ends
 
 
 def plain_liveness(graph: Graph) -> AcceleratorLiveness:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshwright.hardware.link import Link
-from meshwright.plain import Amount, Count, Rate
+from meshwright.schema import Amount, Count, Rate
 
 if TYPE_CHECKING:
     import numpy as np

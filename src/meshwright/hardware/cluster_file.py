@@ -19,7 +19,7 @@ from meshwright.hardware.clusters import Cluster, mixed
 from meshwright.hardware.link import Host, Link, complete
 from meshwright.hardware.lookup import find_chip, find_link
 from meshwright.hardware.tables import check_keys, quantity, read_toml, required, subtable, text, whole
-from meshwright.plain import checked
+from meshwright.schema import checked
 
 _GROUP_KEYS = ("hosts", "devices_per_host", "chip", "torus", "intra", "inter", "chip_overrides")
 _KEYS = ("name", *_GROUP_KEYS)

@@ -10,7 +10,7 @@ from meshwright.hardware.link import Host, Link
 from meshwright.hardware.mesh import AXIS_NAMES, MOST_DEVICES, Mesh, plain_sizes
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
-from meshwright.plain import Count, checked
+from meshwright.schema import Count, checked
 
 CATALOGUE = "modelled: catalogue figures"
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from meshwright.errors import ClusterError
-from meshwright.plain import Amount, Count, Rate, Size
+from meshwright.schema import Amount, Count, Rate, Size
 
 Topology = Literal["switch", "graph", "shared", "torus"]
 TOPOLOGIES: tuple[str, ...] = get_args(Topology)

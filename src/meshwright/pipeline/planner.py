@@ -11,21 +11,21 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster
 from meshwright.jit import clock
-from meshwright.pipeline.catalogue import Catalogue
-from meshwright.pipeline.describe import describe
-from meshwright.pipeline.flow import Flow
-from meshwright.pipeline.layers import Wishes, find_layers
-from meshwright.pipeline.nearest import note_nearest
-from meshwright.pipeline.recipe import ThreeD
-from meshwright.pipeline.refine import refine
-from meshwright.pipeline.rows import Rows
-from meshwright.pipeline.search import Search
+from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.forward_pass import Flow
+from meshwright.pipeline.layers.layers import Wishes, find_layers
+from meshwright.pipeline.prices.catalogue import Catalogue
+from meshwright.pipeline.search.equal_stages import ThreeD
+from meshwright.pipeline.search.least_memory import note_nearest
+from meshwright.pipeline.search.refine import refine
+from meshwright.pipeline.search.search import Search
+from meshwright.pipeline.to_plan import describe
 from meshwright.planner.budget import Budget
-from meshwright.planner.groups import Grouping
+from meshwright.planner.grouping.groups import Grouping
+from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Auto, Method
-from meshwright.planner.plan import Plan
 from meshwright.planner.planner import Task
-from meshwright.planner.roles import find_roles
+from meshwright.plans.plan import Plan
 
 Progress = Callable[[str], None]
 

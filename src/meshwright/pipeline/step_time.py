@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.pipeline.schedules import find_schedule
-from meshwright.planner.stage import Pipeline, Stage
+from meshwright.plans.stage import Pipeline, Stage
 
 
 class StageSeconds(NamedTuple):

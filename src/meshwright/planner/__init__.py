@@ -9,7 +9,6 @@ _PUBLIC = {
     "DataParallel": "methods",
     "Manual": "methods",
     "Method": "methods",
-    "Plan": "plan",
     "TensorParallel": "methods",
     "Zero": "methods",
 }

@@ -13,10 +13,10 @@ from typing import Any
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.formulate import Restrictions
-from meshwright.planner.paths import nearest
-from meshwright.planner.roles import Roles
-from meshwright.planner.views import auto_meshes
+from meshwright.planner.grouping.roles import Roles
+from meshwright.planner.mesh_views import auto_meshes
+from meshwright.planner.pricing.formulation import Restrictions
+from meshwright.plans.paths import nearest
 from meshwright.strategy.sharding import Axes
 
 

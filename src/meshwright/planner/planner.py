@@ -13,25 +13,25 @@ import meshwright
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError
 from meshwright.graph import Graph, Traced, trace
-from meshwright.graph.collector import heap_frozen
 from meshwright.graph.conversions import multiplies_narrow_types
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
-from meshwright.graph.liveness import liveness
 from meshwright.graph.plain_liveness import plain_liveness
+from meshwright.graph.tracing.garbage import heap_frozen
+from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.budget import Budget
-from meshwright.planner.folding import fold
-from meshwright.planner.formulate import Formulation
-from meshwright.planner.groups import Grouping
+from meshwright.planner.grouping.folding import fold
+from meshwright.planner.grouping.groups import Grouping
+from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Auto, Method, find_method
-from meshwright.planner.plan import Considered, Cost, Memory, Plan, SolutionSummary
-from meshwright.planner.priced import Profile
-from meshwright.planner.pricing import Pricer
-from meshwright.planner.readback import Readback
-from meshwright.planner.refining import proven
-from meshwright.planner.roles import find_roles
-from meshwright.planner.search import View, search
-from meshwright.planner.tensor import KEPT, Spec, Tensor
+from meshwright.planner.pricing.formulation import Formulation
+from meshwright.planner.pricing.pricer import Pricer
+from meshwright.planner.reading.readback import Readback
+from meshwright.planner.solving.refining import proven
+from meshwright.planner.solving.view_search import View, search
+from meshwright.plans.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.plans.tensor import KEPT, Spec, Tensor
+from meshwright.priced.problem import Profile
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.refinement import Refinements

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.phases import FORWARD, PHASES
-from meshwright.planner.folding import laps
-from meshwright.planner.formulate import Formulation
-from meshwright.planner.roles import find_roles
+from meshwright.planner.grouping.folding import laps
+from meshwright.planner.grouping.roles import find_roles
+from meshwright.planner.pricing.formulation import Formulation
 from meshwright.units import format_bytes
 
 Ints = NDArray[np.int64]

@@ -10,8 +10,8 @@ from dataclasses import astuple
 from pathlib import Path
 
 from meshwright.names import printable
-from meshwright.plain import parse_json
 from meshwright.profiler.survey import Machine, Survey
+from meshwright.schema import parse_json
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshwright.plain import checked
+from meshwright.schema import checked
 
 FORMAT = 2  # 1 knew neither convolutions nor special functions
 

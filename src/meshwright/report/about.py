@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from meshwright.planner.show import axes_text
+from meshwright.plans.text import axes_text
 from meshwright.simulator.spmd import batch_and_sequence
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.plans.plan import Plan
     from meshwright.simulator.simulation import Simulation
 
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.explain.explanation import Explanation
-from meshwright.explain.subjects import Subjects
-from meshwright.explain.tensors import Row
-from meshwright.explain.why import Explainer
+from meshwright.explain.alternatives.explanation import Explanation
+from meshwright.explain.alternatives.why import Explainer
+from meshwright.explain.show.tensor_table import Row
+from meshwright.explain.subject.subject import Subjects
 
 _CHANGES = 3
 _ROUNDS = 2  # of solving: a third share of the time is hardly larger than the second

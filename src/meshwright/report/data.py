@@ -5,19 +5,19 @@ from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.sentence import plain_sentence
-from meshwright.explain.story import memory_text, step_text
-from meshwright.explain.subjects import Subjects
-from meshwright.explain.tensors import Row, plan_rows, which
+from meshwright.explain.parallelism.sentence import plain_sentence
+from meshwright.explain.show.plan_text import memory_text, step_text
+from meshwright.explain.show.tensor_table import Row, plan_rows, which
+from meshwright.explain.subject.subject import Subjects
 from meshwright.explain.words import bytes_on_device, label_words
-from meshwright.planner.show import axes_text, cost_text, gap_text, mesh_text
+from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.programs import programs_data
 from meshwright.report.timeline import timeline_data
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.plans.plan import Plan
     from meshwright.simulator.simulation import Simulation
 
 _PATHS = 4  # shown of each row
@@ -150,7 +150,7 @@ def _collectives(subjects: Subjects) -> list[dict[str, Any]]:
 
 def difference_data(one: "Plan", other: "Plan") -> dict[str, Any]:
     """What the page shows of the difference between two plans."""
-    from meshwright.explain.diff import diff
+    from meshwright.explain.show.diff import diff
 
     found = diff(one, other)
     return {

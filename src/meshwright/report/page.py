@@ -13,7 +13,7 @@ from meshwright.report.about import plan_names, title, today
 from meshwright.report.data import difference_data, page_data
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.plans.plan import Plan
 
 _SCRIPTS = (
     *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "memory"),

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.record import MEMORY_ROLES, Record
-from meshwright.explain.subjects import Subjects
-from meshwright.explain.timeline import memory_over_time
-from meshwright.planner.show import stages_text
+from meshwright.explain.subject.memory_timeline import memory_over_time
+from meshwright.explain.subject.subject import Subjects
+from meshwright.plans.records.record import MEMORY_ROLES, Record
+from meshwright.plans.text import stages_text
 from meshwright.report.layers import layer_data
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.plans.plan import Plan
 
 _MOMENTS = 480  # of memory over time
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwright.planner.show_stages import layers_text
+from meshwright.plans.stage_text import layers_text
 
 if TYPE_CHECKING:
-    from meshwright.planner.plan import Plan
+    from meshwright.plans.plan import Plan
     from meshwright.simulator.simulation import Simulation
 
 _MOMENTS = 480  # of memory over time

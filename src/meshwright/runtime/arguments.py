@@ -10,8 +10,8 @@ from jax.tree_util import tree_flatten
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph.call import argument_names
-from meshwright.planner.tensor import Tensor
+from meshwright.graph.tracing.call import argument_names
+from meshwright.plans.tensor import Tensor
 
 _NUMBERS = (bool, int, float, complex)
 

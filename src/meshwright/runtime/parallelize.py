@@ -12,15 +12,15 @@ from jax.tree_util import tree_flatten
 
 from meshwright.errors import DeviceOutOfMemory, ShardingError
 from meshwright.graph import Traced, trace
-from meshwright.graph.trace import returning
+from meshwright.graph.tracing.trace import returning
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.methods import Method, find_method
-from meshwright.planner.plan import Plan
 from meshwright.planner.planner import plan_traced
+from meshwright.plans.plan import Plan
 from meshwright.progress import progress
 from meshwright.runtime.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
-from meshwright.runtime.microbatches import CannotCut, accumulated
-from meshwright.runtime.processes import announce, enter, meet_to_measure, runs, shared_plan
+from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
+from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
 from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
 from meshwright.units import format_bytes, format_seconds
 

@@ -22,13 +22,13 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError, TraceError
-from meshwright.graph.call import Leaves, call_abstractly
-from meshwright.planner.plan import Plan, partition_spec
-from meshwright.planner.tensor import Tensor
+from meshwright.graph.tracing.call import Leaves, call_abstractly
+from meshwright.plans.plan import Plan, partition_spec
+from meshwright.plans.tensor import Tensor
 from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import in_turn
-from meshwright.runtime.evaluate import Evaluator
-from meshwright.runtime.processes import put
+from meshwright.runtime.processes.sharing import put
+from meshwright.runtime.program.evaluate import Evaluator
 
 # Plans promise memory, and XLA's CPU backend by default orders operations for concurrency, at up to 1.4 times as much.
 # LLVM's third level, the default, takes a tenth to a fifth longer than the second, and no program ran faster by it.

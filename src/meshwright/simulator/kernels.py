@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from meshwright.hardware import Chip
-from meshwright.planner.plan import Load
+from meshwright.plans.plan import Load
 
 MATERIALISED = "materialised"
 

@@ -2,7 +2,7 @@
 
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster
-from meshwright.planner.plan import Plan
+from meshwright.plans.plan import Plan
 from meshwright.profiler import cluster as find_cluster
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.simulation import Simulation

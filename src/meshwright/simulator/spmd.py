@@ -11,7 +11,7 @@ from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
-from meshwright.planner.plan import Collective, OpPlan, Plan
+from meshwright.plans.plan import Collective, OpPlan, Plan
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 

@@ -11,10 +11,10 @@ from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
-from meshwright.pipeline.line import neighbours
-from meshwright.pipeline.transfer import transfer_s
-from meshwright.planner.plan import Plan
-from meshwright.planner.stage import Stage, StageTime
+from meshwright.pipeline.prices.transfer import transfer_s
+from meshwright.pipeline.search.device_line import neighbours
+from meshwright.plans.plan import Plan
+from meshwright.plans.stage import Stage, StageTime
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.spmd import num_tokens
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work

@@ -2,13 +2,13 @@
 
 The problem, in the contest's form, with `x[i]` the strategy of node `i`:
 
-    minimise    Σ_i cost_i[x_i]  +  Σ_(i,j) matrix_ij[x_i, x_j]                 (check.price)
+    minimise    Σ_i cost_i[x_i]  +  Σ_(i,j) matrix_ij[x_i, x_j]           (problem/check.py)
     such that   Σ_(rows r alive at t) usage_r[x_node(r)]  ≤  limit   for all t
 
-The flow: `problem.py` holds the arrays, `model.py` compresses time, `reductions/` shrink it exactly, `dual.py` bounds
-it, `closing.py` closes small problems by the searches of `exact.py`, `search.py` searches giant ones, `pipeline.py`
-ties them together, and `check.py` re-prices every answer without sharing code with any of them. Importing this package
-loads no numba.
+The flow: `problem/` holds the arrays, `model/` compresses time, `reductions/` shrink it exactly, `bounds/` raises a
+lower bound, `exact/` closes small problems by bucket elimination and branch and bound, `local_search/` improves the
+incumbent of giant ones, `run.py` ties them together, and `problem/check.py` prices every answer again without sharing
+code with any of them. Importing this package loads no numba.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from typing import Any
 from meshwright import lazy
 
 _PUBLIC = {
-    "ChoiceProblem": "problem",
-    "Progress": "solution",
-    "Solution": "solution",
-    "Status": "solution",
-    "lower_bound": "bounds",
-    "price": "check",
+    "ChoiceProblem": "problem.problem",
+    "Progress": "problem.solution",
+    "Solution": "problem.solution",
+    "Status": "problem.solution",
+    "lower_bound": "bounds.lower_bound",
+    "price": "problem.check",
     "solve": "driver",
 }
 

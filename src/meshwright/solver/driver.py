@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshwright.errors import ProblemError
-from meshwright.solver.problem import ChoiceProblem
-from meshwright.solver.solution import Progress, Solution
+from meshwright.solver.problem.problem import ChoiceProblem
+from meshwright.solver.problem.solution import Progress, Solution
 
 
 def solve(
@@ -56,7 +56,7 @@ def solve(
         raise ProblemError(f"gap is {gap!r}: give a part of the lower bound from 0 up to 1, such as 0.01")
     if math.isnan(goal):
         raise ProblemError(f"goal is {goal!r}: give a cost, or inf for none")
-    from meshwright.solver.pipeline import Run  # numba is loaded here, when it is first needed
+    from meshwright.solver.run import Run
 
     run = Run(problem, seed, workers, on_progress, initial, steps, keep_interrupted)
     return run.solve(seconds, gap, goal)

@@ -8,7 +8,7 @@ from meshwright.solver import ChoiceProblem, lower_bound, solve
 
 def reach_kernels() -> None:
     """Calls every kernel."""
-    from meshwright.solver.scan import scan
+    from meshwright.solver.problem.fast_json import scan
 
     for memory in (False, True):
         problem = example(memory, num_nodes=10)
@@ -37,17 +37,17 @@ def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 
 
 def search_kernels() -> None:
     """The kernels that only giant problems, or those that leave a gap, are sure to use."""
-    from meshwright.solver.buckets import arrange, cheapest
-    from meshwright.solver.bundle import highest
-    from meshwright.solver.coarse import coarsened
-    from meshwright.solver.dual import Dual
-    from meshwright.solver.elimination import eliminate
-    from meshwright.solver.frontier import search
-    from meshwright.solver.mend import mended, relaxed
-    from meshwright.solver.model import from_problem
+    from meshwright.solver.bounds.bundle import highest
+    from meshwright.solver.bounds.dual import Dual
+    from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
+    from meshwright.solver.exact.bucket_elimination import eliminate
+    from meshwright.solver.exact.drop_small_memory import coarsened
+    from meshwright.solver.exact.frontier_search import search
+    from meshwright.solver.exact.repair import mended, relaxed
+    from meshwright.solver.local_search.anytime import Search
+    from meshwright.solver.model.model import from_problem
     from meshwright.solver.reductions.reduce import reduce_model
-    from meshwright.solver.search import Search
-    from meshwright.solver.simplify import simplify
+    from meshwright.solver.reductions.simplify import simplify
 
     model = from_problem(example(True, num_nodes=30))
     reduce_model(model, deadline=0.0)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from meshwright.jit import inline, kernel
-from meshwright.solver.reductions.work import INFEASIBLE, STATUS, Work, push, push_neighbours, shrink
+from meshwright.solver.reductions.mutable_graph import INFEASIBLE, STATUS, Work, push, push_neighbours, shrink
 
 
 def settle_memory(work: Work) -> Work:

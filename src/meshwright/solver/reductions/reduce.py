@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.jit import clock, kernel
-from meshwright.solver.model import Model
+from meshwright.solver.model.model import Model
 from meshwright.solver.reductions import memory, undo
-from meshwright.solver.reductions.queue import drain, settle_fresh
-from meshwright.solver.reductions.work import (
+from meshwright.solver.reductions.mutable_graph import (
     EDGES,
     FULL,
     INFEASIBLE,
@@ -21,6 +20,7 @@ from meshwright.solver.reductions.work import (
     build,
     grown,
 )
+from meshwright.solver.reductions.worklist import drain, settle_fresh
 
 
 @dataclass(frozen=True, eq=False)

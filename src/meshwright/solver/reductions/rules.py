@@ -6,10 +6,9 @@ Writing θ for costs and E for matrices; "rows" are memory rows, and a node with
 import numpy as np
 
 from meshwright.jit import inline, kernel
-from meshwright.solver.reductions import plain
-from meshwright.solver.reductions.matrices import pull_columns, pull_rows, round_down
-from meshwright.solver.reductions.undo import record_fixed, record_one, record_pair
-from meshwright.solver.reductions.work import (
+from meshwright.solver.reductions import numpy_matrices
+from meshwright.solver.reductions.edge_matrices import pull_columns, pull_rows, round_down
+from meshwright.solver.reductions.mutable_graph import (
     EDGES,
     FULL,
     INFEASIBLE,
@@ -29,6 +28,7 @@ from meshwright.solver.reductions.work import (
     push_neighbours,
     shrink,
 )
+from meshwright.solver.reductions.undo import record_fixed, record_one, record_pair
 
 _NOWHERE = -2
 _ROUNDING = 4e-16  # relative to the largest entry: below 1 for whole numbers up to 1e15, so their sums stay exact
@@ -91,7 +91,7 @@ def drop_dominated(work, u, most_work):
     return dropped
 
 
-@inline(plain=plain.mark_dominated)
+@inline(plain=numpy_matrices.mark_dominated)
 def _mark_dominated(work, u, k):
     """Marks in work.keep the states that are not dominated; returns whether any is."""
     for s in range(k):
@@ -337,7 +337,7 @@ def bridge(work, u, growth, most_work):
     return True
 
 
-@inline(plain=plain.minimise_over)
+@inline(plain=numpy_matrices.minimise_over)
 def _minimise_over(work, u, h, g, begin, table):
     """Writes min_s θ(s) + E_v(s,t) + E_w(s,q) at `begin` and the labels of the best s into the undo record."""
     ku, kv, kw = np.int64(work.k[u]), np.int64(work.k[other(work, h)]), np.int64(work.k[other(work, g)])

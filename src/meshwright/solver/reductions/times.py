@@ -3,7 +3,7 @@
 import numpy as np
 
 from meshwright.jit import inline, kernel
-from meshwright.solver.model import Model
+from meshwright.solver.model.model import Model
 
 _MOST_STATES = 20_000  # comparing two times costs one step per state
 _MOST_CELLS = 30_000_000

@@ -3,7 +3,7 @@
 import numpy as np
 
 from meshwright.jit import inline, kernel
-from meshwright.solver.reductions.work import RECORDS, UNDOS
+from meshwright.solver.reductions.mutable_graph import RECORDS, UNDOS
 
 _FIXED, _ONE, _PAIR = 0, 1, 2
 

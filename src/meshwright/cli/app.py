@@ -1,0 +1,271 @@
+"""The `meshwright` command: plans made, compared, simulated and seen, choice problems, models and chips.
+
+Nothing heavy is imported before a command needs it, so that help and catalogues appear at once.
+"""
+
+import gc
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import meshwright
+from meshwright.cli import see
+from meshwright.cli.compare import find_comparison
+from meshwright.cli.explore import explore_command
+from meshwright.cli.measure import measure_command
+from meshwright.cli.options import (
+    METHOD_NAMES,
+    ArgsOption,
+    BatchOption,
+    ClusterOption,
+    LayersOption,
+    MemoryOption,
+    MeshOption,
+    MethodOption,
+    ModelArgument,
+    PipelineOption,
+    RecipeOption,
+    ScanOption,
+    SeqOption,
+)
+from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
+from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
+from meshwright.cli.simulate import simulate_command
+from meshwright.cli.solve import solve_command
+from meshwright.cli.validate import validate_command
+from meshwright.errors import MeshwrightError
+
+
+class _PlainFlags:
+    """Shows a flag in the help as what one types, without a type: `--scan` takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for param in found:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return found
+
+
+class _Command(_PlainFlags, TyperCommand):
+    """One command."""
+
+
+class _Commands(_PlainFlags, TyperGroup):
+    """Turns an error that a user can mend into one line, and Ctrl-C into silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (MeshwrightError, OSError, KeyboardInterrupt) as error:
+            raise typer.Exit(_exit_code(ctx.invoked_subcommand, error)) from None
+
+
+def _exit_code(command: str | None, error: BaseException) -> int:
+    """Says what a user can mend in one line; raises what he cannot."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, OSError) and not isinstance(error, MeshwrightError):
+        if error.filename is None:  # not about a file that the user named
+            raise error
+        fail(command, f"{error.filename}: {error.strerror}")
+    else:
+        fail(command, str(error))
+    return 2
+
+
+app = typer.Typer(
+    name="meshwright",
+    cls=_Commands,
+    help="Finds the best way to split single-device JAX code over a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"meshwright {meshwright.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def plan(
+    model: ModelArgument,
+    cluster: ClusterOption = "local",
+    args: ArgsOption = None,
+    mesh: MeshOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: Annotated[
+        bool | None,
+        typer.Option(
+            "--checkpoint/--no-checkpoint",
+            help="Recompute each layer of a zoo model in the backward pass; by default only if nothing else fits.",
+        ),
+    ] = None,
+    method: MethodOption = "auto",
+    pipeline: PipelineOption = False,
+    recipe: RecipeOption = None,
+    memory_fraction: MemoryOption = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the plan for `meshwright show` and `mw.Plan.load`.")] = None,
+) -> None:
+    """Plan a model or a function of your own for a cluster, and print how it is split and what it costs."""
+    for path in (json_path, save):
+        check_writable(path)
+    request = Request(
+        model=model,
+        args=args,
+        cluster=cluster,
+        mesh=parse_mesh(mesh),
+        sizes={"batch": batch, "seq": seq, "layers": layers},
+        scan=scan,
+        checkpoint=checkpoint,
+        method=method,
+        memory_fraction=memory_fraction,
+        pipeline=pipeline,
+        recipe=recipe,
+    )
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        found = find_plan(request, Stages())
+    if save is not None:
+        found.save(save)
+        note(f"saved {save}")
+    if json_path is not None:
+        from meshwright.plans.storage import plan_json
+
+        write_text(json_path, plan_json(found))
+    if str(json_path) != "-":
+        show(see.plan_view(found))
+
+
+@app.command()
+def compare(
+    model: ModelArgument,
+    cluster: ClusterOption = "local",
+    args: ArgsOption = None,
+    mesh: Annotated[str | None, typer.Option(help="One mesh view for all methods, instead of each one's own.")] = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model in the backward pass.")
+    ] = False,
+    methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
+    memory_fraction: MemoryOption = None,
+    steps: Annotated[int, typer.Option(help="Compile and time so many steps on the devices here.")] = 0,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows as JSON; '-' writes them to stdout and nothing else.")
+    ] = None,
+) -> None:
+    """Compare methods for a model or a function of your own: step time, memory and bytes sent."""
+    check_writable(json_path)
+    request = Request(
+        model=model,
+        args=args,
+        cluster=cluster,
+        mesh=parse_mesh(mesh),
+        sizes={"batch": batch, "seq": seq, "layers": layers},
+        scan=scan,
+        checkpoint=checkpoint or None,
+        method="auto",
+        memory_fraction=memory_fraction,
+    )
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        found = find_comparison(request, methods, steps, Stages())
+    if json_path is not None:
+        write_json(json_path, found.to_json())
+    if str(json_path) != "-":
+        show(found)
+
+
+@app.command()
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+    """List the models of the zoo."""
+    from meshwright.cli.catalogue import model_rows, model_table
+
+    rows = model_rows()
+    write_json(Path("-"), rows) if as_json else show(model_table(rows))
+
+
+@app.command()
+def chips(
+    name: Annotated[str | None, typer.Argument(help="One chip: print every figure of it with its source.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """List the chips of the catalogue."""
+    from meshwright.cli.catalogue import chip_row, chip_rows, chip_table, figure_table
+
+    if as_json:
+        write_json(Path("-"), chip_rows() if name is None else chip_row(name))
+    else:
+        show(chip_table() if name is None else figure_table(name))
+
+
+app.command("show")(see.show_command)
+app.command("explain")(see.explain_command)
+app.command("diff")(see.diff_command)
+app.command("report")(see.report_command)
+app.command("dump")(see.dump_command)
+app.command("simulate")(simulate_command)
+app.command("explore")(explore_command)
+app.command("measure")(measure_command)
+app.command("solve")(solve_command)
+app.command("validate")(validate_command)
+for _command in app.registered_commands:
+    _command.cls = _Command
+
+
+def _see(arguments: list[str]) -> bool:
+    """Does a command that lets one see and has plain arguments alone, without the parser; False for any other.
+
+    The parser loads a library of its own to check two texts, which takes a quarter of what `show` may take.
+    """
+    name, given = arguments[0] if arguments else "", arguments[1:]
+    if name not in see.PLAIN or any(text.startswith("-") for text in given):
+        return False
+    command, least, most = see.PLAIN[name]
+    if not least <= len(given) <= most:
+        return False
+    gc.disable()  # it is over soon
+    try:
+        command(*given)
+    except (MeshwrightError, OSError, KeyboardInterrupt) as error:
+        sys.exit(_exit_code(name, error))
+    return True
+
+
+def main() -> None:
+    """The entry point of the `meshwright` command."""
+    gc.set_threshold(100_000)  # most that is loaded stays: looking for garbage takes a tenth of a short command
+    try:
+        if not _see(sys.argv[1:]):
+            app()
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(130)
+    finally:
+        gc.freeze()  # nor need the interpreter look through all of it when it ends: that takes as long again
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What `meshwright compare` does: several methods for one function, priced alike and, if asked for, run here."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshwright.cli import plan
+from meshwright.cli.screen import CommandError, Stages
+from meshwright.errors import ShardingError
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Cluster
+    from meshwright.planner import Method
+    from meshwright.runtime.checking.comparison import Comparison
+
+
+def find_comparison(request: plan.Request, methods: str, steps: int, stages: Stages) -> "Comparison":
+    """Compares the methods; runs them where steps are asked for."""
+    if steps < 0:
+        raise CommandError(f"--steps is {steps}; give how many steps to time, 0 to price the methods only")
+    from meshwright.planner.methods import find_methods
+
+    try:
+        chosen = find_methods(methods)
+    except ShardingError as error:
+        raise CommandError(f"--methods: {error}") from None
+    if request.memory_fraction is not None:
+        chosen = tuple(replace(method, memory_fraction=request.memory_fraction) for method in chosen)
+    machine = plan.machine_of(request)
+    with stages:
+        found = _compared(request, chosen, machine, steps, stages)
+        if found.best is not None or ":" in request.model or request.checkpoint is not None:
+            return found
+        stages.remark("no method fits as it is: comparing again with every layer checkpointed (--checkpoint)")
+        return _compared(replace(request, checkpoint=True), chosen, machine, steps, stages)
+
+
+def _compared(
+    request: plan.Request, methods: "tuple[Method, ...]", machine: "Cluster", steps: int, stages: Stages
+) -> "Comparison":
+    function, args = plan.function_of(request, stages, real=steps > 0)
+    from meshwright.runtime.checking.compare import compare
+
+    return compare(
+        function,
+        *args,
+        methods=methods,
+        cluster=machine,
+        mesh=request.mesh,
+        steps=steps,
+        run=steps > 0,
+        on_progress=stages.say,
+    )

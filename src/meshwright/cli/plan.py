@@ -1,0 +1,265 @@
+"""What `meshwright plan` does: finds the function and its arguments, plans it, and tries checkpointing if need be.
+
+`meshwright compare` finds its function the same way.
+"""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import meshwright
+from meshwright.cli.screen import CommandError, Stages
+from meshwright.errors import DoesNotFit, ShardingError, raised_at
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Cluster
+    from meshwright.planner import Method
+    from meshwright.plans.plan import Plan
+
+_MESH = re.compile(r"\d{1,9}([x×]\d{1,9})*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one `meshwright plan`.
+
+    Attributes:
+        model: A name of the zoo, or ``module:function``.
+        args: ``module:name`` of the function's arguments; None for a zoo model.
+        cluster: A cluster, or what `mw.cluster` takes.
+        mesh: One mesh view; None for all.
+        sizes: Batch, seq and layers of a zoo model; None for its own.
+        scan: Whether a zoo model's layers are scanned.
+        checkpoint: Whether a zoo model's layers are checkpointed; None where memory decides.
+        method: A name of `--method`.
+        memory_fraction: Part of the memory that the plan may use; None for the method's own.
+        pipeline: Whether to look for pipelines, too.
+        recipe: A recipe of `--recipe`; None for none.
+    """
+
+    model: str
+    args: str | None
+    cluster: "str | Cluster"
+    mesh: tuple[int, ...] | None
+    sizes: Mapping[str, int | None]
+    scan: bool
+    checkpoint: bool | None
+    method: str
+    memory_fraction: float | None
+    pipeline: bool = False
+    recipe: str | None = None
+
+
+def find_plan(request: Request, stages: Stages) -> "Plan":
+    """Plans what was asked for; says every stage."""
+    method = staged_method(request) or method_of(request.method, request.memory_fraction)
+    machine = machine_of(request)
+    with stages:
+        if ":" in request.model:
+            return _plan(*_own(request), machine, request, method, stages)
+        return _plan_zoo(request, machine, method, stages)
+
+
+def machine_of(request: Request) -> "Cluster":
+    """The cluster; what does not suit it is refused before anything slow."""
+    machine = meshwright.cluster(request.cluster)
+    if machine.mixed and not request.pipeline:
+        raise CommandError(
+            f"cluster {machine.name!r} has hosts of several kinds, which only stages of any size can use: name hosts "
+            "of one kind, or use `meshwright plan` or `meshwright simulate` with --pipeline"
+        )
+    if request.mesh is not None:
+        machine.mesh(request.mesh)
+    return machine
+
+
+def function_of(request: Request, stages: Stages, real: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments; those of a zoo model are real arrays where that is asked for."""
+    if ":" in request.model:
+        return _own(request)
+    return _zoo(request, bool(request.checkpoint), stages, real)
+
+
+def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: Stages) -> "Plan":
+    try:
+        return _plan(*_zoo(request, bool(request.checkpoint), stages), machine, request, method, stages)
+    except DoesNotFit as error:
+        if request.checkpoint is not None or method.staged:  # pipelines choose what to compute again by themselves
+            raise
+        stages.remark(
+            f"does not fit as it is ({format_bytes(error.needed_bytes)} needed, {format_bytes(error.limit_bytes)} "
+            "allowed per device): planning again with every layer checkpointed (--checkpoint)"
+        )
+    return _plan(*_zoo(request, True, stages), machine, request, method, stages)
+
+
+def _plan(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    machine: "Cluster",
+    request: Request,
+    method: "Method",
+    stages: Stages,
+) -> "Plan":
+    return meshwright.plan(function, *args, cluster=machine, mesh=request.mesh, method=method, on_progress=stages.say)
+
+
+def _zoo(
+    request: Request, checkpoint: bool, stages: Stages, real: bool = False
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if request.args is not None:
+        raise CommandError(
+            f"--args is for functions of your own; {request.model!r} is a model of the zoo, which brings its "
+            "arguments: leave --args out, or write module:function"
+        )
+    stages.say(f"building {request.model}")
+    from meshwright import zoo
+
+    try:
+        zoo.entry(request.model)
+    except zoo.ZooError as error:
+        raise CommandError(f"{error} For a function of your own write module:function with --args.") from None
+    example = zoo.build(request.model, **request.sizes, scan=request.scan, checkpoint=checkpoint)
+    return example.train_step, (example.init(0), example.sample(1)) if real else (example.state, example.batch)
+
+
+def _own(request: Request) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    given = [f"--{name}" for name, value in request.sizes.items() if value is not None]
+    given += ["--scan"] * request.scan + ["--checkpoint/--no-checkpoint"] * (request.checkpoint is not None)
+    if given:
+        raise CommandError(
+            f"{given[0]} is for models of the zoo; {request.model} takes its shapes from --args: set them there"
+        )
+    if request.args is None:
+        raise CommandError(
+            f"{request.model} needs --args module:name, naming a tuple of its arguments (arrays or "
+            "jax.ShapeDtypeStruct) or a function that returns one"
+        )
+    function = load_name(request.model, "MODEL")
+    if not callable(function):
+        raise CommandError(f"MODEL {request.model} is {_kind(function)}, not a function; name one that can be called")
+    args = load_name(request.args, "--args")
+    if callable(args):
+        args = _guard(args, f"--args {request.args} could not be called")
+    if type(args) is not tuple:
+        raise CommandError(
+            f"--args {request.args} gives {_kind(args)}; give a tuple with one entry for each argument of the "
+            "function, such as (state, batch)"
+        )
+    return function, args
+
+
+def load_name(text: str, option: str) -> Any:
+    """What ``module:name`` names; modules of the working directory are found too."""
+    module_name, _, name = text.partition(":")
+    if not module_name or not name:
+        raise CommandError(f"{option} is {text!r}; write module:name, such as train:train_step")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise CommandError(f"{option} is {text!r}; write the module as Python imports it: {dotted}:{name}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise CommandError(
+                f"{option}: there is no module {module_name!r}; run the command in the folder that holds it, or "
+                "install it"
+            ) from None
+        raise CommandError(f"{option}: importing {module_name!r} failed: {_reason(error)}") from error
+    except Exception as error:
+        raise CommandError(f"{option}: importing {module_name!r} failed: {_reason(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = ", ".join(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else ""
+            raise CommandError(f"{option}: {module_name!r} has no {name!r}; it has {public or 'no public names'}")
+        found = getattr(found, part)
+    return found
+
+
+def _guard(function: Callable[[], Any], what: str) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise CommandError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """An exception of the user's code in a few words, with the line that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    where = raised_at(error)
+    return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def method_of(name: str, memory_fraction: float | None) -> "Method":
+    """The method of a name of `--method`."""
+    from meshwright.planner.methods import find_method
+
+    try:
+        found = find_method(name)
+    except ShardingError as error:
+        raise CommandError(f"--method: {error}") from None
+    return found if memory_fraction is None else replace(found, memory_fraction=memory_fraction)
+
+
+def staged_method(request: Request) -> "Method | None":
+    """The method of `--pipeline` or `--recipe`; None where neither is given."""
+    options: dict[str, Any] = {} if request.memory_fraction is None else {"memory_fraction": request.memory_fraction}
+    if not request.pipeline and request.recipe is None:
+        return None
+    for option, given in (("--mesh", request.mesh is not None), ("--method", request.method != "auto")):
+        if given:
+            raise CommandError(f"{option} is for plans without stages; leave it out, or --pipeline and --recipe")
+    if request.recipe is None:
+        return meshwright.Auto(pipeline=True, **options)
+    if request.pipeline:
+        raise CommandError("--recipe fixes the whole pipeline; leave out --pipeline")
+    return meshwright.ThreeD(**_parse_recipe(request.recipe), **options)
+
+
+def _parse_recipe(text: str) -> dict[str, Any]:
+    """Reads ``data=12,tensor=8,pipeline=32,schedule=1f1b``."""
+    numbers, words = ("data", "tensor", "pipeline", "microbatch", "interleave"), ("schedule", "checkpoint")
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in (*numbers, *words):
+            raise CommandError(f"--recipe: cannot read {part.strip()!r}; write some of {', '.join((*numbers, *words))}")
+        if name in numbers and not (value.isdecimal() and len(value) < 10):
+            raise CommandError(f"--recipe: {name} is {value!r:.60}; give a whole number")
+        found[name] = int(value) if name in numbers else value
+    return found
+
+
+def parse_mesh(text: str | None) -> tuple[int, ...] | None:
+    """Reads ``50x4``."""
+    if text is None:
+        return None
+    if not _MESH.fullmatch(text.strip()):
+        raise CommandError(f"--mesh is {text!r:.60}; write the sizes of its axes, such as 50x4 or 2x25x4")
+    return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuses a file that could not be written, before anything slow is done."""
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
+        raise CommandError(f"cannot write {path}: it is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise CommandError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CommandError(f"cannot write {path}: permission denied; choose another place")

@@ -1,0 +1,130 @@
+"""What `meshwright simulate` does: plans a model, or reads a plan, and simulates a step of it."""
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+import meshwright
+from meshwright.cli import plan
+from meshwright.cli.options import (
+    ArgsOption,
+    BatchOption,
+    LayersOption,
+    MemoryOption,
+    MeshOption,
+    MethodOption,
+    PipelineOption,
+    RecipeOption,
+    ScanOption,
+    SeqOption,
+)
+from meshwright.cli.screen import CommandError, Stages, note, show, write_json
+from meshwright.units import format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Cluster
+    from meshwright.plans.plan import Plan
+
+
+def simulate_command(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model of the zoo, module:function, or a saved plan (PLAN.json).", show_default=False),
+    ],
+    cluster: Annotated[
+        str | None, typer.Option(help="'HOSTSxDEVICES CHIP', a .toml file, or 'local'; a saved plan has its own.")
+    ] = None,
+    args: ArgsOption = None,
+    mesh: MeshOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: Annotated[
+        bool | None,
+        typer.Option(
+            "--checkpoint/--no-checkpoint", help="Recompute each layer; by default only if nothing else fits."
+        ),
+    ] = None,
+    method: MethodOption = "auto",
+    pipeline: PipelineOption = False,
+    recipe: RecipeOption = None,
+    intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
+    inter: Annotated[str | None, typer.Option(help="Bandwidth between hosts, one way a device: 25GB/s.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a device: 40GB.")] = None,
+    memory_fraction: MemoryOption = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
+    json_path: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the figures as JSON; '-' writes them to stdout and nothing else."),
+    ] = None,
+) -> None:
+    """Simulate a training step: time, memory and utilisation on a cluster that need not be there."""
+    for path in (json_path, trace):
+        plan.check_writable(path)
+    given = {"intra": intra, "inter": inter, "memory": memory}
+    if model.endswith(".json"):
+        found = meshwright.Plan.load(Path(model))
+        machine = None if cluster is None else changed(meshwright.cluster(cluster), given)
+        if machine is None and any(given.values()):
+            raise CommandError("--intra, --inter and --memory change a cluster: name it with --cluster")
+    else:
+        machine = None
+        own = changed(meshwright.cluster(cluster or "local"), given)
+        request = plan.Request(
+            model=model,
+            args=args,
+            cluster=own,
+            mesh=plan.parse_mesh(mesh),
+            sizes={"batch": batch, "seq": seq, "layers": layers},
+            scan=scan,
+            checkpoint=checkpoint,
+            method=method,
+            memory_fraction=memory_fraction,
+            pipeline=pipeline,
+            recipe=recipe,
+        )
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+            found = plan.find_plan(request, Stages())
+    simulation = meshwright.simulate(found, cluster=machine)
+    if trace is not None:
+        simulation.save_trace(trace)
+        note(f"wrote {trace}")
+    if json_path is not None:
+        write_json(json_path, simulation.to_json())
+    if str(json_path) != "-":
+        show(_view(found, simulation))
+
+
+def changed(machine: "Cluster", given: dict[str, str | None]) -> "Cluster":
+    """A cluster with the figures that the user gives, on hosts of every kind."""
+    from meshwright.hardware.clusters import mixed
+    from meshwright.hardware.tables import quantity
+
+    figures = {name: quantity(text, f"--{name}") for name, text in given.items() if text is not None}
+    if not figures:
+        return machine
+    if machine.mixed:
+        return mixed(machine.name, [changed(group, given) for group in machine.mixed])
+    links = {
+        name: replace(getattr(machine.host, name), bandwidth=figures[name])
+        for name in ("intra", "inter")
+        if name in figures
+    }
+    chip = replace(machine.chip, memory_bytes=int(figures["memory"])) if "memory" in figures else machine.chip
+    return replace(machine, host=replace(machine.host, **links), chip=chip)
+
+
+def _view(plan: "Plan", simulation: Any) -> RenderableType:
+    from meshwright.explain.show.plan_text import plan_view
+    from meshwright.simulator.show import simulation_view
+
+    searched = f"search took {format_seconds(plan.solution.seconds)}" if plan.solution.seconds else "a saved plan"
+    cost = Text(f"planned step {format_seconds(plan.step_s)}, nothing overlapping; {searched}\n")
+    return Group(plan_view(plan), Text(), cost, simulation_view(simulation))

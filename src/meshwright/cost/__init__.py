@@ -1,1 +1,0 @@
-"""Costs: seconds of compute, bytes of memory."""

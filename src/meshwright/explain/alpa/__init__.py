@@ -1,0 +1,1 @@
+"""Reads what Alpa dumps of its own plans."""

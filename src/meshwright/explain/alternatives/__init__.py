@@ -1,0 +1,1 @@
+"""What else was possible, and what it would have cost."""

@@ -1,0 +1,279 @@
+"""Prices what else was possible: forces a sharding, solves the problem again, says what the difference is made of."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.explain.words import label_words
+from meshwright.planner.solving.fit_memory import ALLOWANCES, View
+from meshwright.plans.records.record import Edge, Record
+from meshwright.strategy.reshard import SLICE, Resharding
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Mesh
+
+Ints = NDArray[np.int64]
+_CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to its bound as planning itself asks
+_PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
+_PATIENT = ALLOWANCES[-1:]  # a solve that ran out of time while the solver was loaded would begin again
+_ROUNDS = 6
+_ALWAYS = 8  # shardings are priced without memory, however long it takes
+_ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
+_FULL = 0.97  # of the limit: so much is full
+_LOADING = 1.0  # seconds that the first solve has for loading the solver
+_FREE = 0.5  # of the time, at most, goes to solving without memory
+_SWEEPS = 40  # of the dual that bounds everything at once
+_DEAR = 1e4  # times the plan: so dear is what is impossible
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that would cost more or less: compute or a collective, where, and how many seconds in all."""
+
+    what: str
+    where: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """The best plan with a sharding forced.
+
+    Attributes:
+        code: The sharding.
+        cost: Seconds of one step of the best plan found that fits; inf where none was.
+        at_least: No plan with this sharding costs less; inf where there is none.
+        peak_bytes: Memory on each device of that plan; where none fits, of the fastest that does not, or a bound on it.
+        choice: The plan's strategies; None where none was found.
+    """
+
+    code: int
+    cost: float
+    at_least: float
+    peak_bytes: int
+    choice: Ints | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the plan found is proven to be the best, or there is none at all."""
+        return self.at_least == float("inf") or self.cost <= self.at_least * (1 + _PROVEN)
+
+
+class Pricing:
+    """Re-solves the problem of a record.
+
+    Args:
+        record: The record.
+        floor: No plan that the method allows and that fits costs less; None where that is not known.
+    """
+
+    def __init__(self, record: Record, floor: float | None = None):
+        self.problem, self.program = record.problem, record.program
+        self._given_floor = floor
+
+    @cached_property
+    def _floor(self) -> float:
+        if self._given_floor is not None and self.problem.limit is None:
+            return self._given_floor
+        return max(self.free.at_least, self._given_floor or 0.0)
+
+    @cached_property
+    def free(self) -> Priced:
+        """The best plan if memory were no matter."""
+        if len(self.problem.unlimited):
+            choice = self.problem.unlimited
+            cost = self.problem.cost_of(choice)
+            profile = self.problem.memory.profile(choice, self.problem.copies_made(choice))
+            return Priced(-1, cost, cost, profile.peak_bytes, choice)
+        view = View(self.problem, None, allowances=_PATIENT)
+        view.step()
+        assert view.solution is not None
+        return Priced(-1, view.cost, view.proven, view.peak_bytes, view.solution.choice)
+
+    def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
+        """The best plan for each sharding of a node, cheapest first, and how many there was no time for.
+
+        All are solved without memory, which is quick and bounds them, the most promising first; then those whose
+        answer does not fit are solved under the limit, each for its share of the seconds that are left. Where the plan
+        itself fills the memory, they are solved under the limit at once. What it takes to load the solver does not
+        count.
+        """
+        if self._tight.times:
+            return self._forced_tightly(node, codes, seconds)
+        found: list[Priced] = []
+        possible: dict[int, View] = {}
+        order, begun = self._promising(node, codes), time.perf_counter()
+        for number, code in enumerate(order):
+            if number >= _ALWAYS and time.perf_counter() > begun + _FREE * seconds:
+                break
+            view = self._view(node, code)
+            if view.step():
+                possible[code] = view
+            else:
+                found.append(Priced(code, float("inf"), float("inf"), 0, None))
+            if number == 0:
+                begun = time.perf_counter()
+        seconds -= time.perf_counter() - begun
+        for place, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
+            view.limit = self.problem.limit
+            floor = self._floor if self._is_allowed(node, code) else 0.0
+            started = time.perf_counter()
+            found.append(self._under_limit(code, view, floor, seconds / (len(possible) - place)))
+            seconds -= time.perf_counter() - started
+        return sorted(found, key=_cheapest), len(order) - len(found)
+
+    def bounded(self, node: int, codes: list[int]) -> list[Priced]:
+        """What plans with each sharding of a node cost at least, without solving for any; the least first."""
+        of_node, floors = self.problem.nodes[node].codes, self._floors[node]
+        found = []
+        for code in codes:
+            least = float(floors[of_node == code].min())
+            at_least = max(least, self._floor) if self._is_allowed(node, code) else least
+            found.append(Priced(code, float("inf"), at_least, 0, None))
+        return sorted(found, key=lambda p: (p.at_least, p.code))
+
+    @cached_property
+    def _floors(self) -> list[NDArray[np.float64]]:
+        """For each strategy of each node what any choice with it costs at least: one dual tells it of all of them."""
+        from meshwright.solver.bounds.dual import Dual, ascend_prices
+        from meshwright.solver.model.model import from_problem
+
+        problem, held = self.problem, dict.fromkeys(self._tight.times, 0.0)  # others may do without the plan's copies
+        free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
+        model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
+        known = problem.cost_of(problem.choice)
+        # What is impossible must be finite for messages; as dear as this it still is in no plan.
+        dual = Dual(model._replace(**{k: np.minimum(getattr(model, k), _DEAR * known) for k in ("cost", "mat")}))
+        dual.converge(_SWEEPS)
+        if held:
+            ascend_prices(dual, known, _SWEEPS)
+        floors = np.where(dual.floor < _DEAR * known / 2, dual.floor - 1e-12 * known, np.inf)
+        return [floors[a:b] for a, b in pairwise(model.off.tolist())]
+
+    def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
+        found: list[Priced] = []
+        order, begun = self._promising(node, codes), time.perf_counter()
+        for number, code in enumerate(order):
+            left = seconds - (time.perf_counter() - begun)
+            if number >= _ALWAYS_TIGHTLY and left <= 0:
+                break
+            view = self._view(node, code)
+            view.limit, view.times, view.edges = self.problem.limit, dict(self._tight.times), set(self._tight.edges)
+            floor = self._floor if self._is_allowed(node, code) else self._unlimited(node, code)
+            share = max(left / max(_ALWAYS_TIGHTLY - number, 1), seconds / _ALWAYS_TIGHTLY)
+            found.append(self._under_limit(code, view, floor, share if number else share + _LOADING))
+            if number == 0:
+                begun = max(begun, time.perf_counter() - share)
+        return sorted(found, key=_cheapest), len(order) - len(found)
+
+    def _unlimited(self, node: int, code: int) -> float:
+        """What plans with a sharding cost at least if memory were no matter."""
+        view = self._view(node, code)
+        view.step()
+        return view.proven
+
+    def _promising(self, node: int, codes: list[int]) -> list[int]:
+        """Shardings in the order of what they cost at least by themselves and next to their neighbours."""
+        least = self.problem.costs[node] * self.problem.copies[node]
+        for (source, _, reader, _), (num, matrix) in self.problem.matrices.items():
+            if source == node:
+                least = least + num * matrix.min(axis=1)
+            elif reader == node:
+                least = least + num * matrix.min(axis=0)
+        of_node = self.problem.nodes[node].codes
+        return sorted(codes, key=lambda code: (float(least[of_node == code].min()), code))
+
+    @cached_property
+    def _tight(self) -> View:
+        """The moments at which the plan itself all but fills the memory, and the copies that it makes there."""
+        view = View(self.problem, None if self.problem.limit is None else _FULL * self.problem.limit)
+        view.hold(self.problem.choice)
+        return view
+
+    def _is_allowed(self, node: int, code: int) -> bool:
+        subject = self.problem.nodes[node]
+        return bool(subject.allowed[subject.codes == code].any())
+
+    def _view(self, node: int, code: int) -> View:
+        strategies = self.problem.nodes[node].codes == code
+        start = self.problem.choice.copy()
+        start[node] = np.flatnonzero(strategies)[0]
+        return View(self.problem.forced(node, strategies), None, initial=start, allowances=_PATIENT)
+
+    def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
+        peak = view.peak_bytes
+        if view.solution is not None and view.solution.choice is not None and not view.fits:
+            view.hold(view.solution.choice)  # what the solution without memory lacks
+        for _ in range(_ROUNDS):
+            if view.fits or seconds <= 0:
+                break
+            started = time.perf_counter()
+            view.allowances = ((seconds, _CLOSE),)
+            possible = view.step(_CLOSE)
+            seconds -= time.perf_counter() - started
+            if not possible:
+                if view.proven == float("inf") or not any(view.times.values()):
+                    break
+                view.times = dict.fromkeys(view.times, 0.0)  # what was kept free may be too much
+        at_least = max(floor, view.proven)
+        if not view.fits or view.solution is None:
+            needed = ceil(view.least_bytes) if at_least == float("inf") else 0
+            return Priced(code, float("inf"), at_least, max(peak, view.peak_bytes, needed), None)
+        return Priced(code, view.cost, min(at_least, view.cost), view.peak_bytes, view.solution.choice)
+
+    def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
+        """What another choice costs more and less than the plan's, the largest first.
+
+        Args:
+            mesh: The problem's mesh.
+            names: What its axes are called.
+            other: The other choice.
+        """
+        found: dict[tuple[str, str], float] = {}
+
+        def add(what: str, where: str, seconds: float) -> None:
+            if seconds:
+                found[what, where] = found.get((what, where), 0.0) + seconds
+
+        mine = self.problem.choice
+        for node, a, b in zip(self.problem.nodes, mine, other, strict=True):
+            phase = f" ({self.program.phases[node.phase]})" if node.phase >= 0 else ""
+            where = label_words(node.label) + phase
+            add("compute", where, node.num * float(node.compute[b] - node.compute[a]))
+            for kind, axes, seconds in node.sent:
+                add(_collective(kind, [names[i] for i in axes]), where, node.num * float(seconds[b] - seconds[a]))
+        resharding = Resharding(mesh, self.problem.axes)
+        for edge in self.problem.edges:
+            if mine[edge.source] == other[edge.source] and mine[edge.reader] == other[edge.reader]:
+                continue
+            for choice, sign in ((other, 1.0), (mine, -1.0)):
+                ends, where = (choice[edge.source], choice[edge.reader]), label_words(edge.value)
+                if cost := edge.num * float(edge.resharding[ends]):
+                    add(self._hops(resharding, edge, choice, names), where, sign * cost)
+                if len(edge.offers):
+                    add("settled with another sum", where, -sign * edge.num * float(edge.joined[ends]))
+        rows = [Change(what, where, seconds) for (what, where), seconds in found.items() if abs(seconds) > 1e-12]
+        return sorted(rows, key=lambda change: -abs(change.seconds))
+
+    def _hops(self, resharding: Resharding, edge: Edge, choice: Ints, names: tuple[str, ...]) -> str:
+        shape, _, itemsize = self.program.types[edge.type]
+        made, needed = int(edge.made[choice[edge.source]]), int(edge.needed[choice[edge.reader]])
+        hops = resharding.path(tuple(shape), itemsize, made, needed)
+        sent = [_collective(hop.kind, [names[a] for a in hop.axes]) for hop in hops if hop.kind != SLICE]
+        return ", ".join(dict.fromkeys(sent)) or "resharding"
+
+
+def _cheapest(priced: Priced) -> tuple[float, float, int]:
+    """Sorts by cost, or by its bound where there is none."""
+    known = priced.cost < float("inf")
+    return priced.cost if known else priced.at_least, priced.at_least, priced.code
+
+
+def _collective(kind: str, axes: list[str]) -> str:
+    return f"{kind} over {', '.join(axes)}" if axes else "resharding"

@@ -1,0 +1,31 @@
+"""How a parameter is read: what an axis would do that splits one of its dims."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.explain.parallelism.axis_uses import looked_up, place_of
+from meshwright.explain.parallelism.dim_names import major_loops
+from meshwright.plans.records.traced_program import Program
+
+
+def dim_parts(program: Program, parameter: int) -> list[str]:
+    """For each dim of a parameter what an axis that splits it in place does in the first product with it."""
+    rank = len(program.shape(parameter))
+    for op, operand in _readers(program, parameter):
+        nest = program.nests[int(program.nest[op])]
+        if nest.flops > 0 or looked_up(nest):
+            parts = [place_of(nest, operand, loop) for loop in major_loops(nest, nest.operands[operand])]
+            return ["layer"] * (rank - len(parts)) + parts[:rank]  # a scan reads one layer at a time
+    return [""] * rank
+
+
+def _readers(program: Program, parameter: int) -> Iterator[tuple[int, int]]:
+    """Operations that read a parameter, or what casts and the like make of it alone, with the operand."""
+    waiting = [parameter]
+    for value in waiting:
+        for at in np.flatnonzero(program.reads == value).tolist():
+            op = int(np.searchsorted(program.start, at, side="right")) - 1
+            yield op, at - int(program.start[op])
+            if program.nests[int(program.nest[op])].flops == 0 and set(program.reads_of(op)) == {value}:
+                waiting += program.made_by(op)

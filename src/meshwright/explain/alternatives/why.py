@@ -1,0 +1,270 @@
+"""Why a tensor is split as it is: the runner-ups at their true price, and what forced the choice."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import ShardingError
+from meshwright.explain.alternatives.explanation import BARELY, Alternative, Effect, Explanation
+from meshwright.explain.alternatives.forced import Priced, Pricing
+from meshwright.explain.alternatives.reader_parts import dim_parts
+from meshwright.explain.subject.subject import Subject, Subjects
+from meshwright.explain.words import sharding_words, symbols
+from meshwright.plans.text import cost_text
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.explain.alternatives.step_effects import Effects
+    from meshwright.plans.plan import Plan, Spec, Tensor
+
+Ints = NDArray[np.int64]
+
+
+def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
+    """See `Plan.explain`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise ShardingError(f"seconds is {seconds!r}; give the time for solving again, 0 or more")
+    found = plan.find(path)
+    if plan.record is None:
+        raise ShardingError(
+            "this plan keeps no record of its search (an earlier Meshwright wrote it), so nothing else can be priced; "
+            "make the plan again with this version"
+        )
+    if len(found) > 1:
+        names = ", ".join(t.path for t in found[:3])
+        raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")
+    return Explainer(Subjects(plan).of(found[0])).explain(found[0], seconds)
+
+
+def _effects(subject: Subject) -> "Effects":
+    from meshwright.explain.alternatives.step_effects import Effects
+
+    return Effects(subject)
+
+
+class Explainer:
+    """Explains tensors of one program, one after another.
+
+    Args:
+        subject: The program of a plan, or a stage of it.
+    """
+
+    def __init__(self, subject: Subject):
+        self.subject, self.plan, self.record = subject, subject.plan, subject.record
+        self._values = {path: value for value, path in enumerate(self.record.program.inputs)}
+        self.effects = None if subject.number is None else _effects(subject)
+        self._nodes = {p: i for i, node in enumerate(self.record.problem.nodes) for p in node.paths}
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        """Prices of everything else."""
+        if self.effects is not None:  # a stage's, of which the plan's bound says nothing
+            return Pricing(self.record)
+        solution = self.plan.solution
+        # Under a limit, what is optimal is so among plans that keep as much free as its solver did.
+        is_least = solution.status == "optimal" and self.record.problem.limit is None
+        return Pricing(self.record, self.plan.cost.total if is_least else solution.lower_bound)
+
+    @property
+    def _free(self) -> Priced:
+        return self.pricing.free
+
+    def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
+        """One tensor's explanation.
+
+        Args:
+            tensor: The tensor.
+            seconds: Time for re-solving under the memory limit; None to bound everything else without solving for it.
+        """
+        value, node = self._subject(tensor)
+        if node < 0 or not tensor.shape:
+            why = "a scalar cannot be split" if not tensor.shape else "every reader makes it as it needs it"
+            return self._explanation(tensor, (tensor.path,), (), "shape", why + ".")
+        problem = self.record.problem
+        subject = problem.nodes[node]
+        chosen = int(subject.codes[problem.choice[node]])
+        codes = sorted({int(code) for code in subject.codes} - {chosen})
+        if seconds is None:
+            priced, left = self.pricing.bounded(node, codes), 0
+        else:
+            priced, left = self.pricing.forced(node, codes, seconds)
+        tied = tuple(subject.paths) or (tensor.path,)
+        allowed = {int(code) for code in subject.codes[subject.allowed]}
+        found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
+        if self.effects is not None:  # what is cheap in the stage may not be so in the step
+            found = tuple(sorted(found, key=lambda a: (a.cost, a.at_least)))
+        forced_by, reason = self._reason(tensor, node, chosen, found)
+        return self._explanation(tensor, tied, found, forced_by, reason, left)
+
+    def _subject(self, tensor: "Tensor") -> tuple[int, int]:
+        """The value that a tensor is, and the node that decides how it is split."""
+        program = self.record.program
+        if tensor.path in self._nodes:
+            return self._values[tensor.path], self._nodes[tensor.path]
+        if tensor.path in self._values:
+            return self._values[tensor.path], -1
+        place = list(program.outputs).index(tensor.path)
+        if (argument := int(program.taken[place])) >= 0:
+            return argument, self._nodes.get(program.inputs[argument], -1)
+        value = int(program.made[place])
+        producer = int(program.producer[value])
+        if producer < 0:  # an argument, handed on as it is
+            return value, self._nodes.get(program.inputs[value], -1) if value < len(program.inputs) else -1
+        return value, int(program.node[producer])
+
+    def _alternative(
+        self, tensor: "Tensor", value: int, node: int, priced: Priced, allowed: bool, tied: tuple[str, ...]
+    ) -> Alternative:
+        limit = self.record.problem.limit
+        spec = self._spec(tensor, priced.code)
+        where = (self.subject.mesh, self.subject.names)
+        changes = () if priced.choice is None else tuple(self.pricing.changes(*where, priced.choice))
+        too_much = limit is not None and priced.peak_bytes > limit
+        cost, at_least, effect = self._costs(priced)
+        return Alternative(
+            spec,
+            symbols(tensor.shape, self.plan.judgement.letters[tensor.path], spec),
+            self._words(tensor, value, node, spec, priced),
+            cost,
+            at_least,
+            (at_least if cost == float("inf") else cost) - self.plan.cost.total,
+            priced.is_exact,
+            allowed,
+            not (too_much and priced.at_least == float("inf")),
+            max(0, priced.peak_bytes - round(self.subject.level_bytes)) if priced.peak_bytes else 0,
+            changes,
+            dict.fromkeys(tied, spec) if effect is None else {},
+            effect,
+        )
+
+    def _costs(self, priced: Priced) -> tuple[float, float, Effect | None]:
+        """Of a step with what was found: its time, a bound on it, and of a stage what the stage has to do with it."""
+        if self.effects is None:
+            return priced.cost, priced.at_least, None
+        total = self.plan.cost.total
+        at_least = total + priced.at_least - self.effects.cost
+        if priced.choice is None:
+            return priced.cost, at_least, Effect(0.0, 0.0, 0.0)
+        effect = self.effects.of(priced.choice)
+        cost = total + effect.step_s
+        return cost, cost if priced.is_exact else min(cost, at_least), effect
+
+    def _spec(self, tensor: "Tensor", code: int) -> "Spec":
+        """A sharding with its axes' names; what is spread over replicas stays so."""
+        names, rank = self.subject.names, len(tensor.shape)
+        kept = [tuple(a for a in axes if a not in names) for axes in tensor.spec]
+        dims = self.record.problem.axes.dims(code, rank)
+        return tuple((*more, *(names[a] for a in axes)) for more, axes in zip(kept, dims, strict=True))
+
+    def _words(self, tensor: "Tensor", value: int, node: int, spec: "Spec", priced: Priced) -> str:
+        """``column-split over y``: what each axis would do, in the plan that was found."""
+        if not any(spec):
+            return "whole on every device"
+        spec = tuple(tuple(axis for axis in axes if axis in self.subject.names) for axes in spec)
+        if not any(spec):
+            return "not split further"
+        parts = dim_parts(self.record.program, value) if tensor.role == "parameters" else [""] * len(spec)
+        words = []
+        for part, axes in zip(parts, spec, strict=True):
+            for axis in axes:
+                gathered = part and priced.choice is not None and not self._is_read_split(node, axis, priced.choice)
+                words.append(
+                    f"{'gathered before use' if gathered else f'{part}-split' if part else 'split'} over {axis}"
+                )
+        return ", ".join(words)
+
+    def _is_read_split(self, node: int, axis: str, choice: Ints) -> bool:
+        """Whether some reader before the update takes the tensor as an axis splits it."""
+        problem, number = self.record.problem, self.subject.names.index(axis)
+        last = self.record.program.phases.index("update")
+        readers = [e for e in problem.edges if e.source == node and problem.nodes[e.reader].phase not in (last, -1)]
+        codes = [int(e.needed[choice[e.reader]]) for e in readers]
+        return any(int(problem.axes.unpack(code)[number]) >= 0 for code in codes)
+
+    def _reason(self, tensor: "Tensor", node: int, chosen: int, found: tuple[Alternative, ...]) -> tuple[str, str]:
+        plan, subject = self.plan, self.record.problem.nodes[node]
+        if not found:
+            return "shape", "no axis divides any of its dims: there is no other way to split it."
+        usable = [a for a in found if a.allowed]
+        if not usable:
+            best = min(found, key=lambda a: a.difference)
+            gain = cost_text(plan, abs(best.difference))
+            could = f"{best.symbols} would {'save' if best.difference < 0 else 'cost'} {gain}"
+            return "method", f"{plan.method} lays it down; without that, {could}."
+        if (memory := self._memory_reason(node, chosen)) is not None:
+            return "memory", memory
+        known = [a for a in usable if a.cost < float("inf")]
+        if not known and not any(a.peak_bytes for a in usable):
+            at_least = min(a.difference for a in usable)
+            if at_least <= BARELY * plan.cost.total:
+                return "cost", "that others cost more is not proven; they were not solved for."
+            return "cost", f"every other way costs at least {cost_text(plan, at_least)} more."
+        if not known:
+            return "cost", "no other way that fits the memory was found in time."
+        best = min(known, key=lambda a: a.cost)
+        if best.difference < -BARELY * plan.cost.total:
+            saved = cost_text(plan, -best.difference)
+            return "cost", f"all layers were solved together; for this stage alone {best.symbols} would save {saved}."
+        if best.difference <= BARELY * plan.cost.total:
+            return "cost", f"{best.symbols} would cost the same: either would do."
+        more, least = cost_text(plan, best.difference), "" if best.is_exact else "up to "
+        why = f", mostly {best.changes[0].what}: {best.changes[0].where}" if best.changes else ""
+        note = "" if subject.allowed.all() else f" ({plan.method} forbids some)"
+        return (
+            "cost",
+            f"it is the cheapest{note}: the next, {best.symbols} ({best.words}), costs {least}{more} more{why}.",
+        )
+
+    def _memory_reason(self, node: int, chosen: int) -> str | None:
+        """What memory has to do with it: how the tensor would lie if memory were no matter."""
+        problem, plan = self.record.problem, self.plan
+        if problem.limit is None:
+            return None
+        assert self._free.choice is not None
+        code = int(problem.nodes[node].codes[self._free.choice[node]])
+        if code == chosen or self._free.peak_bytes <= problem.limit:
+            return None
+        shape = tuple(self.record.program.types[problem.nodes[node].type][0])
+        names = tuple(tuple(self.subject.names[a] for a in axes) for axes in problem.axes.dims(code, len(shape)))
+        gain = cost_text(plan, plan.cost.total - self._costs(self._free)[0])
+        level = self.subject.level_bytes
+        return (
+            f"memory forces it: without the limit of {format_bytes(problem.limit - level)} it would be "
+            f"{sharding_words(shape, [''] * len(shape), names, self._mesh)}, in a plan that is {gain} faster and "
+            f"needs {format_bytes(self._free.peak_bytes - level)} on each device."
+        )
+
+    @property
+    def _mesh(self) -> dict[str, int]:
+        stage = self.subject.stage
+        return (self.plan.mesh if stage is None else stage.mesh).shape
+
+    def _explanation(
+        self,
+        tensor: "Tensor",
+        tied: tuple[str, ...],
+        found: tuple[Alternative, ...],
+        forced_by: str,
+        reason: str,
+        num_left: int = 0,
+    ) -> Explanation:
+        judgement = self.plan.judgement
+        letters = judgement.letters[tensor.path]
+        return Explanation(
+            self.plan,
+            tensor.path,
+            tied,
+            tensor.spec,
+            symbols(tensor.shape, letters, tensor.spec),
+            sharding_words(tensor.shape, letters, tensor.spec, self._mesh),
+            judgement.kinds[tensor.path],
+            self.plan.cost.total,
+            found,
+            forced_by,
+            reason,
+            num_left,
+            self.subject.number,
+            "" if self.effects is None else self.effects.text(),
+        )

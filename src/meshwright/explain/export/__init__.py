@@ -1,0 +1,1 @@
+"""Writes everything that is known of a plan into files."""

@@ -1,0 +1,1 @@
+"""Names the kinds of parallelism that a plan amounts to."""

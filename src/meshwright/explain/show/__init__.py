@@ -1,0 +1,1 @@
+"""Plans, tensors and programs as text."""

@@ -1,0 +1,1 @@
+"""From a Python function to a flat graph of operations."""

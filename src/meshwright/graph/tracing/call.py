@@ -1,0 +1,196 @@
+"""Calls a function once with types in place of arrays, and tells the arrays of a pytree from what is kept as it is."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from itertools import chain, count
+from typing import Any
+
+from meshwright import jax_compat
+from meshwright.errors import TraceError, raised_at
+from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
+from meshwright.names import one_line
+
+# Numbers are traced, as `jax.jit` does, unless the function's own Python code reads them: then switches and, where that
+# is not enough, all Python numbers are kept.
+_TRACED_NUMBERS: tuple[tuple[type, ...], ...] = ((bool, int, float, complex), (int, float, complex), ())
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The leaves of a pytree: arrays, and what is kept as it is (functions, strings, switches).
+
+    Attributes:
+        tree: The structure.
+        leaves: All leaves; None stands for an array.
+        positions: For each leaf, its number among the arrays; None for what is kept.
+        paths: Path of each array, pytree keys joined by ``/``.
+        owners: The first part of each array's path: an argument's name.
+    """
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    positions: tuple[int | None, ...]
+    paths: tuple[str, ...]
+    owners: tuple[str, ...]
+
+    @property
+    def bare(self) -> "Leaves":
+        """The same with None in place of what is kept."""
+        return replace(self, leaves=(None,) * len(self.leaves))
+
+    def pick(self, tree: Any) -> list[Any]:
+        """The arrays of a pytree of this structure."""
+        import jax
+
+        pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
+        return [leaf for leaf, position in pairs if position is not None]
+
+    def rest(self, tree: Any) -> list[Any]:
+        """What is no array in a pytree of this structure."""
+        import jax
+
+        pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
+        return [leaf for leaf, position in pairs if position is None]
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        """The pytree with these arrays in their places."""
+        import jax
+
+        found = zip(self.leaves, self.positions, strict=True)
+        return jax.tree_util.tree_unflatten(self.tree, [leaf if p is None else arrays[p] for leaf, p in found])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function as JAX sees it: a closed jaxpr from the arrays of the arguments to those of the results."""
+
+    jaxpr: Any
+    arguments: Leaves
+    results: Leaves
+
+    @property
+    def types(self) -> list[Any]:
+        """The types of the arguments' arrays."""
+        import jax
+
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.jaxpr.in_avals]
+
+
+def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    """Calls ``function(*args)`` with the arrays' types.
+
+    Raises:
+        TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
+    """
+    names = argument_names(function, len(args))
+    failure: Exception | None = None
+    tried: set[Any] = set()
+    for numbers in _TRACED_NUMBERS:
+        arguments, arrays = _sort(args, numbers, names)
+        if arguments.positions in tried:
+            continue
+        tried.add(arguments.positions)
+        try:
+            return _call(function, arguments, arrays, numbers, names)
+        except ChangedInPlace:
+            raise
+        except Exception as error:
+            failure = error
+    assert failure is not None
+    raise TraceError(_trace_failure(function, failure)) from failure
+
+
+def _call(
+    function: Callable[..., Any],
+    arguments: Leaves,
+    arrays: Sequence[Any],
+    numbers: tuple[type, ...],
+    names: Sequence[str],
+) -> Call:
+    import jax
+
+    results: Leaves | None = None
+    changed: dict[Any, Any] = {}
+
+    @wraps(function)  # so that JAX's errors speak of the user's function and of its arguments
+    def of_arrays(*args: Any) -> list[Any]:
+        nonlocal results, changed
+        given = arguments.fill(jax.tree_util.tree_leaves(args))
+        before = jax.tree_util.tree_flatten_with_path(given)[0]
+        results, made = _sort(function(*given), numbers)
+        changed = replaced(before, given)
+        return made
+
+    types = arguments.bare.fill([_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)])
+    jaxpr = jax_compat.trace(of_arrays, types)
+    if changed:
+        check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
+    assert results is not None
+    return Call(jaxpr, arguments, results)
+
+
+def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:
+    """A pytree's leaves, and its arrays; ``names`` are those of the entries of a tuple of arguments."""
+    import jax
+
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
+    is_array = [(hasattr(x, "shape") and hasattr(x, "dtype")) or type(x) in numbers for _, x in flat]
+    found = [pair for pair, array in zip(flat, is_array, strict=True) if array]
+    owners = tuple("out" if names is None else names[path[0].idx] for path, _ in found)
+    rest = 0 if names is None else 1
+    number = count()
+    return Leaves(
+        structure,
+        tuple(None if array else leaf for (_, leaf), array in zip(flat, is_array, strict=True)),
+        tuple(next(number) if array else None for array in is_array),
+        tuple(_distinct("/".join([o, *map(_key, path[rest:])]) for o, (path, _) in zip(owners, found, strict=True))),
+        owners,
+    ), [leaf for _, leaf in found]
+
+
+def _distinct(paths: Iterable[str]) -> Iterator[str]:
+    """The paths, numbered where they are equal: ``{"a": {"b": 1}, "a/b": 2}`` has ``a/b`` and ``a/b#2``."""
+    seen: set[str] = set()
+    for path in paths:
+        names = chain([path], (f"{path}#{number}" for number in count(2)))
+        name = next(name for name in names if name not in seen)
+        seen.add(name)
+        yield name
+
+
+def _key(key: Any) -> str:
+    return one_line(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))))
+
+
+def _type(array: Any, path: str) -> Any:
+    try:
+        return jax_compat.abstract(array)
+    except (TypeError, OverflowError) as error:
+        raise type(error)(f"argument {path}: {error}") from error
+
+
+def argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    """The names of a function's first arguments; those of ``*args`` are ``args/0`` and so on."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return names + [f"{rest}/{i}" for i in range(count - len(names))]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", repr(function)))
+
+
+def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
+    reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
+    line = raised_at(error)
+    where = f" ({line})" if line else ""
+    return (
+        f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. "
+        "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
+    )

@@ -1,0 +1,204 @@
+"""Which values XLA's GPU backend keeps in memory, and which its kernels make within themselves.
+
+Read off what it compiles:
+
+- What a kernel that cannot be fused reads or writes is in memory; cheap elementwise work lives inside kernels and is
+  done again in each reader. Reductions and gathers take in the work that makes what they read.
+- Costly work with several readers is written once, if it takes no more memory than what it is made from. A GPU has
+  instructions for exponentials, quotients and roots: these are not costly (XLA's `GpuInstructionFusion::IsExpensive`).
+- Products read matrices: dims that one of them merges must lie next to each other. Work that is done in another order
+  of dims is done anew for each product that must transpose it, each in the order it needs.
+- An elementwise kernel writes over what it reads for the last time, where that has the same size.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.facts import COSTLY, Bools, Facts
+from meshwright.graph.xla_gpu.dim_orders import Orders
+from meshwright.jit import kernel
+
+Ints = NDArray[np.int64]
+
+_QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
+_RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
+_MOST_AGAIN = 64  # operations that are looked through, at most, for what a value is made from
+
+
+class Fusion(NamedTuple):
+    """Where values are.
+
+    Attributes:
+        stored: Whether a value is written to memory at some time.
+        kept: Whether it is there until its last reader; else readers make it again.
+        fuses: For each operation, whether it takes in the work that makes what it reads.
+        apart: Values that products read each in an order of its own, and these products.
+    """
+
+    stored: Bools
+    kept: Bools
+    fuses: Bools
+    apart: list[tuple[int, int]]
+
+
+def fuse(facts: Facts) -> Fusion:
+    """Works out which values are where."""
+    fuses = facts.fusible | facts.where(lambda name, _: name.startswith(("reduce_", "arg")))
+    stored = _in_memory(facts, fuses)
+    stored[_shared(facts, COSTLY, stored)] = True
+    fuses |= facts.where(lambda name, _: name == "gather")
+    kept = _in_memory(facts, fuses)
+    costly = _shared(facts, COSTLY - _QUICK, kept)
+    kept[costly] = True
+    kept[_made_again(facts, kept, costly)] = False
+    apart = list(_apart(facts, kept, fuses))
+    kept[[value for value, _ in apart]] = False
+    return Fusion(stored, kept, fuses, apart)
+
+
+def _in_memory(facts: Facts, fuses: Bools) -> Bools:
+    """The values that some kernel reads or writes, as long as everything is made again that can be."""
+    found = np.zeros(facts.columns.num_values, bool)
+    found[facts.made] = ~facts.fusible[facts.maker]
+    found[facts.columns.reads[~fuses[facts.columns.reader]]] = True
+    found[[*facts.graph.inputs, *facts.ends]] = True
+    found[list(facts.graph.constants)] = False
+    return found
+
+
+def _shared(facts: Facts, names: frozenset[str], stored: Bools) -> list[int]:
+    """Values that some primitives make for several readers and that are not stored yet, in the order they are made."""
+    found = facts.made[facts.where(lambda name, _: name in names)[facts.maker]]
+    found = found[(facts.num_readers[found] > 1) & ~stored[found]]
+    return found[np.argsort(facts.columns.producer[found])].tolist()
+
+
+def _made_again(facts: Facts, kept: Bools, costly: Sequence[int]) -> list[int]:
+    """Of the values that are kept for their cost alone, those that take more than what they are made from."""
+    graph, columns = facts.graph, facts.columns
+    size = [kind.num_bytes for kind in graph.kinds]
+    again: set[int] = set()
+    for value in costly:
+        room, seen = size[graph.kind[value]], {value}
+        stack = columns.reads_of(columns.producer[value]).tolist()
+        while stack and room > 0 and len(seen) <= _MOST_AGAIN:
+            source = stack.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            if kept[source] and source not in again:
+                room -= size[graph.kind[source]]
+            elif columns.producer[source] >= 0:
+                stack += columns.reads_of(columns.producer[source]).tolist()
+        if not stack and room > 0:
+            again.add(value)
+    return sorted(again)
+
+
+def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]:
+    """Values that no kernel reads as they are made, each with the products that transpose it, if these are several."""
+    columns, orders = facts.columns, Orders(facts)
+    products = facts.where(lambda name, _: name == "dot_general")
+    reads = products[columns.reader] & kept[columns.reads]
+    several = np.flatnonzero(np.bincount(columns.reads[reads], minlength=columns.num_values) > 1)
+    several = several[columns.producer[several] >= 0]
+    several = orders.may_differ(several[facts.fusible[columns.producer[several]]])
+    several = np.setdiff1d(several, facts.ends)
+    places = np.flatnonzero(np.isin(columns.reads, several) & ~fuses[columns.reader])
+    by = columns.reader[places]
+    several = np.setdiff1d(several, columns.reads[places[~products[by]]])
+    readers: dict[int, list[tuple[int, int]]] = {value: [] for value in several.tolist()}
+    sides = places - columns.start[by]
+    for value, index, side in zip(columns.reads[places].tolist(), by.tolist(), sides.tolist(), strict=True):
+        if value in readers:
+            readers[value].append((index, side))
+    for value, reading in readers.items():
+        if orders.all_transpose(value, reading):
+            yield from ((value, index) for index, _ in reading)
+
+
+def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints) -> tuple[list[int], list[int]]:
+    """Values that elementwise kernels write over, being their last readers, and what each writes there."""
+    graph, columns = facts.graph, facts.columns
+    late = np.zeros(columns.num_values, bool)
+    late[columns.reads[(runs > np.arange(len(runs)))[columns.reader]]] = True
+    values = np.flatnonzero(kept & ~late & (columns.producer >= 0) & (stop > start + 1))
+    by = stop[values] - 1
+    made, width = columns.first_made[by], np.array([kind.itemsize for kind in graph.kinds])[graph.kind]
+    fits = facts.fusible[by] & kept[made] & (start[made] == by)
+    fits &= (graph.sizes[made] == graph.sizes[values]) & (width[made] == width[values])
+    fits &= columns.trips[by] == columns.trips[columns.producer[values]]
+    maker = np.where(kept, -1, columns.producer)  # of what kernels make within themselves
+    values, by, made = values[fits], by[fits], made[fits]
+    in_place = _read_in_place(columns.reads, columns.start, _alike(facts), maker, by, values)
+    made, first = np.unique(made[in_place], return_index=True)
+    return values[in_place][first].tolist(), made.tolist()
+
+
+def _alike(facts: Facts) -> Bools:
+    """Of all reads, those by operations that can be fused, element for element as they write their results."""
+    columns = facts.columns
+    known: list[bool] = []
+    first = np.zeros(len(columns.signatures), np.int64)
+    for number, example in columns.examples.items():
+        first[number] = len(known)
+        known += _read_alike(facts, example)
+    operand = np.arange(len(columns.reads)) - columns.start[columns.reader]
+    return np.array(known, bool)[first[columns.signature[columns.reader]] + operand]
+
+
+def _read_alike(facts: Facts, index: int) -> list[bool]:
+    """Which operands an operation reads element for element as it writes its result; none if it cannot be fused."""
+    if not facts.fusible[index] or facts.columns.primitive(index) in _RESHAPING:
+        return [bool(facts.fusible[index])] * len(facts.columns.reads_of(index))
+    nest = facts.nests[index]
+    plain = all(nest.loops[loop].kind == "parallel" for dim in nest.results[0] for loop in dim)
+    return [plain and dims == nest.results[0] for dims in nest.operands]
+
+
+@kernel
+def _read_in_place(reads, begin, alike, maker, ops, values):
+    """For each operation, whether its kernel reads a value, and nowhere else than where it writes its result.
+
+    Args:
+        reads, begin: What operations read.
+        alike: For each read, whether it is element for element as its operation writes its result.
+        maker: The operation that makes a value; -1 where it is in memory.
+        ops, values: The operations, and one value for each.
+    """
+    found = np.zeros(len(ops), np.bool_)
+    seen, seen_alike = np.empty(_MOST_AGAIN, np.int64), np.empty(_MOST_AGAIN, np.bool_)
+    most = _MOST_AGAIN * np.diff(begin).max() + 1 if len(ops) else 0
+    stack, stack_alike = np.empty(most, np.int64), np.empty(most, np.bool_)
+    for i in range(len(ops)):
+        num_seen, reached, waiting = 0, False, 1
+        stack[0], stack_alike[0] = ops[i], True
+        while waiting:
+            waiting -= 1
+            at, same = stack[waiting], stack_alike[waiting]
+            known = False
+            for k in range(num_seen):
+                known |= seen[k] == at and seen_alike[k] == same
+            if known:
+                continue
+            if num_seen == _MOST_AGAIN:
+                reached = False
+                break
+            seen[num_seen], seen_alike[num_seen] = at, same
+            num_seen += 1
+            torn = False
+            for k in range(begin[at], begin[at + 1]):
+                if reads[k] == values[i]:
+                    torn |= not (same and alike[k])
+                    reached = True
+                elif maker[reads[k]] >= 0:
+                    stack[waiting], stack_alike[waiting] = maker[reads[k]], same and alike[k]
+                    waiting += 1
+            if torn:
+                reached = False
+                break
+        found[i] = reached
+    return found

@@ -1,0 +1,258 @@
+"""Which values take memory, and from when to when, counted in operations of the graph.
+
+A model of what XLA makes of a program for GPUs (for its CPU backend see `cpu_liveness.py`); each of its rules was read
+off XLA's own assignment of buffers:
+
+- **Fusion.** Which values are in memory at all, and which take the place of others, says `fusion.py`.
+- **Gradients wait.** Nothing in a backward pass waits for a weight's gradient, so one that is reduced over devices is
+  computed just before its first reader, to fill the time of reductions; until then all it is made from is in memory.
+  Here stands when that would be; which gradients are reduced, a choice decides (`planner.memory`).
+- **Sent ahead.** What is sent to an operation is on its way while the contraction before it runs.
+- **Laid out anew.** A contraction's result is copied once, to the layout and type in which it is read, and so is what
+  one loop stacks up for another. A convolution's filter has a layout of its own: an argument is copied to that, and the
+  update reads the copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.facts import Bools, Facts
+from meshwright.graph.graph import Graph
+from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
+from meshwright.graph.xla_gpu.fusion import fuse, written_over
+from meshwright.jit import kernel
+from meshwright.rules.base import LoopNest
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """When each stored value takes memory. Times count operations in the order in which they run.
+
+    Attributes:
+        stored: Whether a value is written to memory; the rest live inside fused kernels.
+        start: First time at which it takes memory.
+        stop: Time after its last; no later than `start` where readers make it again.
+        step: The time at which each operation runs, or runs first.
+        last: The time at which it runs last: what is fused into several kernels runs in each of them.
+    """
+
+    stored: Bools
+    start: Ints
+    stop: Ints
+    step: Ints
+    last: Ints
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.step)
+
+
+class Copies(NamedTuple):
+    """Copies of values in other layouts or types, as columns: of what, from when to when, and their relative size."""
+
+    value: Ints
+    start: Ints
+    stop: Ints
+    size: NDArray[np.float64]
+
+    def only(self, kept: Bools) -> "Copies":
+        """Some of them."""
+        return Copies(self.value[kept], self.start[kept], self.stop[kept], self.size[kept])
+
+
+@dataclass(frozen=True)
+class AcceleratorLiveness(Liveness):
+    """When values take memory on GPUs; operations run in the program's order.
+
+    Attributes:
+        copies: Copies that are there besides the values.
+        fuses: For each operation, whether it takes in the work that makes what it reads.
+        before: For each operation the contraction before it in its loop, or the beginning of that.
+        ready: For each value the time from which on it can be sent; that of arguments, and what they are converted to,
+            is the beginning.
+        runs: For each operation the latest time at which it runs: its own, or for a gradient that of its first reader.
+            What a gradient makes starts then; what it reads ends as if nothing waited.
+    """
+
+    copies: Copies
+    fuses: Bools
+    before: Ints
+    ready: Ints
+    runs: Ints
+
+
+def liveness(graph: Graph, nests: Sequence[LoopNest]) -> AcceleratorLiveness:
+    """Works out which values are stored, and their intervals; a donated argument and its next value are one buffer."""
+    facts, columns = Facts(graph, nests), graph.columns
+    found, runs = fuse(facts), _moments(facts)
+    stored, again = found.stored.copy(), found.stored & ~found.kept
+    start, stop = _intervals(facts, found.kept, runs)
+    stop[again] = start[again]
+    copies = (_relaid(facts, runs), _filters(facts, stop), _transposed(found.apart))
+    pin_ends(graph, stored, stop, len(runs))
+    over, taken = written_over(facts, found.kept & stored, start, stop, runs)
+    stop[over] = start[taken]
+    given = _given(
+        columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, columns.num_values
+    )
+    return AcceleratorLiveness(
+        stored,
+        start,
+        stop,
+        np.arange(len(runs)),
+        np.arange(len(runs)),
+        Copies(*(np.concatenate(parts) for parts in zip(*copies, strict=True))),
+        found.fuses,
+        _contraction_before(facts),
+        np.where(given, 0, start + 1),
+        runs,
+    )
+
+
+def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
+    """Results live to the end, and so do arguments that the caller keeps; donated buffers are counted once."""
+    outputs, inputs = np.array(graph.outputs, np.int64), np.array(graph.inputs, np.int64)
+    stop[outputs] = num_steps
+    donated = np.zeros(len(stop), bool)
+    donated[list(graph.donated)] = True
+    stop[inputs[~donated[inputs]]] = num_steps
+    made, taken = outputs[list(graph.state.keys())], inputs[list(graph.state.values())]
+    over = donated[taken] & (made != taken)
+    stop[taken[over]] = num_steps
+    stored[made[over]] = False
+
+
+def _moments(facts: Facts) -> Ints:
+    """When each operation runs at the latest: a weight's gradient, and what is fused to it, at its first reader."""
+    columns = facts.columns
+    aside = columns.phase == PHASES.index(UPDATE)  # nothing in the backward pass waits for these
+    aside[facts.stacks] = True
+    backward = columns.phase == PHASES.index(BACKWARD)
+    reads = aside[columns.reader]
+    read, reader = columns.reads[reads], columns.reader[reads]
+    waits = np.bincount(read, minlength=columns.num_values) == facts.num_readers
+    waits[facts.ends] = False
+    first = np.zeros(columns.num_values, np.int64)
+    first[read[::-1]] = reader[::-1]
+    runs = np.arange(len(columns.signature))
+    made = facts.made[backward[facts.maker] & waits[facts.made] & (facts.num_readers[facts.made] > 0)]
+    may_wait = backward & (columns.num_made == 1) & (facts.fusible | facts.contracts)
+    maker = np.where(np.append(may_wait, False)[columns.producer], columns.producer, -1)
+    _wait(columns.reads, columns.start, maker, facts.fusible, facts.num_readers == 1, made, first, runs)
+    return runs
+
+
+@kernel
+def _wait(reads, begin, maker, fusible, alone, made, until, runs):
+    """Lets what makes some values run when they are read, and so what is fused to that.
+
+    Args:
+        reads, begin: What operations read.
+        maker: The operation that makes a value, if it may wait; else -1.
+        fusible: The operations that are fused to their readers.
+        alone: The values that are read once.
+        made, until: The values, and for each value when it is read.
+        runs: When each operation runs, to be changed.
+    """
+    for value in made[::-1]:
+        stack = [value]
+        while stack:
+            index = maker[stack.pop()]
+            if index < 0:
+                continue
+            runs[index] = until[value]
+            if fusible[index]:
+                for k in range(begin[index], begin[index + 1]):
+                    if alone[reads[k]]:
+                        stack.append(reads[k])
+
+
+def _intervals(facts: Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:
+    """Start and stop of each value."""
+    columns = facts.columns
+    start, stop = np.zeros((2, columns.num_values), np.int64)
+    start[facts.made] = runs[facts.maker]
+    stop[facts.made] = start[facts.made] + 1
+    _reach(columns.reads, columns.start, columns.first_made, columns.num_made, held, stop)
+    for first, end in sorted(facts.graph.loops, key=lambda loop: loop[0] - loop[1]):
+        # What a loop reads from outside lives until it ends; what it stacks up is there from its first trip on.
+        read = columns.reads[columns.start[first] : columns.start[end]]
+        outside = read[start[read] < first]
+        stop[outside] = np.maximum(stop[outside], end)
+        start[columns.first_made[facts.stacks[(first <= facts.stacks) & (facts.stacks < end)]]] = first
+    return start, stop
+
+
+@kernel
+def _reach(reads, begin, first_made, num_made, held, stop):
+    """Prolongs each value to its readers; one inside a fused kernel runs when the kernel's stored result is made."""
+    for i in range(len(first_made) - 1, -1, -1):
+        last = i + 1
+        for value in range(first_made[i], first_made[i] + num_made[i]):
+            if not held[value]:
+                last = max(last, stop[value])
+        for k in range(begin[i], begin[i + 1]):
+            stop[reads[k]] = max(stop[reads[k]], last)
+
+
+@kernel
+def _given(reads, begin, first_made, num_made, fusible, num_values):
+    """Whether each value is an argument, or made from arguments by work that is fused."""
+    given = np.ones(num_values, np.bool_)
+    for i in range(len(first_made)):
+        found = fusible[i]
+        for k in range(begin[i], begin[i + 1]):
+            found = found and given[reads[k]]
+        given[first_made[i] : first_made[i] + num_made[i]] = found
+    return given
+
+
+def _contraction_before(facts: Facts) -> Ints:
+    """For each operation the last contraction before it, or where its innermost loop begins."""
+    found = np.zeros(len(facts.contracts), np.int64)
+    found[1:] = np.maximum.accumulate(np.where(facts.contracts, np.arange(len(found)), 0))[:-1]
+    for first, end in facts.graph.loops:
+        found[first:end] = np.maximum(found[first:end], first)
+    return found
+
+
+def _relaid(facts: Facts, runs: Ints) -> Copies:
+    """Copies of what contractions make and of what one loop stacks up for another."""
+    columns, graph = facts.columns, facts.graph
+    copied, size = np.full(columns.num_values, -1), np.ones(columns.num_values)
+    copied[columns.first_made[facts.contracts]] = runs[facts.contracts]
+    copied[facts.num_readers == 0] = -1
+    stacked = np.zeros(columns.num_values, bool)
+    stacked[columns.first_made[facts.stacks]] = True
+    slices = np.flatnonzero(facts.where(lambda name, _: name == "loop_slice"))
+    whole = columns.reads[columns.start[slices]]
+    copied[whole[stacked[whole]]] = slices[stacked[whole]]
+    converts = np.flatnonzero(facts.where(lambda name, _: name == "convert_element_type"))
+    width = np.array([max(kind.itemsize, 1) for kind in graph.kinds])[graph.kind]
+    narrow, wide = columns.reads[columns.start[converts]], columns.first_made[converts]
+    np.maximum.at(size, narrow, width[wide] / width[narrow])
+    values = np.flatnonzero(copied >= 0)
+    return Copies(values, copied[values], copied[values] + 1, size[values])
+
+
+def _transposed(apart: Sequence[tuple[int, int]]) -> Copies:
+    """What products read in orders of their own, each when it runs."""
+    values, products = np.array(apart, np.int64).reshape(-1, 2).T
+    return Copies(values, products, products + 1, np.ones(len(values)))
+
+
+def _filters(facts: Facts, stop: Ints) -> Copies:
+    """Copies of the arguments that are filters of convolutions, from the first of these on."""
+    columns = facts.columns
+    convolutions = np.flatnonzero(facts.where(lambda name, _: name == "conv_general_dilated"))[::-1]
+    filters, first = columns.reads[columns.start[convolutions] + 1], np.full(columns.num_values, -1)
+    first[filters] = convolutions
+    first[columns.producer >= 0] = -1
+    values = np.flatnonzero(first >= 0)
+    return Copies(values, first[values], stop[values], np.ones(len(values)))

@@ -1,0 +1,1 @@
+"""Cuts a model into layers that stages can be made of."""

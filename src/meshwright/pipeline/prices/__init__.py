@@ -1,0 +1,1 @@
+"""Prices layers and stages on submeshes."""

@@ -1,0 +1,294 @@
+"""The ways to split a stage on one submesh, each as sums over layers, so that any range is priced by a subtraction."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.hardware import Mesh
+from meshwright.pipeline.layers.forward_pass import Array, Ints
+from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue, View, Way, submesh
+from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
+from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
+from meshwright.pipeline.prices.transfer import exchange_s
+from meshwright.plans.stage import EXCHANGED
+
+CHECKPOINTS = ("none", "selective", "full")
+_RANKS = 4  # options of a range for which room is made at first
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to split a stage.
+
+    Attributes:
+        mesh: Its devices: replicas of the batch, then the axes of a replica's view.
+        way: What the view does.
+        zero: How much of the state is spread over the replicas, as ZeRO counts it: 1 the optimizer's, 2 gradients, too,
+            3 parameters, too (FSDP).
+        checkpoint: What is computed again: ``none``, ``selective`` or ``full``.
+        prices: The layers' prices on the view.
+    """
+
+    mesh: Mesh
+    way: Way
+    zero: int
+    checkpoint: str
+    prices: LayerPrices
+
+    @property
+    def data(self) -> int:
+        return self.mesh.sizes[0]
+
+    @property
+    def inner(self) -> int:
+        return self.mesh.num_devices // self.data
+
+    @property
+    def view(self) -> View:
+        """Sizes of the axes inside a replica."""
+        return self.mesh.sizes[1:]
+
+    def again(self, items: Array) -> tuple[Array, Array]:
+        """Compute and communication that each layer repeats in the backward pass, but for what the user repeats."""
+        if self.checkpoint == "none":
+            return np.zeros(items.shape[1:]), np.zeros(items.shape[1:])
+        work = (Item.FORWARD, Item.FORWARD_SENT) if self.checkpoint == "full" else (Item.AGAIN, Item.AGAIN_SENT)
+        compute, sent = items[list(work)] - items[[Item.REPEATED, Item.REPEATED_SENT]]
+        return np.maximum(compute, 0.0), np.maximum(sent, 0.0)
+
+    def held(self, items: Array) -> Array:
+        """Bytes that are held for each microbatch in flight."""
+        item = {"none": Item.HELD_BYTES, "selective": Item.KEPT_BYTES, "full": Item.INPUT_BYTES}[self.checkpoint]
+        return items[item]
+
+    @cached_property
+    def transient(self) -> Array:
+        """Bytes that each layer needs while it works: with recomputation, what it makes again, too.
+
+        What is spread over the replicas is whole while its layer works.
+        """
+        items = self.prices.items
+        needed = items[Item.TRANSIENT_BYTES] + items[Item.HELD_BYTES] - self.held(items)
+        needed += items[Item.GRADIENT_BYTES] if self.zero > 1 else 0.0
+        return needed + (items[Item.READ_BYTES] + items[Item.COPY_BYTES] if self.zero > 2 else 0.0)
+
+    def parts(self, stage: int) -> int:
+        """Over how many devices ZeRO spreads what it spreads from a stage on."""
+        return self.data if self.zero >= stage else 1
+
+    def state_bytes(self, items: Array) -> Array:
+        """Parameters, their gradients and copies, and the optimizer's state."""
+        weights = (items[Item.PARAMETER_BYTES] + items[Item.COPY_BYTES]) / self.parts(3)
+        return weights + items[Item.GRADIENT_BYTES] / self.parts(2) + items[Item.OPTIMIZER_BYTES] / self.parts(1)
+
+    def tied_bytes(self, num_bytes: float) -> float:
+        """Bytes that a copy of another stage's parameter takes, with its gradient."""
+        return num_bytes / self.parts(3) + self.trains * num_bytes / self.parts(2)
+
+    def update_s(self, items: Array) -> Array:
+        """Compute of the optimizer."""
+        return items[Item.UPDATE] / self.parts(1)
+
+    def exchanged(self, items: Array) -> tuple[Array, Array]:
+        """Communication between replicas for each layer and microbatch: in the forward and in the backward pass.
+
+        Spread parameters are fetched for each pass, and spread gradients summed up where they lie after each.
+        """
+        fetched = returned = np.zeros(items.shape[1:])
+        if self.zero > 1:
+            returned = self.mesh.collective_s("reduce_scatter", (0,), items[Item.GRADIENT_BYTES])
+        if self.zero > 2:
+            fetched = self.mesh.collective_s("all_gather", (0,), items[Item.READ_BYTES])
+        return fetched, returned + self.trains * fetched
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.prices.items[Item.GRADIENT_BYTES].any())
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """What brings the gradients of all replicas together once a step, and new parameters back to them."""
+        if self.data == 1:
+            return ()
+        return EXCHANGED[self.zero][0]
+
+
+class Pace(NamedTuple):
+    """How stages of any size work together, as far as their own prices ask for it.
+
+    Attributes:
+        most: Microbatches in flight at the most.
+        num_microbatches: How many there are.
+        hides: How often a stage's weights' gradients fill a gap of the pipeline.
+        floor: The least that the layers up to each add to the time of all.
+        best_s: A time that is known to be had.
+    """
+
+    most: int
+    num_microbatches: int
+    hides: float
+    floor: Array
+    best_s: float
+
+
+class Options:
+    """All ways to split a stage on one submesh with one size of microbatch, as the kernel reads them."""
+
+    def __init__(self, catalogue: Catalogue, group: int, options: list[Option]):
+        self.options = options
+        self.group = group
+        self._catalogue = catalogue
+        pairs = catalogue.tied
+        self.ties = np.array([pair[:2] for pair in pairs], np.int64).reshape(-1, 2)
+        local = [[o.prices.local_bytes[v] for _, _, v in pairs] for o in options]
+        shape, rows = (len(options), len(pairs)), list(zip(options, local, strict=True))
+        self.tie_bytes = np.array([[o.tied_bytes(size) for size in row] for o, row in rows]).reshape(shape)
+        self.tie_s = np.array([[exchange_s(catalogue.cluster, size) for size in row] for row in local]).reshape(shape)
+        self.sums = np.array([_sums(option) for option in options])
+        self.transient = np.array([option.transient for option in options])
+        self.ways = _ways(options)
+        self._ranks = _RANKS  # room that was needed so far
+
+    @property
+    def num_layers(self) -> int:
+        return self.transient.shape[1]
+
+    @property
+    def limit(self) -> float:
+        return self._catalogue.limits[self.group]
+
+    def least_fill(self, hides: float) -> Array:
+        """The least that each layer adds to the time of all, whatever the option."""
+        return np.diff(self.sums[:, MICROBATCH] - hides * self.sums[:, WEIGHTS]).min(axis=0)
+
+    def least_s(self, num_microbatches: int, share: float) -> Array:
+        """A part of the time of a step below which no layer stays, whatever its option and its stage.
+
+        With T = Σ fill + max busy, every stage ``s`` says T ≥ fill_s + busy_s + Σ fill of the others. The mean of these
+        over the stages, each with its share of the cluster, is a sum over layers once collectives are taken without
+        their fixed times; and a layer adds at least what the best of all schedules lets it add.
+
+        Args:
+            num_microbatches: How many.
+            share: The submesh's part of the cluster.
+        """
+        by_layer = np.diff(self.sums)  # option, row, layer
+        own, weights = by_layer[:, MICROBATCH], by_layer[:, WEIGHTS]
+        rates = self.ways[..., 1].min(axis=2).sum(axis=1)  # of the collectives, per byte
+        once = by_layer[:, ONCE] + rates[:, None] * by_layer[:, GRADIENTS]
+        chunks = max(own.shape[1] // 2, 1)  # in the finest interleaved pipeline, which has two stages
+        adds = np.minimum(own - 2 * weights, own / chunks)
+        return (share * (num_microbatches * own + once) + (1 - share) * adds).min(axis=0)
+
+    def least_bytes(self, most: int) -> Array:
+        """The least that any option needs for a range: by microbatches in flight, one less, and layers."""
+        num_options, num_layers = self.transient.shape
+        fixed, held = np.full((2, num_options, num_layers, num_layers + 1), np.inf)
+        for first in range(num_layers):
+            part = self.sums[:, :, first + 1 :] - self.sums[:, :, first, None]
+            peak = np.maximum.accumulate(self.transient[:, first:], axis=1)
+            fixed[:, first, first + 1 :], held[:, first, first + 1 :] = part[:, STATE] + peak, part[:, ACTIVATIONS]
+        inside = np.arange(num_layers)[:, None], np.arange(num_layers + 1)
+        for (owner, other), size in zip(self.ties.tolist(), self.tie_bytes.T, strict=True):
+            owns, copies = ((inside[0] <= layer) & (layer < inside[1]) for layer in (owner, other))
+            fixed += size[:, None, None] * (copies & ~owns)
+        return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
+
+    def price(self, pace: Pace, transfer: Array) -> tuple[Array, Array, Ints]:
+        """What every range adds, how busy it is besides, and its option: by rank, microbatches in flight, and layers.
+
+        Args:
+            pace: See there.
+            transfer: Seconds, there and back, over the cut before each layer and after the last.
+        """
+        num_layers, ranks = self.num_layers, 0
+        while self._ranks > ranks:
+            ranks = self._ranks
+            shape = (ranks, pace.most, num_layers, num_layers + 1)
+            tables = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
+            work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s, transfer
+            found = price_ranges(*work, self.limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
+            self._ranks = max(ranks, found)
+        return tables[0][:found], tables[1][:found], tables[2][:found]
+
+
+def find_options(
+    catalogue: Catalogue, group: int, num_devices: int, rows: int, checkpoint: str, tensor: int | None = None
+) -> Options | None:
+    """The ways to split a stage on some devices, ``rows`` being those of a whole microbatch; None if there are none.
+
+    Args:
+        catalogue: The prices.
+        group: Number of the group of hosts.
+        num_devices: Devices of the submesh.
+        rows: Rows of a microbatch.
+        checkpoint: What is computed again.
+        tensor: Only weights split over so many devices; all views and ways by default.
+    """
+    machines = submesh(catalogue.cluster.groups[group], num_devices)
+    found: list[Option] = []
+    for view, way in [((tensor,), TENSOR)] if tensor else catalogue.ways(group, num_devices, rows):
+        data = num_devices // math.prod(view)
+        prices = None if rows % data else catalogue.prices(group, view, way, rows // data)
+        if prices is not None and not any(_alike(option, view, prices) for option in found):
+            option = Option(machines.mesh((data, *view)), way, 0, checkpoint, prices)
+            found += _spread(option, catalogue, catalogue.rows.batch // rows, catalogue.limits[group])
+    return Options(catalogue, group, found) if found else None
+
+
+def _alike(option: Option, view: View, prices: LayerPrices) -> bool:
+    """Whether an option is what another way comes to on its view."""
+    return option.view == view and np.array_equal(option.prices.items, prices.items)
+
+
+def _spread(option: Option, catalogue: Catalogue, num_microbatches: int, limit: float) -> list[Option]:
+    """An option with less and less of its state on every replica, as far as memory can ask for that.
+
+    Gradients or parameters that are spread are exchanged for every microbatch instead of once a step, so what is spared
+    once a step is no more than what a single microbatch takes longer: that is never quicker.
+    """
+    if option.data == 1:
+        return [option]
+    found = [replace(option, zero=stage) for stage in ((0, 1) if option.trains else (0,))]
+    items = option.prices.items
+    needed = found[-1].state_bytes(items.sum(axis=1)) + option.transient.max()
+    needed += num_microbatches * option.held(items).sum()
+    needed += sum(option.tied_bytes(option.prices.local_bytes[v]) for _, _, v in catalogue.tied)
+    if needed > limit:  # all layers with all microbatches in flight: more than any stage needs
+        found += [replace(option, zero=stage) for stage in ((2, 3) if option.trains else (3,))]
+    return found
+
+
+def _sums(option: Option) -> Array:
+    """The rows that `kernel.price_ranges` takes, up to each layer."""
+    items = option.prices.items
+    compute, sent = option.again(items)
+    works = items[[Item.FORWARD, Item.FORWARD_SENT, Item.BACKWARD, Item.BACKWARD_SENT]].sum(axis=0)
+    fetched, returned = option.exchanged(items)
+    once = items[Item.GRADIENTS_SENT] + items[Item.UPDATE_SENT] + option.update_s(items)
+    forward = items[Item.FORWARD] + items[Item.FORWARD_SENT] + fetched
+    back = items[Item.BACKWARD] + items[Item.BACKWARD_SENT] + returned + compute + sent - items[Item.WEIGHTS]
+    rows = [
+        works + fetched + returned + compute + sent,
+        np.minimum(items[Item.WEIGHTS], np.minimum(forward, back)),
+        once,
+        items[Item.GRADIENT_BYTES],
+        option.state_bytes(items),
+        option.held(items),
+    ]
+    return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
+
+
+def _ways(options: list[Option]) -> Array:
+    """The ways of each option's collectives, as many for each: what is missing never wins, or costs nothing."""
+    found = [[option.mesh.alternatives(kind, (0,)) for kind in option.collectives] for option in options]
+    most = max((len(ways) for steps in found for ways in steps), default=1)
+    table = np.zeros((len(options), 2, most, 2))
+    for row, steps in zip(table, found, strict=True):
+        for place, ways in zip(row, steps, strict=False):
+            place[:] = np.inf
+            place[: len(ways)] = ways
+    return table

@@ -1,0 +1,242 @@
+"""Recipes: the experts' way to lay out a pipeline, all stages alike, and what one costs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.errors import ShardingError
+from meshwright.pipeline.layers.forward_pass import Array, Ints
+from meshwright.pipeline.prices.catalogue import Catalogue
+from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS
+from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options
+from meshwright.pipeline.schedules import SCHEDULES, find_schedule
+from meshwright.planner.methods import Method
+
+
+@dataclass(frozen=True)
+class ThreeD(Method):
+    """Data, tensor and pipeline parallelism, as Megatron-LM lays them out: all stages have equally many devices.
+
+    Args:
+        data: Replicas of each stage.
+        tensor: Devices over which each replica splits its weights; neighbours.
+        pipeline: Stages.
+        microbatch: Rows of a microbatch for each replica.
+        schedule: ``gpipe``, ``1f1b``, ``zb-h1`` or ``inference``.
+        interleave: Chunks of the model on each stage.
+        checkpoint: What is computed again in the backward pass: ``none``, ``selective`` (all but products with weights)
+            or ``full`` (everything but the inputs of layers).
+        layers, boundaries: As in `Auto`.
+        memory_fraction: As in every `Method`.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    microbatch: int = 1
+    schedule: str = "1f1b"
+    interleave: int = 1
+    checkpoint: str = "none"
+    layers: int | Sequence[float] | None = field(default=None, kw_only=True)
+    boundaries: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("data", "tensor", "pipeline", "microbatch", "interleave"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ShardingError(f"ThreeD {name} is {number!r}; give a whole number of at least 1")
+        if self.schedule not in tuple(SCHEDULES):
+            raise ShardingError(f"unknown schedule {self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
+        if self.checkpoint not in CHECKPOINTS:
+            raise ShardingError(f"ThreeD checkpoint is {self.checkpoint!r}; choose one of {', '.join(CHECKPOINTS)}")
+
+    @property
+    def name(self) -> str:
+        return f"ThreeD({self.data}×{self.tensor}×{self.pipeline})"
+
+    @property
+    def staged(self) -> bool:
+        return True
+
+
+class Priced(NamedTuple):
+    """A pipeline of equal submeshes: the time of a step, the option of each stage, and the bytes that it needs.
+
+    Where a stage does not fit, the time is infinite, and every option the one that needs least.
+    """
+
+    total_s: float
+    option: Ints
+    peak_bytes: Array
+
+
+class Split:
+    """Layers dealt out to stages in chunks, as evenly as they allow."""
+
+    def __init__(self, work: Array):
+        self.work = np.concatenate([[0.0], np.cumsum(np.asarray(work, float) / max(np.sum(work), 1e-30))])
+        self._ends: dict[int, Ints] = {}
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.work) - 1
+
+    def chunks(self, num_stages: int, interleave: int) -> tuple[Ints, Ints]:
+        """First layer and end of each chunk, stages by rows, chunks by columns."""
+        edges = self._edges(num_stages * interleave)
+        first, last = edges[:-1], edges[1:]
+        return first.reshape(interleave, num_stages).T, last.reshape(interleave, num_stages).T
+
+    def _edges(self, count: int) -> Ints:
+        """Edges of so many chunks with the least sum of squares of their work."""
+        if count not in self._ends:
+            size = self.work[None, :] - self.work[:, None]
+            cost = np.where(np.triu(np.ones(size.shape, bool), 1), size**2, np.inf)
+            best, came = cost[0], []
+            for _ in range(count - 1):
+                total = best[:, None] + cost
+                came.append(total.argmin(axis=0))
+                best = total.min(axis=0)
+            edges = [len(self.work) - 1]
+            for table in reversed(came):
+                edges.append(int(table[edges[-1]]))
+            self._ends[count] = np.array([0, *reversed(edges)])
+        return self._ends[count]
+
+
+def price_recipe(
+    options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, transfer: Array
+) -> Priced:
+    """What stages on equal submeshes cost, with the options that are best for all together.
+
+    The sums are those of `kernel.price_ranges`, over the chunks of a stage.
+
+    Args:
+        options: The ways to split a stage.
+        chunks: First layers and ends, as of `Split.chunks`.
+        name: The schedule's.
+        num_microbatches: How many.
+        transfer: For each stage, seconds, there and back, over the cut before each layer and after the last.
+    """
+    last = chunks[1]
+    num_stages, interleave = last.shape
+    schedule = find_schedule(name, num_stages, num_microbatches, interleave)
+    part, once, fixed = stage_sums(options, chunks)
+    held = np.array(schedule.in_flight(num_stages, num_microbatches, interleave)) / interleave
+    needed = fixed + held * part[:, ACTIVATIONS]
+    own, sent = part[:, MICROBATCH], np.take_along_axis(transfer, last, axis=1).sum(axis=1)
+    fill = own
+    if num_microbatches >= schedule.full_from * num_stages:
+        fill = schedule.fill(own, 0.0, part[:, WEIGHTS], interleave)  # type: ignore[arg-type, assignment]
+    adds = fill + sent / interleave
+    rest = (num_microbatches - 1) * np.maximum(own, sent) + (own - fill) + once
+    fits = needed <= options.limit
+    stage = np.arange(num_stages)
+    if not fits.any(axis=0).all():
+        option = needed.argmin(axis=0)
+        return Priced(np.inf, option, needed[option, stage])
+    option = choose(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
+    return Priced(float(adds[option, stage].sum() + rest[option, stage].max()), option, needed[option, stage])
+
+
+def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Array, Array]:
+    """Sums over the layers of stages, for each option.
+
+    Returns:
+        The rows of `kernel` by option, row and stage; by option and stage the seconds that are spent once a step, and
+        the bytes that are needed whatever is in flight.
+    """
+    first, last = chunks
+    part = (options.sums[:, :, last] - options.sums[:, :, first]).sum(axis=3)
+    fixed, once = part[:, STATE] + _most(options.transient, first, last), part[:, ONCE].copy()
+    for tie, (owner, other) in enumerate(options.ties):
+        owns, copies = (((first <= layer) & (layer < last)).any(axis=1) for layer in (owner, other))
+        once += np.outer(options.tie_s[:, tie], owns != copies)
+        fixed += np.outer(options.tie_bytes[:, tie], copies & ~owns)
+    for step in range(options.ways.shape[1]):
+        ways = options.ways[:, step, :, :, None]
+        times = (ways[:, :, 0] + ways[:, :, 1] * np.maximum(part[:, None, GRADIENTS], 1e-30)).min(axis=1)
+        once += np.where(part[:, GRADIENTS] > 0, times, 0.0)
+    return part, once, fixed
+
+
+def choose(adds: Array, rest: Array) -> Ints:
+    """For each stage the option so that the sum of what they add and the most of the rest is least.
+
+    As in `stages`, the most is fixed first and lowered until nothing is left; of equal additions, the least rest.
+
+    Args:
+        adds, rest: For each option and stage; infinite where it does not fit.
+    """
+    stage, best_s, limit = np.arange(adds.shape[1]), np.inf, np.inf
+    found = np.zeros(adds.shape[1], np.int64)
+    while True:
+        least = np.where(rest <= limit, adds, np.inf)
+        option = np.where(least == least.min(axis=0), rest, np.inf).argmin(axis=0)
+        total, most = least[option, stage].sum(), rest[option, stage].max()
+        if not total + most < np.inf:
+            return found
+        if total + most < best_s:
+            best_s, found = total + most, option
+        limit = min(np.nextafter(most, -np.inf), best_s - total)
+
+
+def _most(transient: Array, first: Ints, last: Ints) -> Array:
+    """For each option and stage, the most that any of its layers needs."""
+    stages = zip(first.tolist(), last.tolist(), strict=True)
+    found = [[transient[:, a:b].max(axis=1) for a, b in zip(*stage, strict=True)] for stage in stages]
+    return np.array(found).max(axis=1).T
+
+
+def equal_stages(num_devices: int, devices_per_host: int, num_layers: int) -> Iterator[tuple[int, int]]:
+    """Numbers of equal stages that a cluster of equal hosts allows, with the devices of each."""
+    for num_stages in range(1, min(num_devices, num_layers) + 1):
+        each, left = divmod(num_devices, num_stages)
+        if not left and (devices_per_host % each == 0 or each % devices_per_host == 0):
+            yield num_stages, each
+
+
+def check_recipe(recipe: ThreeD, catalogue: Catalogue, trains: bool) -> tuple[int, int]:
+    """Devices of a stage and rows of a microbatch, if the recipe suits the cluster, the model and the batch.
+
+    Raises:
+        ShardingError: It does not.
+    """
+    cluster, batch = catalogue.cluster, catalogue.rows.batch
+    devices = recipe.data * recipe.tensor
+    shape = f"data={recipe.data} × tensor={recipe.tensor} × pipeline={recipe.pipeline}"
+    if cluster.mixed:
+        raise ShardingError(f"{recipe.name} needs equal hosts, and {cluster.name!r} has several kinds: use mw.Auto")
+    if trains == (recipe.schedule == "inference"):
+        word = "takes a gradient" if trains else "takes no gradient"
+        raise ShardingError(f"the function {word}, which schedule {recipe.schedule!r} is not for; choose another one")
+    if devices * recipe.pipeline != cluster.num_devices:
+        raise ShardingError(
+            f"{shape} is {devices * recipe.pipeline} devices, but cluster {cluster.name!r} has {cluster.num_devices}; "
+            "choose numbers whose product that is"
+        )
+    per_host = cluster.devices_per_host
+    if per_host % devices and devices % per_host:
+        raise ShardingError(
+            f"{shape}: a stage of {devices} devices is neither an equal part of a host nor whole hosts of {per_host}; "
+            "choose another number of stages"
+        )
+    chunks, num_layers = recipe.pipeline * recipe.interleave, catalogue.layers.num_layers
+    if chunks > num_layers:
+        raise ShardingError(
+            f"pipeline={recipe.pipeline} × interleave={recipe.interleave} is {chunks} chunks, but the model has "
+            f"{num_layers} layers; use at most {num_layers}"
+        )
+    rows = recipe.data * recipe.microbatch
+    if batch % rows:
+        raise ShardingError(
+            f"a batch of {batch} rows does not divide into microbatches of {rows} (data={recipe.data} × microbatch="
+            f"{recipe.microbatch}); use a batch that is a multiple of {rows}, or another microbatch"
+        )
+    if recipe.tensor not in catalogue.tensor_sizes(0, devices):
+        legal = ", ".join(map(str, catalogue.tensor_sizes(0, cluster.num_devices)))
+        raise ShardingError(f"tensor={recipe.tensor} does not suit cluster {cluster.name!r}: choose one of {legal}")
+    return devices, rows

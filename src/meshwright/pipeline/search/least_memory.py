@@ -1,0 +1,41 @@
+"""How near a model that fits nowhere came to fitting: the least memory with which some pipeline would."""
+
+import numpy as np
+
+from meshwright.pipeline.prices.kernels import least_peak
+from meshwright.pipeline.schedules import in_flight
+from meshwright.pipeline.search.device_line import Line, orders
+from meshwright.pipeline.search.search import Search
+
+
+def note_nearest(search: Search) -> None:
+    """Finds the stages of any size of which the fullest needs least; where hosts differ, in parts of what they have.
+
+    More rows of a microbatch only need more, but where they divide among more replicas.
+    """
+    search.say("looking for the least memory that would do")
+    thorough = Search(search.catalogue.unpruned(), search.flow, search.say)
+    cluster, sizes = search.catalogue.cluster, search.catalogue.microbatches
+    few = [n for n in sizes if n <= max(group.num_devices for group in cluster.groups)] or sizes[:1]
+    for rows in few:
+        for checkpoint in search.checkpoints:
+            for order in orders(len(cluster.groups)):
+                need, stages = _least(thorough, rows, checkpoint, Line(cluster, order))
+                words = f"of {stages} stages with checkpoint={checkpoint}"
+                search.note_misfit(need * min(search.catalogue.limits), words)
+
+
+def _least(search: Search, rows: int, checkpoint: str, line: Line) -> tuple[float, int]:
+    """The least that the fullest stage needs, in parts of its memory, and the number of stages."""
+    tried = [(g, n, search.options(g, n, rows, checkpoint)) for g, n in line.kinds]
+    found = [(g, n, options) for g, n, options in tried if options is not None]
+    if not found:
+        return np.inf, 0
+    most = min(search.split.num_layers, line.num_units)
+    schedule = "1f1b" if search.trains else "inference"  # which hold no more than any other
+    held = in_flight(schedule, most, search.catalogue.rows.batch // rows)[::-1]
+    need = np.array([options.least_bytes(max(held)) / options.limit for _, _, options in found])
+    size = np.array([n // line.unit for _, n, _ in found])
+    allowed = np.array([line.allowed(g, n) for g, n, _ in found])
+    by_number = least_peak(need, size, allowed, np.array(held))
+    return float(by_number.min()), int(by_number.argmin())

@@ -1,0 +1,90 @@
+"""Stages of any size for one size of microbatch, recomputation and schedule, along one line of devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.pipeline.layers.forward_pass import Array
+from meshwright.pipeline.prices.kernels import MICROBATCH
+from meshwright.pipeline.prices.stage_options import Options, Pace
+from meshwright.pipeline.schedules import SCHEDULES, in_flight
+from meshwright.pipeline.search.device_line import Line, neighbours, place
+from meshwright.pipeline.search.dynamic_programme import Ranges, Solution, may_beat, solve_stages
+from meshwright.pipeline.search.result import Found, FoundStage
+from meshwright.plans.stage import Pipeline
+
+Kind = tuple[int, int, Options]  # group of hosts, devices, the ways to split a stage on them
+
+
+@dataclass(frozen=True)
+class Programme:
+    """One dynamic programme.
+
+    Stages are found as if all sent over the wires between hosts, and priced by where they lie in the end.
+
+    Attributes:
+        pipeline: How the stages work together.
+        line: Where they lie.
+        kinds: What a stage can be.
+        transfer: Seconds, there and back, over each cut, when a stage of so many devices sends, inside a host or not.
+    """
+
+    pipeline: Pipeline
+    line: Line
+    kinds: list[Kind]
+    transfer: Callable[[int, bool], Array]
+
+    def solve(self, best_s: float) -> Found | None:
+        """The best stages that take less than ``best_s``; None if there are none.
+
+        With a single microbatch in flight every option fits that ever does: what is too slow then needs no other look.
+        """
+        if not self.kinds:
+            return None
+        count, schedule = self.pipeline.num_microbatches, SCHEDULES[self.pipeline.schedule]
+        most = min(count, self.kinds[0][2].num_layers, self.line.num_units)
+        hides = 1.0 - schedule.fill(0.0, 1.0, 1.0, 1)
+        floor = np.min([options.least_fill(hides) for *_, options in self.kinds], axis=0)
+        pace = Pace(1, count, hides, np.concatenate([[0.0], np.cumsum(floor)]), best_s)
+        if not may_beat(_Priced(self, pace).ranges, best_s):
+            return None
+        priced = _Priced(self, pace._replace(most=most))
+
+        def held(stages: int) -> list[int] | None:
+            full = count >= schedule.full_from * stages
+            return [min(n, most) for n in in_flight(schedule.name, stages, count)] if full else None
+
+        solution = solve_stages(priced.ranges, held, best_s)
+        found = None if solution is None else priced.found(solution)
+        return found if found is not None and found.total_s < best_s else None
+
+
+class _Priced:
+    """The ranges of a programme, and the options that they were priced by."""
+
+    def __init__(self, programme: Programme, pace: Pace):
+        self._programme, line = programme, programme.line
+        tables = [options.price(pace, programme.transfer(n, False)) for _, n, options in programme.kinds]
+        fill, busy, self._which = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+        self._kinds = [programme.kinds[z] for z, table in enumerate(tables) for _ in table[0]]  # one for each rank
+        size = np.array([n // line.unit for _, n, _ in self._kinds], np.int64)
+        allowed = np.array([line.allowed(g, n) for g, n, _ in self._kinds], bool)
+        self.ranges = Ranges(fill, busy, size, allowed.reshape(len(size), line.num_units + 1))
+
+    def found(self, solution: Solution) -> Found:
+        """A solution as a pipeline, priced by where its stages lie."""
+        programme, ranges = self._programme, self.ranges
+        near = neighbours(place(programme.line.cluster, [self._kinds[part.kind][:2] for part in solution.parts]))
+        stages, adds, rest = [], [], []
+        for part, close in zip(solution.parts, near.tolist(), strict=True):
+            group, devices, options = self._kinds[part.kind]
+            at = (part.kind, part.in_flight - 1, part.first, part.last)
+            number = int(self._which[at])
+            own = options.sums[number, MICROBATCH, part.last] - options.sums[number, MICROBATCH, part.first]
+            far, sent = (programme.transfer(devices, some)[part.last] for some in (False, close))
+            waits = (programme.pipeline.num_microbatches - 1) * (max(own, far) - max(own, sent))
+            adds.append(float(ranges.fill[at] - far + sent))
+            rest.append(float(ranges.busy[at] - waits))
+            stages.append(FoundStage(((part.first, part.last),), group, options.options[number], part.in_flight, close))
+        return Found(sum(adds) + max(rest), programme.pipeline, tuple(stages))

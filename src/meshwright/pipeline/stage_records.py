@@ -1,0 +1,119 @@
+"""Makes the record of a fresh pipelined plan: each view that its stages have is solved once more."""
+
+from dataclasses import astuple, replace
+from math import prod
+
+import numpy as np
+
+from meshwright.graph.tracing.garbage import heap_frozen
+from meshwright.hardware import Mesh
+from meshwright.pipeline.layers.batch_sizes import Resized
+from meshwright.pipeline.layers.forward_pass import Ints
+from meshwright.pipeline.prices.catalogue import FREE, Way, price_way, submesh
+from meshwright.pipeline.prices.layer_prices import LayerPrices
+from meshwright.pipeline.prices.layer_pricing import Pricing
+from meshwright.pipeline.prices.microbatch_weights import once_s
+from meshwright.pipeline.record import StagedDetails
+from meshwright.pipeline.search.result import FoundStage
+from meshwright.planner.reading.readback import Readback
+from meshwright.planner.reading.record import make_record, plain_nest, unrestricted
+from meshwright.plans.records.record import Record
+from meshwright.plans.records.staged_record import StagedRecord, StageView
+
+_Key = tuple[int, tuple[int, ...], Way, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
+
+
+def make_staged_record(plan: StagedDetails) -> StagedRecord:
+    """The record of a plan's stages, given what the plan holds of them."""
+    layers, graph = plan.layers, plan.rows.whole
+    keys = [_key(plan, stage) for stage in plan.stages]
+    distinct = list(dict.fromkeys(keys))
+    with heap_frozen():
+        views = [_view(plan, key) for key in distinct]
+    return StagedRecord(
+        views=views,
+        view=[distinct.index(key) for key in keys],
+        unit=layers.places.unit,
+        first=layers.first,
+        count=layers.count,
+        argument_unit=np.array([layers.places.arguments[v][0] for v in graph.inputs], np.int64),
+    )
+
+
+def _key(plan: StagedDetails, stage: FoundStage) -> _Key:
+    """Between two numbers of rows that were priced, a stage is split as with the fewer."""
+    sizes = stage.option.mesh.sizes
+    rows = plan.rows.batch // plan.num_microbatches // sizes[0]
+    way = stage.option.way if prod(sizes[1:]) > 1 else FREE
+    return stage.group, sizes, way, max(n for n in plan.grid if n <= rows)
+
+
+def _view(plan: StagedDetails, key: _Key) -> StageView:
+    group, (data, *inner), way, rows = key
+    resized = plan.rows.at(rows)
+    assert resized is not None  # it was priced
+    mesh = submesh(plan.cluster.groups[group], prod(inner)).mesh(inner)
+    view = _Recorder(resized, plan.layers).view(mesh, way, rows, plan.limits[group])
+    whole = plan.rows.at(data * rows)
+    return view if whole is None else replace(view, record=_enlarged(view.record, whole))
+
+
+class _Recorder(Pricing):
+    """Prices once more, and keeps the choice that it reads the prices from."""
+
+    _back: Readback | None = None
+
+    def _read(self, back: Readback) -> LayerPrices:
+        self._back = back
+        return super()._read(back)
+
+    def view(self, mesh: Mesh, way: Way, rows: int, limit: float) -> StageView:
+        """The view of some stages."""
+        price_way(self, mesh, way)
+        back = self._back
+        assert back is not None
+        free = unrestricted(back.formulation)
+        record = make_record(back, limit, free)
+        once = [(i, seconds) for i, seconds in enumerate(once_s(free, self.ends)) if seconds.any()]
+        folded, units = back.folded, self.units(back.folded)
+        order = np.argsort(folded.untied.which, kind="stable")
+        kinds, sent, at = _sent(back)
+        used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
+        return StageView(
+            record=replace(record, problem=replace(record.problem, once=once)),
+            rows=rows,
+            member_node=np.array([*folded.group_class, *folded.shared_class], np.int64),
+            member_unit=units,
+            source_unit=units[folded.untied.source[order]],
+            held=used[used < len(self.graph.inputs)],
+            sent_kinds=kinds,
+            sent=sent,
+            sent_op=at,
+        )
+
+
+def _enlarged(record: Record, whole: Resized) -> Record:
+    """A replica's record with the program of the whole microbatch; the problem keeps the replica's types."""
+    program, (graph, nests) = record.program, whole
+    examples = np.unique(program.nest, return_index=True)[1]
+    kinds = [(kind.shape, kind.dtype, kind.itemsize) for kind in graph.kinds]
+    larger = replace(
+        program,
+        types=[*program.types, *kinds],
+        kind=len(program.types) + graph.kind,
+        nests=[plain_nest(nests[number]) for number in graph.columns.signature[examples].tolist()],
+    )
+    return replace(record, program=larger)
+
+
+def _sent(back: Readback) -> tuple[list[tuple], Ints, Ints]:
+    """Distinct communication, which of it happens, and at which operation."""
+    at = {op.serial: i for i, op in enumerate(back.graph.ops)}
+    known: dict[tuple, int] = {}
+    sent, ops = [], []
+    for item in back.collectives:
+        if item.serial in at:
+            kind = astuple(replace(item, serial=-1))[:9]
+            sent.append(known.setdefault(kind, len(known)))
+            ops.append(at[item.serial])
+    return list(known), np.array(sent, np.int64), np.array(ops, np.int64)

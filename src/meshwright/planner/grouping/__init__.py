@@ -1,0 +1,1 @@
+"""Groups operations that share one choice, and folds layers that repeat."""

@@ -1,0 +1,204 @@
+"""Folding: groups that play the same part in repeated layers share one choice, so planning does not grow with depth.
+
+Every second repetition is tied, not every one: tying neighbours would forbid layers that alternate (a product split by
+columns, the next by rows). A class is a set of tied groups. Groups are tied only if they are built alike, so tying is
+always legal; it can only cost optimality, which the unfolded problem's lower bound measures.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.phases import PHASES
+from meshwright.graph.repeats import find_runs
+from meshwright.planner.grouping.groups import Grouping
+from meshwright.planner.grouping.likeness import tokens_of
+from meshwright.planner.grouping.numbering import number_rows, number_stretches, pack, ranges, sort_by, starts
+
+PERIODS = 2
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+class Shared(NamedTuple):
+    """A value read by several groups in one phase: it is resharded once for all of them, to a sharding of its own."""
+
+    value: int
+    phase: str
+    readers: tuple[tuple[int, int], ...]  # (group, slot)
+
+
+class Untied(NamedTuple):
+    """Edges as columns: their two ends (groups, then shared readings), and the number of each one's class of edges."""
+
+    source: Ints
+    reader: Ints
+    which: Ints
+
+
+@dataclass(slots=True)
+class Folded:
+    """Groups and shared readings, tied into classes.
+
+    Attributes:
+        group_class: Class of each group.
+        members: Groups of each class; the first stands for all of them.
+        alike: A number for each class, equal for classes of groups that are built alike though not tied.
+        shared: All shared readings.
+        shared_class: Class of each shared reading.
+        shared_members: Shared readings of each class.
+        edges: For each (source class, position of the value, reader class, slot) how often it occurs; readers that
+            are shared come as (class, -1), and what they pass on as sources with position -1.
+        untied: The edges with nothing tied.
+        through: For each of the grouping's slots, the shared reading that it reads through; -1 for none.
+    """
+
+    group_class: list[int]
+    members: list[list[int]]
+    alike: list[int]
+    shared: list[Shared]
+    shared_class: list[int]
+    shared_members: list[list[int]]
+    edges: Counter[tuple[int, int, int, int]]
+    untied: Untied
+    through: Ints
+
+
+def fold(grouping: Grouping, pins: Mapping[int, Hashable], stored: Bools, enabled: bool = True) -> Folded:
+    """Ties groups into classes.
+
+    Args:
+        grouping: The groups.
+        pins: Marks that tell arguments and results apart that have different restrictions.
+        stored: Whether each value is written to memory, which is a part of the price of what reads and makes it.
+        enabled: Whether anything is tied at all.
+    """
+    tokens = _priced_alike(grouping, tokens_of(grouping, pins), stored)
+    return _quotient(grouping, tokens, _classify(grouping, tokens) if enabled else np.arange(len(tokens)))
+
+
+def laps(grouping: Grouping, folded: Folded) -> tuple[Ints, Ints]:
+    """For each group the repeated run it belongs to, and which repetition; -1 where it repeats nothing."""
+    led = np.flatnonzero(grouping.placed.leader >= 0)
+    tokens = np.array([folded.alike[which] for which in folded.group_class], np.int64)
+    run, lap = np.full(len(tokens), -1), np.full(len(tokens), -1)
+    for number, found in enumerate(find_runs(tokens[led])):
+        some = led[found.start : found.stop]
+        run[some], lap[some] = number, np.arange(len(some)) // found.period
+    return run, lap
+
+
+def unfolded(grouping: Grouping, folded: Folded) -> Folded:
+    """The same with nothing tied."""
+    tokens = np.array(folded.alike, np.int64)[folded.group_class]
+    return _quotient(grouping, tokens, np.arange(len(tokens)))
+
+
+def _priced_alike(grouping: Grouping, tokens: Ints, stored: Bools) -> Ints:
+    """Tokens that tell groups apart, too, whose prices differ though they are built alike.
+
+    What an operation moves depends on whether its operands and results are stored, and on their types there: on CPUs
+    some values are wider in memory than in the program. What its sums cost depends on how many start with them.
+    """
+    graph, columns, ops = grouping.graph, grouping.graph.columns, grouping.ops
+    held = pack(graph.num_bytes, graph.sent_itemsize, stored.astype(np.int64))
+    made = held[ranges(columns.first_made, columns.num_made)]
+    results = number_stretches(made, starts(columns.num_made))
+    share = np.unique(grouping.starts, return_inverse=True)[1]
+    moved = number_stretches(held[columns.reads], columns.start, results, share)
+    return number_stretches(moved[ops.items], ops.start, tokens)
+
+
+def _classify(grouping: Grouping, tokens: Ints) -> Ints:
+    """The class of each group: its place in a run of groups that repeat; for arguments, where they are read."""
+    is_led = grouping.placed.leader >= 0
+    led, arguments = np.flatnonzero(is_led), np.flatnonzero(~is_led)
+    classes = np.where(is_led, len(tokens) + np.arange(len(tokens)), tokens)
+    free = 2 * len(tokens)
+    for run in find_runs(tokens[led]):
+        lap, offset = np.divmod(np.arange(run.stop - run.start), run.period)
+        classes[led[run.start : run.stop]] = free + PERIODS * offset + lap % PERIODS
+        free += PERIODS * run.period
+    argument, neighbour, how = _neighbours(grouping, arguments)
+    # Arguments belong where their readers belong; optimizer state touches gradients first and parameters second.
+    for _ in range(3):
+        seen = pack(classes[neighbour], how)
+        _, distinct = np.unique(pack(argument, seen), return_index=True)  # in order of both
+        start = np.searchsorted(argument[distinct], np.arange(len(arguments) + 1))
+        classes[arguments] = free + number_stretches(seen[distinct], start, tokens[arguments])
+    return number_rows(classes)[0]
+
+
+def _neighbours(grouping: Grouping, arguments: Ints) -> tuple[Ints, Ints, Ints]:
+    """For each argument, by its order, a group it is read by or reads from, and through which slot and position."""
+    slots, source = grouping.slots, grouping.placed.home[grouping.slots.value]
+    how = pack(slots.rank, grouping.values.rank[slots.value])
+    order = np.full(len(grouping.placed.leader), -1)
+    order[arguments] = np.arange(len(arguments))
+    argument, neighbour = order[np.concatenate([source, slots.group])], np.concatenate([slots.group, source])
+    kept = argument >= 0
+    return argument[kept], neighbour[kept], np.concatenate([2 * how, 2 * how + 1])[kept]
+
+
+def _shared_readings(grouping: Grouping) -> tuple[list[Shared], Ints]:
+    """All shared readings, and for each slot the one it reads through; -1 for none."""
+    slots = grouping.slots
+    direct = np.flatnonzero(slots.op >= 0)
+    group, value, phase = slots.group[direct], slots.value[direct], grouping.graph.columns.phase[slots.op[direct]]
+    # A copy that is made inside a loop or a branch does not serve readers outside it, nor the other way round.
+    reading, first = number_rows(value, phase, grouping.graph.body[slots.op[direct]])
+    _, distinct = number_rows(reading, group)
+    is_shared = np.bincount(reading[distinct], minlength=len(first)) > 1
+    through = np.full(len(slots.value), -1)
+    through[direct] = np.where(is_shared, np.cumsum(is_shared) - 1, -1)[reading]
+    first = first[is_shared]
+    items, start, _ = sort_by(through, len(first))
+    readers = list(zip(slots.group[items].tolist(), slots.rank[items].tolist(), strict=True))
+    rows = zip(value[first].tolist(), phase[first].tolist(), pairwise(start.tolist()), strict=True)
+    return [Shared(v, PHASES[number], tuple(readers[a:b])) for v, number, (a, b) in rows], through
+
+
+def _quotient(grouping: Grouping, tokens: Ints, group_class: Ints) -> Folded:
+    """The classes' shared readings and edges, given the class of each group."""
+    slots, home, place = grouping.slots, grouping.placed.home, grouping.values.rank
+    shared, through = _shared_readings(grouping)
+    num_groups, first_shared = len(group_class), int(group_class.max(initial=-1)) + 1
+    value = np.array([reading.value for reading in shared], np.int64)
+    phase = np.array([PHASES.index(reading.phase) for reading in shared], np.int64)
+    readers, start, _ = sort_by(through, len(shared))
+    label = pack(group_class[slots.group], slots.rank)
+    readers = readers[np.lexsort((label[readers], through[readers]))]
+    shared_class = first_shared + number_stretches(label[readers], start, group_class[home[value]], place[value], phase)
+    classes = np.concatenate([group_class, shared_class])
+
+    # First what shared readings read, then what groups read.
+    passed = through >= 0
+    source = np.concatenate([home[value], np.where(passed, num_groups + through, home[slots.value])])
+    position = np.concatenate([place[value], np.where(passed, -1, place[slots.value])])
+    reader = np.concatenate([num_groups + np.arange(len(shared)), slots.group])
+    slot = np.concatenate([np.full(len(shared), -1), slots.rank])
+    which, first = number_rows(classes[source], position, classes[reader], slot)
+    keys = zip(*(column[first].tolist() for column in (classes[source], position, classes[reader], slot)), strict=True)
+    members = _members(group_class)
+    return Folded(
+        group_class.tolist(),
+        members,
+        tokens[[m[0] for m in members]].tolist(),
+        shared,
+        shared_class.tolist(),
+        _members(shared_class - first_shared),
+        Counter(dict(zip(keys, np.bincount(which).tolist(), strict=True))),
+        Untied(source, reader, which),
+        through,
+    )
+
+
+def _members(classes: Ints) -> list[list[int]]:
+    items, start, _ = sort_by(classes, int(classes.max(initial=-1)) + 1)
+    return [items[a:b].tolist() for a, b in pairwise(start.tolist())]

@@ -1,0 +1,1 @@
+"""Prices every strategy of every group: compute, communication, memory."""

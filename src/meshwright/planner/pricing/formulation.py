@@ -1,0 +1,293 @@
+"""Formulates the choice problem of a folded graph on one mesh.
+
+Nodes are classes of groups and of shared readings; a node's strategies are its leader's. Choosing strategy ``s_i`` for
+each node ``i`` minimises
+
+    Σ_i  n_i · (compute_i(s_i) + collectives_i(s_i))                    (`_node_costs`)
+  + Σ_e  n_e · (reshard(sharding made by s_u, sharding needed by s_v)   (`_edge_matrices`)
+                − what is saved where the sum of u joins v's)
+
+subject to, at every operation ``t`` of the step, ``Σ bytes live at t ≤ memory``   (`MemoryModel.usage`)
+
+where ``n`` counts the tied copies.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import ShardingError
+from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
+from meshwright.graph.simplified import Split
+from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Liveness
+from meshwright.planner.grouping.folding import Folded
+from meshwright.planner.grouping.groups import Group
+from meshwright.planner.grouping.numbering import sort_by
+from meshwright.planner.pricing.cpu_memory import CpuMemory, reductions
+from meshwright.planner.pricing.group_table import GroupTable
+from meshwright.planner.pricing.memory import AcceleratorMemory, MemoryModel
+from meshwright.planner.pricing.pricer import Pricer
+from meshwright.priced.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route, Spans
+from meshwright.priced.problem import Usage, choice_problem
+from meshwright.solver import ChoiceProblem
+from meshwright.strategy.sharding import Axes, Codes
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """What a method or the user lays down beforehand.
+
+    Attributes:
+        allowed: For an argument's value id, the codes it may have.
+        results: For an output position, the code it must have.
+        scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
+        stay: Value ids of arguments that may not be resharded before the update.
+        whole: Value ids of arguments that are to be whole on every device, however their dims divide.
+    """
+
+    allowed: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    results: Mapping[int, int] = field(default_factory=dict)
+    scatter_gradients: bool = True
+    stay: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
+
+
+class Formulation:
+    """One mesh's tables and costs, and how to read a choice back."""
+
+    def __init__(
+        self,
+        pricer: Pricer,
+        folded: Folded,
+        live: AcceleratorLiveness,
+        restrictions: Restrictions,
+        held: AcceleratorLiveness | CpuLiveness | None = None,
+    ):
+        """Formulates a problem; ``held`` says how memory is taken where the mesh is not of accelerators."""
+        self.pricer = pricer
+        self.grouping, self.mesh = pricer.grouping, pricer.mesh
+        self.folded = folded
+        self.live = live
+        self.held = held or live
+        self.restrictions = restrictions
+        alike: dict[int, GroupTable] = {}
+        for which, members in enumerate(folded.members):
+            if folded.alike[which] not in alike:
+                alike[folded.alike[which]] = self._table(members[0])
+        self.tables = [alike[token] for token in folded.alike]
+        self.num_groups = len(self.tables)
+        self.shared_codes = self._shared_codes()
+        self.copies = [len(m) for m in (*folded.members, *folded.shared_members)]
+        self.costs = self._node_costs()
+        self.edges = self._edge_matrices()
+        self._memory: MemoryModel | None = None
+
+    @property
+    def axes(self) -> Axes:
+        return self.pricer.axes
+
+    @property
+    def memory(self) -> MemoryModel:
+        if self._memory is None:
+            model = CpuMemory if isinstance(self.held, CpuLiveness) else AcceleratorMemory
+            self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes, self.mesh)
+        return self._memory
+
+    def settled(self, choice: NDArray[np.int64]) -> "Formulation":
+        """The same with memory as it is taken once this choice is made: on CPUs what it reduces decides the order."""
+        if not isinstance(self.held, CpuLiveness):
+            return self
+        from meshwright.planner.reading.readback import Readback
+
+        back = Readback(self, choice)
+        sent = {(reader, item.value): back.sent(item) for item in back.resharded() for reader in item.readers}
+        split = Split(reductions(self.grouping, self.folded, self.tables, choice), back.made, sent)
+        found = copy(self)
+        found.__dict__.pop("copied", None)
+        found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
+        return found
+
+    def problem(
+        self,
+        times: Mapping[int, float],
+        limit: float | None,
+        routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
+        dear: Mapping[int, float] = MappingProxyType({}),
+    ) -> ChoiceProblem:
+        """The folded problem with memory held at some times; see `choice_problem`."""
+        held, copied = self.memory if times or dear else Usage(0), self.copied if dear else {}
+        return choice_problem(self.copies, self.costs, self.edges, held, times, limit, routes, dear, copied)
+
+    @cached_property
+    def copied(self) -> dict[EdgeKey, Copied]:
+        """What each edge copies."""
+        graph, order = self.grouping.graph, np.argsort(self.folded.untied.which, kind="stable")
+        ends = np.searchsorted(self.folded.untied.which[order], np.arange(len(self.edges) + 1))
+        times, found = self._lifetimes(), {}
+        for number, (key, (_, matrix)) in enumerate(self.edges.items()):
+            source, place, reader, slot = key
+            if slot >= 0:
+                needed, free = self.tables[reader].needs[slot], self.tables[reader].duplicate[slot]
+            else:
+                needed = self.shared_codes[reader - self.num_groups]
+                free = np.zeros(len(needed), bool)
+            saved, value = self.joined_s(*key), self.value_of(source, place)
+            size = float(graph.sizes[value] * graph.sent_itemsize[value])
+            some = order[ends[number] : ends[number + 1]]
+            made, seconds = self._made(source, place), matrix if saved is None else matrix + saved
+            found[key] = Copied(self.axes, made, needed, free, seconds, saved, size, times.of_some(some))
+        return found
+
+    def value_of(self, source: int, place: int) -> int:
+        """One of the values that an edge hands over, by its source and the position there."""
+        if place >= 0:
+            return self.grouping.groups[self.folded.members[source][0]].values[place]
+        return self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
+
+    def _made(self, source: int, place: int) -> Codes:
+        return self.tables[source].codes[place] if place >= 0 else self.shared_codes[source - self.num_groups]
+
+    def _lifetimes(self) -> Lifetimes:
+        """When the copy of each untied edge is live: those of shared readings, then those of slots."""
+        slots, columns, shared = self.grouping.slots, self.grouping.graph.columns, self.folded.shared
+        if not len(columns.signature):
+            nothing = np.zeros(len(self.folded.untied.which), np.int64)
+            return Lifetimes(nothing, nothing, nothing, nothing > 0)
+        readers, start, _ = sort_by(self.folded.through, len(shared))
+        at = np.where(slots.op >= 0, slots.op, columns.producer[slots.value])
+        at = np.where(at >= 0, at, len(columns.signature) - 1)
+        begin = np.concatenate([start[:-1], len(readers) + np.arange(len(at))])
+        values = np.concatenate([np.array([reading.value for reading in shared], np.int64), slots.value])
+        return lifetimes(self.held, np.concatenate([slots.op[readers], at]), begin, values)
+
+    def copies_made(self, choice: NDArray[np.int64]) -> Spans:
+        """The copies that resharding makes under a choice."""
+        from meshwright.planner.reading.readback import Readback
+
+        return Readback(self, choice).copies()
+
+    def _table(self, group_id: int) -> GroupTable:
+        group = self.grouping.groups[group_id]
+        backward = group.leader is not None and self.grouping.graph.ops[group.leader].phase == "backward"
+        table = self.pricer.price(group, self.restrictions.scatter_gradients or not backward)
+        allowed = self.restrictions.allowed.get(group.argument) if group.argument is not None else None
+        if allowed is not None and group.values:
+            keep = np.isin(table.codes[0], sorted(allowed))
+            if not keep.any():
+                raise ShardingError(self._no_code(group.argument))
+            table = copy(table)
+            table.select(keep)
+        return table
+
+    def _no_code(self, argument: int | None) -> str:
+        graph = self.grouping.graph
+        assert argument is not None
+        path = graph.input_paths[graph.inputs.index(argument)]
+        return (
+            f"{path} has shape {graph.types[argument].shape}, which mesh {self.mesh.shape} cannot split evenly in the "
+            "way asked for; choose dims that the axes divide, or another mesh"
+        )
+
+    def _shared_codes(self) -> list[Codes]:
+        found = []
+        for members in self.folded.shared_members:
+            reading = self.folded.shared[members[0]]
+            home = self.folded.group_class[self.grouping.home[reading.value]]
+            codes = [self.tables[home].codes[self.grouping.place[reading.value]]]
+            codes += [self.tables[self.folded.group_class[g]].needs[s] for g, s in reading.readers]
+            found.append(np.unique(np.concatenate(codes)))
+        return found
+
+    def _node_costs(self) -> list[Array]:
+        costs = [table.compute + table.communication for table in self.tables]
+        graph, grouping = self.grouping.graph, self.grouping
+        for output, code in self.restrictions.results.items():
+            value = graph.outputs[output]
+            if output not in graph.state and value in grouping.home:
+                which = self.folded.group_class[grouping.home[value]]
+                made = self.tables[which].codes[grouping.place[value]]
+                kind = graph.types[value]
+                extra = self.pricer.resharding.cost(
+                    kind.shape, int(graph.sent_itemsize[value]), made, np.array([code])
+                )[:, 0]
+                costs[which] = costs[which] + extra / len(self.folded.members[which])
+        return costs + [np.zeros(len(codes)) for codes in self.shared_codes]
+
+    def _edge_matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
+        found = {}
+        for (source, place, reader, slot), count in self.folded.edges.items():
+            matrix, saved = self.resharding_s(source, place, reader, slot), self.joined_s(source, place, reader, slot)
+            found[source, place, reader, slot] = count, matrix if saved is None else matrix - saved
+        return found
+
+    def joined_s(self, source: int, place: int, reader: int, slot: int) -> Array | None:
+        """Seconds that an edge saves, by strategies of its ends; None where no sum joins another."""
+        is_between_groups = place >= 0 and slot >= 0
+        return self.tables[source].joined_s(self.tables[reader], slot) if is_between_groups else None
+
+    def resharding_s(self, source: int, place: int, reader: int, slot: int) -> Array:
+        """Seconds of resharding of an edge, by strategies of its ends."""
+        value, made = self.value_of(source, place), self._made(source, place)
+        free = None
+        stay = self.grouping.groups[self.grouping.home[value]].argument in self.restrictions.stay  # casts stay as well
+        if slot >= 0:
+            group = self.grouping.groups[self.folded.members[reader][0]]
+            needed, free, trips = (
+                self.tables[reader].needs[slot],
+                self.tables[reader].duplicate[slot],
+                group.slots[slot].trips,
+            )
+            stay = stay and self._can_follow(group, slot)
+        else:
+            reading = self.folded.shared[self.folded.shared_members[reader - self.num_groups][0]]
+            needed = self.shared_codes[reader - self.num_groups]
+            trips = max(self.grouping.groups[g].slots[s].trips for g, s in reading.readers)
+            stay = stay and all(self._can_follow(self.grouping.groups[g], s) for g, s in reading.readers)
+        kind = self.grouping.graph.types[value]
+        itemsize = int(self.grouping.graph.sent_itemsize[value])
+        matrix = self.pricer.resharding.cost(kind.shape, itemsize, made, needed)
+        if trips != 1:
+            matrix *= trips
+        if stay:
+            gathered = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
+            matrix = np.where(gathered & ~gathered.all(axis=1, keepdims=True), np.inf, matrix)
+        if free is not None and free.any():
+            matrix[:, free] = 0.0
+        return matrix
+
+    def _can_follow(self, group: Group, slot: int) -> bool:
+        """Whether a group can read an argument where it lies: not in the update, nor where another argument leads."""
+        member = group.slots[slot].member
+        if member < 0 or group.argument is not None:
+            return False
+        return self.grouping.graph.ops[group.ops[member]].phase != "update"
+
+
+def lifetimes(held: Liveness, readers: Ints, begin: Ints, values: Ints) -> Lifetimes:
+    """When copies of some values are live.
+
+    On GPUs what is sent is on its way early, and what is not but a part of a value is taken out by the kernels that
+    read it, if they can take in work at all.
+
+    Args:
+        held: When operations run.
+        readers: The operations that read the first copy, those that read the second and so on.
+        begin: Where those of each copy begin; it has one at least.
+        values: What is copied.
+    """
+    if not len(begin):
+        return Lifetimes(NO_INTS, NO_INTS, NO_INTS, NO_INTS > 0)
+    start, stop = np.minimum.reduceat(held.step[readers], begin), np.maximum.reduceat(held.last[readers], begin) + 1
+    if not isinstance(held, AcceleratorLiveness):
+        return Lifetimes(start, stop, start, np.zeros(len(begin), bool))
+    before = np.minimum.reduceat(held.before[readers], begin)
+    ahead = np.minimum(start, np.maximum(before, held.ready[values]))
+    return Lifetimes(start, stop, ahead, np.logical_and.reduceat(held.fuses[readers], begin))

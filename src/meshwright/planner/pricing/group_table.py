@@ -1,0 +1,90 @@
+"""What pricing finds out about a group: for each of its strategies shardings, seconds and bytes."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.plans.plan import Load
+from meshwright.priced.problem import joined_s
+from meshwright.strategy.candidates import Assignment, Candidates
+from meshwright.strategy.sharding import Codes
+
+Array = NDArray[np.float64]
+
+SETTLING = ("activation", "gradient")  # purposes of the collectives that settle sums
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Communication of one member of a group under a chosen strategy."""
+
+    kind: str
+    axes: tuple[int, ...]
+    num_bytes: float
+    seconds: float  # of all trips together
+    member: int
+    purpose: str
+    trips: float
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """All strategies of one group.
+
+    Attributes:
+        candidates: The leader's strategies; None where an argument leads.
+        codes: Sharding of each of the group's values, by position.
+        needs: Sharding in which each slot's value is needed.
+        duplicate: Where a slot's resharding is already paid for by an earlier slot of the same value.
+        offers: Where the group's sum may join another one, how it is held before it is settled and after; 0 where it is
+            whole. None where it may not.
+        settling: What it then costs to settle it by itself.
+        takes: For slots at which another sum may join the group's own, how this one is held, likewise.
+        compute: Seconds of compute.
+        communication: Seconds of collectives inside the group.
+        sent: The same by kind and axes; resharding inside the group has no axes of its own.
+        transient: ``(member, bytes)`` of operands that are made for one operation only.
+        assignments: For each member, which loop each axis splits.
+        events: The collectives, one by one; noted only where the table has a single strategy.
+        loads: Each member's work on one device; noted likewise.
+        items: ``(member, purpose, seconds)`` of what `compute` (purpose ``compute``) and `communication` are made of;
+            noted only where the pricer itemises.
+    """
+
+    candidates: Candidates | None
+    codes: list[Codes]
+    needs: list[Codes] = field(default_factory=list)
+    duplicate: list[NDArray[np.bool_]] = field(default_factory=list)
+    offers: Codes | None = None
+    settling: Array = field(default_factory=lambda: np.zeros(0))
+    takes: dict[int, Codes] = field(default_factory=dict)
+    compute: Array = field(default_factory=lambda: np.zeros(0))
+    communication: Array = field(default_factory=lambda: np.zeros(0))
+    sent: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
+    transient: list[tuple[int, Array]] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    items: list[tuple[int, str, Array]] = field(default_factory=list)
+
+    def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
+        """Keeps only some of the strategies."""
+        if self.candidates is not None:
+            self.candidates = Candidates(self.candidates.loops[keep], self.candidates.scatter[keep])
+        self.codes = [c[keep] for c in self.codes]
+        self.needs = [c[keep] for c in self.needs]
+        self.duplicate = [d[keep] for d in self.duplicate]
+        if self.offers is not None:
+            self.offers, self.settling = self.offers[keep], self.settling[keep]
+        self.takes = {slot: held[keep] for slot, held in self.takes.items()}
+        self.compute, self.communication = self.compute[keep], self.communication[keep]
+        self.sent = {key: seconds[keep] for key, seconds in self.sent.items()}
+        self.transient = [(i, b[keep]) for i, b in self.transient]
+        self.assignments = [a[keep] for a in self.assignments]
+        self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
+
+    def joined_s(self, reader: "GroupTable", slot: int) -> Array | None:
+        """Seconds saved, by strategies of this group and a reader, where its sum joins the reader's at a slot."""
+        takes = reader.takes.get(slot)
+        return None if takes is None or self.offers is None else joined_s(self.offers, self.settling, takes)

@@ -1,0 +1,211 @@
+"""Memory of a choice over time: which stored values are live when, and how many bytes each strategy gives them."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Copies, Liveness
+from meshwright.hardware import Mesh
+from meshwright.planner.grouping.folding import Folded
+from meshwright.planner.grouping.groups import Grouping
+from meshwright.planner.grouping.numbering import pack, ranges, starts
+from meshwright.planner.grouping.roles import find_roles
+from meshwright.planner.pricing.group_table import GroupTable
+from meshwright.priced.problem import Usage
+from meshwright.rules.base import LoopNest
+from meshwright.strategy.candidates import reducing_axes, tensor_holders
+from meshwright.strategy.sharding import Axes, Codes
+
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Span = tuple[int, int, int, int, float]  # column, group, start, stop, share of the column's bytes
+
+
+class MemoryModel(Usage):
+    """Everything that takes memory, as columns: one per value position of a class, with the intervals of its copies.
+
+    Attributes:
+        examples: For the first columns, which hold values, one of these; what comes after them is there in passing.
+        group: For each span, the group whose strategy decides how many bytes it takes.
+        raw_gradients: The columns, of those that come after, that hold gradients before they are reduced.
+    """
+
+    def __init__(
+        self, grouping: Grouping, folded: Folded, live: Liveness, tables: list[GroupTable], axes: Axes, mesh: Mesh
+    ):
+        self.grouping, self.folded, self.live, self.tables, self.axes = grouping, folded, live, tables, axes
+        self.mesh = mesh
+        super().__init__(live.num_steps)
+        self.raw_gradients: set[int] = set()
+        self._growing: dict[tuple[int, int, float], int | None] = {}  # columns by class, operation there and factor
+        held = self._held()
+        held = held.only(self.grouping.placed.home[held.value] >= 0)
+        columns = self._columns(held.value)
+        in_passing = (self._transients(), self._accumulators(), self._backend())
+        spans = [
+            np.array([columns, self.grouping.placed.home[held.value], held.start, held.stop, held.size]),
+            *(np.array(list(found), float).reshape(-1, 5).T for found in in_passing),
+        ]
+        column, group, *rest = (np.concatenate(parts) for parts in zip(*spans, strict=True))
+        self.take(column, *rest)
+        self.group = group.astype(np.int64)
+
+    @cached_property
+    def roles(self) -> list[str]:
+        """What each column holds: one of ``MEMORY_ROLES`` of a record."""
+        named = find_roles(self.grouping.graph)
+        known = dict.fromkeys(named.parameters, "parameters") | dict.fromkeys(named.optimizer, "optimizer")
+        known |= dict.fromkeys(named.data, "data") | dict.fromkeys(self.grouping.gradients, "gradients")
+        found = [known.get(value, "activations") for value in self.examples]
+        passing = range(len(found), len(self.column_class))
+        return found + ["gradients" if column in self.raw_gradients else "temporaries" for column in passing]
+
+    def charge(self, prices: Mapping[int, float], costs: Array, first: Ints) -> None:
+        """Makes strategies dearer by what they take at some moments.
+
+        Args:
+            prices: Moments, each with the price of a byte there.
+            costs: Costs of all strategies of all groups, with nothing tied.
+            first: Where those of each group begin.
+        """
+        rate = self.share * sum(price * ((self.start <= time) & (time < self.stop)) for time, price in prices.items())
+        some = np.flatnonzero(rate)
+        column, size = self.column[some], np.array([len(taken) for taken in self.column_bytes])
+        taken = np.concatenate(self.column_bytes)[ranges(starts(size)[column], size[column])]
+        places = ranges(first[self.group[some]], size[column])
+        costs += np.bincount(places, np.repeat(rate[some], size[column]) * taken, len(costs))
+
+    @abstractmethod
+    def _backend(self) -> Iterable[Span]:
+        """What takes memory besides with one of XLA's backends."""
+
+    def _held(self) -> Copies:
+        """All that takes memory to be read later, whether it belongs to a group or not."""
+        values = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start))
+        return Copies(values, self.live.start[values], self.live.stop[values], np.ones(len(values)))
+
+    def _columns(self, values: Ints) -> Ints:
+        """The columns of values that take memory."""
+        home, place = self.grouping.placed.home, self.grouping.values.rank
+        which = np.array(self.folded.group_class, np.int64)[home[values]]
+        _, first, columns = np.unique(pack(which, place[values]), return_index=True, return_inverse=True)
+        for i in first.tolist():
+            codes = self.tables[which[i]].codes[place[values[i]]]
+            self.add(int(which[i]), self._local(values[i], codes))
+        self.examples = values[first].tolist()
+        return columns
+
+    def _transients(self) -> Iterator[Span]:
+        """What is made for one operation only."""
+        ops = self.grouping.ops
+        for which, members in enumerate(self.folded.members):
+            for member, size in self.tables[which].transient:
+                column = self.add(which, size)
+                times = self.live.step[ops.items[ops.start[members] + member]].tolist()
+                yield from ((column, group, at, at + 1, 1.0) for group, at in zip(members, times, strict=True))
+
+    def _accumulators(self) -> Iterator[Span]:
+        """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
+        for index, found in self.grouping.accumulated.items():
+            times = self.live.step[found.start : found.stop]
+            yield from self._unsettled(index, found.growth, int(times.min()), int(times.max()) + 1)
+
+    def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
+        """What an operation's result takes more as long as its partial sums are not settled."""
+        group = int(self.grouping.placed.group[index])
+        which, rank = self.folded.group_class[group], int(self.grouping.ops.rank[index])
+        key = which, rank, growth
+        if key not in self._growing:
+            more = growth * self._growth(index, self.tables[which], rank)
+            made = int(self.grouping.graph.columns.first_made[index])
+            self._growing[key] = self._add_partial(which, more, made) if more.any() else None
+        column = self._growing[key]
+        if column is not None:
+            yield column, group, start, stop, 1.0
+
+    def _add_partial(self, which: int, size: Array, made: int) -> int:
+        """Adds a column of what a value takes before it is reduced."""
+        column = self.add(which, size)
+        if made in self.grouping.gradients:
+            self.raw_gradients.add(column)
+        return column
+
+    def _growth(self, index: int, table: GroupTable, rank: int) -> Array:
+        """By how much an operation's result is larger before its partial sums are settled, for each strategy."""
+        nest = self.grouping.nests[index]
+        made = self.grouping.graph.columns.first_made[index]
+        before = self.axes.pack(tensor_holders(nest.results[0], table.assignments[rank], len(nest.loops)))
+        return self._local(made, before) - self._local(made, table.codes[self.grouping.place[made]])
+
+    def _local(self, value: int, codes: Codes) -> Array:
+        """Bytes of a value on one device, for each of its shardings."""
+        graph = self.grouping.graph
+        return graph.kinds[graph.kind[value]].num_bytes / self.axes.num_parts(codes)
+
+
+class AcceleratorMemory(MemoryModel):
+    """What takes memory on GPUs."""
+
+    live: AcceleratorLiveness
+
+    def _held(self) -> Copies:
+        held, copies = super()._held(), self.live.copies
+        stored = self.live.stored[copies.value]
+        return Copies(*(np.concatenate([own, other[stored]]) for own, other in zip(held, copies, strict=True)))
+
+    def _backend(self) -> Iterator[Span]:
+        yield from self._joining()
+        yield from self._gradients()
+
+    def _joining(self) -> Iterator[Span]:
+        """What may join another sum, and that one, are as large as before they are settled until they are added up."""
+        for op, addition in self.grouping.joining.until.items():
+            yield from self._unsettled(op, 1.0, int(self.live.step[op]), int(self.live.step[addition]) + 1)
+
+    def _gradients(self) -> Iterator[Span]:
+        """A gradient that is reduced waits, and what it reads is held as it needs it; any other is there at once."""
+        runs, leader, slots = self.live.runs, self.grouping.placed.leader, self.grouping.slots
+        held: list[tuple[int, int, int, int]] = []  # when a gradient runs, what it reads, the column of that, its group
+        waits = (leader >= 0) & (np.diff(self.grouping.values.start) > 0)
+        waits[waits] = runs[leader[waits]] > leader[waits]
+        for which, members in enumerate(self.folded.members):
+            late = np.array(members)[waits[members]]
+            if not len(late):
+                continue
+            ops, table = leader[late], self.tables[which]
+            nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
+            reduced = self._reduced_at_leisure(nest, table, self._local(made, table.codes[0]))
+            column = self._add_partial(which, self._local(made, table.codes[0]) * ~reduced, int(made))
+            at = runs[ops].tolist()
+            yield from ((column, *span, 1.0) for span in zip(late.tolist(), ops.tolist(), at, strict=True))
+            for number in np.flatnonzero(slots.member[slots.start[late[0]] : slots.start[late[0] + 1]] == 0).tolist():
+                read = slots.value[slots.start[late] + number]
+                column = self.add(which, self._local(read[0], table.needs[number]) * reduced)
+                held += [(i, v, column, group) for i, v, group in zip(at, read.tolist(), late.tolist(), strict=True)]
+        until = self.live.stop.tolist()
+        for time, value, column, group in sorted(held):
+            if until[value] <= time:
+                yield column, group, until[value], time + 1, 1.0
+                until[value] = time + 1
+
+    def _reduced_at_leisure(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:
+        """For each strategy, whether a gradient is reduced, and that in no more time than computing it takes.
+
+        XLA computes one gradient while another is reduced. Where that is not enough, as it reckons between hosts, where
+        it lets each device send through a network card of its own, it fills the time with the backward pass itself, and
+        computes gradients when it comes to them.
+        """
+        along = reducing_axes(nest, table.assignments[0], nest.results[0])
+        sets = along @ (1 << np.arange(self.axes.num_axes))
+        return (sets > 0) & (self._outer_beta[sets] * size <= table.compute)
+
+    @cached_property
+    def _outer_beta(self) -> Array:
+        """`Mesh.outer_beta` of each set of axes, of which the first counts one, the second two, the third four."""
+        every = product((False, True), repeat=self.axes.num_axes)
+        return np.array([self.mesh.outer_beta(np.flatnonzero(chosen[::-1]).tolist()) for chosen in every])

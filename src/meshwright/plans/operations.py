@@ -1,0 +1,134 @@
+"""The long lists of a plan: every communication, and how every operation is split and what it does."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from meshwright.plans.tensor import Spec
+from meshwright.schema import Amount, Place, Size
+
+if TYPE_CHECKING:
+    from meshwright.plans.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One communication of the plan.
+
+    Attributes:
+        kind: all_reduce, all_gather, reduce_scatter, all_to_all or permute.
+        axes: Names of the mesh axes it runs over.
+        bytes: Bytes by the convention of `Mesh.collective_s`, of one trip.
+        seconds: Time of all trips together.
+        phase: forward, backward or update.
+        operation: The operation that makes or needs the value.
+        source: The user's source line of that operation.
+        purpose: gradient, activation, halo or reshard.
+        trips: How often it runs in one step.
+        serial: That operation's place in the traced program; -1 where there is none.
+        argument: Whether it moves an argument, which is there from the start.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: Amount
+    seconds: float
+    phase: str
+    operation: str
+    source: str
+    purpose: str
+    trips: Amount = 1.0
+    serial: Place = -1
+    argument: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one operation makes one device do in one trip; what it costs follows from the chip.
+
+    Attributes:
+        flops: FLOPs of products; 0 for everything else.
+        num_bytes: Bytes read from and written to memory.
+        dtype: Type of the operands.
+        kernel: Whether it is a kernel of its own; if not, it is fused with others.
+        trips: How often it runs in one step.
+        recomputed: Whether it repeats forward work because of `jax.checkpoint`.
+        fetches: How many rows of pixels under a convolution's window are fetched; 0 for everything else.
+        special: How many divisions, roots, exponentials and the like are taken.
+        num_parts: Over how many devices the work is spread; the others do the same once more. 0 in plans of earlier
+            versions, which do not say.
+    """
+
+    flops: Amount
+    num_bytes: Amount
+    dtype: str
+    kernel: bool
+    trips: Amount
+    recomputed: bool
+    fetches: Amount = 0.0
+    special: Amount = 0.0
+    num_parts: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """How one operation is split.
+
+    Attributes:
+        serial: The operation's place in the traced program.
+        label: Its scopes and primitive.
+        phase: forward, backward or update.
+        operands: Sharding in which each operand is needed; None for scalars.
+        partial: Sharding of each result before partial sums are settled; None for scalars.
+        results: Sharding of each result.
+        via: Sharding of the copy that each operand is taken from, where several operations share one; else None. For
+            a virtual operand, that of what it is made from.
+        sums: Axes over which its first result is partial.
+        waits: Axes over which its result is left partial, because a loop adds it up first.
+        live_bytes: Memory of one device that is taken while it runs.
+        load: The work it is on one device; None where that is nothing.
+    """
+
+    serial: Size
+    label: str
+    phase: str
+    operands: tuple[Spec | None, ...]
+    partial: tuple[Spec | None, ...]
+    results: tuple[Spec | None, ...]
+    via: tuple[Spec | None, ...]
+    sums: tuple[str, ...] = ()
+    waits: tuple[str, ...] = ()
+    live_bytes: Size = 0
+    load: Load | None = None
+
+
+class Details(Protocol):
+    """The long lists of a plan; a fresh plan makes them when they are first asked for."""
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]: ...
+
+    @property
+    def ops(self) -> tuple[OpPlan, ...]: ...
+
+    def make_record(self, limit: float | None) -> Any:
+        """The plan's `Record`, given the bytes allowed on each device; None where nothing is known of the search."""
+
+    def make_judgement(self, plan: "Plan") -> Any:
+        """The plan's `Judgement`."""
+
+
+@dataclass(frozen=True)
+class KnownDetails:
+    """Details that are there already, with nothing known of the search."""
+
+    collectives: tuple[Collective, ...]
+    ops: tuple[OpPlan, ...]
+
+    def make_record(self, limit: float | None) -> None:
+        """See `Details`."""
+
+    def make_judgement(self, plan: "Plan") -> Any:
+        """See `Details`."""
+        from meshwright.explain.parallelism.without_program import judge_at_rest
+
+        return judge_at_rest(plan)

@@ -1,0 +1,101 @@
+"""The judgement of a plan: its verdict, and the kind and the dims' letters of each of its tensors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshwright.schema import Count
+
+if TYPE_CHECKING:
+    from meshwright.plans.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a verdict.
+
+    Attributes:
+        name: data, tensor, sequence, spatial, expert, vocabulary, zero, idle, other or none.
+        axes: The axes that it is about.
+        degree: Into how many parts they split.
+        share: The share of the work (for zero: of the bytes) that it holds for.
+        text: In words.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    degree: Count
+    share: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What kind of parallelism a plan, or a stage of it, is; print it."""
+
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(part.text for part in self.parts)
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The axes that play a part."""
+        return tuple(axis for part in self.parts if part.name == name for axis in part.axes)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a plan amounts to.
+
+    Attributes:
+        verdict: What kind of parallelism it is.
+        kinds: The kind of each argument and result, by path.
+        letters: Letters of each one's dims, by path; empty text for dims without one.
+        stages: What each stage is, where there are any.
+    """
+
+    verdict: Verdict
+    kinds: dict[str, str]
+    letters: dict[str, tuple[str, ...]]
+    stages: tuple[Verdict, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; kinds and letters of thousands of tensors are few, and go by number."""
+        pairs = [(self.kinds[path], " ".join(letter or "-" for letter in self.letters[path])) for path in self.kinds]
+        known = list(dict.fromkeys(pairs))
+        number = {pair: i for i, pair in enumerate(known)}
+        data = {
+            "verdict": _parts_to_json(self.verdict),
+            "tensors": [list(pair) for pair in known],
+            "of": [number[pair] for pair in pairs],
+        }
+        return data | ({"stages": [_parts_to_json(verdict) for verdict in self.stages]} if self.stages else {})
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], tensors: Sequence["Tensor"]) -> "Judgement":
+        """What `to_json` gave, of the same tensors."""
+        kinds, letters = {}, {}
+        known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in data["tensors"]]
+        for tensor, number in zip(_distinct(tensors), data["of"], strict=True):
+            kinds[tensor.path], letters[tensor.path] = known[number]
+            if len(known[number][1]) != len(tensor.shape):
+                raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and letters of {len(known[number][1])}")
+        stages = tuple(_parts_from_json(parts) for parts in data.get("stages", ()))
+        return cls(_parts_from_json(data["verdict"]), kinds, letters, stages)
+
+
+def _parts_to_json(verdict: Verdict) -> list[list[Any]]:
+    return [[p.name, list(p.axes), p.degree, p.share, p.text] for p in verdict.parts]
+
+
+def _parts_from_json(data: list[list[Any]]) -> Verdict:
+    return Verdict(tuple(Part(name, tuple(axes), *rest) for name, axes, *rest in data))
+
+
+def _distinct(tensors: Sequence["Tensor"]) -> Iterator["Tensor"]:
+    """The first tensor of each path."""
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.role != "static":
+            found.setdefault(tensor.path, tensor)
+    return iter(found.values())

@@ -1,0 +1,233 @@
+"""The record of a pipelined plan: the whole program on each view that stages have, and which part of it a stage is.
+
+Stages are priced as parts of one solve of the whole model (`pipeline.prices`), so one record serves all stages that
+have the same view; cut down to a stage's layers, it is a record like that of a plan without stages.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, Record
+from meshwright.plans.records.traced_program import Ints, Kept, Program
+
+Array = NDArray[np.float64]
+_APART: dict[str, Any] = {name: np.zeros(0) for name in ("offers", "settling", "takes")}  # an edge that joins no sums
+_ACTIVATIONS = MEMORY_ROLES.index("activations")
+
+
+@dataclass(frozen=True)
+class StageView(Kept):
+    """One view that stages have: their inner axis, and the rows that each replica works on.
+
+    Attributes:
+        record: The whole program of one microbatch, and the problem that was solved for a replica and all layers.
+        rows: A replica's rows; at most those of the stages, where these lie between two numbers that were priced.
+        member_node, member_unit: Everything that nodes tie together: its node and its unit.
+        source_unit: The unit that each edge's occurrences come from, edge after edge.
+        held: Arguments that the first spans of memory are of.
+        sent_kinds: Distinct communication: ``(kind, axes, bytes, seconds, phase, operation, source, purpose, trips)``.
+        sent, sent_op: Which of these happens, and at which operation.
+    """
+
+    record: Record
+    rows: int
+    member_node: Ints
+    member_unit: Ints
+    source_unit: Ints
+    held: Ints
+    sent_kinds: Sequence[Sequence[Any]]
+    sent: Ints
+    sent_op: Ints
+
+
+@dataclass(frozen=True)
+class StagedRecord(Kept):
+    """What a pipelined plan keeps of the program and of the search.
+
+    Attributes:
+        views: The views.
+        view: The number of each stage's view.
+        unit: The unit of each operation.
+        first, count: The first layer of each unit, and how many layers it has.
+        argument_unit: The unit that each argument belongs to.
+    """
+
+    views: Sequence[StageView]
+    view: Sequence[int]
+    unit: Ints
+    first: Ints
+    count: Ints
+    argument_unit: Ints
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "StagedRecord":
+        """What `to_data` gave."""
+        views = [StageView(**(view | {"record": Record.from_data(view["record"])})) for view in data["views"]]
+        return cls(**(data | {"views": views}))
+
+    def share(self, chunks: Sequence[tuple[int, int]]) -> Array:
+        """The share of each unit that some chunks of layers have."""
+        end = self.first + self.count
+        parts = [np.clip(np.minimum(b, end) - np.maximum(a, self.first), 0, None) for a, b in chunks]
+        return np.sum(parts, axis=0) / self.count
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What a stage holds that one microbatch of the program does not show.
+
+    Attributes:
+        others_bytes: Activations of the microbatches in flight besides the one that is worked on.
+        replicas: For each of `MEMORY_ROLES`, over how many replicas what it is about is spread.
+        peak_bytes: What the stage was found to need at the most.
+    """
+
+    others_bytes: float
+    replicas: Sequence[int]
+    peak_bytes: int
+
+
+def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Array, memory: StageMemory) -> Record:
+    """The record of one stage.
+
+    Args:
+        view: The stage's view.
+        unit: The unit of each operation.
+        argument_unit: The unit of each argument.
+        share: The share of each unit that the stage has.
+        memory: What the stage holds.
+    """
+    problem, number = _Cut(view, unit, argument_unit, share).problem(memory)
+    program = view.record.program
+    node = np.where(program.node >= 0, number[program.node], -1)
+    return Record(replace(program, trips=program.trips * share[unit], node=node), problem)
+
+
+class _Cut:
+    """Nodes are counted as often as they occur in the stage; what other stages make or read is as it was chosen."""
+
+    def __init__(self, view: StageView, unit: Ints, argument_unit: Ints, share: Array):
+        self.view, self.whole, self.share = view, view.record.problem, share
+        self.unit, self.argument_unit = unit, argument_unit
+        size = len(self.whole.nodes)
+        self.num = np.bincount(view.member_node, share[view.member_unit], size)
+        self.inside = self.num > 0
+        self.kept = np.flatnonzero(self.inside).tolist()
+        self.number = np.full(size, -1)
+        self.number[self.kept] = np.arange(len(self.kept))
+        self.outside: dict[int, int] = {}  # nodes that are met in other stages, and their numbers here
+
+    def problem(self, memory: StageMemory) -> tuple[Problem, Ints]:
+        """The problem, and the number that each node has in it."""
+        edges = list(self._edges())
+        found = replace(
+            self.whole,
+            nodes=[*map(self._node, self.kept), *map(self._met, self.outside)],
+            edges=edges,
+            extra=[(int(self.number[i]), cost) for i, cost in self.whole.extra if self.inside[i]],
+            once=[(int(self.number[i]), cost) for i, cost in self.whole.once if self.inside[i]],
+            choice=np.concatenate([self.whole.choice[self.kept], np.zeros(len(self.outside), np.int64)]),
+            unlimited=np.zeros(0, np.int64),
+            **self._memory(memory),
+        )
+        # The sums over layers that stages were found by know more of memory than one pass does: they set the level.
+        peak = found.memory.profile(found.choice, found.copies_made(found.choice)).peak_bytes
+        limit = None if found.limit is None else found.limit + peak - memory.peak_bytes
+        return replace(found, limit=limit), self.number
+
+    def _node(self, which: int) -> Node:
+        node = self.whole.nodes[which]
+        here = self.share[self.view.member_unit[self.view.member_node == which]] > 0
+        paths = [path for path, is_here in zip(node.paths, here.tolist(), strict=False) if is_here]
+        return replace(node, num=float(self.num[which]), paths=paths)
+
+    def _met(self, which: int) -> Node:
+        """A node of another stage: it is there, as it was chosen."""
+        node = self.whole.nodes[which]
+        codes, label = node.codes[self.whole.choice[[which]]], f"{node.label} of another stage"
+        return replace(
+            node, label=label, num=1, paths=(), codes=codes, compute=np.zeros(1), sent=(), allowed=np.ones(1, bool)
+        )
+
+    def _outside(self, which: int) -> int:
+        return self.outside.setdefault(which, len(self.kept) + len(self.outside))
+
+    def _edges(self) -> Iterator[Edge]:
+        """Edges within the stage, from earlier ones to it, and from it to later ones."""
+        first = 0
+        for edge in self.whole.edges:
+            made, read = (
+                self.share[unit]
+                for unit in (self.view.source_unit[first : first + len(edge.start)], self.unit[edge.start])
+            )
+            first += len(edge.start)
+            own, comes, goes = (made > 0) & (read > 0), (made == 0) & (read > 0), (made > 0) & (read == 0)
+            if own.any() and self.inside[edge.source] and self.inside[edge.reader]:
+                yield self._edge(edge, own, float(read[own].sum()))
+            if comes.any() and self.inside[edge.reader]:
+                yield self._coming(self._edge(edge, comes, float(read[comes].sum())), edge)
+            if goes.any() and self.inside[edge.source]:
+                yield self._going(self._edge(edge, np.zeros(len(goes), bool), float(made[goes].sum())), edge)
+
+    def _edge(self, edge: Edge, some: NDArray[np.bool_], num: float) -> Edge:
+        ends = int(self.number[edge.source]), int(self.number[edge.reader])
+        times = {name: part[some] for name in ("start", "stop", "ahead", "cut") if len(part := getattr(edge, name))}
+        return replace(edge, source=ends[0], reader=ends[1], num=num, **times)
+
+    def _coming(self, found: Edge, edge: Edge) -> Edge:
+        row, made = self._row(edge)
+        return replace(found, source=self._outside(edge.source), made=made, table=edge.table[[row]], **_APART)
+
+    def _going(self, found: Edge, edge: Edge) -> Edge:
+        """What the next stage would have to pay more if it were handed something else than now."""
+        chosen = self.whole.choice[[edge.reader]]
+        keys = 2 * edge.needed + edge.free
+        column = np.searchsorted(np.unique(keys), keys[chosen])
+        table = edge.table[:, column]
+        more = np.maximum(table - table[self._row(edge)[0]], 0.0)
+        reader = self._outside(edge.reader)
+        return replace(found, reader=reader, needed=edge.needed[chosen], free=edge.free[chosen], table=more, **_APART)
+
+    def _row(self, edge: Edge) -> tuple[int, Ints]:
+        """The row of an edge's table, and the sharding, in which its source makes the value."""
+        made = edge.made[self.whole.choice[[edge.source]]]
+        return int(np.searchsorted(np.unique(edge.made), made[0])), made
+
+    def _memory(self, memory: StageMemory) -> dict[str, Any]:
+        """The spans of what the stage makes and holds."""
+        whole = self.whole
+        unit = self.unit[np.minimum(whole.start, len(self.unit) - 1)]
+        unit[: len(self.view.held)] = self.argument_unit[self.view.held]
+        role = np.array(whole.role, np.int64)[whole.column]
+        columns = np.array(whole.column_class, np.int64)
+        share = whole.share * self.share[unit] / np.array(memory.replicas)[role] * self.inside[columns[whole.column]]
+        spans = [whole.column, whole.start, whole.stop, share]
+        waits = self._waiting(role)
+        chosen = np.array([size[s] for size, s in zip(whole.column_bytes, whole.choice[columns], strict=True)])
+        if held := float((share * chosen[whole.column])[waits].sum()):
+            always = np.zeros(int(waits.sum()), np.int64), np.full(int(waits.sum()), whole.num_steps)
+            more = [whole.column[waits], *always, memory.others_bytes / held * share[waits]]
+            spans = [np.concatenate(pair) for pair in zip(spans, more, strict=True)]
+        kept = spans[3] > 0
+        used, column = np.unique(spans[0][kept], return_inverse=True)
+        return {
+            "column_class": self.number[columns[used]].tolist(),
+            "column_bytes": [whole.column_bytes[i] for i in used.tolist()],
+            "role": [whole.role[i] for i in used.tolist()],
+            "column": column,
+            "start": spans[1][kept],
+            "stop": spans[2][kept],
+            "share": spans[3][kept],
+        }
+
+    def _waiting(self, role: Ints) -> NDArray[np.bool_]:
+        """Spans of activations that wait for the backward pass."""
+        program: Program = self.view.record.program
+        backward = np.flatnonzero(program.phase == program.phases.index("backward"))
+        if not len(backward):
+            return np.zeros(len(role), bool)
+        return (role == _ACTIVATIONS) & (self.whole.start < backward[0]) & (self.whole.stop > backward[0])

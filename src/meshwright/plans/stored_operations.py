@@ -1,0 +1,51 @@
+"""Operations in a plan's file: a row each, in full for the first of its kind and short for those that are like it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+from meshwright.plans.operations import Load, OpPlan
+from meshwright.plans.tensor import Spec, parse_spec, spec_text
+
+_SHORT = 4  # entries of a short row: serial, label, number of the row that it is like, bytes that are live
+
+
+def ops_to_json(ops: Sequence[OpPlan]) -> list[list[Any]]:
+    """Rows of operations; layers repeat, so most are short."""
+    known: dict[OpPlan, int] = {}
+    rows = []
+    for number, op in enumerate(ops):
+        like = known.setdefault(replace(op, serial=0, live_bytes=0), number)
+        rows.append(_row(op) if like == number else [op.serial, op.label, like, op.live_bytes])
+    return rows
+
+
+def parse_ops(rows: Iterable[Sequence[Any]]) -> tuple[OpPlan, ...]:
+    """Reads what `ops_to_json` wrote, and files of earlier versions, whose rows are all full."""
+    found: list[OpPlan] = []
+    for row in rows:
+        if len(row) == _SHORT:
+            serial, _, like, live_bytes = row
+            found.append(replace(found[like], serial=serial, live_bytes=live_bytes))
+        else:
+            found.append(_parse(row))
+    return tuple(found)
+
+
+def _row(op: OpPlan) -> list[Any]:
+    specs = (_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))
+    load = [list(astuple(op.load))] if op.load else []
+    return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits), op.live_bytes, *load]
+
+
+def _parse(row: Sequence[Any]) -> OpPlan:
+    specs, axes = (_parse_specs(text) for text in row[3:7]), map(tuple, row[7:9])
+    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *(Load(*load) for load in row[10:]))
+
+
+def _specs_text(specs: tuple[Spec | None, ...]) -> str:
+    return ", ".join(spec_text(s) for s in specs)
+
+
+def _parse_specs(text: str) -> tuple[Spec | None, ...]:
+    return tuple(None if part == "." else parse_spec(part) for part in text.split(", ")) if text else ()

@@ -1,0 +1,1 @@
+"""Priced problems as plain arrays, which know neither graph nor JAX."""

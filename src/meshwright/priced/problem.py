@@ -1,0 +1,167 @@
+"""What solving needs of a priced problem, as plain arrays: costs, edges, memory over time. Knows neither graph nor JAX.
+
+The planner makes it from a graph (`formulate.py`, `memory.py`); a saved plan carries it along (`explain.record`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.priced.copies import Copied, EdgeKey, Route, Spans
+from meshwright.solver import ChoiceProblem
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Bytes on one device at each operation of the graph."""
+
+    bytes_at: Array
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(np.ceil(self.bytes_at.max(initial=0)))
+
+    @property
+    def peak_at(self) -> int:
+        return int(np.argmax(self.bytes_at)) if len(self.bytes_at) else 0
+
+
+class Usage:
+    """Memory as columns, each of one node with its bytes for every strategy, and the spans of time they take it.
+
+    Attributes:
+        num_steps: Operations in the graph.
+        column_class: The node of each column.
+        column_bytes: Bytes of each column for every strategy of its node.
+        column, start, stop, share: For each span its column, its interval of operations and its share of the bytes.
+    """
+
+    def __init__(self, num_steps: int):
+        self.num_steps = num_steps
+        self.column_class: list[int] = []
+        self.column_bytes: list[Array] = []
+
+    def add(self, which: int, size: Array) -> int:
+        """Adds a column and returns its number."""
+        self.column_class.append(which)
+        self.column_bytes.append(size)
+        return len(self.column_class) - 1
+
+    def take(self, column: Array | Ints, start: Array | Ints, stop: Array | Ints, share: Array) -> None:
+        """Sets the spans of all columns."""
+        self.column, self.start, self.stop = (np.asarray(part).astype(np.int64) for part in (column, start, stop))
+        self.share = share
+
+    def profile(self, choice: Ints, copies: Spans) -> Profile:
+        """Bytes over time under a choice and the copies that resharding makes."""
+        chosen = [size[choice[c]] for c, size in zip(self.column_class, self.column_bytes, strict=True)]
+        return Profile(np.cumsum(self.change(np.array(chosen)) + copies.change(self.num_steps))[:-1])
+
+    def least(self) -> Profile:
+        """Bytes over time if every value were split as far as any strategy splits it: no choice goes below."""
+        return Profile(np.cumsum(self.change(np.array([size.min() for size in self.column_bytes])))[:-1])
+
+    def change(self, chosen: Array) -> Array:
+        """What is taken and given back at each operation, given the bytes of each column."""
+        change: Array = np.zeros(self.num_steps + 1)
+        if len(chosen):
+            size = self.share * chosen[self.column]
+            change += np.bincount(self.start, size, len(change))
+            change -= np.bincount(self.stop, size, len(change))
+        return change
+
+    def usage(self, time: int, num_classes: int) -> list[Array | None]:
+        """For each class, the bytes per strategy that its values take at a time; None where it holds nothing then."""
+        live = (self.start <= time) & (time < self.stop)
+        counts = np.bincount(self.column[live], self.share[live], len(self.column_class))
+        found: list[Array | None] = [None] * num_classes
+        for column in np.flatnonzero(counts):
+            which = self.column_class[column]
+            size = counts[column] * self.column_bytes[column]
+            previous = found[which]
+            found[which] = size if previous is None else previous + size
+        return found
+
+
+def joined_s(offers: Ints, settling: Array, takes: Ints) -> Array:
+    """Seconds saved, by strategies of two nodes, where the sum of the first is settled together with the second's.
+
+    Args:
+        offers: How the first one's sum is held, as a number; 0 where there is nothing to settle.
+        settling: Seconds that settling it by itself takes.
+        takes: How the second one's sum is held, with which it can be added up if they are held alike.
+    """
+    alike = (offers[:, None] == takes[None, :]) & (offers[:, None] > 0)
+    return np.where(alike, settling[:, None], 0.0)
+
+
+def choice_problem(
+    copies: Sequence[float],
+    node_costs: Sequence[Array],
+    edge_matrices: Mapping[EdgeKey, tuple[float, Array]],
+    memory: Usage,
+    times: Mapping[int, float],
+    limit: float | None,
+    routes: Mapping[EdgeKey, Route] = _NONE,
+    dear: Mapping[int, float] = _NONE,
+    copied: Mapping[EdgeKey, Copied] = _NONE,
+) -> ChoiceProblem:
+    """A folded problem with memory held at some times.
+
+    Args:
+        copies: How many tied groups each node stands for.
+        node_costs: Costs of one of them, for each strategy.
+        edge_matrices: For each edge how often it occurs, and its costs.
+        memory: What takes memory when; looked at only where there are times.
+        times: Operation indices, each with the bytes to be kept free there.
+        limit: Bytes allowed; None for no limit.
+        routes: For some edges the nodes that they are laid through, which come after all others, in order.
+        dear: Operation indices, each with a price of one byte there, beyond what each node takes at the least.
+        copied: What edges copy; looked at only where memory is dear.
+    """
+    edges: dict[tuple[int, int], Array] = {}
+    costs = [n * cost for n, cost in zip(copies, node_costs, strict=True)]
+
+    def join(source: int, reader: int, matrix: Array) -> None:
+        if source == reader:
+            costs[source] = costs[source] + np.diagonal(matrix)
+            return
+        key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
+        edges[key] = edges[key] + part if key in edges else part
+
+    for time, price in dear.items():
+        for which, usage in enumerate(memory.usage(time, len(costs))):
+            if usage is not None:  # what a node takes at the least is left out: it would hide the costs of time
+                costs[which] = costs[which] + price * (usage - usage.min())
+        for (source, _, reader, _), copy in copied.items():
+            if copy.is_live(time):
+                join(source, reader, price * copy.bytes_at(time))
+    for key, (count, matrix) in edge_matrices.items():
+        if key not in routes:
+            join(key[0], key[2], count * matrix)
+    for node, (key, route) in enumerate(routes.items(), len(costs)):
+        count, _ = edge_matrices[key]
+        costs.append(np.zeros(len(route.after)))
+        join(route.source, node, count * route.before)
+        join(node, route.reader, route.after)
+        if route.saved is not None:
+            join(route.source, route.reader, -count * route.saved)
+    for (u, v), matrix in edges.items():
+        saved = np.minimum(matrix.min(axis=1), 0.0)
+        if saved.any():  # costs of choice problems are not below 0
+            costs[u], edges[u, v] = costs[u] + saved, matrix - saved[:, None]
+    rows = []
+    for order, (time, reserve) in enumerate(sorted(times.items())):
+        held = [*memory.usage(time, len(node_costs)), *(route.usage[order] for route in routes.values())]
+        rows += [(which, order, order + 1, usage) for which, usage in enumerate(held) if usage is not None]
+        if reserve > 0:
+            rows.append((0, order, order + 1, np.full(len(costs[0]), reserve)))
+    return ChoiceProblem.from_rows(costs, [(u, v, m) for (u, v), m in edges.items()], rows, limit)

@@ -1,0 +1,1 @@
+"""Holds plans against compiled programs and against one device."""

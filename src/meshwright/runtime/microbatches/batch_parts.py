@@ -1,0 +1,222 @@
+"""What becomes of a batch in a program when it is cut into parts: the rules say so, as if an axis split it.
+
+A value is
+
+* *split*: each part of the batch has its own part of the value, along a dim;
+* *alike*: the same for all parts, and known without running them;
+* partial (``sum``, ``max``, …): each part contributes, and the contributions combine;
+* *whole*: known only when all parts have run.
+
+Only the program for the whole batch is looked at, so that no size or number in it can be that of a part. Where an
+operation on examples reads what is alike along the examples (weights by position), each part reads its own rows of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from meshwright import jax_compat
+from meshwright.graph.dtypes import keeps_sums
+from meshwright.rules.base import REDUCING
+from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Form, Status, form_of
+from meshwright.runtime.microbatches.units import Unit, Units
+
+ALIKE, WHOLE = "alike", "whole"
+PRINTING = ("debug_callback", "debug_print")  # effects that may wait for the whole batch
+
+# Operations that may be applied to contributions before they are added up, inside the body of a user's own loop.
+_LINEAR = frozenset("neg transpose reshape squeeze broadcast_in_dim reduce_sum copy slice name".split())  # noqa: SIM905
+_ADDING = frozenset({"add", "add_any", "sub"})
+_SAME_NUMBER = ("broadcast_in_dim", "convert_element_type", "reshape", "copy")
+
+
+class TooLate(Exception):
+    """An operation on examples reads values that are not known before all parts have run."""
+
+    def __init__(self, unit: Unit, values: list[int]):
+        super().__init__(str(unit))
+        self.unit = unit
+        self.values = values
+
+
+@dataclass(frozen=True)
+class Body:
+    """A checkpoint or loop of which some operands are split.
+
+    Attributes:
+        analysis: What becomes of the batch inside.
+        is_loop: Whether it is a loop.
+        num_consts: A loop's first inputs are the same in all trips.
+        num_carry: The next ones are its carry; the rest are walked along their first dim.
+    """
+
+    analysis: "Analysis"
+    is_loop: bool
+    num_consts: int = 0
+    num_carry: int = 0
+
+    def carry_key(self, place: int) -> tuple[int, int | None]:
+        """What a trip hands on in a place of the carry: as the trip makes it, or what is alike, cut like the carry."""
+        made, status = self.analysis.program.outputs[place], self.analysis.status
+        dim = status[self.num_consts + place]
+        return made, dim if isinstance(dim, int) and status[made] == ALIKE else None
+
+
+class Analysis:
+    """What becomes of the batch in every value of a program.
+
+    Attributes:
+        status: By value.
+        known: Values that are one and the same number throughout.
+        forms: By unit, how it runs on parts.
+        bodies: By unit, what is inside of a checkpoint or loop that runs on parts.
+        culprit: The first unit whose results are known only when all parts have run.
+    """
+
+    def __init__(
+        self,
+        program: Units,
+        inputs: Sequence[Status],
+        cut: Cut,
+        *,
+        early: Iterable[int] = (),
+        known: Mapping[int, Any] | None = None,
+        top: bool = True,
+    ):
+        self.program = program
+        self.cut = cut
+        self.top = top
+        self.early = frozenset(early)
+        self.status: dict[int, Status] = dict.fromkeys(program.constants, ALIKE)
+        self.status.update(zip(program.inputs, inputs, strict=True))
+        self.known = {v: x for v, x in program.constants.items() if jnp.ndim(x) == 0 and _is_number(x)}
+        self.known |= dict(known or {})
+        self.forms: dict[int, Form] = {}
+        self.bodies: dict[int, Body] = {}
+        self.culprit: Unit | None = None
+        for number, unit in enumerate(program.units):
+            made = self._unit(number, unit)
+            self.status.update((o, ALIKE if o in self.early else s) for o, s in zip(unit.outs, made, strict=True))
+            if unit.name in _SAME_NUMBER and all(v in self.known for v in unit.ins):
+                self.known.update((o, _converted(self.known[unit.ins[0]], unit)) for o in unit.outs)
+
+    def results(self) -> list[Status]:
+        return [self.status[o] for o in self.program.outputs]
+
+    def is_zero(self, value: int) -> bool:
+        return self.status[value] == ALIKE and value in self.known and not self.known[value]
+
+    def _unit(self, number: int, unit: Unit) -> list[Status]:
+        given = [self.status[v] for v in unit.ins]
+        late = [i for i, s in enumerate(given) if s == WHOLE or s in REDUCING]
+        split = any(isinstance(s, int) for s in given)
+        if unit.eqn.effects and not (self.top and not unit.outs and unit.name in PRINTING):
+            raise CannotCut(f"{unit} has side effects, which would happen once for each part")
+        if unit.eqn.effects:
+            return []
+        if split and late:
+            raise TooLate(unit, [unit.ins[i] for i in late])
+        if late:
+            return self._late(unit, given)
+        if not split:
+            return [ALIKE] * len(unit.outs)
+        if unit.name == "scan":
+            return self._scan(number, unit, given)
+        inner = jax_compat.called_jaxpr(unit.eqn)
+        if inner is not None:
+            return self._checkpoint(number, unit, given, Units.of(inner))
+        form = self.forms[number] = form_of(unit, given, self.cut, self.is_zero(unit.ins[0]))
+        if not self.top and "sum" in form.results and unit.eqn.outvars[0].aval.dtype == jnp.float16:
+            raise CannotCut(f"{unit} adds up float16 in a checkpoint or loop, where sums of parts may overflow")
+        return list(form.results)
+
+    def _late(self, unit: Unit, given: list[Status]) -> list[Status]:
+        if not self.top and self._is_linear(unit, given):
+            return ["sum"]
+        self.culprit = self.culprit or unit
+        return [WHOLE] * len(unit.outs)
+
+    def _is_linear(self, unit: Unit, given: list[Status]) -> bool:
+        """Whether a unit may run on contributions instead of their sum: exactly, but for rounding."""
+        sums = [s == "sum" for s in given]
+        if len(unit.outs) != 1 or any(s != "sum" and s != ALIKE for s in given):
+            return False
+        zeros = [is_sum or self.is_zero(v) for is_sum, v in zip(sums, unit.ins, strict=True)]
+        if unit.name in _ADDING:
+            return all(zeros)
+        if unit.name in ("concatenate", "pad"):
+            return all(zeros) and sums[0]
+        if unit.name == "convert_element_type":
+            return keeps_sums(str(unit.eqn.invars[0].aval.dtype), str(unit.eqn.outvars[0].aval.dtype))
+        if unit.name in ("mul", "div"):
+            return sum(sums) == 1 and (unit.name == "mul" or sums[0]) and self._scales(unit, sums)
+        return unit.name in _LINEAR and sum(sums) == 1
+
+    def _scales(self, unit: Unit, sums: list[bool]) -> bool:
+        """Whether a factor is finite: by infinity, or by zero beneath, contributions of both signs are no number."""
+        factor = self.known.get(unit.ins[sums.index(False)])
+        if factor is None or not np.isfinite(factor):
+            return False
+        return unit.name == "mul" or (bool(factor) and jnp.issubdtype(unit.eqn.outvars[0].aval.dtype, jnp.inexact))
+
+    def _scan(self, number: int, unit: Unit, given: list[Status]) -> list[Status]:
+        num_consts, num_carry = jax_compat.scan_counts(unit.eqn)
+        program = Units.of(jax_compat.close(unit.eqn.params["jaxpr"]))
+        consts, carry = given[:num_consts], given[num_consts : num_consts + num_carry]
+        xs: list[Status] = []
+        for s in given[num_consts + num_carry :]:
+            if s == 0:
+                raise CannotCut(f"{unit} runs over the examples")
+            xs.append(s - 1 if isinstance(s, int) else s)
+        numbers = {i: self.known[v] for i, v in enumerate(unit.ins[:num_consts]) if v in self.known}
+        zero = {i for i in range(num_carry) if self.is_zero(unit.ins[num_consts + i])}
+        while True:
+            known = numbers | {num_consts + i: 0 for i in zero if carry[i] == ALIKE}
+            inner = self._inside(unit, program, [*consts, *carry, *xs], known)
+            joined = [self._join(inner, i, carry[i], i in zero, unit) for i in range(num_carry)]
+            stays = {i for i in zero if joined[i] == "sum"}
+            if joined == carry and stays == zero:
+                self.bodies[number] = Body(inner, True, num_consts, num_carry)
+                return [*carry, *(s + 1 if isinstance(s, int) else s for s in inner.results()[num_carry:])]
+            carry, zero = joined, stays
+
+    def _join(self, inner: "Analysis", position: int, before: Status, zero: bool, unit: Unit) -> Status:
+        """What a carry is that comes in as one thing and leaves a trip as another."""
+        made = inner.program.outputs[position]
+        after = inner.status[made]
+        if before == after or (isinstance(before, int) and after == ALIKE):
+            return before
+        if before == ALIKE and (isinstance(after, int) or (after == "sum" and zero)):
+            return after
+        if before == "sum" and inner.is_zero(made):
+            return before
+        raise CannotCut(f"{unit} carries along what only the whole batch can tell")
+
+    def _checkpoint(self, number: int, unit: Unit, given: list[Status], program: Units) -> list[Status]:
+        known = {i: self.known[v] for i, v in enumerate(unit.ins) if v in self.known}
+        inner = self._inside(unit, program, given, known)
+        self.bodies[number] = Body(inner, False)
+        return inner.results()
+
+    def _inside(self, unit: Unit, program: Units, given: list[Status], known: Mapping[int, Any]) -> "Analysis":
+        """The analysis of a jaxpr that is one unit."""
+        try:
+            inner = Analysis(program, given, self.cut, known=known, top=False)
+        except TooLate as error:
+            raise CannotCut(f"{error.unit} needs what only the whole batch can tell") from None
+        if WHOLE in inner.results():
+            where = "a checkpoint" if unit.name in jax_compat.CHECKPOINTS else f"a {unit.name}"
+            raise CannotCut(f"{inner.culprit} in {where} computes with what only the whole batch can tell")
+        return inner
+
+
+def _is_number(x: Any) -> bool:
+    return not jax_compat.is_key_dtype(x.dtype) if hasattr(x, "dtype") else isinstance(x, bool | int | float | complex)
+
+
+def _converted(number: Any, unit: Unit) -> Any:
+    with np.errstate(all="ignore"):
+        return np.asarray(number).astype(unit.eqn.outvars[0].aval.dtype)[()]

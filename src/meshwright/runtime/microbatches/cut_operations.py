@@ -1,0 +1,216 @@
+"""Which single operations may run on a part of the batch, and how: by the loops of their rules.
+
+An operation is cut along one of its loops. Every operand and result that the loop indexes is cut along the dim that the
+loop leads, and each part must be what the operation makes of the operands' parts *wherever they stand in the batch*.
+Rules let a shard know its own place; a part of the batch does not know it, so operations that count or address
+positions along the loop are not cut. The equation stays that of the whole batch: only the parameters that repeat a
+shape shrink.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from meshwright.graph.tracing.flatten import signature_of
+from meshwright.rules import LoopNest, loop_nest
+from meshwright.rules.base import REDUCING
+from meshwright.rules.registry import builtin_rules
+from meshwright.runtime.microbatches.units import Unit
+
+Status = int | str  # the dim that is cut, or a word of `batch_parts`, or how contributions combine
+PAIRWISE = ("optimization_barrier", "device_put", "shard_alike")  # result i is operand i
+
+# What the parts give is combined in the way of the loop. A table that a scatter writes to counts once for each part:
+# that changes no maximum or minimum, and no sum if the table is zero.
+_COMBINING = frozenset(
+    "dot_general conv_general_dilated reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or scatter-add "  # noqa: SIM905
+    "scatter-max scatter-min".split()
+)
+# Their rows or numbers depend on where they stand, unless the loop indexes this operand: keys, or what is written.
+_WRITTEN = {"dynamic_update_slice": 1, "random_bits": 0, "random_split": 0, "random_gamma": 0} | dict.fromkeys(
+    ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"), 2
+)
+_BY_OFFSET = frozenset({"ragged_dot", "ragged_dot_general"})  # a part would need to know where its groups begin
+
+
+class CannotCut(Exception):
+    """Why a step cannot be cut into microbatches without changing its numbers."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a dim that begins with the examples is cut into parts: as ``(before, count, after)``, by the middle.
+
+    With as many before as a part has examples, neighbours go to different parts: a batch that is split over devices
+    then stays where it is. With 1, neighbours stay together.
+    """
+
+    count: int
+    before: int
+
+    @property
+    def whole(self) -> int:
+        """What must stay together for the parts to be the same ones: a loop of a multiple of this can be cut."""
+        return self.count * self.before
+
+    def parts(self, x: Any, dim: int) -> Any:
+        """The parts of a value, stacked."""
+        shape = x.shape
+        rows = x.reshape(*shape[:dim], self.before, self.count, shape[dim] // self.whole, *shape[dim + 1 :])
+        return jnp.moveaxis(rows, dim + 1, 0).reshape(self.count, *shape[:dim], -1, *shape[dim + 1 :])
+
+    def join(self, x: Any, dim: int) -> Any:
+        """Puts stacked parts together again."""
+        shape = x.shape[1:]
+        rows = x.reshape(self.count, *shape[:dim], self.before, -1, *shape[dim + 1 :])
+        return jnp.moveaxis(rows, 0, dim + 1).reshape(*shape[:dim], -1, *shape[dim + 1 :])
+
+    def shape(self, shape: Sequence[int], dim: int | None) -> tuple[int, ...]:
+        """The shape of one part."""
+        return tuple(n // self.count if d == dim else n for d, n in enumerate(shape))
+
+
+class Form(NamedTuple):
+    """An operation on parts: along which dim each operand is cut, None where it is whole; and what results are."""
+
+    operands: tuple[int | None, ...]
+    results: tuple[Status, ...]
+
+
+def form_of(unit: Unit, given: Sequence[Status], cut: Cut, adds_to_nothing: bool) -> Form:
+    """An operation of which some operands are cut; ``adds_to_nothing``: its first operand is known to be zero.
+
+    Raises:
+        CannotCut: It mixes examples, or it depends on their places.
+    """
+    dims = [s if isinstance(s, int) else None for s in given]
+    if unit.name in PAIRWISE:
+        return Form(tuple(dims), tuple(given))
+    nest = _nest(unit)
+    loops = {_major(nest, nest.operands[i][d]) for i, d in enumerate(dims) if d is not None}
+    loop = loops.pop()
+    if loops or loop is None or not _can_split(nest, loop, cut):
+        raise CannotCut(f"{unit} mixes examples")
+    form = _along(nest, loop)
+    if _by_position(unit, form) or any(d is not None and d != at for d, at in zip(dims, form.operands, strict=True)):
+        raise CannotCut(f"{unit} depends on the examples' positions in the batch")
+    for status, result in zip(form.results, unit.eqn.outvars, strict=True):
+        if not isinstance(status, int):
+            _check_combines(unit, status, result.aval.dtype, adds_to_nothing)
+    return form
+
+
+def form_to(unit: Unit, result: int, dim: int, cut: Cut) -> Form | None:
+    """An operation on operands that are alike, of whose result a part is wanted; None where it cannot make one alone.
+
+    Random bits are drawn for the part: from whole keys, which must then be made the part's own.
+    """
+    if unit.name == "random_bits" and dim >= len(unit.eqn.invars[0].aval.shape):
+        return Form((None,), (dim,))
+    if unit.name not in builtin_rules():
+        return None
+    nest = _nest(unit)
+    loop = _major(nest, nest.results[result][dim])
+    if not nest.fusible or loop is None or not _can_split(nest, loop, cut):
+        return None
+    form = _along(nest, loop)
+    makes_parts = all(isinstance(s, int) for s in form.results) and form.results[result] == dim
+    return form if makes_parts and not _by_position(unit, form) else None
+
+
+def shrunk(unit: Unit, form: Form, cut: Cut) -> dict[str, Any]:
+    """The parameters for one part: those that repeat a shape that is cut."""
+    eqn, params = unit.eqn, dict(unit.eqn.params)
+    made = form.results[0] if form.results and isinstance(form.results[0], int) else None
+    operand = form.operands[0] if form.operands else None
+    if unit.name in ("broadcast_in_dim", "reshape"):
+        key = "shape" if unit.name == "broadcast_in_dim" else "new_sizes"
+        params[key] = cut.shape(params[key], made)
+    elif unit.name == "random_bits" and made is not None:
+        params["shape"] = cut.shape(params["shape"], made - len(eqn.invars[0].aval.shape))
+    elif unit.name == "slice":
+        params["limit_indices"] = cut.shape(params["limit_indices"], operand)
+    elif unit.name == "dynamic_slice" or (unit.name == "gather" and _is_window(eqn, operand)):
+        params["slice_sizes"] = cut.shape(params["slice_sizes"], operand)
+    return params
+
+
+def widened(params: dict[str, Any], operands: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """A sum of half precision as one of float32, as which contributions are added up."""
+    if "preferred_element_type" in params:
+        return params | {"preferred_element_type": jnp.dtype(jnp.float32)}, list(operands)
+    return params, [x.astype(jnp.float32) if is_half(x.dtype) else x for x in operands]
+
+
+def is_half(dtype: Any) -> bool:
+    """Whether sums of a dtype lose many small numbers, or may overflow for a part where they do not for the whole."""
+    return dtype in (jnp.bfloat16, jnp.float16)
+
+
+def is_expensive(unit: Unit) -> bool:
+    """Whether an operation takes time on the matrix unit, or runs a program of its own."""
+    return unit.name not in builtin_rules() or _nest(unit).flops > 0
+
+
+def _nest(unit: Unit) -> LoopNest:
+    if unit.name not in builtin_rules():  # a kernel's parameters may be made for the whole batch in any way
+        raise CannotCut(f"{unit} is not known to work on a part of the batch")
+    return loop_nest(signature_of(unit.eqn))
+
+
+def _major(nest: LoopNest, dim: tuple[int, ...]) -> int | None:
+    return next((loop for loop in dim if nest.loops[loop].size > 1), None)
+
+
+def _can_split(nest: LoopNest, loop: int, cut: Cut) -> bool:
+    if nest.loops[loop].kind == "unsplittable" or nest.loops[loop].halo or nest.loops[loop].size % cut.whole:
+        return False
+    for dims in (*nest.operands, *nest.results):
+        held = [dim for dim in dims if loop in dim]
+        if len(held) > 1 or any(_major(nest, dim) != loop for dim in held):
+            return False
+    return True
+
+
+def _along(nest: LoopNest, loop: int) -> Form:
+    operands, results = (
+        [next((d for d, dim in enumerate(dims) if loop in dim), None) for dims in side]
+        for side in (nest.operands, nest.results)
+    )
+    kind = nest.loops[loop].kind
+    return Form(tuple(operands), tuple(kind if d is None else d for d in results))
+
+
+def _by_position(unit: Unit, form: Form) -> bool:
+    if unit.name in _BY_OFFSET:
+        return True
+    if all(d is None for d in form.operands):
+        return unit.name != "broadcast_in_dim"  # made by counting, as an iota is
+    written = _WRITTEN.get(unit.name.replace("scatter_", "scatter-"))
+    return written is not None and isinstance(form.results[0], int) and form.operands[written] is None
+
+
+def _check_combines(unit: Unit, kind: str, dtype: Any, adds_to_nothing: bool) -> None:
+    """Whether what the parts give, combined, is the whole's."""
+    if kind not in REDUCING or unit.name.replace("scatter_", "scatter-") not in _COMBINING:
+        raise CannotCut(f"{unit} mixes examples")
+    if unit.name.startswith("scatter") and kind == "sum" and not adds_to_nothing:
+        raise CannotCut(f"{unit} adds examples to something else")
+    floating = jnp.issubdtype(dtype, jnp.inexact)
+    if kind in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
+        raise CannotCut(f"{unit} compares complex numbers, whose order has no place for NaN")
+    if kind == "prod" and floating:
+        raise CannotCut(f"{unit} multiplies examples, and products of some of them may overflow")
+    if kind == "sum" and (dtype == jnp.bool_ or (floating and dtype.itemsize < 2)):
+        raise CannotCut(f"{unit} adds up numbers of {dtype}, of which sums of sums differ")
+
+
+def _is_window(eqn: Any, dim: int | None) -> bool:
+    """Whether a gather takes all of a dim of its table."""
+    return (
+        dim is not None
+        and eqn.params["slice_sizes"][dim] == eqn.invars[0].aval.shape[dim]
+        and (dim not in eqn.params["dimension_numbers"].operand_batching_dims)
+    )

@@ -1,0 +1,190 @@
+"""Cuts a step into microbatches: the parts of a batch run one after the other, with the numbers of the whole.
+
+The function is traced with the whole batch; `batch_parts` says what becomes of the batch in it, and `part_program`
+makes the program for a part, which runs inside a loop over the parts. Contributions are added up from part to part; and
+what reads their sums runs once, afterwards. So gradients of a mean loss, metrics and a clipped update come out as they
+would for the whole batch. Where an operation on examples needs what only the whole batch can tell (batch norm), the
+step cannot be cut; unless that is cheap to have beforehand (how many tokens are no padding).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.tree_util import tree_leaves
+
+from meshwright import jax_compat
+from meshwright.errors import ShardingError
+from meshwright.graph.tracing.call import Call, call_abstractly
+from meshwright.rules.base import REDUCING
+from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
+from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
+from meshwright.runtime.microbatches.part_program import Draws, Key, PartProgram
+from meshwright.runtime.microbatches.units import Units
+
+__all__ = ["CannotCut", "accumulated"]
+
+_COMBINE: dict[str, Callable[..., Any]] = {
+    "max": lax.reduce_max,
+    "min": lax.reduce_min,
+    "prod": lax.reduce_prod,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+}
+
+
+def accumulated(
+    function: Callable[..., Any], args: tuple[Any, ...], batch: Sequence[int], count: int
+) -> Callable[..., Any]:
+    """The function with its batch cut into parts that run one after the other.
+
+    Args:
+        function: A step.
+        args: Arguments to trace it with: arrays or types.
+        batch: Positions of the arguments whose leaves are examples stacked along their first dim.
+        count: The number of parts.
+
+    Returns:
+        A function of like arguments and results.
+
+    Raises:
+        ShardingError: The batch does not divide into so many parts.
+        CannotCut: The numbers would change.
+    """
+    size = _batch_size(args, batch, count)
+    whole = call_abstractly(function, args)
+    is_batch = [i in batch for i, arg in enumerate(args) for _ in tree_leaves(arg)]
+    pairs = zip(is_batch, whole.arguments.positions, strict=True)
+    examples = [given for given, position in pairs if position is not None]
+    try:
+        step = _Step(whole, examples, Cut(count, size // count))
+    except CannotCut:  # examples may be grouped in some way that parts of neighbours respect
+        step = _Step(whole, examples, Cut(count, 1))
+
+    def cut(*args: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in whole.arguments.rest(args)):
+            raise TypeError("the step's Python code reads numbers that are arrays here")  # so that they are kept
+        return whole.results.fill(step.run(whole.arguments.pick(args)))
+
+    return cut
+
+
+def _batch_size(args: Sequence[Any], batch: Sequence[int], count: int) -> int:
+    leaves = [x for i in batch if i < len(args) for x in tree_leaves(args[i]) if getattr(x, "shape", ())]
+    sizes = sorted({x.shape[0] for x in leaves})
+    if not sizes:
+        raise ShardingError(
+            f"there is no batch to cut into {count} microbatches: batch_argnums {tuple(batch)} hold no arrays"
+        )
+    if len(sizes) > 1:
+        raise ShardingError(
+            f"the batch has first dims of {' and '.join(map(str, sizes))}; all its leaves must be stacks of the same "
+            "examples to be cut into microbatches (batch_argnums says which arguments are the batch)"
+        )
+    if not sizes[0]:
+        raise CannotCut("the batch has no examples")
+    if sizes[0] % count:
+        raise ShardingError(
+            f"a batch of {sizes[0]} does not divide into {count} microbatches; give a batch of a multiple of {count}, "
+            "or another number of microbatches"
+        )
+    return int(sizes[0])
+
+
+class _Step:
+    """A step cut into parts: what runs before them, for each, and after."""
+
+    def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut):
+        self.program = Units.of(whole.jaxpr)
+        self.cut = cut
+        self.inputs: list[Status] = [
+            0 if given and aval.shape else ALIKE for given, aval in zip(examples, whole.jaxpr.in_avals, strict=True)
+        ]
+        self.early: set[int] = set()
+        self.analysis = self._analyse()
+        self._sort_units()
+        at_once: frozenset[tuple[int, ...]] = frozenset()
+        while conflicts := self._sort_parts(at_once):
+            at_once |= conflicts
+        jax.eval_shape(self.run, whole.types)  # every operation is seen to run on parts before the step does
+
+    def _analyse(self) -> Analysis:
+        """Repeated until no operation on examples waits for what can be had beforehand."""
+        while True:
+            try:
+                return Analysis(self.program, self.inputs, self.cut, early=self.early)
+            except TooLate as error:
+                wanted, units = set(error.values), self.program.units
+                if not wanted - self.early or any(is_expensive(units[n]) for n in self.program.ancestors(wanted)):
+                    raise CannotCut(f"{error.unit} needs what only the whole batch can tell") from None
+                self.early |= wanted
+
+    def _sort_units(self) -> None:
+        """Which units run after all parts, and what they need."""
+        units, status, outputs = self.program.units, self.analysis.status, self.program.outputs
+        printing = [n for n, unit in enumerate(units) if unit.eqn.effects]
+        found = self.program.ancestors([*outputs, *(v for n in printing for v in units[n].ins)])
+        self.after = sorted({*printing, *(n for n in found if WHOLE in (status[o] for o in units[n].outs))})
+        self.read_after = {v for n in self.after for v in units[n].ins} | set(outputs)
+        self.contributions = sorted(v for v in self.read_after if status[v] in REDUCING)
+        made = self.read_after - set(self.program.inputs)
+        self.stacked = sorted(v for v in made if isinstance(status[v], int))
+
+    def _sort_parts(self, at_once: Collection[tuple[int, ...]]) -> frozenset[tuple[int, ...]]:
+        """What runs for each part and before; returns the shapes of random bits that must be drawn at once, too."""
+        units, status, inputs = self.program.units, self.analysis.status, self.program.inputs
+        draws = Draws(at_once)
+        given = {v for v, s in status.items() if s == ALIKE} | set(inputs)
+        wanted: list[Key] = [(v, None) for v in (*self.contributions, *self.stacked)]
+        self.part = PartProgram(self.analysis, wanted, draws, outside=given)
+        self.sliced = [(v, d) for v, d in self.part.keys if d is not None or isinstance(status[v], int)]
+        self.shared = [key for key in self.part.keys if key not in self.sliced]
+        needed = {v for v, _ in self.part.keys} | {v for v in self.read_after if status[v] == ALIKE}
+        self.before = self.program.ancestors(needed)
+        for number in (*self.before, *self.after):
+            draws.note_whole(units[number].eqn)
+        return draws.conflicts()
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        env: dict[int, Any] = dict(self.program.constants)
+        env.update(zip(self.program.inputs, leaves, strict=True))
+        self._run_whole(self.before, env)
+        if self.contributions or self.stacked:
+            env.update(self._loop(env))
+        self._run_whole(self.after, env)
+        return [env[v] for v in self.program.outputs]
+
+    def _run_whole(self, numbers: Sequence[int], env: dict[int, Any]) -> None:
+        for number in numbers:
+            unit = self.program.units[number]
+            made = jax_compat.bind(unit.eqn, [env[v] for v in unit.ins], unit.stack)
+            env.update(zip(unit.outs, made, strict=True))
+
+    def _loop(self, env: dict[int, Any]) -> dict[int, Any]:
+        """Runs the parts; gives the combined contributions, and what is split put together again."""
+        status, types = self.analysis.status, self.program.types
+        sums = [v for v in self.contributions if status[v] == "sum"]
+        others = [v for v in self.contributions if status[v] != "sum"]
+        fixed = {key: env[key[0]] for key in self.shared}
+        slices = [self.cut.parts(jnp.asarray(env[v]), self._dim(v) if d is None else d) for v, d in self.sliced]
+
+        def step(totals: list[Any], x: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+            here = self.part.run(fixed | dict(zip(self.sliced, x[1], strict=True)), x[0])
+            added = [total + here[v, None].astype(total.dtype) for total, v in zip(totals, sums, strict=True)]
+            return added, [here[v, None] for v in (*others, *self.stacked)]
+
+        wide = [jnp.float32 if is_half(types[v].dtype) else types[v].dtype for v in sums]
+        zeros = [jnp.zeros(types[v].shape, dtype) for v, dtype in zip(sums, wide, strict=True)]
+        with jax.named_scope("microbatches"):
+            totals, stacked = lax.scan(step, zeros, (jnp.arange(self.cut.count), slices))
+        made = {v: total.astype(types[v].dtype) for v, total in zip(sums, totals, strict=True)}
+        made |= {v: _COMBINE[str(status[v])](x, (0,)) for v, x in zip(others, stacked, strict=False)}
+        joined = zip(self.stacked, stacked[len(others) :], strict=True)
+        return made | {v: self.cut.join(x, self._dim(v)) for v, x in joined}
+
+    def _dim(self, value: int) -> int:
+        dim = self.analysis.status[value]
+        assert isinstance(dim, int)
+        return dim

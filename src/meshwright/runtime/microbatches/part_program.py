@@ -1,0 +1,298 @@
+"""The program that runs for each part of a batch: which operations, on what of their operands, in which order.
+
+It is worked out backwards from what is wanted. A value is wanted as it is, or *cut along a dim* where it is alike but
+an operation on examples reads only a part's rows of it. Rows of what is cheap to make (a broadcast mask) are made for
+the part, rows of all else are taken from the whole.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshwright import jax_compat
+from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body
+from meshwright.runtime.microbatches.cut_operations import CannotCut, Form, form_to, is_half, shrunk, widened
+from meshwright.runtime.microbatches.units import Unit
+
+Key = tuple[int, int | None]  # a value as it is for a part; or one that is alike, cut along a dim
+Env = dict[Key, Any]
+Instruction = Callable[[Env, Any], None]
+
+
+class Draws:
+    """How random bits are drawn: for each part, or for the whole batch at once.
+
+    Bits that are drawn again, as in a checkpoint, must be the same again: so all of one shape are drawn in one way.
+
+    Attributes:
+        at_once: Shapes that must be drawn for the whole batch.
+        whole: Shapes that are drawn for the whole batch, somewhere.
+        parts: Along which dims shapes are drawn for parts.
+    """
+
+    def __init__(self, at_once: Collection[tuple[int, ...]] = ()):
+        self.at_once = frozenset(at_once)
+        self.whole: set[tuple[int, ...]] = set()
+        self.parts: dict[tuple[int, ...], set[int]] = defaultdict(set)
+
+    def note_whole(self, eqn: Any) -> None:
+        """Notes the bits that an equation draws as it stands."""
+        if eqn.primitive.name == "random_bits":
+            self.whole.add(eqn.outvars[0].aval.shape)
+        for inner in jax_compat.inner_jaxprs(eqn):
+            for each in inner.eqns:
+                self.note_whole(each)
+
+    def conflicts(self) -> frozenset[tuple[int, ...]]:
+        """Shapes that are drawn in more than one way."""
+        return frozenset(s for s, dims in self.parts.items() if len(dims) > 1 or s in self.whole)
+
+
+class PartProgram:
+    """The instructions for one part.
+
+    Attributes:
+        entering: What must be given to `run`, by value: as it is (None), or cut along dims. Constants are known.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        wanted: Iterable[Key],
+        draws: Draws,
+        *,
+        outside: Collection[int] = (),
+        cut_outside: Collection[int] = (),
+    ):
+        """Works the instructions out.
+
+        Args:
+            analysis: What becomes of the batch.
+            wanted: What `run` is to make.
+            draws: Notes how random bits are drawn.
+            outside: Values that are had from outside, whole and cut.
+            cut_outside: Inputs that are given cut where that is wanted.
+        """
+        self.analysis = analysis
+        self.draws = draws
+        self.outside = outside
+        self.instructions: list[Instruction] = []
+        self.entering: dict[int, set[int | None]] = defaultdict(set)
+        for key in wanted:
+            self._want(key)
+        for number in reversed(range(len(analysis.program.units))):
+            self._unit(number, analysis.program.units[number])
+        for value in sorted(self.entering.keys() - {*outside, *cut_outside}):
+            for dim in sorted(self.entering[value] - {None}, key=str):
+                self._take((value, dim))
+        self.instructions.reverse()
+
+    @property
+    def keys(self) -> list[Key]:
+        """What must be given, in order."""
+        return sorted(
+            ((v, d) for v, dims in self.entering.items() for d in dims), key=lambda key: (key[0], str(key[1]))
+        )
+
+    def run(self, given: Env, index: Any) -> Env:
+        """All values of the part of a number, those that were wanted among them."""
+        env: Env = {(v, None): x for v, x in self.analysis.program.constants.items()}
+        env.update(given)
+        for instruction in self.instructions:
+            instruction(env, index)
+        return env
+
+    def _want(self, key: Key) -> None:
+        self.entering[key[0]].add(key[1])
+
+    def _unit(self, number: int, unit: Unit) -> None:
+        body = self.analysis.bodies.get(number)
+        if body is not None:
+            self._body(unit, body)
+            return
+        for value in unit.outs:
+            for dim in sorted(d for d in self.entering[value] if d is not None):
+                if dim in self.entering[value]:  # not made along with another result's yet
+                    self._piece(unit, value, dim)
+        made = [o for o in unit.outs if o not in self.outside]
+        if any(None in self.entering[o] for o in made):
+            form = self.analysis.forms.get(number)
+            if form is None:
+                self.draws.note_whole(unit.eqn)
+            self._emit(unit, form, [(o, None) for o in made], is_draw=False)
+
+    def _piece(self, unit: Unit, value: int, dim: int) -> None:
+        """Makes a part's rows of what is alike, or takes them from the whole."""
+        form = None
+        if self.analysis.early.isdisjoint(unit.outs):
+            form = form_to(unit, unit.outs.index(value), dim, self.analysis.cut)
+        is_draw = unit.name == "random_bits" and form is not None and form.operands[0] is None
+        shape = unit.eqn.outvars[0].aval.shape if is_draw else ()
+        if form is None or (is_draw and shape in self.draws.at_once):
+            self._take((value, dim))
+            return
+        if is_draw:
+            self.draws.parts[shape].add(dim)
+        keys = [(o, d) for o, d in zip(unit.outs, form.results, strict=True) if isinstance(d, int)]
+        self._emit(unit, form, keys, is_draw=is_draw)
+
+    def _take(self, key: Key) -> None:
+        """Takes rows from the whole value; from outside, where it is had there."""
+        value, dim = key
+        if value in self.outside:
+            return
+        assert dim is not None
+        self.entering[value].discard(dim)
+        self._want((value, None))
+        cut = self.analysis.cut
+
+        def take(env: Env, index: Any) -> None:
+            env[key] = lax.dynamic_index_in_dim(cut.parts(jnp.asarray(env[value, None]), dim), index, keepdims=False)
+
+        self.instructions.append(take)
+
+    def _emit(self, unit: Unit, form: Form | None, outs: Sequence[Key], *, is_draw: bool) -> None:
+        """An operation whose results are `outs`; of its operands, those that are alike are cut as its form says."""
+        dims = form.operands if form is not None else (None,) * len(unit.ins)
+        pairs = zip(unit.ins, dims, strict=True)
+        ins: list[Key] = [(v, d if self.analysis.status[v] == ALIKE else None) for v, d in pairs]
+        self.instructions.append(_Operation(unit, form, ins, outs, self.analysis, is_draw))
+        for value, dim in outs:
+            self.entering[value].discard(dim)
+        for key in ins:
+            self._want(key)
+
+    def _body(self, unit: Unit, body: Body) -> None:
+        """A checkpoint or loop; what is alike among its results may be wanted cut."""
+        results: dict[Key, Key] = {}
+        for place, (value, made) in enumerate(zip(unit.outs, body.analysis.program.outputs, strict=True)):
+            is_carry, early = place < body.num_carry, value in self.analysis.early
+            for dim in sorted(d for d in self.entering[value] if d is not None):
+                if early or (body.is_loop and (is_carry or dim == 0)):
+                    self._take((value, dim))
+                else:
+                    results[value, dim] = (made, dim - 1 if body.is_loop else dim)
+            if None in self.entering[value] and value not in self.outside:
+                results[value, None] = body.carry_key(place) if is_carry else (made, None)
+        if not results:
+            return
+        emit = _Loop if body.is_loop else _Checkpoint
+        instruction = emit(unit, body, results, self)
+        self.instructions.append(instruction)
+        for key in results:
+            self.entering[key[0]].discard(key[1])
+        for key in instruction.ins:
+            self._want(key)
+
+
+class _Operation:
+    """Runs one equation on a part."""
+
+    def __init__(
+        self, unit: Unit, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis, is_draw: bool
+    ):
+        self.unit, self.ins, self.outs, self.is_draw = unit, ins, outs, is_draw
+        self.params, self.shapes, self.widens = dict(unit.eqn.params), None, False
+        if form is not None:
+            cut = analysis.cut
+            self.params = shrunk(unit, form, cut)
+            pairs = zip(unit.eqn.outvars, form.results, strict=True)
+            self.shapes = [cut.shape(v.aval.shape, s if isinstance(s, int) else None) for v, s in pairs]
+            self.widens = analysis.top and form.results == ("sum",) and is_half(unit.eqn.outvars[0].aval.dtype)
+
+    def __call__(self, env: Env, index: Any) -> None:
+        operands = [env[key] for key in self.ins]
+        if self.is_draw:
+            operands[0] = _fold_in(operands[0], index)
+        params = self.params
+        if self.widens:
+            params, operands = widened(params, operands)
+        try:
+            made = jax_compat.bind(self.unit.eqn.replace(params=params), operands, self.unit.stack)
+        except (TypeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CannotCut(f"{self.unit} does not run on a part of the batch: {reason}") from error
+        if self.shapes is not None and self.shapes != [x.shape for x in made]:
+            raise CannotCut(f"{self.unit} gives {[x.shape for x in made]} for a part of the batch, not {self.shapes}")
+        values = dict(zip(self.unit.outs, made, strict=True))
+        env.update((key, values[key[0]]) for key in self.outs)
+
+
+class _Loop:
+    """Runs a scan on a part."""
+
+    def __init__(self, unit: Unit, body: Body, results: dict[Key, Key], around: PartProgram):
+        self.unit, self.results = unit, results
+        first, inner = body.num_consts + body.num_carry, body.analysis
+        self.carried = range(body.num_consts, first)
+        self.left = [body.carry_key(i) for i in range(body.num_carry)]
+        self.stacked = [key for key in results if unit.outs.index(key[0]) >= body.num_carry]
+        wanted = [*self.left, *(results[key] for key in self.stacked)]
+        fixed = {*inner.program.inputs} - {*self.carried}
+        self.program = PartProgram(inner, wanted, around.draws, cut_outside=fixed)
+        keys = [key for key in self.program.keys if key[0] in inner.program.inputs]
+        self.consts = [key for key in keys if key[0] < body.num_consts]
+        self.xs = [key for key in keys if key[0] >= first]
+        status = around.analysis.status
+        self.starts: list[Key] = []
+        for i in self.carried:
+            dim = inner.status[i]
+            alike = status[unit.ins[i]] == ALIKE
+            self.starts.append((unit.ins[i], dim if alike and isinstance(dim, int) else None))
+        self.of_consts: list[Key] = [(unit.ins[v], d) for v, d in self.consts]
+        self.of_xs: list[Key] = [(unit.ins[v], None if d is None else d + 1) for v, d in self.xs]
+
+    @property
+    def ins(self) -> list[Key]:
+        return [*self.of_consts, *self.starts, *self.of_xs]
+
+    def __call__(self, env: Env, index: Any) -> None:
+        params = self.unit.eqn.params
+        fixed = dict(zip(self.consts, [env[key] for key in self.of_consts], strict=True))
+
+        def trip(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+            here = fixed | dict(zip([(i, None) for i in self.carried], carry, strict=True))
+            here = self.program.run(here | dict(zip(self.xs, xs, strict=True)), index)
+            return [here[key] for key in self.left], [here[self.results[key]] for key in self.stacked]
+
+        with jax_compat.in_place_of(self.unit.eqn, self.unit.stack):
+            options = {name: params[name] for name in ("length", "reverse", "unroll")}
+            starts, xs = ([env[key] for key in keys] for keys in (self.starts, self.of_xs))
+            carry, stacked = lax.scan(trip, starts, xs, **options)
+        env.update(zip(self.stacked, stacked, strict=True))
+        env.update((key, carry[self.unit.outs.index(key[0])]) for key in self.results if key not in self.stacked)
+
+
+class _Checkpoint:
+    """Runs a checkpoint on a part."""
+
+    def __init__(self, unit: Unit, body: Body, results: dict[Key, Key], around: PartProgram):
+        self.unit, self.results = unit, results
+        inner = body.analysis.program
+        self.program = PartProgram(body.analysis, results.values(), around.draws, cut_outside=inner.inputs)
+        keys = self.program.keys
+        self.given = [key for key in keys if key[0] in inner.inputs]
+        self.ins: list[Key] = [(unit.ins[v], d) for v, d in self.given]
+        self.arrays = [(v, d) for v, d in keys if v in inner.constants and jnp.ndim(inner.constants[v])]
+
+    def __call__(self, env: Env, index: Any) -> None:
+        keys = [*self.given, *self.arrays]  # a checkpoint has no constants of its own
+
+        def function(index: Any, *values: Any) -> list[Any]:
+            here = self.program.run(dict(zip(keys, values, strict=True)), index)
+            return [here[key] for key in self.results.values()]
+
+        constants = self.program.analysis.program.constants
+        operands = [index, *(env[key] for key in self.ins), *(jnp.asarray(constants[v]) for v, _ in self.arrays)]
+        made = jax_compat.bind_checkpoint(self.unit.eqn, function, operands, self.unit.stack)
+        env.update(zip(self.results, made, strict=True))
+
+
+def _fold_in(keys: Any, index: Any) -> Any:
+    """Keys of one part of the batch."""
+    flat = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys.reshape(-1))
+    return flat.reshape(keys.shape)

@@ -1,0 +1,1 @@
+"""Several processes: how they meet, agree, share plans and hear of failures."""

@@ -1,0 +1,81 @@
+"""`mw.initialize`: starts JAX in one of several processes that end together."""
+
+import os
+from collections.abc import Sequence
+
+import jax
+
+from meshwright import jax_compat
+from meshwright.errors import ProcessError
+from meshwright.runtime.processes import peers
+from meshwright.runtime.processes.rendezvous import meet
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
+    *,
+    timeout: float = 300.0,
+    heartbeat: float = 10.0,
+    cluster_detection_method: str | None = None,
+    coordinator_bind_address: str | None = None,
+) -> None:
+    """Starts JAX as one of several processes: `jax.distributed.initialize`, and no waiting for those who will not come.
+
+    Call it in each process before anything else is done with JAX. From then on:
+
+    - A process that did not come in time is named, in all that did.
+    - A process that ends by an error, is killed, or loses its host ends all others, which name it and the cause.
+    - Processes that call different functions, or the same with different types, or a different number of times, are
+      ended as well, instead of waiting for each other for ever.
+
+    The others meet a `mw.ProcessError` at their next step. One that is in a step, waiting for data that will not come,
+    prints the sentence and ends with exit code 1.
+
+    Args:
+        coordinator_address: Host and port of the first process, such as ``"10.0.0.1:1234"``; the port must be free.
+        num_processes: How many processes there are.
+        process_id: Which one this is, from 0.
+        local_device_ids: The devices that this process uses; all of its host by default.
+        timeout: Seconds to wait for the other processes.
+        heartbeat: Seconds after which a host that does not answer counts as lost. A process that dies on a host that
+            lives is noticed at once.
+        cluster_detection_method: As for JAX: who is asked for what is left out above, such as Slurm.
+        coordinator_bind_address: Where the first process listens; at this port of all its addresses by default.
+
+    Raises:
+        ProcessError: Some process did not come, or the processes do not fit together.
+
+    Example:
+        >>> import meshwright as mw
+        >>> mw.initialize("10.0.0.1:1234", 2, 0, timeout=60)  # doctest: +SKIP
+    """
+    if not timeout > 0 or not heartbeat >= 1:
+        raise ProcessError(
+            f"timeout is {timeout!r} and heartbeat {heartbeat!r}; give seconds, more than 0 and at least 1"
+        )
+    address, count, process = jax_compat.detect_processes(
+        coordinator_address, num_processes, process_id, cluster_detection_method, timeout
+    )
+    if None in (address, count, process) or not 0 <= process < count:
+        raise ProcessError(
+            f"coordinator_address is {address!r}, num_processes {count!r} and process_id {process!r}; give the host "
+            "and port of process 0, the number of processes, and this one's number, from 0"
+        )
+    if count > 1:
+        bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+        found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind)
+        peers.current = peers.Peers(process, found, heartbeat)
+        peers.current.start()
+    jax.distributed.initialize(
+        address,
+        count,
+        process,
+        local_device_ids,
+        cluster_detection_method=cluster_detection_method,
+        initialization_timeout=max(1, round(timeout)),
+        heartbeat_timeout_seconds=round(heartbeat),
+        coordinator_bind_address=coordinator_bind_address,
+    )

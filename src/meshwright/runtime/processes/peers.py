@@ -1,0 +1,194 @@
+"""The other processes of this program, as long as it runs: an end of one is heard by all, with its cause.
+
+The connections of `rendezvous.py` stay open: those of the first process to all others. A thread in each process
+listens. It hears the last words of a process that ends by an error, sees a connection close without any (the process
+was killed), and compares what the processes call (`calls.py`). Whatever goes wrong is passed on through the first
+process. The thread that trains then meets an error at its next step. Where it is stuck in a step, because C++ waits for
+processes that will not come, only ending the process is left.
+"""
+
+import atexit
+import json
+import logging
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from threading import Event, Lock, Thread
+from typing import Any
+
+from meshwright.errors import ProcessError
+from meshwright.runtime.processes.calls import Turns
+from meshwright.runtime.processes.rendezvous import send
+
+_TICK_S = 0.5  # between looks at what the processes call
+
+
+class Peers:
+    """The processes that this one runs with.
+
+    Attributes:
+        process: Which one this is.
+        runs: The program that was called last; another one has to be announced.
+        failure: Why the run is over; None as long as it is not.
+    """
+
+    def __init__(self, process: int, connections: Mapping[int, socket.socket], heartbeat_s: float):
+        self.process = process
+        self.runs: Any = None
+        self.failure: str | None = None
+        self._connections = dict(connections)
+        self._patience_s = heartbeat_s / 2  # to leave by itself, and to be found stuck: before JAX ends the process
+        self._turns = Turns(process, list(connections))
+        self._ended: set[int] = set()
+        self._failed = Event()
+        self._leave_at = float("inf")
+        self._lock = Lock()
+        self._is_speaking = False  # of the error that ends this process: its words are not cut off
+        self._pid = os.getpid()
+        self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
+
+    def start(self) -> None:
+        """Begins to listen, and to speak where this process ends."""
+        Thread(target=self._listen, name="meshwright-peers", daemon=True).start()
+        os.register_at_fork(after_in_child=self._close)  # a child would keep the connections open for its parent
+        atexit.register(self._at_exit)
+        before = sys.excepthook
+
+        def last_words(kind: Any, error: BaseException, trace: Any) -> None:
+            self._is_speaking = True
+            before(kind, error, trace)
+            said = self._say_last(error)
+            if self.failure != said and describe_error(error) not in (self.failure or ""):
+                print(self._farewell(), file=sys.stderr)  # the cause: this error is a consequence
+
+        sys.excepthook = last_words
+
+    def enter(self) -> None:
+        """Begins a call of a parallelised function.
+
+        Raises:
+            ProcessError: Another process ended, or does something else.
+        """
+        if self.failure is not None:
+            raise ProcessError(self.failure)
+        self._turns.num_calls += 1
+
+    def announce(self, name: str, types: Mapping[str, str], *, is_next: bool = False) -> None:
+        """Says what the current call is, or what is done before the next one."""
+        message = self._turns.take(name, types, is_next=is_next)
+        if message is not None:
+            self._tell({"turn": message})
+
+    def fail(self, sentence: str, *, at_once: bool = False) -> None:
+        """Ends the run in all processes; this one leaves by an error of its own, or is ended."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = sentence
+            self._leave_at = time.monotonic() + (0 if at_once else self._patience_s)
+        self._tell({"failed": [sentence, at_once]})
+        self._failed.set()
+
+    def _tell(self, message: Any) -> None:
+        with self._lock:
+            for connection in self._connections.values():
+                send(connection, message)
+
+    def _listen(self) -> None:
+        texts = dict.fromkeys(self._connections, b"")
+        with selectors.DefaultSelector() as selector:
+            for peer, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ, peer)
+            while True:
+                for key, _ in selector.select(_TICK_S):
+                    peer = key.data
+                    received = _receive(self._connections[peer])
+                    *lines, texts[peer] = (texts[peer] + received).split(b"\n")
+                    for line in lines:
+                        self._hear(peer, json.loads(line))
+                    if not received:
+                        selector.unregister(self._connections[peer])
+                        self._lose(peer)
+                self._compare()
+                if time.monotonic() >= self._leave_at + (self._patience_s if self._is_speaking else 0):
+                    self._leave()
+
+    def _hear(self, peer: int, message: Mapping[str, Any]) -> None:
+        if "turn" in message:
+            self._turns.hear(peer, message["turn"])
+        elif "end" in message:
+            self._ended.add(peer)
+            self._turns.end(peer, message["end"])
+        elif "failed" in message:
+            sentence, at_once = message["failed"]
+            self._ended.add(peer)
+            self.fail(sentence, at_once=at_once)
+
+    def _lose(self, peer: int) -> None:
+        if peer not in self._ended:
+            self.fail(
+                f"process {peer} was killed or crashed, or its host was lost; its own output may say why", at_once=True
+            )
+
+    def _compare(self) -> None:
+        now, call = time.monotonic(), self._turns.num_calls
+        if call != self._entered[0]:
+            self._entered = call, now
+        is_stuck = now - self._entered[1] > self._patience_s
+        difference = self._turns.differ(stuck_at=call if is_stuck else 0)
+        if difference is not None:
+            self.fail(f"{difference}; all processes must call the same functions with the same types", at_once=is_stuck)
+
+    def _say_last(self, error: BaseException) -> str:
+        """Tells the others of an error that ends this process, unless it is their end that caused it."""
+        if not isinstance(error, KeyboardInterrupt):
+            self._failed.wait(self._patience_s / 2)  # it may come from a collective whose other end will be missed soon
+        how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"ended with {describe_error(error)}"
+        self.fail(f"process {self.process} {how}")
+        return f"process {self.process} {how}"
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self.failure is not None:  # JAX would wait for the others, who have gone
+            _end()
+        self._tell({"end": self._turns.num_calls})
+
+    def _leave(self) -> None:
+        print(self._farewell(), file=sys.stderr, flush=True)
+        _end()
+
+    def _farewell(self) -> str:
+        return f"meshwright: {self.failure}. So process {self.process} ends, too."
+
+    def _close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+
+def describe_error(error: BaseException) -> str:
+    """An error's type and the first line of its message."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {said:.300}" if said else type(error).__name__
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(2**16)
+    except OSError:  # reset, or no answer from the host
+        return b""
+
+
+def _end() -> None:
+    """Ends the process at once: nothing else does while C++ waits."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+current: Peers | None = None
+"""The peers of this process, where `mw.initialize` found some."""

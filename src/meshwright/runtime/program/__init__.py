@@ -1,0 +1,1 @@
+"""The planned program, built operation by operation."""

@@ -1,0 +1,179 @@
+"""Sums over devices that wait: each device's own contribution to them, and how contributions are added up in the end.
+
+Left to itself, XLA settles a sum where it is made, over one axis after the other. Here contributions are told apart by
+leading dims, one for each axis, so that work goes on with them and they are added up once, as was priced.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
+
+from meshwright import jax_compat
+from meshwright.graph.accumulation import contributes
+from meshwright.graph.tracing.flatten import signature_of
+from meshwright.plans.plan import OpPlan, partition_spec
+from meshwright.plans.tensor import Spec
+from meshwright.rules import loop_nest
+from meshwright.runtime.program.per_device import CONVOLUTION, in_groups, own_part
+
+
+class Waiting(NamedTuple):
+    """The sharding of a value that is yet to be added up over some axes: its contributions lie apart, in leading dims.
+
+    Attributes:
+        axes: The axes, one leading dim each.
+        partial: Sharding of the other dims.
+        settled: Sharding of the sum.
+        plus: What is added to it afterwards, in that sharding; None for nothing.
+    """
+
+    axes: tuple[str, ...]
+    partial: Spec
+    settled: Spec
+    plus: Any = None
+
+
+def can_contribute(eqn: Any, op: OpPlan) -> bool:
+    """Whether each device's part of an operation's sums can be had from its own operands."""
+    if sums_over_pixels(eqn, op):
+        nest = loop_nest(signature_of(eqn))
+        pairs = zip(nest.operands[0], op.operands[0] or (), strict=True)
+        if any(held and any(nest.loops[loop].halo for loop in dim) for dim, held in pairs):
+            return False  # windows reach into neighbours' parts
+    return contributes(eqn.primitive.name)
+
+
+def sums_over_pixels(eqn: Any, op: OpPlan) -> bool:
+    """Whether an operation is a convolution whose image is split by rows or columns: a gradient of weights may be."""
+    if eqn.primitive.name != CONVOLUTION or not op.sums:
+        return False
+    image = op.operands[0] or ()
+    return any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:])
+
+
+def sums_by_hand(eqn: Any, op: OpPlan) -> bool:
+    """Whether XLA would not add up as was priced.
+
+    It adds up over one axis after the other, or over all before it scatters over one; and it gathers pixels that are
+    only summed over, and what convolutions of several groups read.
+    """
+    return len(op.sums) > 1 or sums_over_pixels(eqn, op) or (bool(op.sums) and in_groups(eqn))
+
+
+def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:
+    """A value laid down on devices as a sharding says."""
+    return lax.with_sharding_constraint(value, NamedSharding(mesh, partition_spec(spec)))
+
+
+class Contributions:
+    """Makes contributions on some devices, and adds them up."""
+
+    def __init__(self, mesh: DeviceMesh):
+        self.mesh = mesh
+
+    def make(
+        self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any], waits: Sequence[bool]
+    ) -> tuple[Any, Waiting]:
+        """Each device's own part of a sum, or what becomes of it on the way to where it is added up.
+
+        Args:
+            eqn: The operation.
+            op: What the plan says of it.
+            axes: The axes that the sum is over.
+            operands: As the plan wants them, or contributions themselves.
+            waits: Which of them are contributions.
+        """
+        if eqn.primitive.name == CONVOLUTION:
+            return self._apart(eqn, op, axes, operands)
+        ready, exposed = [], []
+        for i, (value, spec) in enumerate(zip(operands, op.operands, strict=True)):
+            held = [axis for axis in axes if spec is not None and any(axis in dim for dim in spec)]
+            if waits[i]:
+                held = list(axes)
+            elif held:
+                value = self._expose(value, spec or (), held)
+            elif eqn.primitive.name == "scatter-add" and i == 0:
+                value, held = self.counted_once(value, axes), list(axes)
+            ready.append(value)
+            exposed.append(held)
+
+        def function(*xs: Any) -> Any:
+            return jax_compat.bind(eqn, xs)[0]
+
+        for axis in reversed(axes):
+            function = jax.vmap(function, in_axes=tuple(0 if axis in held else None for held in exposed))
+        return self.waiting(function(*ready), op, axes)
+
+    def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> tuple[Any, Waiting]:
+        """The same by hand: XLA would gather a convolution's operands if their parts were exposed as dims."""
+
+        own = own_part(eqn, op, self.mesh)
+
+        def contribution(*xs: Any) -> Any:
+            return jnp.expand_dims(jax_compat.bind(own, xs)[0], range(len(axes)))
+
+        function = jax.shard_map(
+            contribution,
+            mesh=self.mesh,
+            in_specs=tuple(partition_spec(spec or ()) for spec in op.operands),
+            out_specs=partition_spec((*((axis,) for axis in axes), *(op.partial[0] or ()))),
+            check_vma=False,
+        )
+        return self.waiting(function(*operands), op, axes)
+
+    def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
+        """Splits the dims that some axes hold, and brings what falls to each device to the front."""
+        shape: list[int] = []
+        names: list[str | None] = []
+        rest: list[tuple[str, ...]] = []
+        for size, dim in zip(value.shape, spec, strict=True):
+            own = [axis for axis in dim if axis in axes]
+            for axis in own:
+                shape.append(self.mesh.shape[axis])
+                names.append(axis)
+                size //= self.mesh.shape[axis]
+            shape.append(size)
+            names.append(None)
+            rest.append(tuple(axis for axis in dim if axis not in axes))
+        order = [names.index(axis) for axis in axes] + [i for i, name in enumerate(names) if name is None]
+        exposed = jnp.transpose(value.reshape(shape), order)
+        return self._constrain(exposed, (*((axis,) for axis in axes), *rest))
+
+    def counted_once(self, value: Any, axes: Sequence[str]) -> Any:
+        """A value as the contribution of the first device, with nothing from the others."""
+        sizes = [self.mesh.shape[axis] for axis in axes]
+        first = jnp.zeros(sizes, bool).at[(0,) * len(sizes)].set(True).reshape(*sizes, *(1,) * value.ndim)
+        return jnp.where(first, value, jnp.zeros((), value.dtype))
+
+    def waiting(self, value: Any, op: OpPlan, axes: tuple[str, ...]) -> tuple[Any, Waiting]:
+        """Contributions laid down where they are made."""
+        partial, settled = op.partial[0] or (), op.results[0] or ()
+        return self._constrain(value, (*((axis,) for axis in axes), *partial)), Waiting(axes, partial, settled)
+
+    def add_up(self, value: Any, spec: Waiting) -> Any:
+        """Adds contributions up as was priced: axis by axis where the sum is left scattered, then over all others."""
+        axes, partial = list(spec.axes), [list(dim) for dim in spec.partial]
+        for axis in spec.axes:
+            dim = next((d for d, held in enumerate(spec.settled) if axis in held), None)
+            if dim is None:
+                continue
+            value = value.sum(axis=axes.index(axis), dtype=value.dtype)
+            axes.remove(axis)
+            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
+            partial[dim].append(axis)
+            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
+        if axes:
+            count = prod(value.shape[: len(axes)])
+            merged = value.reshape(count, *value.shape[len(axes) :])
+            value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
+        value = self._constrain(value, spec.settled)
+        return value if spec.plus is None else value + spec.plus
+
+    def _constrain(self, value: Any, spec: Spec) -> Any:
+        return constrain(value, self.mesh, spec)

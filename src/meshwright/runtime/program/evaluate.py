@@ -1,0 +1,384 @@
+"""Evaluates a jaxpr as a plan says: operands are brought to where operations need them, results laid down in place.
+
+Operations are counted as the tracer counts them, so that each finds its own part of the plan.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+
+from meshwright import jax_compat
+from meshwright.graph.accumulation import ADDING
+from meshwright.graph.dtypes import widens
+from meshwright.graph.graph import cpu_itemsize
+from meshwright.graph.tracing.flatten import signature_of
+from meshwright.plans.plan import OpPlan, Plan
+from meshwright.plans.tensor import Spec
+from meshwright.runtime.program import corrected
+from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
+from meshwright.runtime.program.matching import check_program, is_even, other_function
+from meshwright.runtime.program.serials import count, count_ops, is_operation
+from meshwright.runtime.program.virtual_values import Known, Virtual
+from meshwright.strategy.reshard import Resharding
+from meshwright.strategy.sharding import Axes
+
+# A value, the sharding it is known to have, the phase that made it.
+Entry = tuple[Any, Spec | Waiting | None, str]
+
+
+class Evaluator:
+    """One evaluation of a jaxpr with the plan's shardings."""
+
+    def __init__(self, plan: Plan, mesh: DeviceMesh):
+        self.plan = plan
+        self.mesh = mesh
+        self.axes = Axes(plan.mesh.sizes)
+        self.resharding = Resharding(plan.mesh, self.axes)
+        self.contributions = Contributions(mesh)
+        self.virtual = Virtual(self.axes, mesh)
+        self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        self._outer: set[int] = set()  # values that are the same for all trips of the loop around
+        self._varying: Any = ()  # one that is not
+        self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
+        self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with what it was before
+        self._wanted: dict[Any, set[Spec | None]] = {}  # how a variable's readers want it; None where one does not say
+        self._loose: dict[int, list[Any]] = {}  # values that are not laid down, each with itself as it was later
+
+    def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
+        """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
+        check_program(self.plan, closed)
+        entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
+        outs, _ = self._jaxpr(closed, entries, 0)
+        # What has no sharding yet, such as a literal, is the caller's to place.
+        return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
+
+    def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
+        env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
+        env |= {v: (c, None, "forward") for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+
+        def read(v: Any) -> Entry:
+            return (v.val, None, "forward") if isinstance(v, jax_compat.Literal) else env[v]
+
+        self._note_readers(closed.jaxpr, serial)
+        for eqn in closed.jaxpr.eqns:
+            outs, serial = self._equation(eqn, [read(v) for v in eqn.invars], serial)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in closed.jaxpr.outvars], serial
+
+    def _note_readers(self, jaxpr: Any, serial: int) -> None:
+        """Notes how a jaxpr's operations want each variable; loops, calls and whoever takes the results do not say."""
+        results = [v for v in jaxpr.outvars if not isinstance(v, jax_compat.Literal)]
+        wanted: dict[Any, set[Spec | None]] = {v: {None} for v in results}
+        for eqn in jaxpr.eqns:
+            op = self.ops.get(serial) if is_operation(eqn) else None
+            for i, v in enumerate(eqn.invars):
+                if not isinstance(v, jax_compat.Literal):
+                    wanted.setdefault(v, set()).add(None if op is None else op.operands[i])
+            serial += count(eqn)
+        self._wanted.update(wanted)
+
+    def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        name = eqn.primitive.name
+        inner = jax_compat.called_jaxpr(eqn)
+        if inner is not None:
+            if name in jax_compat.CHECKPOINTS and eqn.params.get("prevent_cse", True):
+                # Without a barrier the compiler would merge the recomputation with the first computation.
+                values = lax.optimization_barrier([x for x, _, _ in ins])
+                ins = [(x, spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
+            return self._jaxpr(inner, jax_compat.call_operands(eqn, ins), serial)
+        if name == "scan":
+            return self._scan(eqn, ins, serial)
+        if name == "while":
+            return self._while(eqn, ins, serial)
+        if name == "cond":
+            return self._cond(eqn, ins, serial)
+        op = self.ops.get(serial)
+        with jax_compat.at_source(eqn):  # so that what is sent for it can be traced back to the user's line
+            return self._operation(eqn, op, ins), serial + 1
+
+    def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+        even = op is not None and is_even(eqn, op)
+        if not even:
+            ins = [self._firm(entry) for entry in ins]
+        if op is not None and op.waits:
+            return [self._contribution(eqn, op, op.waits, ins)]
+        if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
+            return [self._settled(self._contribution(eqn, op, op.sums, ins))]
+        operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
+        made = corrected.run(eqn, op, self.contributions, operands)
+        widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
+        if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
+            self._loose[id(made[0])] = [made[0], None]
+            return [(made[0], op.results[0], op.phase)]
+        given = self._give(made, op)
+        if op is None:
+            self.virtual.add(eqn, [self._settled(entry) for entry in ins], made)
+        if widened:
+            self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
+        return given
+
+    def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        params = eqn.params
+        body = jax_compat.close(params["jaxpr"])
+        num_consts, num_carry = jax_compat.scan_counts(eqn)
+        ins = [self._settled(entry) for entry in ins]
+        consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
+        init, serial = self._pseudo(init, serial)
+        first_slice, inside = serial, serial + len(xs)
+        after = inside + count_ops(body)
+        xs = [(self._bring(x, self.ops.get(first_slice + i), 0), None, x[2]) for i, x in enumerate(xs)]
+        carry_ops = [self.ops.get(serial - num_carry + i) for i in range(num_carry)]
+
+        @self._inside()
+        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            shared = self._lay_down(consts)
+            self._outer = {id(value) for value, _, _ in shared}
+            self._varying = min((*carry, *x), key=lambda v: v.size, default=())
+            carried = self._give_each(carry, carry_ops, [e[2] for e in init])
+            slices = [self.ops.get(first_slice + i) for i in range(len(x))]
+            entries = [*shared, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
+            outs, _ = self._jaxpr(body, entries, inside)
+            made = [self._carried(out, op) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
+            stacked = [self._stacked(out, self.ops.get(after + i)) for i, out in enumerate(outs[num_carry:])]
+            return made, stacked
+
+        options = {k: params[k] for k in ("length", "reverse", "unroll") if k in params}
+        last, ys = lax.scan(step, [x for x, _, _ in init], [x for x, _, _ in xs], **options)
+        outs = self._give_each(last, carry_ops, [e[2] for e in init])
+        stack_ops = [self.ops.get(after + i) for i in range(len(ys))]
+        # Contributions that were stacked up have the stack's dim before theirs.
+        ys = [jnp.moveaxis(y, 0, len(op.waits)) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
+        return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])], after + len(ys)
+
+    def _while(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        params = eqn.params
+        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+        condition, body = jax_compat.close(params["cond_jaxpr"]), jax_compat.close(params["body_jaxpr"])
+        ins = [self._settled(entry) for entry in ins]
+        init, start = self._pseudo(ins[num_cond + num_body :], serial)
+        carry_ops = [self.ops.get(serial + i) for i in range(len(init))]
+        inside = start + count_ops(condition)
+
+        @self._inside()
+        def go_on(carry: list[Any]) -> Any:
+            carried = self._give_each(carry, carry_ops, [e[2] for e in init])
+            outs, _ = self._jaxpr(condition, [*self._lay_down(ins[:num_cond]), *carried], start)
+            return outs[0][0]
+
+        @self._inside()
+        def step(carry: list[Any]) -> list[Any]:
+            carried = self._give_each(carry, carry_ops, [e[2] for e in init])
+            shared = self._lay_down(ins[num_cond : num_cond + num_body])
+            outs, _ = self._jaxpr(body, [*shared, *carried], inside)
+            return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
+
+        last = lax.while_loop(go_on, step, [x for x, _, _ in init])
+        return self._give_each(last, carry_ops, [e[2] for e in init]), inside + count_ops(body)
+
+    def _cond(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        branches = [jax_compat.close(b) for b in eqn.params["branches"]]
+        starts = [serial + sum(count_ops(b) for b in branches[:i]) for i in range(len(branches))]
+        merge = serial + sum(count_ops(b) for b in branches)
+        merge_ops = [self.ops.get(merge + i) for i in range(len(eqn.outvars))]
+        ins = [self._settled(entry) for entry in ins]
+        known = [(spec, phase) for _, spec, phase in ins[1:]]
+
+        def branch(index: int) -> Callable[..., list[Any]]:
+            @self._inside()
+            def call(*values: Any) -> list[Any]:
+                entries = self._lay_down([(x, *k) for x, k in zip(values, known, strict=True)])
+                outs, _ = self._jaxpr(branches[index], entries, starts[index])
+                return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
+
+            return call
+
+        made = lax.switch(ins[0][0], [branch(i) for i in range(len(branches))], *[x for x, _, _ in ins[1:]])
+        return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops]), merge + len(merge_ops)
+
+    def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
+        """Loop carries: each is an operation of the plan's with one operand and one result."""
+        given: list[Entry] = []
+        for i, entry in enumerate(entries):
+            op = self.ops.get(serial + i)
+            if op is not None and op.waits:
+                value = self.contributions.counted_once(self._bring(entry, op, 0), op.waits)
+                given.append((*self.contributions.waiting(value, op, op.waits), op.phase))
+            else:
+                given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
+        return given, serial + len(entries)
+
+    def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
+        hands_on = not op.sums  # what sums by itself reads what is settled
+        waits = [isinstance(spec, Waiting) and hands_on for _, spec, _ in ins]
+        if hands_on and not any(waits):
+            raise other_function(op, "one that reads no sum of those that wait")
+        operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
+        if eqn.primitive.name in ADDING and not all(waits):
+            return self._add_later(op, ins[waits.index(True)], operands[waits.index(False)])
+        made, waiting = self.contributions.make(eqn, op, axes, operands, waits)
+        beside = self._beside(eqn, op, ins) if hands_on else None
+        return made, waiting._replace(plus=beside), op.phase
+
+    def _add_later(self, op: OpPlan, sum_: Entry, other: Any) -> Entry:
+        """A sum that waits, and what is to be added to it when it is settled."""
+        value, spec, _ = sum_
+        assert isinstance(spec, Waiting)
+        return value, spec._replace(plus=other if spec.plus is None else spec.plus + other), op.phase
+
+    def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Any:
+        """What becomes of that on the way."""
+        beside = [spec.plus for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None]
+        if not beside:
+            return None
+        made = sum(beside[1:], beside[0]) if eqn.primitive.name in ADDING else jax_compat.bind(eqn, beside)[0]
+        return self._constrain(made, op.results[0])
+
+    def _settled(self, entry: Entry) -> Known:
+        """A value with its contributions added up, if they were not; once for all its readers."""
+        value, spec, phase = entry
+        if not isinstance(spec, Waiting):
+            return value, spec, phase
+        _, copies = self._copies.setdefault((id(value), f"settled, {id(spec.plus)}"), (value, {}))
+        if not copies:
+            copies[spec.settled] = self.contributions.add_up(value, spec)
+        return copies[spec.settled], spec.settled, phase
+
+    def _lay_down(self, entries: Sequence[Entry]) -> list[Known]:
+        """What a body reads from around it, as it lies there: XLA would else hand it in as one of its readers wants."""
+        known = map(self._settled, entries)
+        return [(x if spec is None else self._constrain(x, spec), spec, phase) for x, spec, phase in known]
+
+    def _carried(self, out: Entry, op: OpPlan | None) -> Any:
+        return out[0] if op is not None and op.waits else self._to(out, _result(op))
+
+    def _stacked(self, out: Entry, op: OpPlan | None) -> Any:
+        return out[0] if op is not None and op.waits else self._bring(out, op, 0)
+
+    def _firm(self, entry: Entry) -> Entry:
+        """A value laid down in its sharding, if it was not; once for all its readers."""
+        value, spec, phase = entry
+        known = self._loose.get(id(value))
+        if known is None or isinstance(spec, Waiting):
+            return entry
+        if known[1] is None:
+            known[1] = self._constrain(value, spec)
+        return known[1], spec, phase
+
+    def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
+        """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
+        value, spec, phase = self._settled(entry)
+        if op is None:
+            return value
+        target = op.operands[position]
+        if spec is None and target is not None and value in self.virtual:
+            return self._virtually(value, target, op, position)
+        if spec is None or target is None or spec == target:
+            return self._to((value, spec, phase), target)
+        return self._copied((value, spec, phase), op.phase, (op.via[position] or spec, target))
+
+    def _copied(self, known: tuple[Any, Spec, str], reading: str, way: Sequence[Spec]) -> Any:
+        """A value brought to one sharding after another, for what reads it in a phase."""
+        value, spec, phase = known
+        wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), reading), (value, {}))
+        if not copies:
+            before = self._narrow(value)
+            # Merged with another phase's, a copy would live from one phase to the other, and one that is the same for
+            # all trips of a loop from the first to the last.
+            if id(value) in self._outer:
+                before, _ = lax.optimization_barrier((before, self._varying))
+            elif phase != reading:
+                before = lax.optimization_barrier(before)
+            copies[spec] = before
+        for have, wanted in pairwise((spec, *way)):
+            if wanted not in copies:
+                copies[wanted] = self._to((copies[have], have, phase), wanted)
+        return copies[way[-1]].astype(wide) if copies[way[-1]].dtype != wide else copies[way[-1]]
+
+    def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> Any:
+        """A virtual value in a sharding: made anew for each, since XLA would make it in one and reshard it.
+
+        What it is made from is much smaller, and brought to where that takes it in each phase that reads it.
+        """
+        moves, via, phase = self.virtual.moves(value, target), op.via[position], op.phase
+        _, copies = self._copies.setdefault((id(value), f"virtual, {phase if moves else ''}"), (value, {}))
+        if target not in copies:
+            if moves or copies:
+
+                def bring(known: tuple[Any, Spec, str], need: Spec) -> Any:
+                    return self._copied(known, phase, (via or known[1], need))
+
+                value = self.virtual.made_as(value, target, bring, (phase, via) if moves else None)
+            copies[target] = self._constrain(value, target)
+        return copies[target]
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Within a loop's body or a branch: what is copied there is not known outside."""
+        before = self._copies, self._outer, self._varying
+        self._copies = {}
+        try:
+            with self.virtual.inside():
+                yield
+        finally:
+            self._copies, self._outer, self._varying = before
+
+    def _to(self, entry: Entry, target: Spec | None) -> Any:
+        value, spec, _ = self._settled(entry)
+        if target is None or spec == target:
+            return value
+        if spec is None:
+            return self._constrain(value, target)
+        source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
+        wide, value = value.dtype, self._narrow(value)
+        itemsize = jax_compat.itemsize(value.dtype)
+        if self.plan.mesh.is_cpu:
+            itemsize = cpu_itemsize(str(value.dtype), itemsize)
+        for hop in self.resharding.path(value.shape, itemsize, source, goal):
+            dims = self.axes.dims(hop.code, len(value.shape))
+            value = self._constrain(value, tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims))
+        return value.astype(wide) if value.dtype != wide else value
+
+    def _narrow(self, value: Any) -> Any:
+        """A value as it was before it was widened, if it was: so it is sent."""
+        _, dtype = self._widened.get(id(value), (None, None))
+        return value if dtype is None else value.astype(dtype)
+
+    def _give(self, values: Sequence[Any], op: OpPlan | None) -> list[Entry]:
+        """Results in the shardings that the plan gives them: first as summed, then as scattered."""
+        if op is None:
+            return [(x, None, "forward") for x in values]
+        given: list[Entry] = []
+        for value, partial, spec in zip(values, op.partial, op.results, strict=True):
+            if spec is not None:
+                value = self._constrain(value, partial if partial is not None else spec)
+                value = self._constrain(value, spec) if spec != partial else value
+            given.append((value, spec, op.phase))
+        return given
+
+    def _give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]:
+        return [
+            (*self.contributions.waiting(x, op, op.waits), op.phase)
+            if op is not None and op.waits
+            else (x if _result(op) is None else self._constrain(x, _result(op)), _result(op), phase)
+            for x, op, phase in zip(values, ops, phases, strict=True)
+        ]
+
+    def _constrain(self, value: Any, spec: Spec | None) -> Any:
+        assert spec is not None
+        return constrain(value, self.mesh, spec)
+
+    def _indices(self, spec: Spec) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(self.plan.mesh.names.index(n) for n in axes) for axes in spec)
+
+
+def _result(op: OpPlan | None) -> Spec | None:
+    return None if op is None else op.results[0]
+
+
+def _phase(op: OpPlan | None) -> str:
+    return "forward" if op is None else op.phase

@@ -1,0 +1,81 @@
+"""Holds what a plan says of operations against the program: whether it is for this one, and what XLA sees to itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.errors import ShardingError
+from meshwright.graph.tracing.flatten import Names, Program
+from meshwright.plans.plan import OpPlan, Plan
+from meshwright.plans.tensor import Spec
+from meshwright.rules.base import Signature, TensorType
+from meshwright.rules.elementwise import EVEN
+
+
+def check_program(plan: Plan, closed: Any) -> None:
+    """Refuses a plan whose operations are not those of a jaxpr.
+
+    Raises:
+        ShardingError: It was made for another function, other shapes or other dtypes; the message names the first
+            operation that differs.
+    """
+    program = Program(closed, Names())
+    signatures = [program.names.signatures[number] for number in program.signature]
+    for op in plan.ops:
+        found = signatures[op.serial] if op.serial < len(signatures) else None
+        if found is None or not _fits(op, found, plan.mesh.shape):
+            raise other_function(op, "nothing" if found is None else _text(found))
+
+
+def other_function(op: OpPlan, found: str) -> ShardingError:
+    """The error for a plan that says something else than the function does."""
+    return ShardingError(
+        f"the plan has {op.label} as operation {op.serial}, where the function has {found}: it was made for another "
+        "function, other shapes or other dtypes; make the plan again with these arguments"
+    )
+
+
+def _fits(op: OpPlan, found: Signature, axes: dict[str, int]) -> bool:
+    return (
+        op.label.rpartition("/")[2] == found.primitive
+        and _lie(op.operands, found.operands, axes)
+        and _lie(op.results, found.results, axes)
+    )
+
+
+def _lie(specs: Sequence[Spec | None], kinds: Sequence[TensorType], axes: dict[str, int]) -> bool:
+    """Whether tensors of some types can be split so."""
+    if len(specs) != len(kinds):
+        return False
+    for spec, kind in zip(specs, kinds, strict=True):
+        if spec is None:
+            continue
+        if len(spec) != len(kind.shape):
+            return False
+        for size, names in zip(kind.shape, spec, strict=True):
+            for name in names:
+                if size % axes[name]:
+                    return False
+                size //= axes[name]
+    return True
+
+
+def _text(op: Signature) -> str:
+    return f"{op.primitive} of {', '.join(f'{k.dtype}{list(k.shape)}' for k in op.operands) or 'nothing'}"
+
+
+def is_even(eqn: Any, op: OpPlan) -> bool:
+    """Whether an operation has all its arrays in one sharding, element by element: XLA's propagation sees to that.
+
+    If all readers want its result like that, it needs no constraint. The first reader of another kind lays it down,
+    so that nothing but this sharding comes to it from any side. Where a reader wants it otherwise it must be laid down
+    at once: XLA would hand what it was resharded to also to its other readers.
+    """
+    shape, spec = eqn.outvars[0].aval.shape, op.results[0]
+    return (
+        eqn.primitive.name in EVEN
+        and spec is not None
+        and not op.waits
+        and op.partial[0] in (None, spec)
+        and all(v.aval.shape in ((), shape) for v in eqn.invars)
+        and all(s == spec for v, s in zip(eqn.invars, op.operands, strict=True) if v.aval.shape)
+    )

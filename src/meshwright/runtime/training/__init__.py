@@ -1,0 +1,1 @@
+"""State, batches and checkpoints of a training run."""

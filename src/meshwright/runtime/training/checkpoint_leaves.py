@@ -1,0 +1,196 @@
+"""What a checkpoint records of each leaf of a state, and how that is held against the state it is restored into."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from meshwright import jax_compat
+from meshwright.errors import CheckpointError
+from meshwright.runtime.processes.sharing import put
+from meshwright.schema import Size
+
+# What separates keys, numbers equal paths, marks what is written out, or has no place in the name of a file.
+_RESERVED = re.compile("[/#%\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_NUMBERS: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: text == "True",
+    "int": int,
+    "float": float,
+    "complex": complex,
+}
+
+
+@dataclass(frozen=True)
+class SavedLeaf:
+    """One leaf as a checkpoint records it; the numbers of arrays are stored apart, under its path.
+
+    Attributes:
+        path: Pytree keys joined by ``/``, as `named_leaves` writes them.
+        kind: ``array``; ``key``, an array of random keys; ``number``, of Python; ``kept`` for anything else.
+        dtype: An array's dtype; else the name of the leaf's class.
+        shape: Of an array.
+        weak: Whether a scalar array takes on the dtype of what it meets, as Python numbers do.
+        text: A number as Python writes it; the implementation of keys.
+        words: Numbers in one key.
+        checksum: Of what is stored; empty where nothing is, and in checkpoints of the first version.
+    """
+
+    path: str
+    kind: str
+    dtype: str
+    shape: tuple[Size, ...] = ()
+    weak: bool = False
+    text: str = ""
+    words: Size = 0
+    checksum: str = ""
+
+    def __str__(self) -> str:
+        if self.kind in ("array", "key"):
+            return f"{self.dtype}{list(self.shape)}"
+        return f"the {self.dtype} {self.text}" if self.kind == "number" else f"a {self.dtype}"
+
+    def check(self) -> None:
+        """Raises a ValueError where the record contradicts itself."""
+        known = _NUMBERS if self.kind == "number" else (self.dtype,)
+        if self.kind not in ("array", "key", "number", "kept") or self.dtype not in known:
+            raise ValueError(f"{self.path} is recorded as a {self.kind} of {self.dtype}")
+        if self.weak and self.shape:
+            raise ValueError(f"{self.path} is recorded as a scalar of shape {self.shape}")
+        if self.kind == "number":
+            self.number  # noqa: B018 - raises where the text is none
+
+    @property
+    def number(self) -> Any:
+        """The value of a Python number."""
+        return _NUMBERS[self.dtype](self.text)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the plain array that is stored: keys are stored as their words."""
+        return (*self.shape, self.words) if self.kind == "key" else self.shape
+
+    @property
+    def stored_dtype(self) -> Any:
+        return jnp.dtype("uint32" if self.kind == "key" else self.dtype)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether there are numbers to store: Orbax takes no empty arrays."""
+        return self.kind in ("array", "key") and 0 not in self.shape
+
+
+def named_leaves(tree: Any, escape: bool = True) -> list[tuple[str, Any]]:
+    """The leaves with their paths, each path once.
+
+    Args:
+        tree: The tree.
+        escape: Write out, as in web addresses, what keys must not hold: ``{"a": {"b": 1}, "a/b": 2}`` has leaves
+            ``a/b`` and ``a%2Fb``. Checkpoints of the first version did not.
+    """
+    seen: Counter[str] = Counter()
+    found = []
+    for keys, leaf in tree_flatten_with_path(tree)[0]:
+        parts = (keystr((key,), simple=True) for key in keys)
+        path = "/".join(_escaped(part) if escape else part for part in parts) or "state"
+        seen[path] += 1  # a node of the user's own may give several children one key
+        found.append((path if seen[path] == 1 else f"{path}#{seen[path]}", leaf))
+    return found
+
+
+def _escaped(key: str) -> str:
+    return _RESERVED.sub(lambda found: quote(found[0], safe="", errors="surrogatepass"), key) or "%"
+
+
+def describe(path: str, leaf: Any) -> SavedLeaf:
+    """The record of a leaf."""
+    if type(leaf) in (bool, int, float, complex):
+        return SavedLeaf(path, "number", type(leaf).__name__, text=repr(leaf))
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return SavedLeaf(path, "kept", type(leaf).__name__)
+    aval = jax_compat.abstract(leaf)
+    if not jax_compat.is_key_dtype(aval.dtype):
+        return SavedLeaf(path, "array", str(aval.dtype), tuple(aval.shape), bool(aval.weak_type))
+    name = jax.random.key_impl(leaf)
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path} holds random keys of the custom kind {name}; save jax.random.key_data of them")
+    words = jax.eval_shape(jax.random.key_data, leaf).shape[-1]
+    return SavedLeaf(path, "key", str(aval.dtype), tuple(aval.shape), text=name, words=words)
+
+
+def stored(record: SavedLeaf, leaf: Any) -> Any:
+    """The plain array that is stored for a leaf."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise CheckpointError(
+            f"{record.path} of the state is gone, since it was donated to a step; save the state that the step returned"
+        )
+    array = jax.random.key_data(leaf) if record.kind == "key" else leaf
+    # An array of one process alone is the same in all: the first one writes it.
+    if not isinstance(array, jax.Array) or (jax.process_count() > 1 and array.is_fully_addressable):
+        return np.asarray(array, record.stored_dtype)
+    return array
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One leaf of the state that is restored.
+
+    Attributes:
+        path: As of `SavedLeaf`.
+        leaf: What is there where it is no array.
+        dtype: An array's dtype; None for anything else.
+        shape: Its shape.
+        sharding: Where it is to lie.
+    """
+
+    path: str
+    leaf: Any = None
+    dtype: str | None = None
+    shape: tuple[int, ...] = ()
+    sharding: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}" if self.dtype is not None else str(describe(self.path, self.leaf))
+
+    def takes(self, saved: SavedLeaf) -> bool:
+        """Whether what was saved is of the same type."""
+        if self.dtype is None:
+            return saved.kind in ("number", "kept") and describe(self.path, self.leaf).kind == saved.kind
+        if saved.kind == "number":
+            return (self.shape, self.dtype) == ((), str(jax_compat.abstract(saved.number).dtype))
+        return (self.shape, self.dtype) == (saved.shape, saved.dtype)
+
+    def fill(self, saved: SavedLeaf, array: Any) -> Any:
+        """The restored leaf, from its record and what was stored for it."""
+        if self.dtype is None:
+            return saved.number if saved.kind == "number" else self.leaf
+        if saved.kind == "number":
+            return put([saved.number], [self.sharding])[0]
+        if not saved.is_stored:
+            empty = np.zeros(saved.stored_shape, saved.stored_dtype)
+            array = jax.make_array_from_callback(empty.shape, self.sharding, lambda index: empty[index])
+        if saved.kind == "key":
+            return put([jax.random.wrap_key_data(array, impl=saved.text)], [self.sharding])[0]
+        if saved.weak:
+            return put([np.asarray(array).item()], [self.sharding])[0]
+        return array
+
+
+def check_alike(saved: Sequence[SavedLeaf], wanted: Sequence[Wanted], where: str) -> None:
+    """Refuses a checkpoint of another state; the first path that differs is named, with both types."""
+    there, here = {leaf.path: leaf for leaf in saved}, {leaf.path: leaf for leaf in wanted}
+    advice = "restore it into a function that was planned for the state it was saved from"
+    for path, leaf in here.items():
+        if path not in there:
+            raise CheckpointError(f"{where} has no {path}, which is {leaf} here; {advice}")
+        if not leaf.takes(there[path]):
+            raise CheckpointError(f"{where} has {path} as {there[path]} and it is {leaf} here; {advice}")
+    for path, record in there.items():
+        if path not in here:
+            raise CheckpointError(f"{where} has {path} as {record} and there is no such leaf here; {advice}")

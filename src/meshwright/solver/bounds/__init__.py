@@ -1,0 +1,1 @@
+"""Lower bounds: dual ascent over costs and memory prices."""

@@ -1,0 +1,1 @@
+"""Exact search: bucket elimination and branch and bound."""

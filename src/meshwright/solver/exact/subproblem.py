@@ -1,0 +1,150 @@
+"""What is known of a model or of a part of it: a bound, a choice, and the way back from the part to the whole."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.solver.bounds.dual import Dual, carried
+from meshwright.solver.bounds.memory_prices import climb_prices
+from meshwright.solver.exact.repair import mended, relaxed
+from meshwright.solver.local_search.decimation import settled
+from meshwright.solver.model.choice import State
+from meshwright.solver.model.decision_order import decision_order, permuted
+from meshwright.solver.model.model import Model
+from meshwright.solver.reductions.reduce import WayBack, reduce_model
+from meshwright.solver.reductions.times import tighten_times
+
+REACH = 0.03  # the part of the bound that the first change of prices aims at, where no cost is known
+
+_BEAM = 30
+_REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
+_CLIMB = 12  # sweeps at changing prices, where good ones are known
+
+
+@dataclass(frozen=True, eq=False)
+class Closed:
+    """What a closing attempt found.
+
+    Attributes:
+        choice: The cheapest choice below the cutoff that was met, or None.
+        cost: Its cost; inf where there is none.
+        bound: No choice costs less than this, up to the tolerance (inf where none fits at all).
+    """
+
+    choice: np.ndarray | None
+    cost: float
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What is left of a part of a model, and the way back to the whole: whole cost = offset + cost in the part.
+
+    Attributes:
+        dual: Its dual.
+        offset: Cost of all that is settled in it.
+        steps: From the part to the whole: the order of its nodes and the way back through its reductions.
+    """
+
+    dual: Dual
+    offset: float = 0.0
+    steps: tuple[tuple[np.ndarray, WayBack], ...] = ()
+
+    def restrict(self, choice: np.ndarray) -> np.ndarray | None:
+        """The choice of the part behind one of the whole; None where a state is no longer there."""
+        for order, way_back in reversed(self.steps):
+            held = way_back.restrict(choice)
+            if held is None:
+                return None
+            choice = held[order]
+        return choice
+
+    def whole(self, found: Closed) -> Closed:
+        """What was found in the part, in terms of the whole."""
+        choice = found.choice
+        if choice is not None:
+            for order, way_back in self.steps:
+                placed = np.empty(len(order), dtype=np.int64)
+                placed[order] = choice
+                choice = way_back.expand(placed).astype(np.int64)
+        return Closed(choice, found.cost + self.offset, found.bound + self.offset)
+
+
+def reduced(
+    part: Part, alive: np.ndarray, goal: float, tolerance: float, deadline: float, model: Model | None = None
+) -> Part | Closed:
+    """What is left of a part without the states that are not alive; or its best choice, where none is to be made.
+
+    Choices that cost as much as the goal do not matter: states and pairs that only they hold may be gone as well.
+    Where a model is given, it stands for that of the part: one with the same states.
+    """
+    dual = part.dual
+    dual.restore()
+    found = reduce_model(model or settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=deadline)
+    if found.infeasible:
+        return Closed(None, np.inf, goal)
+    model = tighten_times(found.model)
+    offset, target = part.offset + found.offset, goal - part.offset - found.offset
+    if model.num_nodes == 0:
+        choice = np.zeros(0, dtype=np.int64)
+        # Without the states that are gone it is the best; with them, nothing is proven beyond the goal.
+        best = Part(dual, offset, ((choice, found.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
+        return replace(best, bound=min(best.bound, goal))
+    alike = model.num_nodes > _REORDERED * dual.model.num_nodes
+    order = np.arange(model.num_nodes) if alike else decision_order(model)
+    smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
+    smaller.converge(20, 1e-7, deadline)
+    if len(model.cap) and smaller.bound < target - tolerance:
+        reach = target - smaller.bound if target < np.inf else REACH * abs(smaller.bound)
+        climb_prices(smaller, reach, _CLIMB, target, deadline)
+    return Part(smaller, offset, ((order, found.way_back), *part.steps))
+
+
+def states_of(model: Model, choices: list[np.ndarray]) -> np.ndarray:
+    """Marks the states that some choices hold."""
+    alive = np.zeros(len(model.cost), dtype=bool)
+    for choice in choices:
+        alive[model.off[:-1] + choice] = True
+    return alive
+
+
+def better(one: Closed, other: Closed) -> Closed:
+    """The cheaper choice of two attempts at one model and the higher of their bounds."""
+    best = one if one.cost <= other.cost else other
+    return replace(best, bound=max(one.bound, other.bound))
+
+
+def decoded_found(dual: Dual, cutoff: float) -> Closed:
+    """The choice that the dual reads, where it fits and is below the cutoff."""
+    dual.restore()
+    decoded = State.of(dual.model, dual.decode())
+    if decoded.cost < cutoff and decoded.fits(dual.model):
+        return Closed(decoded.choice, decoded.cost, dual.bound)
+    return Closed(None, np.inf, dual.bound)
+
+
+def fitted(dual: Dual, found: Closed, cutoff: float) -> Closed:
+    """What was found, mended where it does not fit; without its choice where that fails or costs as much as the cutoff.
+
+    Its bound stays: what was found may leave some memory out, and is no dearer then than what is cheapest at all.
+    """
+    if found.choice is None:
+        return found
+    state = State.of(dual.model, found.choice)
+    if not state.fits(dual.model):
+        state = mended(dual.model, dual.links, found.choice)
+    if not state.fits(dual.model) or state.cost >= cutoff:
+        return Closed(None, np.inf, found.bound)
+    return Closed(state.choice, state.cost, found.bound)
+
+
+def mended_found(dual: Dual, found: Closed, cutoff: float = np.inf) -> Closed:
+    """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
+    model = dual.model
+    dual.restore()
+    for choice in (found.choice, relaxed(dual, _BEAM)):
+        if choice is not None and len(model.cap):
+            state = mended(model, dual.links, choice)
+            if state.cost < min(found.cost, cutoff) and state.fits(model):
+                found = replace(found, choice=state.choice, cost=state.cost)
+    return found

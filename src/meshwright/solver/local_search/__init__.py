@@ -1,0 +1,1 @@
+"""Anytime search for problems that are too large to close."""

@@ -1,0 +1,1 @@
+"""The problem in the form in which it is solved: compressed times, half-edges, an order of decisions."""

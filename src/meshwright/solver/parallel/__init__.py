@@ -1,0 +1,1 @@
+"""Searches in several processes that share their incumbents."""

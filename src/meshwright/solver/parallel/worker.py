@@ -1,0 +1,92 @@
+"""A further process of a search: reads the model from a folder, searches it, posts on the board."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.jit import clock
+from meshwright.solver.local_search.anytime import Search
+from meshwright.solver.model.model import Model
+from meshwright.solver.parallel.shared_board import Board
+
+
+class Crew:
+    """Worker processes on one model, and the board they share with this process (slot 0).
+
+    They are started as `python -m meshwright.solver.parallel.worker`: unlike a forked or spawned process, that neither
+    copies the threads of this one nor runs the user's script again. The model is handed over as plain arrays in a
+    folder that only this user can enter.
+    """
+
+    def __init__(self, model: Model, tolerance: float, seconds: float, seed: int, workers: int):
+        self.folder = tempfile.TemporaryDirectory(prefix="meshwright-", dir=_shared_memory())
+        path = Path(self.folder.name)
+        for name, array in model._asdict().items():
+            np.save(path / f"{name}.npy", array, allow_pickle=False)
+        task = {"tolerance": tolerance, "until": time.time() + seconds, "workers": workers}
+        (path / "task.json").write_text(json.dumps(task))
+        self.board = Board(path / "board", workers, model.num_nodes, create=True)
+        command = [sys.executable, "-m", "meshwright.solver.parallel.worker", str(path)]
+        self.processes = [
+            subprocess.Popen(
+                [*command, str(slot), str(seed + slot)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            for slot in range(1, workers)
+        ]
+
+    def close(self) -> None:
+        """Ends the workers and removes what they shared."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait()
+        del self.board
+        self.folder.cleanup()
+
+
+def _shared_memory() -> str | None:
+    """A folder in memory where the system has one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def work(folder: Path, slot: int, seed: int) -> None:
+    """Searches until the time is up, posting every improvement."""
+    task = json.loads((folder / "task.json").read_text())
+    model = Model(*(np.load(folder / f"{name}.npy", allow_pickle=False) for name in Model._fields))
+    board = Board(folder / "board", task["workers"], model.num_nodes)
+    deadline = clock() + task["until"] - time.time()
+    parent = os.getppid()
+
+    def poll() -> tuple[float, np.ndarray] | None:
+        if os.getppid() != parent:  # whoever wanted the answer is gone
+            raise KeyboardInterrupt
+        return board.best()
+
+    Search(
+        model,
+        task["tolerance"],
+        deadline,
+        seed,
+        tell=lambda cost, choice: board.post(slot, cost, choice),
+        tell_bound=lambda bound: board.post_bound(slot, bound),
+        poll=poll,
+    ).run()
+
+
+def main() -> None:
+    folder, slot, seed = sys.argv[1:]
+    np.seterr(all="ignore")
+    try:
+        work(Path(folder), int(slot), int(seed))
+    except (KeyboardInterrupt, FileNotFoundError):  # the search was ended from the terminal, or is over
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

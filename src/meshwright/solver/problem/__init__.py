@@ -1,0 +1,1 @@
+"""Choice problems, their solutions, and an independent pricer."""

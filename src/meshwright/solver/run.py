@@ -1,0 +1,234 @@
+"""One solve from beginning to end: simplify, close if small, search if giant, and keep the books."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from meshwright.jit import clock
+from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.exact.resumable import Closing
+from meshwright.solver.least_memory import least_limit
+from meshwright.solver.model.model import extent, from_problem, maximal_times
+from meshwright.solver.problem.check import price
+from meshwright.solver.problem.gap import relative_gap
+from meshwright.solver.problem.problem import IMPOSSIBLE, ChoiceProblem
+from meshwright.solver.problem.solution import Progress, Solution, Status
+from meshwright.solver.reductions.simplify import Simplified, simplify
+
+_SMALL_STATES, _FEW_NODES = 40_000, 3_000  # up to here, or here, closing is tried before anything else
+_FEW_TIMES = 400
+_HALF = 0.5  # a unit: of whole numbers, what is not so much cheaper is not cheaper
+_FEWEST_TIMES = 12  # up to here even many strategies are mostly closed
+_GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
+_WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
+
+
+class Run:
+    """The books of one problem's solves: the clock, its best choice, the bound, the history of the latest."""
+
+    def __init__(
+        self,
+        problem: ChoiceProblem,
+        seed: int = 0,
+        workers: int = 1,
+        on_progress: Callable[[Progress], None] | None = None,
+        initial: Sequence[int] | np.ndarray | None = None,
+        steps: int | None = None,
+        keep_interrupted: bool = False,
+    ):
+        """As `driver.solve` is given them."""
+        self.start = clock()
+        self.deadline = np.inf
+        self.problem = problem
+        self.seed, self.workers, self.steps = seed, workers, steps
+        self.keep_interrupted = keep_interrupted
+        self.gap, self.goal = 0.0, np.inf
+        self.on_progress = on_progress
+        self.choice: np.ndarray | None = None
+        self.cost = np.inf
+        self._offset = 0.0
+        self.peak = 0.0
+        self.bound = -np.inf
+        self.history: list[Progress] = []
+        extents = [extent(part, IMPOSSIBLE) for part in (problem.cost, problem.matrix)]
+        self.tolerance = whole_tolerance(problem, extents)
+        self.most = most_possible(problem, extents) + self.tolerance
+        self.giant = problem.num_strategies > _GIANT_STATES
+        self._simple: Simplified | None = None
+        self._closing: Closing | None = None
+        if initial is not None:
+            self.offer(np.asarray(initial))
+
+    def solve(self, seconds: float, gap: float = 0.0, goal: float = np.inf) -> Solution:
+        """Simplifies, closes what is small, searches what is not; called again, it goes on from there."""
+        if self._simple is not None:
+            self.start, self.history = clock(), []
+        self.deadline, self.gap, self.goal = self.start + seconds, gap, goal
+        try:
+            if self._simple is None:
+                self._simple = simplify(from_problem(self.problem), self.deadline)
+            simple = self._simple
+            if simple.infeasible:
+                return self.finish_infeasible(simple.excess)
+            model = simple.model
+            small = len(model.cost) <= _SMALL_STATES or model.num_nodes <= _FEW_NODES
+            if small and len(model.cap) <= _FEW_TIMES and self._closed(simple):
+                return self.finish()
+            self._search(simple)
+        except KeyboardInterrupt:
+            if not self.keep_interrupted:
+                raise
+        return self.finish()
+
+    @property
+    def prices(self) -> dict[int, float]:
+        """What a byte is worth at the times at which memory binds, as far as closing the problem told."""
+        if self._closing is None:
+            return {}
+        times, *_ = maximal_times(self.problem.row_start, self.problem.row_end)
+        return {int(times[time]): price for time, price in self._closing.prices.items() if price > 0.0}
+
+    def begin_again(self) -> None:
+        """Lets the next solve start afresh from the choice so far."""
+        self._closing = None
+
+    def _closed(self, simple: Simplified) -> bool:
+        """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
+        now = clock()
+        part = 0.03 if self.giant and len(simple.model.cap) > _FEWEST_TIMES else 0.7
+        until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
+        if self._closing is None:
+            known = None if self.choice is None else simple.restrict(self.choice)
+            closer = Closer(self.tolerance, until, improve=_improved)
+            self._closing = Closing(closer, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
+        found = self._closing.go_on(until, self.gap, min(self.goal, self.most) - simple.offset)
+        if found.choice is not None:
+            self.offer(simple.expand(found.choice))
+        self.raise_bound(found.bound + simple.offset)
+        return self._enough(self.cost, self.bound)
+
+    def _search(self, simple: Simplified) -> None:
+        """The anytime search, in this process and in the crew's."""
+        from meshwright.solver.local_search.anytime import Search
+        from meshwright.solver.parallel.worker import Crew
+
+        crew = None
+        left = self.deadline - clock()
+        if self.giant and self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
+            crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers)
+
+        def tell(cost: float, choice: np.ndarray) -> None:
+            self.offer(simple.expand(choice))
+            if crew is not None:
+                crew.board.post(0, cost, choice)
+
+        def poll() -> tuple[float, np.ndarray] | None:
+            if crew is None:
+                return None
+            self.raise_bound(crew.board.best_bound() + simple.offset)
+            search.bound = max(search.bound, self.bound - simple.offset)
+            found = crew.board.best() if crew.board.best_cost() < self.cost - simple.offset else None
+            if found is not None:
+                self.offer(simple.expand(found[1]))
+            return found
+
+        def enough(cost: float, bound: float) -> bool:
+            return self._enough(cost + simple.offset, bound + simple.offset)
+
+        search = Search(
+            simple.model, self.tolerance, self.deadline, self.seed, self.steps, tell, self._told, poll, enough
+        )
+        self._offset = simple.offset
+        search.cost = self.cost - simple.offset
+        try:
+            search.run()
+            poll()
+        except KeyboardInterrupt:
+            poll()
+            raise
+        finally:
+            if crew is not None:
+                crew.close()
+
+    def _enough(self, cost: float, bound: float) -> bool:
+        if bound >= self.goal or bound > self.most:
+            return True
+        return bound >= cost - self.tolerance or relative_gap(cost, bound) <= self.gap if np.isfinite(cost) else False
+
+    def _told(self, bound: float) -> None:
+        self.raise_bound(bound + self._offset)
+
+    def offer(self, choice: np.ndarray) -> bool:
+        """Takes a choice of the full problem if it is legal and the cheapest so far; the checker has the last word."""
+        found = price(self.problem, choice)
+        if not found.legal or found.cost >= self.cost:
+            return False
+        self.choice, self.cost, self.peak = np.array(choice, dtype=np.int64), found.cost, found.peak_usage
+        self._tell()
+        return True
+
+    def raise_bound(self, bound: float) -> None:
+        if bound > self.bound:
+            self.bound = bound
+            self._tell()
+
+    def finish(self) -> Solution:
+        if self.choice is None and self.bound > self.most:  # whatever fits would cost more than anything can
+            return self.finish_infeasible(0.0)
+        if self.choice is None:
+            status = Status.NO_SOLUTION_FOUND
+        elif self.bound >= self.cost - self.tolerance * (1 + 1e-9):
+            status, self.bound = Status.OPTIMAL, self.cost
+        else:
+            status = Status.FEASIBLE
+            if self.tolerance == _HALF:  # bounds hold up to that
+                self.bound = float(np.ceil(self.bound - _HALF))
+        return self._solution(status, min(self.bound, self.cost), None)
+
+    def finish_infeasible(self, excess: float) -> Solution:
+        """Ends without a choice, with the least limit that would do as far as the time allows to find it."""
+        self.choice, self.cost, least = None, np.inf, None
+        if np.isfinite(self.problem.limit):
+            now = clock()
+            least = least_limit(self.problem, excess, min(self.deadline, now + max(1.0, 0.3 * (self.deadline - now))))
+        return self._solution(Status.INFEASIBLE, np.inf, least)
+
+    def _solution(self, status: Status, bound: float, least_limit: float | None) -> Solution:
+        return Solution(
+            status=status,
+            choice=self.choice,
+            cost=self.cost,
+            lower_bound=bound,
+            peak_usage=self.peak,
+            least_limit=least_limit,
+            seconds=clock() - self.start,
+            history=tuple(self.history),
+        )
+
+    def _tell(self) -> None:
+        progress = Progress(clock() - self.start, self.cost, min(self.bound, self.cost), self.peak)
+        self.history.append(progress)
+        if self.on_progress is not None:
+            self.on_progress(progress)
+
+
+def _improved(*args) -> np.ndarray | None:
+    """`starts.improved`, loaded where it is needed: most small problems are closed without it."""
+    from meshwright.solver.local_search.polish import improved
+
+    return improved(*args)
+
+
+def most_possible(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:
+    """No choice without impossible strategies and pairs costs more; extents are those of costs and of matrices."""
+    counts = (problem.num_nodes, problem.num_edges)
+    return float(sum(n * max(most, 0.0) for n, (_, most, _) in zip(counts, extents, strict=True))) * (1 + 1e-9)
+
+
+def whole_tolerance(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:
+    """Half a unit where all costs are whole numbers; else a 1e-11th of the size of the costs."""
+    if all(whole for _, _, whole in extents):
+        return _HALF
+    least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])
+    scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
+    return 1e-11 * max(scale, *(max(-low, high) for low, high, _ in extents), 1e-300)

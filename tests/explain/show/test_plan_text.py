@@ -1,0 +1,51 @@
+"""What is printed of a plan: one screen, and tables of tensors."""
+
+import meshwright as mw
+from tests.explain.plans import plan_of, tensor_parallel
+
+
+def test_a_plan_prints_on_one_screen():
+    text = str(tensor_parallel())
+    assert len(text.splitlines()) <= 50 and max(map(len, text.splitlines())) <= 118
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[1] == "verdict Data parallel over 4 groups of 2 devices, tensor parallel over groups of 2 devices"
+    assert lines[2].startswith("data parallel ×4 over x, Megatron tensor parallel ×2 over y")
+    assert "state/params/layers/*/up  (2×: 0–1)" in text and "D F_y" in text and "tensor (column)" in text
+    assert "optimizer state" in text
+
+
+def test_a_table_of_tensors_says_all_of_each():
+    table = tensor_parallel().show("state/params/layers/*/up*")
+    rows = {row.path: row for row in table.rows}
+    row = rows["state/params/layers/*/up"]
+    assert (row.symbols, row.words) == ("D F_y", "feed-forward split over y (2 parts)")
+    assert row.paths == ("state/params/layers/0/up", "state/params/layers/1/up")
+    assert row.bytes_on_device == 64 * 256 * 4 // 2 and row.kind == "tensor (column)"
+    assert "feed-forward split over y" in str(table)
+
+
+def test_what_differs_between_plans():
+    one, other = tensor_parallel(), plan_of("gpt-tiny", (4, 2), mw.DataParallel())
+    found = one.diff(other)
+    moved = {m.path: m for m in found.moved}
+    row = moved["state/params/layers/*/up"]
+    assert (row.one.symbols, row.other.symbols, len(row.paths)) == ("D F_y", "D F", 2)
+    assert not found.is_same and "data parallel ×8 over x and y" in " ".join(str(found).split())
+    total = sum(s.seconds[1] - s.seconds[0] for s in found.sent)
+    assert abs(total - (other.cost.communication - one.cost.communication)) < 1e-6
+    assert one.diff(one).is_same and "lay down the same" in str(one.diff(one))
+
+
+def test_plans_of_different_functions_differ_in_what_they_have():
+    one, other = plan_of("mlp", (8,), mw.DataParallel()), tensor_parallel()
+    assert "not there" in str(one.diff(other))
+
+
+def test_plans_for_different_problems_say_so():
+    one, other = (plan_of("gpt-tiny", (4, 2), mw.DataParallel(), seq=seq) for seq in (16, 32))
+    found = one.diff(other)
+    assert found.problems == tuple(
+        f"batch/{name} is int32[8, 16] in one and int32[8, 32] in the other" for name in ("labels", "tokens")
+    )
+    assert str(found).startswith("the plans are for different problems: batch/labels is int32[8, 16] in one and")
+    assert one.diff(one).problems == () and "different problems" not in str(one.diff(one))

@@ -1,0 +1,78 @@
+"""The roofline of one operation: what splits its work, and what does not."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from meshwright.graph import trace
+from meshwright.hardware import find_chip
+from meshwright.planner.pricing.compute_cost import compute_s
+from meshwright.rules import loop_nest
+
+CHIP = replace(find_chip("cpu"), fetch_s=1e-8, special_s=1e-9)
+
+
+def ops(function, *shapes):
+    return trace(function, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).graph.ops
+
+
+def convolution(kind="forward", stride=1, batch=4, side=8, inputs=3, outputs=6, window=3, groups=1):
+    """The operation of a convolution or of one of its gradients."""
+
+    def forward(x, w):
+        layout = ("NHWC", "HWIO", "NHWC")
+        strides = (stride, stride)
+        return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=layout, feature_group_count=groups)
+
+    x, w = (batch, side, side, inputs), (window, window, inputs // groups, outputs)
+    y = (batch, -(-side // stride), -(-side // stride), outputs)
+    functions = {
+        "forward": (forward, x, w),
+        "inputs": (lambda y, w: jax.vjp(lambda x: forward(x, w), jnp.zeros(x))[1](y)[0], y, w),
+        "weights": (lambda x, y: jax.vjp(lambda w: forward(x, w), jnp.zeros(w))[1](y)[0], x, y),
+    }
+    return next(op for op in reversed(ops(*functions[kind])) if op.primitive == "conv_general_dilated")
+
+
+@pytest.mark.parametrize(
+    "options, fetches",
+    [
+        ({}, 4 * 8 * 8 * 3),  # rows
+        ({"outputs": 60}, 4 * 8 * 8 * 3),  # features come along
+        ({"inputs": 30}, 4 * 8 * 8 * 3),
+        ({"stride": 2}, 4 * 4 * 4 * 3),
+        ({"groups": 3}, 3 * 4 * 8 * 8 * 3),
+        ({"kind": "inputs"}, 4 * 8 * 8 * 3),
+        ({"kind": "weights"}, 3 * 9 * 8),  # here the batch is what comes along
+        ({"kind": "weights", "stride": 2}, 4 * 3 * 9 * 4),  # but not where the rows have holes
+    ],
+    ids=str,
+)
+def test_a_convolution_fetches_what_lies_under_its_windows(options, fetches):
+    assert loop_nest(convolution(**options).signature).num_fetches == fetches
+
+
+def test_splitting_features_does_not_spread_the_fetches():
+    op = convolution()
+    nest, parts, moved = loop_nest(op.signature), np.array([1, 2, 2]), np.zeros(3)
+    fetches = nest.num_fetches / np.array([1, 2, 1])
+    whole, batch, features = compute_s(CHIP, op.signature, nest, parts, moved, fetches)
+    assert whole > features > batch
+    assert features - batch == pytest.approx(1e-8 * nest.num_fetches / 2)
+
+
+@pytest.mark.parametrize("function, is_special", [(jnp.tanh, True), (jnp.sqrt, True), (jnp.negative, False)])
+def test_special_functions_cost_time_even_where_nothing_is_moved(function, is_special):
+    (op,) = ops(function, (32, 8))
+    nest = loop_nest(op.signature)
+    seconds = compute_s(CHIP, op.signature, nest, np.array([1, 8]), np.zeros(2))
+    assert seconds.tolist() == pytest.approx([256e-9, 32e-9] if is_special else [0, 0])
+
+
+def test_catalogued_chips_hide_both():
+    chip = find_chip("h100")
+    assert chip.fetch_s == chip.special_s == 0

@@ -1,0 +1,101 @@
+"""Processes that meet: all are let go together, and whoever is missing or does not fit is named."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import meshwright as mw
+from meshwright.runtime.processes.rendezvous import meet, split_address
+
+
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def meet_all(*members, timeout_s=30.0):
+    """What each (process, number of processes) finds, or the error it gets."""
+    address = free_address()
+
+    def one(member):
+        process, count = member
+        try:
+            return meet(address, count, process, timeout_s=timeout_s, heartbeat_s=10)
+        except mw.ProcessError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        return address, list(pool.map(one, members))
+
+
+def test_all_are_connected_through_the_first_and_its_port_is_free_again():
+    address, found = meet_all((2, 3), (0, 3), (1, 3))
+    assert [sorted(connections) for connections in found] == [[0], [1, 2], [0]]
+    found[1][2].sendall(b"for the third")
+    assert found[0][0].recv(100) == b"for the third"
+    with socket.create_server(split_address(address)):  # as JAX's service does, with the connections open
+        pass
+    for connections in found:
+        for connection in connections.values():
+            connection.close()
+
+
+def test_who_did_not_come_is_named_in_all_that_did():
+    address, found = meet_all((0, 4), (2, 4), timeout_s=1.0)
+    port = split_address(address)[1]
+    said = f"processes 1, 3 of 4 did not come to process 0 at port {port} within 1 s; see whether they were started"
+    assert said in found[0] and found[0] == found[1]
+
+
+def test_a_first_process_that_cannot_be_reached_is_named_with_its_address():
+    address, [found] = meet_all((1, 2), timeout_s=0.5)
+    assert f"process 1 could not reach process 0 at {address} within 0.5 s" in found
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([(0, 2), (1, 3)], "process 1 was started as one of 3 processes, and process 0 as one of 2"),
+        ([(0, 3), (1, 3), (1, 3)], "two processes say that they are process 1; give each of them its own process_id"),
+    ],
+)
+def test_processes_that_do_not_fit_together_are_told_so(members, said):
+    _, found = meet_all(*members)
+    assert found == [said] * len(members)
+
+
+def test_strangers_at_the_port_are_shown_out():
+    address = free_address()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, address, 2, 0, timeout_s=30.0, heartbeat_s=10)
+        for words in (b"PRI * HTTP/2.0\r\n", b'{"process": "x"}\n', b""):
+            while True:
+                try:
+                    with socket.create_connection(split_address(address)) as stranger:
+                        stranger.sendall(words)
+                    break
+                except ConnectionRefusedError:  # it does not listen yet
+                    continue
+        second = pool.submit(meet, address, 2, 1, timeout_s=30.0, heartbeat_s=10)
+        for found in (first.result(), second.result()):
+            [connection] = found.values()
+            connection.close()
+
+
+def test_a_port_that_is_in_use_is_named():
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(mw.ProcessError, match=f"cannot listen at port {port} .* give a free port"):
+            meet(f"127.0.0.1:{port}", 2, 0, timeout_s=1.0, heartbeat_s=10)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "host:", ":1", "host:99999", "host:x"])
+def test_addresses_without_host_or_port_are_refused(address):
+    with pytest.raises(mw.ProcessError, match="give host:port"):
+        split_address(address)
+
+
+def test_addresses_of_version_6_have_brackets():
+    assert split_address("[::1]:80") == ("::1", 80)

@@ -1,0 +1,105 @@
+"""Small rows of memory left out: a relaxation by no more than was said, and the whole is still solved exactly."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from meshwright.jit import clock
+from meshwright.solver import ChoiceProblem, Status, price, solve
+from meshwright.solver.bounds.dual import Dual
+from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.exact.drop_small_memory import coarsened
+from meshwright.solver.exact.subproblem import Closed
+from meshwright.solver.model.choice import State
+from meshwright.solver.model.model import from_problem
+from meshwright.solver.reductions.times import dense_usage
+from tests.solver.problems import brute_force, random_problem
+
+
+def _large_and_small(seed, num_nodes=7, num_states=3):
+    """Nodes that trade cost for memory, half of them a thousand times less of it, close to the limit."""
+    rng = np.random.default_rng(seed)
+    size = np.where(np.arange(num_nodes) % 2, 1e-3, 1.0)
+    costs = [np.sort(rng.random(num_states)) for _ in range(num_nodes)]
+    edges = [(u, v, 0.2 * rng.random((num_states, num_states))) for u, v in ((0, 1), (1, 2), (2, 3), (4, 5), (3, 5))]
+    rows = [
+        (u, start, end, size[u] * np.sort(rng.random(num_states))[::-1])
+        for u in range(num_nodes)
+        for start, end in ((0, 1), (1, 3))
+    ]
+    model = from_problem(ChoiceProblem.from_rows(costs, edges, rows, 1.0))
+    loads = [State.of(model, np.array(choice)).load.max() for choice in product(range(num_states), repeat=num_nodes)]
+    return ChoiceProblem.from_rows(costs, edges, rows, float(np.sort(loads)[len(loads) // 3]))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3])
+def test_what_fits_still_fits_and_nothing_else_by_more_than_a_part(part):
+    dropped = 0
+    for seed in range(40):
+        model = from_problem(random_problem(seed, memory=True))
+        coarse = coarsened(model, part)
+        dropped += len(model.rnode) - len(coarse.rnode)
+        for choice in product(*map(range, np.diff(model.off))):
+            one, other = State.of(model, np.array(choice)), State.of(coarse, np.array(choice))
+            assert one.cost == other.cost
+            left, room = model.cap - one.load, coarse.cap - other.load
+            assert (room >= left - 1e-9).all() and (room <= left + part * model.cap + 1e-9).all()
+    assert dropped > 10
+
+
+def test_the_smallest_rows_are_left_out_first():
+    model = from_problem(_large_and_small(0))
+    coarse = coarsened(model, 0.01)
+    assert set(coarse.rnode.tolist()) == {0, 2, 4, 6}
+    spread = np.ptp(dense_usage(model)[:, : model.off[1]], axis=1)
+    assert (spread > 0.01 * model.cap).all()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_problems_with_small_rows_are_solved_exactly(seed):
+    problem = _large_and_small(seed)
+    solution = solve(problem, seconds=60, workers=1)
+    assert solution.status == Status.OPTIMAL
+    assert price(problem, solution.choice).legal
+    assert price(problem, solution.choice).cost == pytest.approx(brute_force(problem), rel=1e-9)
+
+
+def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit(monkeypatch):
+    monkeypatch.setattr("meshwright.solver.exact.branch_and_bound._SMALL", 0.01)
+    proven = mended = 0
+    for seed in range(40):
+        problem = _large_and_small(seed)
+        dual = Dual(from_problem(problem))
+        dual.converge(10)
+        start, best = Closed(None, np.inf, dual.bound), brute_force(problem)
+        found = Closer(1e-9, clock() + 60)._coarsely(dual, start, np.inf, np.inf)
+        assert best - 0.3 < found.bound <= best + 1e-9
+        if found.choice is not None:
+            state = State.of(dual.model, found.choice)
+            assert state.fits(dual.model) and state.cost == pytest.approx(found.cost) and state.cost >= best - 1e-9
+            proven += found.bound >= found.cost - 1e-9
+            mended += found.bound < found.cost - 1e-9
+    assert proven > 5 and mended > 2
+
+
+def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trusted_without(monkeypatch):
+    """Both kinds occur: it fits and proves the optimum, or it does not and is no more than a bound."""
+    told, coarsely = [], Closer._coarsely_below
+
+    def tell(closer, dual, goal, enough):
+        found = coarsely(closer, dual, goal, enough)
+        if found.choice is not None:
+            told.append(State.of(dual.model, found.choice).fits(dual.model))
+        return found
+
+    monkeypatch.setattr(Closer, "_coarsely_below", tell)
+    monkeypatch.setattr(Closer, "mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
+    monkeypatch.setattr("meshwright.solver.exact.branch_and_bound._SMALL", 0.01)
+    monkeypatch.setattr("meshwright.solver.exact.branch_and_bound._FIRST_REACH", 1e-9)
+    for seed in range(30):
+        problem = _large_and_small(seed)
+        solution = solve(problem, seconds=60, workers=1)
+        assert solution.status == Status.OPTIMAL
+        assert solution.cost == pytest.approx(brute_force(problem), rel=1e-9)
+    assert True in told and False in told
