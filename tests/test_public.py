@@ -1,5 +1,6 @@
 """The public face: its exact names, and how little importing it costs."""
 
+import doctest
 import subprocess
 import sys
 
@@ -97,3 +98,17 @@ def test_reading_a_plan_loads_no_jax(tmp_path):
         "print(*(m for m in ('jax', 'numba') if m in sys.modules))"
     )
     assert run(code) == []
+
+
+EXAMPLES = [
+    name for name in NAMES if not (isinstance(getattr(mw, name), type) and issubclass(getattr(mw, name), Exception))
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_public_name_has_an_example_that_runs(name):
+    found = getattr(mw, name)
+    tests = doctest.DocTestFinder(recurse=False).find(found, name, globs=dict(vars(sys.modules[found.__module__])))
+    assert tests and tests[0].examples, f"mw.{name} has no example in its docstring"
+    outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(tests[0])
+    assert outcome.failed == 0

@@ -27,6 +27,12 @@ class Cluster:
         torus_sizes: Sizes of the TPU torus; empty for the most cubic one.
         known: How its figures are known, for the provenance of plans.
         mixed: The groups of equal hosts, in the order of their hosts; empty where all are equal.
+
+    Example:
+        >>> import meshwright as mw
+        >>> cluster = mw.cluster("50x4 a100-40gb")
+        >>> cluster.num_devices, cluster.chip.name, cluster.mesh((50, 4)).shape
+        (200, 'a100-sxm-40gb', {'x': 50, 'y': 4})
     """
 
     name: str

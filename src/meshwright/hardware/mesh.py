@@ -31,6 +31,11 @@ class Mesh:
         alpha: Fixed cost of a collective along each axis of an abstract mesh.
         beta: Cost per byte along each axis of an abstract mesh.
         limit_bytes: Memory per device of an abstract mesh; None where there is no limit.
+
+    Example:
+        >>> mesh = Mesh.abstract((2, 4), alpha=(1, 1), beta=(1, 0.1))
+        >>> mesh.shape, mesh.num_devices
+        ({'x': 2, 'y': 4}, 8)
     """
 
     sizes: tuple[int, ...]

@@ -75,6 +75,13 @@ class Auto(Method):
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
         memory_fraction, seconds: As in every `Method`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> method = mw.Auto(fix={"w": jax.P(None, "x")}, mesh_shapes=[(4,)])
+        >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), cluster="1x4 h100", method=method)
+        >>> [tuple(spec) for spec in plan.in_shardings]
+        [(), (None, 'x')]
     """
 
     fix: Mapping[str, Any] = field(default_factory=dict)
@@ -138,6 +145,13 @@ class Manual(Auto):
         fix: Globs of paths to ``PartitionSpec``s, as in `Auto`.
         mesh_shapes: The mesh shapes to try; None takes one that has the axes named in `fix`.
         memory_fraction, seconds: As in every `Method`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> args, method = (jnp.ones((8, 4)), jnp.ones((4, 4))), mw.Manual({"x": jax.P("x")})
+        >>> plan = mw.plan(lambda x, w: x @ w, *args, cluster="1x4 h100", method=method)
+        >>> [tuple(spec) for spec in plan.in_shardings]
+        [('x',), ()]
     """
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
@@ -156,10 +170,14 @@ class Manual(Auto):
 
 @dataclass(frozen=True)
 class DataParallel(Method):
-    """Splits the batch over every axis; parameters and optimizer state are on every device.
+    """Splits the batch over every axis; parameters and optimizer state are on every device. Options: see `Method`.
 
-    Args:
-        memory_fraction, seconds: As in every `Method`.
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> step = lambda w, x: (w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max())
+        >>> plan = mw.plan(step, jnp.ones((4, 4)), jnp.ones((8, 4)), cluster="1x4 h100", method=mw.DataParallel())
+        >>> [tuple(spec) for spec in plan.in_shardings]
+        [(), ('x',)]
     """
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
@@ -178,6 +196,13 @@ class Zero(Method):
     Args:
         stage: 1 splits the optimizer state, 2 the gradients too, 3 the parameters too (FSDP).
         memory_fraction, seconds: As in every `Method`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> step = lambda w, x: (w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max())
+        >>> plan = mw.plan(step, jnp.ones((4, 4)), jnp.ones((8, 4)), cluster="1x4 h100", method=mw.Zero(3))
+        >>> [tuple(spec) for spec in plan.in_shardings]
+        [(None, 'x'), ('x',)]
     """
 
     stage: int = 1
@@ -207,10 +232,15 @@ class Zero(Method):
 class TensorParallel(Method):
     """Splits every parameter matrix over the last axis, used where it lies; the batch over the other axes.
 
-    On a cluster of several hosts the last axis is a host's devices, on one host it is all of them.
+    On a cluster of several hosts the last axis is a host's devices, on one host it is all of them. Options: see
+    `Method`.
 
-    Args:
-        memory_fraction, seconds: As in every `Method`.
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> step = lambda w, x: (w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max())
+        >>> plan = mw.plan(step, jnp.ones((4, 4)), jnp.ones((8, 4)), cluster="2x2 h100", method=mw.TensorParallel())
+        >>> plan.mesh.shape, [tuple(spec) for spec in plan.in_shardings]
+        ({'x': 2, 'y': 2}, [(None, 'y'), ('x',)])
     """
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:

@@ -61,6 +61,10 @@ class Loop:
             results that it does not index.
         halo: Elements of the neighbours' shards of the first operand that a split needs, both borders together,
             counted along the dim that the loop leads.
+
+    Example:
+        >>> Loop(4096, "sum")
+        Loop(size=4096, kind='sum', halo=0)
     """
 
     size: int
@@ -82,6 +86,12 @@ class LoopNest:
         fetching: Indices of the loops of whose iterations each fetches a run of the first operand by itself: a row of
             pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
         special: Whether each number takes a special function: a division, a root, an exponential or the like.
+
+    Example:
+        >>> loops = (Loop(8), Loop(4, "sum"), Loop(2))
+        >>> product = LoopNest(loops, operands=(((0,), (1,)), ((1,), (2,))), results=(((0,), (2,)),), leads=True)
+        >>> [loop.kind for loop in product.loops]
+        ['parallel', 'sum', 'parallel']
     """
 
     loops: tuple[Loop, ...]

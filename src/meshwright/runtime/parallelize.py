@@ -64,6 +64,16 @@ def parallelize(
 
     Returns:
         A `Parallelized` function.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> @mw.parallelize(cluster="1x1 cpu")
+        ... def step(state, x):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
+        ...     return {"w": state["w"] - 0.1 * grad}, loss
+        >>> state, loss = step({"w": jnp.ones(4)}, jnp.ones((8, 4)))
+        >>> float(loss), step.plan(state, jnp.ones((8, 4))).mesh.num_devices
+        (16.0, 1)
     """
     if function is not None and not callable(function):
         raise ShardingError(f"parallelize was given {function!r:.60}; give a function, and options by name")

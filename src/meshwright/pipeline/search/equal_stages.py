@@ -30,6 +30,15 @@ class ThreeD(Method):
             or ``full`` (everything but the inputs of layers).
         layers, boundaries: As in `Auto`.
         memory_fraction: As in every `Method`.
+
+    Example:
+        >>> import meshwright as mw
+        >>> from meshwright import zoo
+        >>> model = zoo.build("mlp", batch=8, layers=4)
+        >>> recipe = mw.ThreeD(data=1, tensor=2, pipeline=2, microbatch=2)
+        >>> plan = mw.plan(model.train_step, model.state, model.batch, cluster="1x4 h100", method=recipe)
+        >>> len(plan.stages), plan.pipeline.num_microbatches
+        (2, 4)
     """
 
     data: int = 1

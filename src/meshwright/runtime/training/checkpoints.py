@@ -48,6 +48,13 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
 
     Raises:
         CheckpointError: It could not be saved. The state and the earlier checkpoints are intact.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp, meshwright as mw
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     mw.save(directory, 10, {"w": jnp.arange(3.0), "step": 10})
+        ...     mw.restore(directory, like={"w": jnp.zeros(3), "step": 0})["w"].tolist()
+        [0.0, 1.0, 2.0]
     """
     number = _step(step)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
@@ -104,6 +111,14 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
     Raises:
         CheckpointError: There is no such checkpoint, it cannot be read, its numbers are not those that were saved, or
             it is of another state.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp, meshwright as mw
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     for step in (10, 20):
+        ...         mw.save(directory, step, {"w": jnp.full(2, step)})
+        ...     mw.restore(directory, like={"w": jnp.zeros(2, int)}, step=10)["w"].tolist()
+        [10, 10]
     """
     _check_like(like)
     ocp = _orbax()

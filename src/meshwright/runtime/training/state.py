@@ -34,6 +34,17 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
 
     Returns:
         The state, placed as the function's plan says.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> @mw.parallelize(cluster="1x1 cpu")
+        ... def step(state, x):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
+        ...     return {"w": state["w"] - 0.1 * grad}, loss
+        >>> init = lambda key: {"w": jax.random.normal(key, (4,))}
+        >>> state = mw.create_state(init, jax.random.key(0), like=step, example=(jnp.ones((8, 4)),))
+        >>> state["w"].shape
+        (4,)
     """
     _check_parallelized("create_state: like", like)
     if not isinstance(example, tuple | list):
@@ -90,6 +101,17 @@ def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) 
     Returns:
         The function, parallelised. Arguments are told by their paths and shapes: ``params/w`` of the follower is
         ``state/params/w`` of the leader.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> @mw.parallelize(cluster="1x1 cpu")
+        ... def step(state, x):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
+        ...     return {"w": state["w"] - 0.1 * grad}, loss
+        >>> state, loss = step({"w": jnp.ones(4)}, jnp.ones((8, 4)))
+        >>> evaluate = mw.follow(lambda state, x: (x @ state["w"]).mean(), step)
+        >>> round(float(evaluate(state, jnp.ones((8, 4)))), 3)
+        0.8
     """
     _check_parallelized("follow: the leader", leader)
     wrong = sorted({"cluster", "mesh", "method"} & settings.keys())

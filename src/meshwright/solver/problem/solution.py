@@ -57,6 +57,12 @@ class Solution:
             and also where impossible pairs alone rule out every choice.
         seconds: Wall-clock time the solve took.
         history: Progress of the search, one entry per improvement.
+
+    Example:
+        >>> import meshwright as mw
+        >>> found = mw.solve(mw.ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])]))
+        >>> str(found.status), found.cost, found.lower_bound, found.gap
+        ('optimal', 2.0, 2.0, 0.0)
     """
 
     status: Status
