@@ -109,6 +109,6 @@ EXAMPLES = [
 def test_every_public_name_has_an_example_that_runs(name):
     found = getattr(mw, name)
     tests = doctest.DocTestFinder(recurse=False).find(found, name, globs=dict(vars(sys.modules[found.__module__])))
-    assert tests and tests[0].examples, f"mw.{name} has no example in its docstring"
+    assert "    Examples:\n" in found.__doc__ and tests[0].examples, f"mw.{name} has no example in its docstring"
     outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(tests[0])
     assert outcome.failed == 0

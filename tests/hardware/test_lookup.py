@@ -66,7 +66,7 @@ def test_an_unknown_chip_names_its_neighbours_and_the_remedy():
     message = str(caught.value)
     assert "'h1000'" in message
     assert "h100" in message
-    assert "docs/add-a-chip.md" in message
+    assert "docs/inside/add-a-chip.md" in message
 
 
 @pytest.mark.parametrize("chip", chips(), ids=lambda chip: chip.name)

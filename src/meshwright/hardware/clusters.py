@@ -28,7 +28,7 @@ class Cluster:
         known: How its figures are known, for the provenance of plans.
         mixed: The groups of equal hosts, in the order of their hosts; empty where all are equal.
 
-    Example:
+    Examples:
         >>> import meshwright as mw
         >>> cluster = mw.cluster("50x4 a100-40gb")
         >>> cluster.num_devices, cluster.chip.name, cluster.mesh((50, 4)).shape
@@ -92,9 +92,10 @@ class Cluster:
     def mesh(self, shape: Sequence[int]) -> Mesh:
         """The logical view with the given sizes, axes named x, y, z in order, the last one innermost.
 
-        >>> from meshwright.hardware import cluster
-        >>> cluster("50x4 a100-40gb").mesh((50, 4)).shape
-        {'x': 50, 'y': 4}
+        Examples:
+            >>> from meshwright.hardware import cluster
+            >>> cluster("50x4 a100-40gb").mesh((50, 4)).shape
+            {'x': 50, 'y': 4}
         """
         sizes = plain_sizes(shape)
         if self.mixed:
@@ -163,8 +164,9 @@ def _kind(cluster: Cluster) -> str:
 def _views(number: int, length: int) -> list[tuple[int, ...]]:
     """Ordered ways to write a number as a product of factors above 1.
 
-    >>> _views(12, 2)
-    [(2, 6), (3, 4), (4, 3), (6, 2)]
+    Examples:
+        >>> _views(12, 2)
+        [(2, 6), (3, 4), (4, 3), (6, 2)]
     """
     if length == 1:
         return [(number,)] if number > 1 else []

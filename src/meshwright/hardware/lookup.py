@@ -28,7 +28,8 @@ def find_chip(name: str) -> Chip:
         near = difflib.get_close_matches(name.lower(), table, n=4, cutoff=0.4)
         hint = f"the nearest names are {', '.join(near)}" if near else f"known chips are {', '.join(sorted(table))}"
         raise ClusterError(
-            f"unknown chip {name!r}: {hint}; `meshwright chips` lists all, and docs/add-a-chip.md says how to add one."
+            f"unknown chip {name!r}: {hint}; `meshwright chips` lists all, and docs/inside/add-a-chip.md says how to "
+            "add one."
         )
     return chip
 

@@ -32,7 +32,7 @@ class Mesh:
         beta: Cost per byte along each axis of an abstract mesh.
         limit_bytes: Memory per device of an abstract mesh; None where there is no limit.
 
-    Example:
+    Examples:
         >>> mesh = Mesh.abstract((2, 4), alpha=(1, 1), beta=(1, 0.1))
         >>> mesh.shape, mesh.num_devices
         ({'x': 2, 'y': 4}, 8)
@@ -81,8 +81,9 @@ class Mesh:
             beta: β of each axis, or one number for all.
             memory_bytes: Memory of each device, or None for no limit.
 
-        >>> Mesh.abstract((4, 1), alpha=(1, 1), beta=(1, 1)).collective_s("all_reduce", (0,), 100)
-        151.0
+        Examples:
+            >>> Mesh.abstract((4, 1), alpha=(1, 1), beta=(1, 1)).collective_s("all_reduce", (0,), 100)
+            151.0
         """
         sizes = plain_sizes(shape)
         costs = (_per_axis("alpha", alpha, len(sizes)), _per_axis("beta", beta, len(sizes)))

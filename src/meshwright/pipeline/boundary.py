@@ -8,9 +8,10 @@ MARK = "meshwright.boundary"
 def boundary(x: Any) -> Any:
     """Returns its argument, a pytree of arrays, as it is; in a pipelined plan a new layer begins there.
 
-    >>> import jax.numpy as jnp, meshwright as mw
-    >>> mw.boundary(jnp.arange(3)).tolist()
-    [0, 1, 2]
+    Examples:
+        >>> import jax.numpy as jnp, meshwright as mw
+        >>> mw.boundary(jnp.arange(3)).tolist()
+        [0, 1, 2]
     """
     import jax
     from jax.ad_checkpoint import checkpoint_name

@@ -70,13 +70,13 @@ class Auto(Method):
         fix: Shardings that are laid down: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
             Where several globs match a path, the last one holds.
         mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
-        pipeline: Whether to look for pipelines, too: see ``docs/pipelines.md``.
+        pipeline: Whether to look for pipelines, too: see ``docs/guides/pipelines.md``.
         layers: How many layers to cut a pipelined model into, or their shares of the compute; None finds out.
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
         memory_fraction, seconds: As in every `Method`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> method = mw.Auto(fix={"w": jax.P(None, "x")}, mesh_shapes=[(4,)])
         >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), cluster="1x4 h100", method=method)
@@ -146,7 +146,7 @@ class Manual(Auto):
         mesh_shapes: The mesh shapes to try; None takes one that has the axes named in `fix`.
         memory_fraction, seconds: As in every `Method`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> args, method = (jnp.ones((8, 4)), jnp.ones((4, 4))), mw.Manual({"x": jax.P("x")})
         >>> plan = mw.plan(lambda x, w: x @ w, *args, cluster="1x4 h100", method=method)
@@ -172,7 +172,7 @@ class Manual(Auto):
 class DataParallel(Method):
     """Splits the batch over every axis; parameters and optimizer state are on every device. Options: see `Method`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> step = lambda w, x: (w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max())
         >>> plan = mw.plan(step, jnp.ones((4, 4)), jnp.ones((8, 4)), cluster="1x4 h100", method=mw.DataParallel())
@@ -197,7 +197,7 @@ class Zero(Method):
         stage: 1 splits the optimizer state, 2 the gradients too, 3 the parameters too (FSDP).
         memory_fraction, seconds: As in every `Method`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> step = lambda w, x: (w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max())
         >>> plan = mw.plan(step, jnp.ones((4, 4)), jnp.ones((8, 4)), cluster="1x4 h100", method=mw.Zero(3))
@@ -235,7 +235,7 @@ class TensorParallel(Method):
     On a cluster of several hosts the last axis is a host's devices, on one host it is all of them. Options: see
     `Method`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> step = lambda w, x: (w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max())
         >>> plan = mw.plan(step, jnp.ones((4, 4)), jnp.ones((8, 4)), cluster="2x2 h100", method=mw.TensorParallel())
@@ -268,8 +268,9 @@ METHOD_NAMES = {"auto": Auto(), **METHOD_NAMES}
 def find_method(given: Method | str | None) -> Method:
     """The method that is meant, wherever a user gives one: a `Method`, its short name, or None for `Auto`.
 
-    >>> find_method("zero3"), find_method("Zero-3").name
-    (Zero(memory_fraction=0.9, stage=3), 'Zero-3')
+    Examples:
+        >>> find_method("zero3"), find_method("Zero-3").name
+        (Zero(memory_fraction=0.9, stage=3), 'Zero-3')
 
     Raises:
         ShardingError: It is neither; the message lists the names.

@@ -72,7 +72,7 @@ def plan(
         DoesNotFit: No plan fits the memory; it names the least memory that would do.
         ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
 
-    Example:
+    Examples:
         >>> import jax, meshwright as mw
         >>> x, w = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 16), "float32")
         >>> plan = mw.plan(lambda x, w: x @ w, x, w, cluster="1x8 h100")

@@ -86,7 +86,7 @@ class SolutionSummary:
 class Plan:
     """What to do and what it will cost.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, meshwright as mw
         >>> mesh = mw.Mesh.abstract((4,), alpha=(1,), beta=(1,))
         >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=mesh)

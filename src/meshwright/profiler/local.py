@@ -35,7 +35,7 @@ def cluster(description: "str | PathLike[str] | Cluster", *, remeasure: bool = F
     """Makes a cluster from its description.
 
     ``"local"`` is measured when it is first asked for, which takes seconds, and kept in the user's cache directory:
-    see docs/measuring.md. With several processes all of them must ask for it, since they measure together.
+    see docs/guides/measure.md. With several processes all of them must ask for it, since they measure together.
 
     Args:
         description: ``"HOSTSxDEVICES CHIP"`` (``"50x4 a100-40gb"``), ``"DEVICES CHIP"`` for one host (``"8 h100"``),
@@ -45,8 +45,9 @@ def cluster(description: "str | PathLike[str] | Cluster", *, remeasure: bool = F
     Raises:
         ClusterError: The description cannot be used; or some processes did not come to measure.
 
-    >>> cluster("50x4 a100-40gb").num_devices
-    200
+    Examples:
+        >>> cluster("50x4 a100-40gb").num_devices
+        200
     """
     if not is_local(description):
         if remeasure:

@@ -62,7 +62,7 @@ class Loop:
         halo: Elements of the neighbours' shards of the first operand that a split needs, both borders together,
             counted along the dim that the loop leads.
 
-    Example:
+    Examples:
         >>> Loop(4096, "sum")
         Loop(size=4096, kind='sum', halo=0)
     """
@@ -87,7 +87,7 @@ class LoopNest:
             pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
         special: Whether each number takes a special function: a division, a root, an exponential or the like.
 
-    Example:
+    Examples:
         >>> loops = (Loop(8), Loop(4, "sum"), Loop(2))
         >>> product = LoopNest(loops, operands=(((0,), (1,)), ((1,), (2,))), results=(((0,), (2,)),), leads=True)
         >>> [loop.kind for loop in product.loops]
@@ -117,8 +117,9 @@ class LoopNest:
 def settled_as(kind: str, dtype: str) -> str:
     """A reducing loop's kind, or ``unsplittable`` where no collective combines numbers of a dtype like that.
 
-    >>> settled_as("or", "bool"), settled_as("or", "int32"), settled_as("max", "complex64")
-    ('or', 'unsplittable', 'unsplittable')
+    Examples:
+        >>> settled_as("or", "bool"), settled_as("or", "int32"), settled_as("max", "complex64")
+        ('or', 'unsplittable', 'unsplittable')
     """
     known = dtype == "bool" if kind in ("and", "or") else kind == "sum" or not dtype.startswith("complex")
     return kind if known else "unsplittable"
@@ -131,9 +132,10 @@ NARROWEST = 4
 def settled_itemsize(nest: LoopNest, kind: TensorType) -> int:
     """Bytes as which one number of a partial result is sent: floats are compared as integers of at least four.
 
-    >>> largest = LoopNest((Loop(8, "max"),), (((0,),),), ((),))
-    >>> settled_itemsize(largest, TensorType((), "bfloat16", 2)), settled_itemsize(largest, TensorType((), "int8", 1))
-    (4, 1)
+    Examples:
+        >>> largest = LoopNest((Loop(8, "max"),), (((0,),),), ((),))
+        >>> [settled_itemsize(largest, TensorType((), *kind)) for kind in (("bfloat16", 2), ("int8", 1))]
+        [4, 1]
     """
     compared = any(loop.kind in ("max", "min") for loop in nest.loops)
     return max(kind.itemsize, NARROWEST) if compared and "float" in kind.dtype else kind.itemsize
@@ -175,9 +177,10 @@ def nest(
     Returns:
         The loop nest, checked against the shapes.
 
-    >>> op = Signature("mm", {}, (TensorType((4, 8), "f4"), TensorType((8, 2), "f4")), (TensorType((4, 2), "f4"),))
-    >>> nest("m k, k n -> m n", op, reduce={"k": "sum"}).loops[1]
-    Loop(size=8, kind='sum', halo=0)
+    Examples:
+        >>> op = Signature("mm", {}, (TensorType((4, 8), "f4"), TensorType((8, 2), "f4")), (TensorType((4, 2), "f4"),))
+        >>> nest("m k, k n -> m n", op, reduce={"k": "sum"}).loops[1]
+        Loop(size=8, kind='sum', halo=0)
     """
     left, arrow, right = spec.partition("->")
     if not arrow:

@@ -43,9 +43,10 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
 
     A Pallas kernel is named by its ``name``, a foreign-function call by its target.
 
-    >>> @rule("my_attention")
-    ... def my_attention(op):
-    ...     return nest("b s h d, b t h d, b t h d -> b s h d", op, unsplittable="s t d")
+    Examples:
+        >>> @rule("my_attention")
+        ... def my_attention(op):
+        ...     return nest("b s h d, b t h d, b t h d -> b s h d", op, unsplittable="s t d")
     """
 
     def register(function: Rule) -> Rule:

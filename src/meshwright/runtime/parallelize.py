@@ -65,7 +65,7 @@ def parallelize(
     Returns:
         A `Parallelized` function.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> @mw.parallelize(cluster="1x1 cpu")
         ... def step(state, x):

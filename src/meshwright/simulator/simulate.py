@@ -23,7 +23,7 @@ def simulate(plan: Plan, cluster: Cluster | str | None = None) -> Simulation:
     Raises:
         SimulationError: The mesh is abstract, so nothing takes seconds, or the cluster does not suit the plan.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, meshwright as mw
         >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((64, 32)), jnp.ones((32, 32)), cluster="1x4 h100")
         >>> mw.simulate(plan).step_s > 0

@@ -41,10 +41,11 @@ def solve(
             is proven.
         goal: A cost from which on choices are of no use: the search ends once it is proven that none is cheaper.
 
-    >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
-    >>> solution = solve(problem)
-    >>> str(solution.status), solution.cost, solution.choice.tolist()
-    ('optimal', 2.0, [1, 0])
+    Examples:
+        >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
+        >>> solution = solve(problem)
+        >>> str(solution.status), solution.cost, solution.choice.tolist()
+        ('optimal', 2.0, [1, 0])
     """
     if not isinstance(problem, ChoiceProblem):
         raise ProblemError(f"problem is {type(problem).__name__}: give a ChoiceProblem")

@@ -1,6 +1,6 @@
 """The verdict: what kind of parallelism a plan is, per mesh axis, in the words people use for it.
 
-It rests on the facts of `uses.py`, weighed by the work of the products; `docs/seeing.md` states the rules in words.
+It rests on the facts of `uses.py`, weighed by the work of the products; `docs/guides/see.md` states the rules in words.
 """
 
 from collections import defaultdict

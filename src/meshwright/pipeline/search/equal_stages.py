@@ -31,7 +31,7 @@ class ThreeD(Method):
         layers, boundaries: As in `Auto`.
         memory_fraction: As in every `Method`.
 
-    Example:
+    Examples:
         >>> import meshwright as mw
         >>> from meshwright import zoo
         >>> model = zoo.build("mlp", batch=8, layers=4)

@@ -56,7 +56,7 @@ def compare(
         The comparison: it prints as a table. A method that does not fit or that the shapes do not allow is a row that
         says why.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, meshwright as mw
         >>> step = lambda w, x: (w - x.T @ (x @ w), x.sum())
         >>> found = mw.compare(step, jnp.ones((8, 4)), jnp.ones((16, 8)), methods=[mw.Auto(), mw.Zero(3)],

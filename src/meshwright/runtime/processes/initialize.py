@@ -48,7 +48,7 @@ def initialize(
     Raises:
         ProcessError: Some process did not come, or the processes do not fit together.
 
-    Example:
+    Examples:
         >>> import meshwright as mw
         >>> mw.initialize("10.0.0.1:1234", 2, 0, timeout=60)  # doctest: +SKIP
     """

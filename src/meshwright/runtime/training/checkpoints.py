@@ -49,7 +49,7 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
     Raises:
         CheckpointError: It could not be saved. The state and the earlier checkpoints are intact.
 
-    Example:
+    Examples:
         >>> import tempfile, jax.numpy as jnp, meshwright as mw
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     mw.save(directory, 10, {"w": jnp.arange(3.0), "step": 10})
@@ -112,7 +112,7 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         CheckpointError: There is no such checkpoint, it cannot be read, its numbers are not those that were saved, or
             it is of another state.
 
-    Example:
+    Examples:
         >>> import tempfile, jax.numpy as jnp, meshwright as mw
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     for step in (10, 20):

@@ -47,7 +47,7 @@ def batches(iterable: Iterable[Any], function: Parallelized) -> "Batches":
         An iterator; its `close` stops fetching, and so does dropping it. An error of the iterable is raised in its
         place, after the batches before it.
 
-    Example:
+    Examples:
         >>> import numpy as np, meshwright as mw
         >>> step = mw.parallelize(lambda w, x: (w + x.sum(), x.max()), cluster="1x1 cpu")
         >>> w = np.float32(0)

@@ -35,7 +35,7 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     Returns:
         The state, placed as the function's plan says.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> @mw.parallelize(cluster="1x1 cpu")
         ... def step(state, x):
@@ -102,7 +102,7 @@ def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) 
         The function, parallelised. Arguments are told by their paths and shapes: ``params/w`` of the follower is
         ``state/params/w`` of the leader.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
         >>> @mw.parallelize(cluster="1x1 cpu")
         ... def step(state, x):

@@ -38,7 +38,7 @@ def explore(
     Returns:
         The ranking; print it, or save its picture.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, meshwright as mw
         >>> args = (jnp.ones((64, 32)), jnp.ones((32, 32)))
         >>> found = mw.explore(lambda x, w: x @ w, args, clusters=["1x4 h100", "1x4 a100"], objective="step_s")

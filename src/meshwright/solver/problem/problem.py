@@ -33,10 +33,11 @@ class ChoiceProblem:
         row_node, row_start, row_end, row_first, usage: Memory rows: in `[start, end)` row r adds
             `usage[row_first[r] + strategy of row_node[r]]`.
 
-    >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], usages=[[4, 1], [3, 3]], intervals=[(0, 2), (1, 3)],
-    ...                         edges=[(0, 1, [[9, 0], [0, 9]])], limit=5)
-    >>> problem
-    ChoiceProblem(2 nodes, 4 strategies, 1 edges, 2 memory rows, limit 5)
+    Examples:
+        >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], usages=[[4, 1], [3, 3]], intervals=[(0, 2), (1, 3)],
+        ...                         edges=[(0, 1, [[9, 0], [0, 9]])], limit=5)
+        >>> problem
+        ChoiceProblem(2 nodes, 4 strategies, 1 edges, 2 memory rows, limit 5)
     """
 
     def __init__(self, *, costs, usages=None, intervals=None, edges: Iterable[tuple] = (), limit=None, name: str = ""):
@@ -48,8 +49,9 @@ class ChoiceProblem:
     def from_rows(cls, costs, edges: Iterable[tuple], rows: Iterable[tuple], limit, name: str = "") -> "ChoiceProblem":
         """Builds a problem whose nodes may have any number of memory rows `(node, start, end, usage_vector)`.
 
-        >>> ChoiceProblem.from_rows([[1, 2]], [], [(0, 0, 1, [3, 1]), (0, 4, 5, [1, 2])], limit=2)
-        ChoiceProblem(1 nodes, 2 strategies, 0 edges, 2 memory rows, limit 2)
+        Examples:
+            >>> ChoiceProblem.from_rows([[1, 2]], [], [(0, 0, 1, [3, 1]), (0, 4, 5, [1, 2])], limit=2)
+            ChoiceProblem(1 nodes, 2 strategies, 0 edges, 2 memory rows, limit 2)
         """
         first, cost = validate.costs(costs)
         self = cls.__new__(cls)

@@ -58,7 +58,7 @@ class Solution:
         seconds: Wall-clock time the solve took.
         history: Progress of the search, one entry per improvement.
 
-    Example:
+    Examples:
         >>> import meshwright as mw
         >>> found = mw.solve(mw.ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])]))
         >>> str(found.status), found.cost, found.lower_bound, found.gap
