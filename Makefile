@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.tools
 KERNELS := $(VENV)/.kernels
+SITE_TOOLS := $(VENV)/.site-tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
-.PHONY: setup demo test check docs-check bench browser clean
+.PHONY: setup demo test check docs docs-check bench browser clean
 
 setup: $(INSTALLED)
 
@@ -40,6 +41,14 @@ test: $(KERNELS) check
 browser:
 	command -v chromium > /dev/null || (apt-get $(QUICKLY) update -qq && apt-get $(QUICKLY) install -y -qq chromium)
 
+# The site, in site/: offline, and a warning (a broken link, a name without documentation) is an error.
+docs: $(SITE_TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+$(SITE_TOOLS): $(INSTALLED)
+	$(PIP) --editable ".[docs]"
+	touch $@
+
 # Every command and example of the documents, those that plan large models too.
 docs-check: $(KERNELS)
 	MESHWRIGHT_DOCS=all $(BIN)/python -m pytest tests/test_docs.py
@@ -53,4 +62,4 @@ bench: $(KERNELS)
 	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache

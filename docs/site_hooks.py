@@ -10,11 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 COPIES = "repository"
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?\)")
+REMOTE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 NAME = re.compile(r"^::: mw\.(\w+)$", re.MULTILINE)
 
 
@@ -42,6 +44,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         markdown = markdown.replace("<!-- commands -->", _commands())
     markdown = NAME.sub(_documented, markdown)
     return LINK.sub(lambda link: _turned(link, origin, here), markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Refuses a page that would load something from a network."""
+    found = REMOTE.search(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri} would load {found[0]:.200}; keep it in docs/")
+    return output
 
 
 def _target(path: str, link: str) -> str | None:
@@ -74,7 +84,7 @@ def _commands() -> str:
     """Every command of the `meshwright` command with its arguments and options."""
     import typer
 
-    from meshwright.cli import app
+    from meshwright.cli.app import app
 
     group = typer.main.get_command(app)
     with typer.Context(group, info_name="meshwright") as context:

@@ -15,22 +15,28 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import meshwright as mw
 from meshwright.cli.app import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ALL = os.environ.get("MESHWRIGHT_DOCS") == "all"
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 SLOW = re.compile(r"meshwright (plan|simulate|explore|compare) (llama2|alpa-gpt|gpt2)|meshwright measure")
 ELSEWHERE = {  # what no test of this file runs, and why
     "make ": "it runs this very test, or trains",
     "pip install": "it installs",
+    "python first_run.py": "the block before it is this file, and runs",
     "python -m pytest": "it names the reader's own model, or runs other tests",
     'python -c "': "it names the reader's own chip or model",
     "mw.initialize()": "it takes several processes: tests/runtime/test_processes.py has them",
 }
 MEASURING = {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": "measured"}  # here, not in the user's own folder
-OWN_TESTS = {"one-matrix-product.md": "below", "compiler-faults.md": "tests/runtime/test_compiler_faults.py"}
+OWN_TESTS = {"docs/one-matrix-product.md": "below", "docs/compiler-faults.md": "tests/runtime/test_compiler_faults.py"}
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page):
@@ -54,7 +60,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in OWN_TESTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if name(p) not in OWN_TESTS and blocks(p)], ids=name)
 def test_every_block_of_a_page_runs_in_its_order(page, folder, capsys):
     names = {"__name__": page.stem}
     for kind, text in blocks(page):
@@ -62,11 +68,11 @@ def test_every_block_of_a_page_runs_in_its_order(page, folder, capsys):
             if "@mw.rule" in text:  # it would stay in the registry
                 subprocess.run([sys.executable, "-c", text], check=True, timeout=300)
             else:
-                exec(compile(text, page.name, "exec"), names)
+                exec(compile(text, name(page), "exec"), names)
         if kind == "sh":
             for line in text.splitlines():
                 run_line(line)
-    if page.name == "README.md":
+    if name(page) == "docs/guides/plan.md":
         check_printed(page.read_text(encoding="utf-8"), capsys.readouterr().out)
 
 
@@ -82,8 +88,8 @@ def run_line(line):
 
 
 def check_printed(text, out):
-    """What the README shows is what is printed, but for its notes, the columns' widths and the solver's time."""
-    shown = re.search(r"The ten lines print this.*?```text\n(.*?)```", text, re.DOTALL)[1]
+    """What the page shows is what is printed, but for its notes, the columns' widths and the solver's time."""
+    shown = re.search(r"The example prints this.*?```text\n(.*?)```", text, re.DOTALL)[1]
     printed = [" ".join(line.split()) for line in out.splitlines()]
     for line in shown.splitlines():
         words = " ".join(re.sub("↳.*|; solved in.*|…", "", line).split())
@@ -94,10 +100,10 @@ def test_every_block_says_what_it_is_and_nothing_is_left_out_in_vain():
     kinds, text = set(), ""
     for page in PAGES:
         for kind, block in blocks(page):
-            assert kind in ("python", "pycon", "sh", "text", "toml"), (page.name, block[:60])
+            assert kind in ("python", "pycon", "sh", "text", "toml"), (name(page), block[:60])
             kinds, text = {*kinds, kind}, text + block
             if kind != "sh":
-                assert not re.search(r"^meshwright ", block, re.MULTILINE), (page.name, block[:60])
+                assert not re.search(r"^meshwright ", block, re.MULTILINE), (name(page), block[:60])
     assert all(start in text for start in ELSEWHERE) and SLOW.search(text) and {"python", "sh"} <= kinds
 
 
@@ -107,8 +113,24 @@ def test_the_walk_of_one_matrix_product_is_true():
     assert result.attempted > 20 and result.failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
-    assert not missing
+def test_links_lead_somewhere():
+    for page in PAGES:
+        links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        assert not [link for link in links if "://" not in link and not (page.parent / link).exists()], name(page)
+
+
+def test_every_page_is_in_the_site():
+    """`make docs` is strict about what the navigation names; this is about what it leaves out."""
+    listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == {name(page).removeprefix("docs/") for page in PAGES if page.is_relative_to(ROOT / "docs")}
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES if "reference" in page.parts)
+    assert sorted(re.findall(r"^::: mw\.(\w+)$", pages, re.MULTILINE)) == sorted(mw.__all__)
+
+
+def test_troubleshooting_has_every_error():
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    errors = {kind for kind in mw.__all__ if kind.endswith("Error") or kind in ("DoesNotFit", "DeviceOutOfMemory")}
+    assert set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) == errors - {"MeshwrightError"}
