@@ -29,7 +29,7 @@ ELSEWHERE = {  # what no test of this file runs, and why
     "python first_run.py": "the block before it is this file, and runs",
     "python -m pytest": "it names the reader's own model, or runs other tests",
     'python -c "': "it names the reader's own chip or model",
-    "mw.initialize()": "it takes several processes: tests/runtime/test_processes.py has them",
+    "mw.initialize()": "it takes several processes: tests/runtime/processes/ has them",
 }
 MEASURING = {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": "measured"}  # here, not in the user's own folder
 OWN_TESTS = {"docs/one-matrix-product.md": "below", "docs/compiler-faults.md": "tests/runtime/test_compiler_faults.py"}
