@@ -18,7 +18,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import app
-from meshwright.plans.records.packing import pack, unpack
+from meshwright.plan_files.packing import pack, unpack
 from meshwright.profiler.database import load_survey, survey_path
 from meshwright.profiler.survey import Machine, Reading, Survey
 from meshwright.solver import ChoiceProblem
@@ -61,7 +61,7 @@ def plans():
     """A plan without stages, and one with, as text."""
     step, args = mlp_step(16, 16, layers=2)
     recipe = mw.ThreeD(data=1, tensor=2, pipeline=2, microbatch=8)
-    from meshwright.plans.storage import plan_json
+    from meshwright.plan_files.storage import plan_json
 
     found = {
         "spmd": mw.plan(step, *args, cluster="1x4 h100", mesh=(2, 2), method=mw.TensorParallel()),

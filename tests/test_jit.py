@@ -10,7 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright import jit, zoo
 from meshwright.jit import Kernel, compiling, inline, kernel
-from meshwright.plans.storage import plan_to_json
+from meshwright.plan_files.storage import plan_to_json
 from meshwright.progress import progress
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.local_search.decimation import settle

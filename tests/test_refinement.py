@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.plans.storage import plan_from_json, plan_to_json
+from meshwright.plan_files.storage import plan_from_json, plan_to_json
 from meshwright.refinement import STRICT, Refinements
 from meshwright.rules import registry
 
@@ -18,7 +18,7 @@ REFINEMENTS = {
     "meshwright.planner.grouping.groups.find_starts": "The search for sums that start together",
     "meshwright.planner.planner.liveness": "The model of fusion",
     "meshwright.planner.planner.cpu_liveness": "The model of memory on CPUs",
-    "meshwright.planner.pricing.formulation.cpu_liveness": "The model of memory of the chosen plan",
+    "meshwright.planner.reading.readback.cpu_liveness": "The model of memory of the chosen plan",
     "meshwright.planner.planner.proven": "The lower bound",
     "meshwright.planner.pricing.formulation.CpuMemory": "The search with all refinements",
 }

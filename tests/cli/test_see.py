@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshwright.cli import app
-from meshwright.plans.storage import VERSION
+from meshwright.plan_files.storage import VERSION
 from tests.cli.test_app import refuse, run
 from tests.explain.alpa.test_dump import DUMPS, state, write
 from tests.explain.plans import plan_of, tensor_parallel

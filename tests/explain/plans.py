@@ -15,7 +15,7 @@ def traced(name, options=()):
 def plan_of(name, shape, method, memory_bytes=None, **options):
     """A plan on a mesh where compute is free, so that every product must be split."""
     mesh = mw.Mesh.abstract(shape, 1.0, 1e-3, memory_bytes)
-    return Task(traced(name, tuple(sorted(options.items()))), method).plan([mesh], lambda _: None)
+    return mw.Plan.of(Task(traced(name, tuple(sorted(options.items()))), method).plan([mesh], lambda _: None))
 
 
 @cache

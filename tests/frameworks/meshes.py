@@ -13,7 +13,7 @@ def check_plans(function, *args):
     """Plans on every mesh from one trace; structures are those of the arguments, and nothing lacks a rule."""
     task = Task(trace(function, *args), mw.Auto())
     for shape in SHAPES:
-        plan = task.plan([mw.Mesh.abstract(shape, alpha=1, beta=1)], lambda _: None)
+        plan = mw.Plan.of(task.plan([mw.Mesh.abstract(shape, alpha=1, beta=1)], lambda _: None))
         assert jax.tree.structure(plan.in_shardings) == jax.tree.structure(tuple(args))
         assert plan.unsplittable == ()
         assert plan.solution.lower_bound <= plan.cost.total * (1 + 1e-12)

@@ -7,7 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
-from meshwright.planner.planner import plan_traced
+from meshwright.planning import plan_traced
 from meshwright.runtime.spmd import spmd
 from tests.compiling import QUICK
 

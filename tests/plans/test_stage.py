@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 import meshwright as mw
-from meshwright.plans.plan import KnownDetails
+from meshwright.plan_files.storage import SavedDetails, plan_from_json, plan_to_json
+from meshwright.plan_files.stored_operations import ops_to_json
 from meshwright.plans.stage import Pipeline, Stage, StageTime, Submesh
-from meshwright.plans.storage import plan_from_json, plan_to_json
 from meshwright.plans.tensor import Tensor
 from tests.planner.examples import mesh, mlp_step
 
@@ -27,7 +27,8 @@ def staged(cluster):
         layers, sizes = (first, first + 1), (64.0, 1e-3, 10, 20, 30, 60)
         found.append(Stage(layers, submesh, view, "words", *times, 0.5, *sizes, (layers,), tensors))
     whole = mw.Mesh((cluster.num_devices,), cluster)
-    details, pipeline = KnownDetails((), ()), Pipeline("1f1b", 4, 1, "none")
+    details = SavedDetails({"collectives": [], "ops": ops_to_json(()), "record": None}, whole.names, len(found))
+    pipeline = Pipeline("1f1b", 4, 1, "none")
     return replace(plain, mesh=whole, details=details, pipeline=pipeline, stages=tuple(found))
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from meshwright.pipeline.schedules import in_flight
+from meshwright.schedules import in_flight
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task
 from tests.simulator.works import compute, pipeline

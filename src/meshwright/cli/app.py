@@ -151,7 +151,7 @@ def plan(
         found.save(save)
         note(f"saved {save}")
     if json_path is not None:
-        from meshwright.plans.storage import plan_json
+        from meshwright.plan_files.storage import plan_json
 
         write_text(json_path, plan_json(found))
     if str(json_path) != "-":

@@ -10,7 +10,7 @@ from meshwright.errors import ShardingError
 if TYPE_CHECKING:
     from meshwright.hardware import Cluster
     from meshwright.planner import Method
-    from meshwright.runtime.checking.comparison import Comparison
+    from meshwright.training.comparison import Comparison
 
 
 def find_comparison(request: plan.Request, methods: str, steps: int, stages: Stages) -> "Comparison":
@@ -38,7 +38,7 @@ def _compared(
     request: plan.Request, methods: "tuple[Method, ...]", machine: "Cluster", steps: int, stages: Stages
 ) -> "Comparison":
     function, args = plan.function_of(request, stages, real=steps > 0)
-    from meshwright.runtime.checking.compare import compare
+    from meshwright.training.compare import compare
 
     return compare(
         function,

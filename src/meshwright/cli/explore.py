@@ -83,9 +83,7 @@ def explore_command(
     if json_path is not None:
         write_json(json_path, found.to_json())
     if str(json_path) != "-":
-        from meshwright.simulator.explore.text import exploration_view
-
-        show(exploration_view(found))
+        show(found)
 
 
 def _prices(texts: list[str]) -> dict[str, float]:

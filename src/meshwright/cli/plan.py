@@ -18,9 +18,9 @@ from meshwright.errors import DoesNotFit, ShardingError, raised_at
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
+    from meshwright.facade import Plan
     from meshwright.hardware import Cluster
     from meshwright.planner import Method
-    from meshwright.plans.plan import Plan
 
 _MESH = re.compile(r"\d{1,9}([x×]\d{1,9})*", re.IGNORECASE)
 

@@ -11,7 +11,7 @@ from meshwright.cli.screen import note, show
 from meshwright.errors import PlanFileError
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.facade import Plan
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")]
 _TAKES = "give a plan that plan.save wrote, or a folder of plan.dump or of Alpa's dump_debug_info"

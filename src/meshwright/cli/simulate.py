@@ -28,8 +28,8 @@ from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
+    from meshwright.facade import Plan
     from meshwright.hardware import Cluster
-    from meshwright.plans.plan import Plan
 
 
 def simulate_command(
@@ -123,8 +123,7 @@ def changed(machine: "Cluster", given: dict[str, str | None]) -> "Cluster":
 
 def _view(plan: "Plan", simulation: Any) -> RenderableType:
     from meshwright.explain.show.plan_text import plan_view
-    from meshwright.simulator.show import simulation_view
 
     searched = f"search took {format_seconds(plan.solution.seconds)}" if plan.solution.seconds else "a saved plan"
     cost = Text(f"planned step {format_seconds(plan.step_s)}, nothing overlapping; {searched}\n")
-    return Group(plan_view(plan), Text(), cost, simulation_view(simulation))
+    return Group(plan_view(plan), Text(), cost, simulation)

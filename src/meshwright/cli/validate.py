@@ -27,8 +27,7 @@ def validate_command(
     plan.check_writable(json_path)
     path = rows if rows is not None else _default()
     from meshwright.simulator.published.replay import read_rows, replay_rows
-    from meshwright.simulator.published.show import validation_view
-    from meshwright.simulator.published.validation import Validation
+    from meshwright.simulator.published.validation import Validation, validation_view
 
     table = read_rows(path)
     note(f"simulating {len(table)} rows of {path}")

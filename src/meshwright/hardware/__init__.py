@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright import lazy
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.clusters import Cluster
+from meshwright.hardware.clusters import Cluster, Mesh
 from meshwright.hardware.link import Host, Link
-from meshwright.hardware.mesh import Mesh
 
 if TYPE_CHECKING:
     from meshwright.hardware.load import cluster

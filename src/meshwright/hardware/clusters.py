@@ -1,18 +1,229 @@
-"""A cluster: hosts full of chips, of one kind or several, and all the logical meshes it can be seen as."""
+"""Clusters and meshes: hosts full of chips, of one kind or several, and the logical views of them with named axes.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+They are one file because each makes the other: a cluster its meshes, and a saved mesh its cluster.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any
 
 from meshwright.errors import ClusterError
+from meshwright.hardware.abstract import abstract_ways
 from meshwright.hardware.chip import Chip
+from meshwright.hardware.collectives import KINDS, Way, ways
+from meshwright.hardware.groups import group_of
 from meshwright.hardware.link import Host, Link
-from meshwright.hardware.mesh import AXIS_NAMES, MOST_DEVICES, Mesh, plain_sizes
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
 from meshwright.schema import Count, checked
 
+AXIS_NAMES = ("x", "y", "z")
+MOST_DEVICES = 2**20  # several times the largest machine; views of a mesh are counted by its divisors
 CATALOGUE = "modelled: catalogue figures"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices seen as a grid of one to three axes named x, y and z.
+
+    Make one with `Cluster.mesh` or, for research without a machine, with `Mesh.abstract`.
+
+    Attributes:
+        sizes: Number of devices along each axis; the last axis is innermost.
+        cluster: The machines behind it; None where the mesh is abstract.
+        alpha: Fixed cost of a collective along each axis of an abstract mesh.
+        beta: Cost per byte along each axis of an abstract mesh.
+        limit_bytes: Memory per device of an abstract mesh; None where there is no limit.
+
+    Examples:
+        >>> mesh = Mesh.abstract((2, 4), alpha=(1, 1), beta=(1, 0.1))
+        >>> mesh.shape, mesh.num_devices
+        ({'x': 2, 'y': 4}, 8)
+    """
+
+    sizes: tuple[int, ...]
+    cluster: "Cluster | None" = None
+    alpha: tuple[float, ...] = ()
+    beta: tuple[float, ...] = ()
+    limit_bytes: int | None = None
+    _ways: dict[tuple[str, tuple[int, ...]], tuple[Way, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.sizes) <= len(AXIS_NAMES):
+            raise ClusterError(f"a mesh has 1 to 3 axes, not {len(self.sizes)} as in {self.sizes}: merge some of them.")
+        if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in self.sizes):
+            raise ClusterError(f"mesh sizes must be whole numbers of at least 1, not {self.sizes}: e.g. (4, 8).")
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(
+                f"mesh {self.sizes!s:.60} has more than {MOST_DEVICES:,} devices, which is the most that Meshwright "
+                "plans for: choose smaller sizes."
+            )
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.shape.items())
+        return f"Mesh({sizes}; {self.cluster or 'abstract'})"
+
+    @classmethod
+    def abstract(
+        cls,
+        shape: Sequence[int],
+        alpha: Sequence[float] | float,
+        beta: Sequence[float] | float,
+        memory_bytes: int | None = None,
+    ) -> "Mesh":
+        """Makes a mesh that has costs but no machines: compute is free, memory may be limited.
+
+        On an axis of n devices an all-gather or reduce-scatter of B bytes costs α + β(n-1)/n·B, an all-reduce
+        α + 2β(n-1)/n·B, an all-to-all α + β(n-1)/n²·B and a permute α + β·B.
+
+        Args:
+            shape: Number of devices along each of one to three axes.
+            alpha: α of each axis, or one number for all.
+            beta: β of each axis, or one number for all.
+            memory_bytes: Memory of each device, or None for no limit.
+
+        Examples:
+            >>> Mesh.abstract((4, 1), alpha=(1, 1), beta=(1, 1)).collective_s("all_reduce", (0,), 100)
+            151.0
+        """
+        sizes = plain_sizes(shape)
+        costs = (_per_axis("alpha", alpha, len(sizes)), _per_axis("beta", beta, len(sizes)))
+        if memory_bytes is not None and not (isinstance(memory_bytes, Real) and memory_bytes > 0):
+            raise ClusterError(f"memory_bytes must be above 0, not {memory_bytes!r}: leave it out for no limit.")
+        return cls(sizes, None, *costs, None if memory_bytes is None else int(memory_bytes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return AXIS_NAMES[: len(self.sizes)]
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Sizes by axis name, e.g. ``{"x": 50, "y": 4}``."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def is_abstract(self) -> bool:
+        return self.cluster is None
+
+    @property
+    def chip(self) -> "Chip | None":
+        return None if self.cluster is None else self.cluster.chip
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether XLA's CPU backend makes its programs; an abstract mesh stands for accelerators."""
+        return self.chip is not None and "cpu" in self.chip.device_kinds
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Usable bytes of each device; None where an abstract mesh has no limit."""
+        return self.limit_bytes if self.cluster is None else self.cluster.memory_bytes
+
+    def link_of(self, axis: int) -> str:
+        """Says in words which wires an axis crosses, e.g. ``"nvlink3 x 4, then infiniband x 2"``."""
+        if self.cluster is None:
+            return "abstract"
+        group = group_of(self.cluster, self.sizes, (axis,))
+        steps = ((self.cluster.intra.kind, group.inner.size), (self.cluster.inter.kind, group.num_domains))
+        return ", then ".join(f"{kind} x {size}" for kind, size in steps if size > 1) or "none"
+
+    def alternatives(self, kind: str, axes: Sequence[int]) -> tuple[Way, ...]:
+        """The ways to do a collective: ``(seconds, seconds per byte)`` each; its time is the least of them.
+
+        Args:
+            kind: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"`` or ``"permute"``.
+            axes: Indices of the axes it runs along.
+        """
+        key = (kind, tuple(axes))
+        found = self._ways.get(key)
+        if found is None:
+            found = self._ways[key] = self._find_ways(kind, key[1])
+        return found
+
+    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Any, start: float = 1.0) -> Any:
+        """Seconds (or the abstract mesh's units) of a collective; a number or an array, like ``num_bytes``.
+
+        Args:
+            kind: As in `alternatives`.
+            axes: Indices of the axes it runs along.
+            num_bytes: All-gather: bytes of the gathered result on one device. Reduce-scatter: of the full unreduced
+                buffer on one device. All-reduce: of the buffer. All-to-all: of the whole tensor over the group (local
+                part × number of devices). Permute: what each device sends.
+            start: The part of the fixed time that counts, where a compiler combines several collectives into one.
+        """
+        found = [(start * alpha, beta) for alpha, beta in self.alternatives(kind, axes)]
+        if isinstance(num_bytes, int | float):
+            return min(alpha + beta * num_bytes for alpha, beta in found) if num_bytes > 0 else 0.0
+        import numpy as np  # here, so that a plan is read and printed without it
+
+        sizes = np.asarray(num_bytes, dtype=float)
+        times = found[0][0] + found[0][1] * sizes
+        for alpha, beta in found[1:]:
+            times = np.minimum(times, alpha + beta * sizes)
+        times = np.where(sizes > 0, times, 0.0)
+        return float(times) if times.ndim == 0 else times
+
+    def outer_beta(self, axes: Sequence[int]) -> float:
+        """Seconds per byte of an all-reduce in which every device sends all through its own share of the outer link.
+
+        0 where no outer link is crossed, and on an abstract mesh.
+        """
+        used = tuple(sorted(axis for axis in axes if self.sizes[axis] > 1))
+        if self.cluster is None or not used:
+            return 0.0
+        group = group_of(self.cluster, self.sizes, used)
+        return 2 / group.device_bandwidth if group.num_domains > 1 else 0.0
+
+    def _find_ways(self, kind: str, axes: tuple[int, ...]) -> tuple[Way, ...]:
+        if kind not in KINDS:
+            raise ClusterError(f"unknown collective {kind!r}: use one of {', '.join(KINDS)}.")
+        if len(set(axes)) != len(axes) or any(not 0 <= axis < len(self.sizes) for axis in axes):
+            raise ClusterError(f"axes {axes} are not distinct indices of a mesh of {len(self.sizes)} axes.")
+        used = tuple(sorted(axis for axis in axes if self.sizes[axis] > 1))
+        if not used:
+            return ((0.0, 0.0),)
+        if self.cluster is None:
+            return abstract_ways(kind, [(self.sizes[i], self.alpha[i], self.beta[i]) for i in used])
+        return ways(group_of(self.cluster, self.sizes, used), self.cluster.intra, self.cluster.inter, kind)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `from_json` makes the same mesh again."""
+        if self.cluster is not None:
+            return {"shape": list(self.sizes), "cluster": self.cluster.to_json()}
+        costs = {"alpha": list(self.alpha), "beta": list(self.beta), "memory_bytes": self.limit_bytes}
+        return {"shape": list(self.sizes), "abstract": costs}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Mesh":
+        """Makes a mesh from what `to_json` gave."""
+        if "abstract" in data:
+            return cls.abstract(data["shape"], **data["abstract"])
+        cluster = Cluster.from_json(data["cluster"])
+        return cls(tuple(data["shape"]), cluster) if cluster.mixed else cluster.mesh(data["shape"])
+
+
+def plain_sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes as Python's own whole numbers; what is none is left for the mesh to refuse."""
+    if not isinstance(shape, Iterable):
+        raise ClusterError(f"the shape of a mesh is {shape!r}: give a size for each axis, e.g. (4, 8).")
+    return tuple(int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in shape)
+
+
+def _per_axis(name: str, values: Sequence[float] | float, num_axes: int) -> tuple[float, ...]:
+    per_axis = (values,) * num_axes if isinstance(values, int | float) else tuple(values)
+    if len(per_axis) != num_axes:
+        raise ClusterError(f"{name} has {len(per_axis)} numbers for {num_axes} axes: give one per axis.")
+    if any(not value >= 0 for value in per_axis):
+        raise ClusterError(f"{name} must not be negative, but is {per_axis}: costs are at least 0.")
+    return tuple(float(value) for value in per_axis)
 
 
 @dataclass(frozen=True)

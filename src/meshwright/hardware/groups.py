@@ -7,14 +7,34 @@ A "domain" is the set of devices that the fast link joins: a host, or a whole TP
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from meshwright.hardware.link import Link
 from meshwright.hardware.torus import place_axes, torus_inner
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from meshwright.hardware.clusters import Cluster
+
+class Machines(Protocol):
+    """What this module reads of a `Cluster`, which stands above it."""
+
+    @property
+    def num_devices(self) -> int: ...
+
+    @property
+    def devices_per_host(self) -> int: ...
+
+    @property
+    def torus_sizes(self) -> tuple[int, ...]: ...
+
+    @property
+    def intra(self) -> Link: ...
+
+    @property
+    def inter(self) -> Link: ...
+
+    def torus(self, domain: int) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +76,7 @@ class Group:
     device_bandwidth: float
 
 
-def domain_size(cluster: "Cluster") -> int:
+def domain_size(cluster: Machines) -> int:
     """Number of devices that the fast link joins: a host's, or more where the link leaves the host."""
     per_host, total = cluster.devices_per_host, cluster.num_devices
     if cluster.torus_sizes:
@@ -67,7 +87,7 @@ def domain_size(cluster: "Cluster") -> int:
 
 
 @lru_cache(maxsize=8192)
-def group_of(cluster: "Cluster", sizes: tuple[int, ...], axes: tuple[int, ...]) -> Group:
+def group_of(cluster: Machines, sizes: tuple[int, ...], axes: tuple[int, ...]) -> Group:
     """Describes the groups that collectives along some axes of a mesh form, by the worst-placed one."""
     import numpy as np  # here and below, so that a plan is read and printed without it
 
@@ -103,7 +123,7 @@ def _first_in_domain(domains_gn: "np.ndarray") -> "np.ndarray":
 
 
 def _inner(
-    cluster: "Cluster",
+    cluster: Machines,
     sizes: tuple[int, ...],
     axes: tuple[int, ...],
     members_gn: "np.ndarray",

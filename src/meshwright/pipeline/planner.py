@@ -25,7 +25,7 @@ from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.planner import Task
-from meshwright.plans.plan import Plan
+from meshwright.plans.plan import PlanData
 
 Progress = Callable[[str], None]
 
@@ -33,7 +33,9 @@ _FEW_KINDS = 3  # of hosts, up to which any of them may be left idle
 _EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
 
 
-def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None) -> Plan:
+def plan_stages(
+    traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
+) -> PlanData:
     """The best plan with stages that a method allows; without, where one program over all devices is quicker.
 
     Args:
@@ -61,7 +63,7 @@ def plan_stages(traced: Traced, cluster: Cluster, method: Method, say: Progress,
     return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
 
 
-def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tuple[Search, Plan | None]:
+def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tuple[Search, PlanData | None]:
     """The search that found the best pipeline, and the plan without stages, where that is quicker.
 
     Where hosts are of several kinds, it may be quicker to leave some kinds idle.
@@ -125,7 +127,7 @@ def start_search(
     return Search(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say, budget=budget)
 
 
-def _plain(task: Task, search: Search, say: Progress) -> Plan | None:
+def _plain(task: Task, search: Search, say: Progress) -> PlanData | None:
     """The best plan without stages; None where there is none."""
     cluster = search.catalogue.cluster
     if cluster.mixed:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.pipeline.schedules import find_schedule
 from meshwright.plans.stage import Pipeline, Stage
+from meshwright.schedules import find_schedule
 
 
 class StageSeconds(NamedTuple):

@@ -20,7 +20,7 @@ from meshwright.pipeline.search.search import Search
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
 from meshwright.planner.planner import provenance, unsplittable
-from meshwright.plans.plan import Cost, Memory, Plan, SolutionSummary
+from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.stage import Stage, StageTime, Submesh
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.solver.problem.gap import relative_gap
@@ -30,7 +30,7 @@ _INNER = {"x": "y", "y": "z"}  # names of a view's axes behind that of the repli
 _WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
 
-def describe(search: Search, traced: Traced, method: Method, seconds: float) -> Plan:
+def describe(search: Search, traced: Traced, method: Method, seconds: float) -> PlanData:
     """The plan of the best pipeline."""
     found = search.best
     assert found is not None
@@ -53,7 +53,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         f"{catalogue.layers.num_layers} layers priced by {catalogue.num_solves} solves, "
         f"{search.tried} pipelines compared"
     )
-    return Plan(
+    return PlanData(
         mesh=mesh,
         method=method.name,
         cost=cost,

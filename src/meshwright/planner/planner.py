@@ -11,29 +11,27 @@ from numpy.typing import NDArray
 
 import meshwright
 from meshwright import jax_compat
-from meshwright.errors import ShardingError, TraceError
-from meshwright.graph import Graph, Traced, trace
+from meshwright.errors import TraceError
+from meshwright.graph import Graph, Traced
 from meshwright.graph.conversions import multiplies_narrow_types
 from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.plain_liveness import plain_liveness
-from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.graph.xla_gpu.liveness import liveness
-from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware import Mesh
 from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
-from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.planner.methods import Method
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.pricing.pricer import Pricer
-from meshwright.planner.reading.readback import Readback
+from meshwright.planner.reading.details import FreshDetails
+from meshwright.planner.reading.readback import MeshProblem, Readback
 from meshwright.planner.solving.refining import proven
 from meshwright.planner.solving.view_search import View, search
-from meshwright.plans.plan import Considered, Cost, Memory, Plan, SolutionSummary
+from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.priced.problem import Profile
-from meshwright.profiler import cluster as find_cluster
-from meshwright.progress import progress
 from meshwright.refinement import Refinements
 from meshwright.rules import has_rule, kernel_name
 from meshwright.solver import Solution
@@ -44,86 +42,17 @@ Lie = tuple[tuple[int, ...], str, Spec]  # shape, dtype and sharding
 _TIGHTER = 0.99  # of what is missing to the limit, so that every search asks for less
 
 
-def plan(
-    function: Callable[..., Any],
-    *args: Any,
-    cluster: Cluster | str | None = None,
-    mesh: Mesh | tuple[int, ...] | None = None,
-    method: Method | str | None = None,
-    on_progress: Progress | None = None,
-) -> Plan:
-    """Finds how to split a function's tensors over a cluster.
-
-    Args:
-        function: An ordinary single-device JAX function: a train step, a forward pass.
-        *args: Its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is computed or allocated. Leaves that
-            are not arrays (functions, strings) are kept as they are, and so are Python numbers, switches first, where
-            the function's own Python code reads them; the plan is then for these values.
-        cluster: A `Cluster` or what `mw.cluster` takes; the local devices if neither this nor a mesh is given.
-        mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
-        method: A method or its short name, such as ``"zero3"``; `Auto` by default.
-        on_progress: Called with a sentence on each stage; else a line on stderr shows it (`progress.py`).
-
-    Returns:
-        The plan.
-
-    Raises:
-        TraceError: JAX could not trace the function.
-        DoesNotFit: No plan fits the memory; it names the least memory that would do.
-        ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
-
-    Examples:
-        >>> import jax, meshwright as mw
-        >>> x, w = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 16), "float32")
-        >>> plan = mw.plan(lambda x, w: x @ w, x, w, cluster="1x8 h100")
-        >>> plan.mesh.num_devices, str(plan.solution.status)
-        (8, 'optimal')
-    """
-    method = find_method(method)
-    budget = Budget(method.seconds)
-    with progress(on_progress) as say:
-        where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
-        say("tracing")
-        return _plan(trace(function, *args), where, method, say, budget)
-
-
-def plan_traced(
-    traced: Traced, cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method
-) -> Plan:
-    """As `plan`, for a function that is traced already."""
-    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
-    with progress() as say:
-        return _plan(traced, where, method, say, Budget(method.seconds))
-
-
-@heap_frozen()
-def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget) -> Plan:
-    if isinstance(where, Cluster):
-        return _staged(traced, where, method, say, budget)
-    if where[0].is_cpu:
+def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
+    """The best plan of one program over a whole mesh, on any of some meshes."""
+    if meshes[0].is_cpu:
         traced = replace(traced, graph=_for_cpu(traced.graph))
     refined = Refinements()
     return refined(
         "The search with all refinements",
         "memory, sums and the lower bound are counted in the plain way",
-        lambda: Task(traced, method, refined=refined).plan(where, say, budget),
-        lambda: Task(traced, method, refined=refined.without()).plan(where, say, budget),
+        lambda: Task(traced, method, refined=refined).plan(meshes, say, budget),
+        lambda: Task(traced, method, refined=refined.without()).plan(meshes, say, budget),
     )
-
-
-def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> Plan:
-    from meshwright.pipeline.planner import plan_stages  # it stands below this module, and needs it
-
-    if not isinstance(method, Auto) or cluster.mixed:  # only stages are possible
-        return plan_stages(traced, cluster, method, say, budget)
-    whole, refined = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), Refinements()
-    found = refined(
-        "The search for stages",
-        "the plan is one program over all devices",
-        lambda: plan_stages(traced, cluster, method, say, budget),
-        lambda: _plan(traced, whole.meshes(cluster), whole, say, budget),
-    )
-    return replace(found, remarks=(*refined.remarks, *found.remarks))
 
 
 def _for_cpu(graph: Graph) -> Graph:
@@ -131,19 +60,6 @@ def _for_cpu(graph: Graph) -> Graph:
     asked = set(map(multiplies_narrow_types, graph.columns.signatures))
     plain, batched = (kind in asked and jax_compat.multiplies_narrow(kind) for kind in (False, True))
     return replace(graph.for_cpu(), narrow_products=(plain, batched))
-
-
-def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:
-    if mesh is not None:
-        raise ShardingError("a pipeline gives each stage a mesh of its own; give a cluster, and leave mesh out")
-    return cluster if isinstance(cluster, Cluster) else find_cluster("local" if cluster is None else cluster)
-
-
-def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method) -> list[Mesh]:
-    if isinstance(mesh, Mesh):
-        return [mesh]
-    machine = _machines(cluster, None)
-    return [machine.mesh(mesh)] if mesh is not None else method.meshes(machine)
 
 
 class Task:
@@ -175,12 +91,12 @@ class Task:
             lambda: fold(self.grouping, pins, stored, False),
         )
 
-    def formulate(self, mesh: Mesh) -> Formulation:
+    def formulate(self, mesh: Mesh) -> MeshProblem:
         """The choice problem on one mesh."""
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
         held = self._cpu_live if mesh.is_cpu else None
-        return Formulation(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions, held)
+        return MeshProblem(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions, held)
 
     @cached_property
     def _cpu_live(self) -> CpuLiveness | None:
@@ -197,7 +113,7 @@ class Task:
             return None
         return mesh.memory_bytes * (1.0 if mesh.is_abstract else self.method.memory_fraction)
 
-    def plan(self, meshes: list[Mesh], say: Progress, budget: Budget | None = None) -> Plan:
+    def plan(self, meshes: list[Mesh], say: Progress, budget: Budget | None = None) -> PlanData:
         """Solves on the meshes and makes the plan of the best."""
         budget = budget or Budget(self.method.seconds)
         formulate = cache(self.formulate)
@@ -237,7 +153,7 @@ class Task:
         taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
         return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
 
-    def _read_back(self, tied: View, considered: list[Considered], budget: Budget) -> Plan:
+    def _read_back(self, tied: View, considered: list[Considered], budget: Budget) -> PlanData:
         assert tied.solution is not None
         limit = self.limit(tied.formulation.mesh)
         solved, bound = self._alone(
@@ -257,7 +173,7 @@ class Task:
         cost = Cost(back.compute(), back.communication())
         mesh = solved.formulation.mesh
         call = self.traced.call
-        return Plan(
+        return PlanData(
             mesh=mesh,
             method=self.method.name,
             cost=cost,
@@ -271,7 +187,7 @@ class Task:
             solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.solution.status.value),
             arguments=tuple(self._arguments(back)),
             results=tuple(self._results(back)),
-            details=back,
+            details=FreshDetails(back),
             unsplittable=unsplittable(self.graph),
             considered=tuple(
                 replace(one, cost=solved.cost, peak_bytes=profile.peak_bytes, rounds=tuple(solved.rounds))

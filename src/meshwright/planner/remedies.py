@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.planner.grouping.folding import laps
 from meshwright.planner.grouping.roles import find_roles
-from meshwright.planner.pricing.formulation import Formulation
+from meshwright.planner.reading.readback import MeshProblem
 from meshwright.units import format_bytes
 
 Ints = NDArray[np.int64]
 _REMADE = ("checkpoint", "remat")  # in the name scopes of what is computed again
 
 
-def remedies(formulation: Formulation, choice: Ints, needed: int, limit: float) -> str:
+def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) -> str:
     """Sentences on what would help.
 
     Args:
@@ -38,7 +38,7 @@ def remedies(formulation: Formulation, choice: Ints, needed: int, limit: float) 
 class _Fullest:
     """The fullest moment of a choice."""
 
-    def __init__(self, formulation: Formulation, choice: Ints):
+    def __init__(self, formulation: MeshProblem, choice: Ints):
         self.formulation, self.choice = formulation, choice
         self.graph, self.mesh = formulation.grouping.graph, formulation.mesh
         self.roles = find_roles(self.graph)

@@ -1,13 +1,9 @@
 """The long lists of a plan: every communication, and how every operation is split and what it does."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
 
 from meshwright.plans.tensor import Spec
 from meshwright.schema import Amount, Place, Size
-
-if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,36 +95,3 @@ class OpPlan:
     waits: tuple[str, ...] = ()
     live_bytes: Size = 0
     load: Load | None = None
-
-
-class Details(Protocol):
-    """The long lists of a plan; a fresh plan makes them when they are first asked for."""
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]: ...
-
-    @property
-    def ops(self) -> tuple[OpPlan, ...]: ...
-
-    def make_record(self, limit: float | None) -> Any:
-        """The plan's `Record`, given the bytes allowed on each device; None where nothing is known of the search."""
-
-    def make_judgement(self, plan: "Plan") -> Any:
-        """The plan's `Judgement`."""
-
-
-@dataclass(frozen=True)
-class KnownDetails:
-    """Details that are there already, with nothing known of the search."""
-
-    collectives: tuple[Collective, ...]
-    ops: tuple[OpPlan, ...]
-
-    def make_record(self, limit: float | None) -> None:
-        """See `Details`."""
-
-    def make_judgement(self, plan: "Plan") -> Any:
-        """See `Details`."""
-        from meshwright.explain.parallelism.without_program import judge_at_rest
-
-        return judge_at_rest(plan)

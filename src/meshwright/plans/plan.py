@@ -1,26 +1,23 @@
-"""The Plan: everything decided, with its predicted cost and why; plain data that needs no JAX to be read."""
+"""A plan as plain data: everything decided, with its predicted cost and why. Nothing here needs JAX to be read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
-from meshwright.names import one_line
 from meshwright.plans.operations import Collective as Collective
-from meshwright.plans.operations import Details as Details
-from meshwright.plans.operations import KnownDetails as KnownDetails
 from meshwright.plans.operations import Load as Load
 from meshwright.plans.operations import OpPlan as OpPlan
 from meshwright.plans.paths import match_paths, nearest
+from meshwright.plans.pytree_json import rebuild
+from meshwright.plans.records.judgement import Judgement, Verdict
 from meshwright.plans.search_log import Considered as Considered
 from meshwright.plans.stage import Pipeline, Stage
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.schema import Size
 from meshwright.solver.problem.gap import relative_gap
-from meshwright.units import format_bytes
 
 PROVEN_GAP = 1e-3  # up to which a plan counts as optimal: what costs are known to is far coarser
 
@@ -82,17 +79,28 @@ class SolutionSummary:
         return cls("optimal" if gap <= PROVEN_GAP else "feasible", bound, gap, seconds, folded)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to do and what it will cost.
+class Details(Protocol):
+    """The long lists of a plan; a fresh plan makes them when they are first asked for."""
 
-    Examples:
-        >>> import jax.numpy as jnp, meshwright as mw
-        >>> mesh = mw.Mesh.abstract((4,), alpha=(1,), beta=(1,))
-        >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=mesh)
-        >>> plan.mesh.shape, str(plan.solution.status)
-        ({'x': 4}, 'optimal')
-    """
+    @property
+    def collectives(self) -> tuple[Collective, ...]: ...
+
+    @property
+    def ops(self) -> tuple[OpPlan, ...]: ...
+
+    def make_record(self, limit: float | None) -> Any:
+        """The plan's `Record` or `StagedRecord`, given the bytes allowed on each device.
+
+        It is None where nothing is known of the search.
+        """
+
+    def make_judgement(self, plan: "PlanData") -> Judgement:
+        """What the plan amounts to."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlanData:
+    """What to do and what it will cost. `facade.Plan` adds what users do with it."""
 
     mesh: Mesh
     method: str
@@ -116,11 +124,6 @@ class Plan:
     origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
     in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
 
-    def __eq__(self, other: object) -> bool:
-        from meshwright.plans.storage import comparable
-
-        return comparable(self) == comparable(other) if isinstance(other, Plan) else NotImplemented
-
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """Every communication, in the order of the operations."""
@@ -138,17 +141,17 @@ class Plan:
         return self.details.make_record(self.memory.limit_bytes)
 
     @cached_property
-    def judgement(self) -> Any:
-        """What the plan amounts to: a `plans.records.judgement.Judgement`."""
+    def judgement(self) -> Judgement:
+        """What the plan amounts to."""
         return self.details.make_judgement(self)
 
     @property
-    def verdict(self) -> Any:
+    def verdict(self) -> Verdict:
         """What kind of parallelism it is; print it."""
         return self.judgement.verdict
 
     @property
-    def stage_verdicts(self) -> tuple[Any, ...]:
+    def stage_verdicts(self) -> tuple[Verdict, ...]:
         """What kind of parallelism each stage is; none for a plan without stages."""
         return self.judgement.stages
 
@@ -196,126 +199,13 @@ class Plan:
         kinds = {t.path: self.judgement.kinds[t.path] for t in self.find(path)}
         return kinds[path] if list(kinds) == [path] else kinds
 
-    def show(self, path: str = "*") -> Any:
-        """A table of the tensors that a path or a glob matches: shape, sharding, bytes per device, kind. Print it."""
-        from meshwright.explain.show.tensor_table import show
-
-        return show(self, path)
-
-    def explain(self, path: str, seconds: float = 0.2) -> Any:
-        """Why an argument or result is split as it is, and what else would cost. Print it.
-
-        Args:
-            path: Of one tensor.
-            seconds: Time to solve again; what it does not suffice for is bounded, or left and counted.
-
-        Returns:
-            An `Explanation`: the runner-ups, each at the cost of the best plan that has it, and what forced the choice.
-        """
-        from meshwright.explain.alternatives.why import explain
-
-        return explain(self, path, seconds)
-
-    def diff(self, other: "Plan") -> Any:
-        """What differs from another plan: verdict, costs, memory, shardings, communication. Print it."""
-        from meshwright.explain.show.diff import diff
-
-        return diff(self, _plan(other))
-
-    def report(self, path: str | Path, other: "Plan | None" = None, seconds: float = 20.0) -> None:
-        """Writes one self-contained web page about the plan; with another plan, about both, side by side.
-
-        Args:
-            path: The page.
-            other: Another plan.
-            seconds: Time for the page, most of which goes to solving for what else was possible; what it does not
-                suffice for is bounded. There are no alternatives with 0.
-        """
-        from meshwright.report.page import write_report
-
-        write_report(self, Path(path), None if other is None else _plan(other), seconds)
-
-    def dump(self, folder: str | Path, function: Any = None, *args: Any) -> None:
-        """Writes everything there is to know about the plan into a folder.
-
-        Args:
-            folder: The folder; made if it is not there.
-            function: The function and its arguments or their types, to compile it; a fresh plan knows them.
-            *args: See there.
-        """
-        from meshwright.explain.export.dump import dump
-
-        dump(self, Path(folder), function, args)
-
-    def save(self, path: str | Path) -> None:
-        """Writes the plan as versioned JSON."""
-        from meshwright.plans.storage import save_plan
-
-        save_plan(self, Path(path))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Plan":
-        """Reads a plan that `save` wrote."""
-        from meshwright.plans.storage import load_plan
-
-        return load_plan(Path(path))
-
-    def simulate(self, cluster: Any = None) -> Any:
-        """Simulates one step, event by event: see `mw.simulate`."""
-        from meshwright.simulator.simulate import simulate
-
-        return simulate(self, cluster)
-
-    def verify(self, function: Any = None, *args: Any, devices: Any = None, compiler_options: Any = None) -> Any:
-        """Compiles the program and holds what was planned against what XLA makes of it.
-
-        Args:
-            function: The function that the plan is for, and its arguments or their types; a fresh plan knows them.
-            *args: See there.
-            devices: Devices to compile for, as many as the mesh has: those of this process by default, or those of a
-                machine that is not there (`jax.experimental.topologies`).
-            compiler_options: XLA's options by name.
-
-        Returns:
-            A `Verification`: collectives by kind and axes, memory and flops, planned and compiled. Print it.
-        """
-        from meshwright.runtime.checking.verify import verify
-
-        return verify(self, function, args, devices, compiler_options)
-
-    def __repr__(self) -> str:
-        from meshwright.plans.text import axes_text, cost_text
-
-        where = "" if self.mesh.cluster is None else f" of {one_line(self.mesh.cluster.name)}"
-        step, peak = cost_text(self, self.cost.total), format_bytes(self.memory.peak_bytes)
-        return f"<Plan: {self.method} on mesh {axes_text(self)}{where}, step {step}, {peak} per device>"
-
-    def __str__(self) -> str:
-        from meshwright.explain.show.plan_text import plan_text
-
-        return plan_text(self)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from meshwright.report.page import notebook_html
-
-        return notebook_html(self)
-
     def _tree(self, tree: Any, structure: Any, tensors: tuple[Tensor, ...]) -> Any:
-        from meshwright.plans.pytree_json import rebuild
-
         specs = [partition_spec(t.spec) for t in tensors]
         if tree is None:
             return rebuild(structure, specs)
         import jax
 
         return jax.tree_util.tree_unflatten(tree, specs)
-
-
-def _plan(other: Any) -> Plan:
-    if not isinstance(other, Plan):
-        raise ShardingError(f"{other!r:.60} is no plan to compare with; give one that mw.plan or mw.Plan.load returned")
-    return other
 
 
 def partition_spec(spec: Spec) -> Any:

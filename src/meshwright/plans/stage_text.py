@@ -7,10 +7,10 @@ from meshwright.screen import Table
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
 
 
-def pipeline_text(plan: "Plan") -> str:
+def pipeline_text(plan: "PlanData") -> str:
     """How the stages work together, in a line."""
     pipeline = plan.pipeline
     assert pipeline is not None
@@ -27,7 +27,7 @@ def _many(number: int, word: str, ending: str = "s") -> str:
     return f"{number} {word}{ending if number != 1 else ''}"
 
 
-def stages_view(plan: "Plan") -> Table:
+def stages_view(plan: "PlanData") -> Table:
     """A row for each stage; what all have in common stands above."""
     ways = {stage.method for stage in plan.stages}
     chips = {stage.submesh.chip for stage in plan.stages}

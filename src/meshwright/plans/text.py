@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from meshwright.plans.plan import Plan
+from meshwright.plans.plan import PlanData
 from meshwright.units import format_seconds
 
 
-def cost_text(plan: Plan, value: float) -> str:
+def cost_text(plan: PlanData, value: float) -> str:
     """A cost with its unit; abstract meshes have none."""
     return f"{value:,.6g}" if plan.mesh.is_abstract else format_seconds(value)
 
 
-def gap_text(plan: Plan) -> str:
+def gap_text(plan: PlanData) -> str:
     """How far a plan may be above the best, in words."""
     bound = cost_text(plan, plan.solution.lower_bound)
     if not isfinite(plan.solution.gap):
@@ -20,12 +20,12 @@ def gap_text(plan: Plan) -> str:
     return f"at most {100 * plan.solution.gap:.2f}% above the lower bound {bound}"
 
 
-def mesh_text(plan: Plan) -> str:
+def mesh_text(plan: PlanData) -> str:
     """The mesh, of a pipelined plan that of its stages, and what is behind it."""
     return f"{axes_text(plan)} ({'abstract' if plan.mesh.cluster is None else plan.mesh.cluster})"
 
 
-def axes_text(plan: Plan) -> str:
+def axes_text(plan: PlanData) -> str:
     """The axes of the mesh; of a pipelined plan those of each stage's."""
     if not plan.stages:
         return _axes(plan.mesh.shape)

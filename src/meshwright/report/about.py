@@ -7,11 +7,11 @@ from meshwright.plans.text import axes_text
 from meshwright.simulator.spmd import batch_and_sequence
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
     from meshwright.simulator.simulation import Simulation
 
 
-def about_data(plan: "Plan") -> dict[str, Any]:
+def about_data(plan: "PlanData") -> dict[str, Any]:
     """The facts in the page's first line; what is not known is None or empty."""
     batch, sequence = batch_and_sequence(plan)
     return {
@@ -23,7 +23,7 @@ def about_data(plan: "Plan") -> dict[str, Any]:
     }
 
 
-def speed_data(plan: "Plan", simulated: "Simulation | None") -> dict[str, Any] | None:
+def speed_data(plan: "PlanData", simulated: "Simulation | None") -> dict[str, Any] | None:
     """How fast a simulated step trains; None where nothing can be simulated."""
     if simulated is None or simulated.step_s <= 0:
         return None
@@ -37,7 +37,7 @@ def speed_data(plan: "Plan", simulated: "Simulation | None") -> dict[str, Any] |
     }
 
 
-def title(plan: "Plan", other: "Plan | None" = None) -> str:
+def title(plan: "PlanData", other: "PlanData | None" = None) -> str:
     """A short title: what is planned, and where."""
     name = str(plan.provenance.get("model", "")) or plan.method
     if other is not None:
@@ -50,7 +50,7 @@ def today() -> str:
     return datetime.now(tz=UTC).date().isoformat()
 
 
-def plan_names(one: "Plan", other: "Plan") -> list[str]:
+def plan_names(one: "PlanData", other: "PlanData") -> list[str]:
     """Short names of two plans: the first of their facts in which they differ, else their order."""
     for facts in zip(_facts(one), _facts(other), strict=True):
         if facts[0] != facts[1] and all(facts):
@@ -58,7 +58,7 @@ def plan_names(one: "Plan", other: "Plan") -> list[str]:
     return ["first plan", "second plan"]
 
 
-def _facts(plan: "Plan") -> tuple[str, ...]:
+def _facts(plan: "PlanData") -> tuple[str, ...]:
     batch, sequence = batch_and_sequence(plan)
     pipeline = plan.pipeline
     schedule = "" if pipeline is None else f"{pipeline.schedule}, {pipeline.num_microbatches} microbatches"
@@ -72,6 +72,6 @@ def _facts(plan: "Plan") -> tuple[str, ...]:
     )
 
 
-def _machines(plan: "Plan") -> str:
+def _machines(plan: "PlanData") -> str:
     cluster = plan.mesh.cluster
     return f"abstract mesh {'×'.join(map(str, plan.mesh.sizes))}" if cluster is None else cluster.name

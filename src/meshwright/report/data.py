@@ -5,25 +5,26 @@ from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.parallelism.sentence import plain_sentence
 from meshwright.explain.show.plan_text import memory_text, step_text
 from meshwright.explain.show.tensor_table import Row, plan_rows, which
-from meshwright.explain.subject.subject import Subjects
-from meshwright.explain.words import bytes_on_device, label_words
+from meshwright.judging.parallelism.sentence import plain_sentence
+from meshwright.judging.subject.subject import Subjects
+from meshwright.judging.words import bytes_on_device, label_words
 from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.programs import programs_data
 from meshwright.report.timeline import timeline_data
+from meshwright.simulator.simulate import simulate
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
     from meshwright.simulator.simulation import Simulation
 
 _PATHS = 4  # shown of each row
 
 
-def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
+def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
     """Everything the page shows of one plan.
 
     Args:
@@ -35,7 +36,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
     results = [t for t in plan.results if t.role != "state"]
     rows, subjects = plan_rows(plan, [*plan.arguments, *results]), Subjects(plan)
     mesh, held = plan.stages[0].mesh if plan.stages else plan.mesh, _held(plan, subjects)
-    simulated: Simulation | None = None if plan.mesh.is_abstract else plan.simulate()
+    simulated: Simulation | None = None if plan.mesh.is_abstract else simulate(plan)
     found: dict[str, Any] = {
         "about": about_data(plan),
         "speed": speed_data(plan, simulated),
@@ -82,7 +83,7 @@ def page_data(plan: "Plan", seconds: float) -> dict[str, Any]:
     return found
 
 
-def _mesh(plan: "Plan") -> dict[str, Any]:
+def _mesh(plan: "PlanData") -> dict[str, Any]:
     """The axes; of a pipelined plan those of its stages, where all have the same."""
     meshes = {stage.mesh.sizes: stage.mesh for stage in plan.stages} or {plan.mesh.sizes: plan.mesh}
     axes = next(iter(meshes.values())) if len(meshes) == 1 else None
@@ -90,7 +91,7 @@ def _mesh(plan: "Plan") -> dict[str, Any]:
     return {"names": names, "sizes": sizes, "axes": axes_text(plan), "text": mesh_text(plan)}
 
 
-def _held(plan: "Plan", subjects: Subjects) -> Callable[[Row], list[int]]:
+def _held(plan: "PlanData", subjects: Subjects) -> Callable[[Row], list[int]]:
     """Says what all tensors of a row take together on a device; of a pipelined plan, on one of each stage."""
     own = [{t.path: t for t in stage.tensors} for stage in plan.stages]
     known = set().union(*own)
@@ -148,7 +149,7 @@ def _collectives(subjects: Subjects) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["seconds"])
 
 
-def difference_data(one: "Plan", other: "Plan") -> dict[str, Any]:
+def difference_data(one: "PlanData", other: "PlanData") -> dict[str, Any]:
     """What the page shows of the difference between two plans."""
     from meshwright.explain.show.diff import diff
 

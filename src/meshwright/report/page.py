@@ -13,7 +13,7 @@ from meshwright.report.about import plan_names, title, today
 from meshwright.report.data import difference_data, page_data
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
 
 _SCRIPTS = (
     *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "memory"),
@@ -21,7 +21,7 @@ _SCRIPTS = (
 )
 
 
-def write_report(plan: "Plan", path: Path, other: "Plan | None", seconds: float) -> None:
+def write_report(plan: "PlanData", path: Path, other: "PlanData | None", seconds: float) -> None:
     """See `Plan.report`.
 
     Raises:
@@ -34,7 +34,7 @@ def write_report(plan: "Plan", path: Path, other: "Plan | None", seconds: float)
     write_whole(path, page(plan, other, seconds))
 
 
-def page(plan: "Plan", other: "Plan | None", seconds: float) -> str:
+def page(plan: "PlanData", other: "PlanData | None", seconds: float) -> str:
     """The whole page as text."""
     plans = [plan] if other is None else [plan, other]
     data: dict[str, Any] = {
@@ -55,7 +55,7 @@ def page(plan: "Plan", other: "Plan | None", seconds: float) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
 
-def notebook_html(plan: "Plan") -> str:
+def notebook_html(plan: "PlanData") -> str:
     """The page in a frame of its own, as a notebook shows it; alternatives are left to `Plan.explain`."""
     frame = html.escape(page(plan, None, 0.0), quote=True)
     return f'<iframe srcdoc="{frame}" style="width:100%;height:720px;border:0" title="Meshwright plan"></iframe>'

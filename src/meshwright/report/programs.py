@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.explain.subject.memory_timeline import memory_over_time
-from meshwright.explain.subject.subject import Subjects
+from meshwright.judging.subject.memory_timeline import memory_over_time
+from meshwright.judging.subject.subject import Subjects
 from meshwright.plans.records.record import MEMORY_ROLES, Record
 from meshwright.plans.text import stages_text
 from meshwright.report.layers import layer_data
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
 
 _MOMENTS = 480  # of memory over time
 
 
-def programs_data(plan: "Plan", subjects: Subjects) -> list[dict[str, Any]]:
+def programs_data(plan: "PlanData", subjects: Subjects) -> list[dict[str, Any]]:
     """Layers and operations of each program, memory over time of a plan without stages."""
     if not plan.stages:
         return [{"name": "", **layer_data(plan.mesh, s.facts), "timeline": _timeline(s.record)} for s in subjects]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from meshwright.plans.stage_text import layers_text
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
     from meshwright.simulator.simulation import Simulation
 
 _MOMENTS = 480  # of memory over time
 
 
-def stage_data(plan: "Plan", simulated: "Simulation") -> dict[str, Any]:
+def stage_data(plan: "PlanData", simulated: "Simulation") -> dict[str, Any]:
     """Stages, and their memory over time."""
     assert plan.pipeline is not None
     pipeline = plan.pipeline
@@ -51,7 +51,7 @@ def _thinned(series: Sequence[tuple[float, float]]) -> list[list[float]]:
     return [[group[0][0], round(max(size for _, size in group))] for group in groups]
 
 
-def stage_limits(plan: "Plan") -> list[int | None]:
+def stage_limits(plan: "PlanData") -> list[int | None]:
     """What a device of each stage may use: the same part of its memory as of the fullest stage's."""
     cluster, limit = plan.mesh.cluster, plan.memory.limit_bytes
     if cluster is None or limit is None:

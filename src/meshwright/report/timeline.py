@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshwright.explain.words import label_words
+from meshwright.judging.words import label_words
 from meshwright.simulator.timeline import DeviceTimeline
 from meshwright.simulator.work import COMPUTE, TRANSFER
 
 if TYPE_CHECKING:
     from meshwright.simulator.lanes import Run
-    from meshwright.simulator.simulation import Pass, Simulation
+    from meshwright.simulator.simulated_step import Pass
+from meshwright.simulator.simulation import Simulation
 
 WORK = ("forward", "backward", "weights", "update")
 TICKS = 1_000_000  # of a step: times are whole numbers of them

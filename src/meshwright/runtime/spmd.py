@@ -23,7 +23,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError, TraceError
 from meshwright.graph.tracing.call import Leaves, call_abstractly
-from meshwright.plans.plan import Plan, partition_spec
+from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Tensor
 from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import in_turn
@@ -43,7 +43,7 @@ def compiler_options(platform: str) -> dict[str, Any]:
     return {name: value for name, value in _COMPILER_OPTIONS.get(platform, {}).items() if name not in flags}
 
 
-def device_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> DeviceMesh:
+def device_mesh(plan: PlanData, devices: Sequence[Any] | None = None) -> DeviceMesh:
     """The plan's mesh made of real devices.
 
     Raises:
@@ -67,7 +67,7 @@ def _idle_processes(devices: Sequence[Any]) -> set[int]:
     return set(range(jax.process_count())) - {d.process_index for d in devices}
 
 
-def _wrong_devices(plan: Plan, found: Sequence[Any]) -> str:
+def _wrong_devices(plan: PlanData, found: Sequence[Any]) -> str:
     """What is there, what the plan is for, and what to do about the difference."""
     count, cluster = jax.process_count(), plan.mesh.cluster
     there = f"there are {len(found)}, in {count} process{'es' if count > 1 else ''}"
@@ -83,7 +83,7 @@ def _wrong_devices(plan: Plan, found: Sequence[Any]) -> str:
     return f'{said}; run it where there are enough, or plan for cluster="local"'
 
 
-def spmd(plan: Plan, function: Callable[..., Any], devices: Sequence[Any] | None = None) -> "Program":
+def spmd(plan: PlanData, function: Callable[..., Any], devices: Sequence[Any] | None = None) -> "Program":
     """The function, compiled to run as the plan says.
 
     Args:
@@ -136,7 +136,7 @@ class Program:
             `jax.jit` does, ValueError or TypeError) where they are not. A plain call then does what is needed.
     """
 
-    def __init__(self, plan: Plan, function: Callable[..., Any], mesh: DeviceMesh):
+    def __init__(self, plan: PlanData, function: Callable[..., Any], mesh: DeviceMesh):
         self.plan = plan
         self.mesh = mesh
         self.quick: Callable[..., Any] = _strange
@@ -288,7 +288,7 @@ def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedShardin
     return quick
 
 
-def _donated_places(plan: Plan, variant: _Variant) -> dict[int, Sequence[NamedSharding]]:
+def _donated_places(plan: PlanData, variant: _Variant) -> dict[int, Sequence[NamedSharding]]:
     """Where the arrays of each donated argument lie."""
     tree = variant.arguments.tree
     leaves = argument_leaves(tree)
@@ -353,7 +353,7 @@ def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
             )
 
 
-def _donated(plan: Plan, tree: Any) -> tuple[int, ...]:
+def _donated(plan: PlanData, tree: Any) -> tuple[int, ...]:
     """Arguments that the plan donates whole."""
     arrays = [_arrays(plan.arguments[leaves]) for leaves in argument_leaves(tree)]
     return tuple(number for number, found in enumerate(arrays) if found and all(t.donated for t in found))

@@ -7,10 +7,11 @@ tens of thousands of passes in time.
 
 from dataclasses import dataclass
 
-from meshwright.pipeline.schedules import Rows, Step, table
-from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, WEIGHTS
+from meshwright.schedules import Rows, Step, table
+from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.simulator.lanes import Run, run
-from meshwright.simulator.simulation import Pass, Simulation, StageRun
+from meshwright.simulator.simulated_step import Pass, StageRun
+from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.work import Chunk, Tasks, Work
 
 

@@ -1,19 +1,20 @@
 """A simulation for people, and as plain data."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.screen import Table
-from meshwright.simulator.simulation import Simulation
+from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.timeline import KINDS, DeviceTimeline
 from meshwright.units import format_bytes, format_seconds
 
 _MOST_ROWS = 12  # of a table of stages
 
 
-def simulation_view(simulation: Simulation) -> RenderableType:
+def simulation_view(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) -> RenderableType:
     """The figures, and what each class of devices does."""
     work = simulation.work
     head = Text()
@@ -28,10 +29,10 @@ def simulation_view(simulation: Simulation) -> RenderableType:
     if work.num_stages > 1:
         head.append(f" · {work.num_stages} stages, {work.num_microbatches} microbatches, {work.schedule}")
         head.append(f" · bubble {simulation.bubble_fraction:.1%}")
-    return Group(head, Text(), _table(simulation))
+    return Group(head, Text(), _table(simulation, lines))
 
 
-def _table(simulation: Simulation) -> Table:
+def _table(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) -> Table:
     table = Table(
         title="what devices do, as part of the step; collectives may run beside compute", title_justify="left"
     )
@@ -41,7 +42,7 @@ def _table(simulation: Simulation) -> Table:
     for number, stage in enumerate(shown):
         if number and stage != shown[number - 1] + 1:
             table.add_row("…")
-        line = simulation.timeline[stage]
+        line = lines[stage]
         parts = [f"{line.seconds(kind) / simulation.step_s:.1%}" if simulation.step_s else "0%" for kind in KINDS]
         peak = format_bytes(simulation.stage_peak_bytes[stage])
         table.add_row(line.name, f"× {line.num_devices}", *parts, peak)
@@ -55,7 +56,7 @@ def _some(count: int) -> list[int]:
     return [*range(half), *range(count - half, count)]
 
 
-def simulation_json(simulation: Simulation) -> dict[str, Any]:
+def simulation_json(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) -> dict[str, Any]:
     """Plain data: the figures, and for each class of devices where its time goes."""
     return {
         "name": simulation.work.name,
@@ -71,7 +72,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "num_stages": simulation.work.num_stages,
         "num_microbatches": simulation.work.num_microbatches,
         "schedule": simulation.work.schedule,
-        "devices": [_line_json(line) for line in simulation.timeline],
+        "devices": [_line_json(line) for line in lines],
     }
 
 

@@ -2,7 +2,7 @@
 
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster
-from meshwright.plans.plan import Plan
+from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.simulation import Simulation
@@ -10,7 +10,7 @@ from meshwright.simulator.spmd import spmd_work
 from meshwright.simulator.staged import staged_work
 
 
-def simulate(plan: Plan, cluster: Cluster | str | None = None) -> Simulation:
+def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation:
     """Simulates one step of a plan: compute, collectives and transfers that overlap and disturb each other.
 
     Args:
@@ -29,7 +29,7 @@ def simulate(plan: Plan, cluster: Cluster | str | None = None) -> Simulation:
         >>> mw.simulate(plan).step_s > 0
         True
     """
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, PlanData):
         raise SimulationError(f"plan is {plan!r}; give what mw.plan returns, or a plan that mw.Plan.load has read")
     own = plan.mesh.cluster
     if own is None:

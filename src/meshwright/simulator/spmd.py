@@ -11,14 +11,14 @@ from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
-from meshwright.plans.plan import Collective, OpPlan, Plan
+from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _PHASES = ("forward", "backward", "update")
 
 
-def spmd_work(plan: Plan, mesh: Mesh) -> Work:
+def spmd_work(plan: PlanData, mesh: Mesh) -> Work:
     """The work of one step on a mesh, which need not be the plan's own."""
     assert mesh.cluster is not None
     if plan.ops and not any(op.load for op in plan.ops):
@@ -53,19 +53,19 @@ def spmd_work(plan: Plan, mesh: Mesh) -> Work:
     )
 
 
-def model_flops(plan: Plan) -> float:
+def model_flops(plan: PlanData) -> float:
     """FLOPs of the model's products, without what is recomputed or done by several devices alike."""
     loads = [op.load for op in plan.ops if op.load is not None and not op.load.recomputed]
     return sum(load.flops * load.trips * (load.num_parts or plan.mesh.num_devices) for load in loads)
 
 
-def num_tokens(plan: Plan) -> float:
+def num_tokens(plan: PlanData) -> float:
     """Tokens of a step: integers of the batch with a row and a position; rows where there are none."""
     batch, sequence = batch_and_sequence(plan)
     return float(batch * (1 if sequence is None else sequence))
 
 
-def batch_and_sequence(plan: Plan) -> tuple[int, int | None]:
+def batch_and_sequence(plan: PlanData) -> tuple[int, int | None]:
     """Rows of the batch (0 where the data has none), and tokens of each; None where there are no tokens."""
     data = [t for t in plan.arguments if t.role == "data" and t.shape]
     tokens = [t.shape for t in data if t.dtype.startswith(("int", "uint")) and len(t.shape) == 2]
@@ -75,7 +75,7 @@ def batch_and_sequence(plan: Plan) -> tuple[int, int | None]:
     return max((t.shape[0] for t in data), default=0), None
 
 
-def peak_flops(plan: Plan, chip: Chip) -> float:
+def peak_flops(plan: PlanData, chip: Chip) -> float:
     """Matrix rate of the type in which most of the products are done."""
     done: dict[str, float] = {}
     for op in plan.ops:
@@ -96,7 +96,7 @@ class _Phase:
         self.live = 0.0  # the most memory since then
         self.readers: list[tuple[int, ...]] = [(), ()]  # the operation before each fetch
 
-    def tasks(self, phase: str, plan: Plan) -> Tasks:
+    def tasks(self, phase: str, plan: PlanData) -> Tasks:
         """All tasks of a phase, in program order."""
         around: dict[int, list[Collective]] = {}
         for item in plan.collectives:

@@ -13,7 +13,7 @@ from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
 from meshwright.pipeline.prices.transfer import transfer_s
 from meshwright.pipeline.search.device_line import neighbours
-from meshwright.plans.plan import Plan
+from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.spmd import num_tokens
@@ -23,7 +23,7 @@ _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach t
 _REPLICAS = (0,)  # the axis of a stage's mesh
 
 
-def staged_work(plan: Plan, cluster: Cluster) -> Work:
+def staged_work(plan: PlanData, cluster: Cluster) -> Work:
     """The work of one step of a pipelined plan.
 
     Stages know the seconds of their passes, not the operations in them. On other machines, hosts of the same sizes,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.pipeline.schedules.base import BACKWARD, FORWARD, WEIGHTS
+from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.simulator.lanes import Run
-from meshwright.simulator.simulation import Pass, Simulation
+from meshwright.simulator.simulated_step import Pass, SimulatedStep
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, TRANSFER
 
 IDLE = "idle"
@@ -39,7 +39,7 @@ class DeviceTimeline:
         stage: Which of its stages.
     """
 
-    simulation: Simulation
+    simulation: SimulatedStep
     stage: int
 
     @property

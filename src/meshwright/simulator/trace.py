@@ -1,28 +1,28 @@
 """Writes a simulation as a trace in the Trace Event Format, which Perfetto and Chrome read."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshwright.output import write_whole
-from meshwright.simulator.simulation import Simulation
-from meshwright.simulator.timeline import KINDS, Interval
+from meshwright.simulator.simulated_step import SimulatedStep
+from meshwright.simulator.timeline import KINDS, DeviceTimeline, Interval
 
 _US = 1e6  # the format counts microseconds
 _MOST_TASKS = 300_000  # of a trace; beyond, whole passes are shown, as browsers open no larger files
 _MOST_ROWS = 100  # of one kind
 
 
-def save_trace(simulation: Simulation, path: Path) -> None:
+def save_trace(simulation: SimulatedStep, lines: Sequence[DeviceTimeline], path: Path) -> None:
     """Writes the trace; the file is complete or not there at all."""
-    data = {"displayTimeUnit": "ms", "traceEvents": list(_events(simulation))}
+    data = {"displayTimeUnit": "ms", "traceEvents": list(_events(simulation, lines))}
     write_whole(path, json.dumps(data))
 
 
-def _events(simulation: Simulation) -> Iterator[dict[str, Any]]:
+def _events(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) -> Iterator[dict[str, Any]]:
     num_tasks = sum(len(p.run.spans) for run in simulation.stages for p in run.passes)
-    for number, line in enumerate(simulation.timeline):
+    for number, line in enumerate(lines):
         yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"{line.name} × {line.num_devices}"}}
         named = set()
         for item, thread in _in_rows(line.intervals if num_tasks <= _MOST_TASKS else line.passes):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.pipeline.prices.kernels import price_ranges
-from meshwright.pipeline.schedules import in_flight
 from meshwright.pipeline.search.dynamic_programme import Ranges, may_beat, solve_stages
+from meshwright.schedules import in_flight
 
 
 def random_case(rng):

@@ -10,10 +10,10 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import trace
 from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.prices.kernels import GRADIENTS, MICROBATCH, ONCE
-from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.search.device_line import neighbours, orders, place
 from meshwright.pipeline.search.equal_stages import choose
 from meshwright.pipeline.search.search import Search
+from meshwright.schedules import SCHEDULES, in_flight
 from tests.pipeline.models import mlp
 
 

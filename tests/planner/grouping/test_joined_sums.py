@@ -91,7 +91,7 @@ def test_a_tied_table_is_summed_once():
 def test_what_is_saved_is_what_settling_alone_costs():
     formulation = mw.plan(
         jax.grad(branches), dict.fromkeys(("first", "gate", "up", "down"), W), X, mesh=mesh((2, 2))
-    ).details.formulation
+    ).details.back.formulation
     saved = [formulation.joined_s(*key) for key in formulation.edges]
     assert any(matrix is not None and matrix.any() for matrix in saved)
     for key, matrix in zip(formulation.edges, saved, strict=True):

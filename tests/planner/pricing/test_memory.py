@@ -120,7 +120,7 @@ def test_no_choice_takes_less_than_the_least(chosen):
 def test_gradients_wait_only_where_they_are_reduced():
     step, args = mlp_step(1024, 8, layers=4)  # activations are all there is
     task = Task(trace(step, *args), mw.DataParallel())
-    alone, spread = (task.plan([mesh((n,))], lambda _: None).details for n in (1, 4))
+    alone, spread = (task.plan([mesh((n,))], lambda _: None).details.back for n in (1, 4))
     assert waiting(alone.formulation, alone.choice) == []
     late = waiting(spread.formulation, spread.choice)
     assert len(late) == 4
@@ -134,7 +134,9 @@ def test_gradients_wait_only_where_they_are_reduced():
 def test_gradients_do_not_wait_where_reducing_them_between_hosts_takes_longer_than_computing_them(num_rows, waits):
     step, args = mlp_step(num_rows, 1024, layers=4)
     task = Task(trace(step, *args), mw.DataParallel())
-    near, far = (task.plan([mw.cluster(text).mesh((8,))], lambda _: None).details for text in ("1x8 h100", "8x1 h100"))
+    near, far = (
+        task.plan([mw.cluster(text).mesh((8,))], lambda _: None).details.back for text in ("1x8 h100", "8x1 h100")
+    )
     late = waiting(near.formulation, near.choice)
     assert len(late) == 4
     held = [back.profile().bytes_at[late[0][0]] for back in (near, far)]  # before the first gradient runs, if it waits
@@ -174,13 +176,13 @@ def on_cpus(method):
 
 def test_on_cpus_memory_is_counted_anew_once_it_is_known_what_is_reduced():
     plan = on_cpus(mw.TensorParallel())
-    settled = plan.details.formulation
+    settled = plan.details.back.formulation
     before = Task(plan.origin, mw.TensorParallel()).formulate(plan.mesh)
     assert before.held.num_reductions == 0 and settled.held.num_reductions > 1
     gradients = [i for i in settled.held.reduced_at if i in settled.grouping.placed.leader]
     together = {settled.held.reduced_at[i] for i in gradients if settled.grouping.graph.ops[i].phase == "backward"}
     assert len(together) < len(gradients)  # some wait for one another
-    choice = plan.details.choice
+    choice = plan.details.back.choice
     estimate = Readback(before, choice).profile().peak_bytes
     assert plan.memory.peak_bytes == Readback(settled, choice).profile().peak_bytes != estimate
     assert plan.considered[0].peak_bytes == plan.memory.peak_bytes

@@ -78,14 +78,14 @@ def test_sums_that_join_others_are_those_of_one_device(seed):
 def test_the_programs_drawn_do_join():
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((ROWS, WIDTH), (WIDTH, WIDTH))]
     plans = [joined_plan(Sums(seed), args, MESHES[seed % len(MESHES)], seed) for seed in range(12)]
-    assert sum(bool(plan.details.joined) for plan in plans) >= 8
+    assert sum(bool(plan.details.back.joined) for plan in plans) >= 8
     assert all(op.waits for plan in plans for op in plan.ops if op.serial in waiting(plan))
 
 
 def waiting(plan):
     """The serial numbers of what joins, and of where it does."""
-    ops = plan.details.graph.ops
-    return {ops[index].serial for pair in plan.details.joined.items() for index in pair}
+    ops = plan.details.back.graph.ops
+    return {ops[index].serial for pair in plan.details.back.joined.items() for index in pair}
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt-tiny"])
@@ -94,7 +94,7 @@ def test_xla_sends_what_was_planned(name, options):
     example = mw.zoo.build(name, batch=16, layers=2, dtype="float32", **options)
     mesh = mw.cluster("1x8 cpu").mesh((2, 4))
     plan = mw.plan(example.train_step, example.state, example.batch, mesh=mesh, method=mw.TensorParallel())
-    assert plan.details.joined
+    assert plan.details.back.joined
     found = plan.verify(compiler_options=QUICK)
     planned, made = (
         sum(getattr(pair, side) for pair in found.collectives.values()) for side in ("planned", "compiled")
@@ -127,7 +127,7 @@ def test_loops_read_sums_that_are_settled():
     ]
     fix = {"x": P(None, "x"), "w": P("x"), "v": P("x"), "out": P()}
     plan = mw.plan(function, *args, mesh=Mesh.abstract((4,), alpha=1.0, beta=1.0), method=mw.Manual(fix))
-    assert plan.details.joined
+    assert plan.details.back.joined
     assert sum(c.bytes * c.trips for c in plan.collectives if c.purpose == "activation") == ROWS * WIDTH * 4
     found = plan.verify(compiler_options=QUICK)
     assert found.bytes.compiled == pytest.approx(found.bytes.planned, rel=0.01)

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from meshwright.errors import PlanFileError
 from meshwright.explain.alpa.repr_parser import Call, parse
-from meshwright.explain.parallelism.without_program import judge_tensors
 from meshwright.explain.show.tensor_table import rows_of, tensor_view
-from meshwright.hardware.mesh import AXIS_NAMES
+from meshwright.hardware.clusters import AXIS_NAMES
+from meshwright.judging.parallelism.without_program import judge_tensors
 from meshwright.plans.records.judgement import Judgement
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.screen import Printed

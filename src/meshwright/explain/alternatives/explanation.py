@@ -12,7 +12,7 @@ from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
     from meshwright.plans.tensor import Spec
 
 BARELY = 1e-9  # relative difference of costs that are the same
@@ -80,7 +80,7 @@ class Explanation(Printed):
         counts: What a microbatch in that stage counts for.
     """
 
-    plan: "Plan"
+    plan: "PlanData"
     path: str
     tied: tuple[str, ...]
     spec: "Spec"
@@ -156,7 +156,7 @@ class Explanation(Printed):
         return "; ".join(notes)
 
 
-def _signed(plan: "Plan", seconds: float) -> str:
+def _signed(plan: "PlanData", seconds: float) -> str:
     """A difference of costs; what is lost in rounding is none."""
     if abs(seconds) <= BARELY * plan.cost.total:
         return "+0"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.explain.words import label_words
+from meshwright.judging.words import label_words
 from meshwright.planner.solving.fit_memory import ALLOWANCES, View
 from meshwright.plans.records.record import Edge, Record
 from meshwright.strategy.reshard import SLICE, Resharding

@@ -10,19 +10,19 @@ from meshwright.errors import ShardingError
 from meshwright.explain.alternatives.explanation import BARELY, Alternative, Effect, Explanation
 from meshwright.explain.alternatives.forced import Priced, Pricing
 from meshwright.explain.alternatives.reader_parts import dim_parts
-from meshwright.explain.subject.subject import Subject, Subjects
-from meshwright.explain.words import sharding_words, symbols
+from meshwright.judging.subject.subject import Subject, Subjects
+from meshwright.judging.words import sharding_words, symbols
 from meshwright.plans.text import cost_text
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
     from meshwright.explain.alternatives.step_effects import Effects
-    from meshwright.plans.plan import Plan, Spec, Tensor
+    from meshwright.plans.plan import PlanData, Spec, Tensor
 
 Ints = NDArray[np.int64]
 
 
-def explain(plan: "Plan", path: str, seconds: float) -> Explanation:
+def explain(plan: "PlanData", path: str, seconds: float) -> Explanation:
     """See `Plan.explain`."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise ShardingError(f"seconds is {seconds!r}; give the time for solving again, 0 or more")

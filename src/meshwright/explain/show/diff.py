@@ -14,7 +14,7 @@ from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Collective, Plan
+    from meshwright.plans.plan import Collective, PlanData
     from meshwright.plans.tensor import Tensor
 
 _MOST_ROWS = 40
@@ -51,8 +51,8 @@ class Difference(Printed):
         sent: Communication that differs, the largest difference in time first.
     """
 
-    one: "Plan"
-    other: "Plan"
+    one: "PlanData"
+    other: "PlanData"
     moved: tuple[Moved, ...]
     sent: tuple[SentDifference, ...]
 
@@ -123,12 +123,12 @@ class Difference(Printed):
         return table
 
 
-def diff(one: "Plan", other: "Plan") -> Difference:
+def diff(one: "PlanData", other: "PlanData") -> Difference:
     """See `Plan.diff`."""
     return Difference(one, other, tuple(_moved(one, other)), tuple(_sent(one, other)))
 
 
-def _moved(one: "Plan", other: "Plan") -> list[Moved]:
+def _moved(one: "PlanData", other: "PlanData") -> list[Moved]:
     """Tensors grouped by how they lie in both plans, where that differs."""
     mine, theirs = _by_path(one), _by_path(other)
     groups: dict[tuple[Row | None, Row | None], list[str]] = {}
@@ -144,12 +144,12 @@ def _moved(one: "Plan", other: "Plan") -> list[Moved]:
     return found
 
 
-def _by_path(plan: "Plan") -> dict[str, Row]:
+def _by_path(plan: "PlanData") -> dict[str, Row]:
     arguments: Sequence[Tensor] = [*plan.arguments, *(t for t in plan.results if t.role != "state")]
     return {path: row for row in plan_rows(plan, arguments) for path in row.paths}
 
 
-def _sent(one: "Plan", other: "Plan") -> list[SentDifference]:
+def _sent(one: "PlanData", other: "PlanData") -> list[SentDifference]:
     totals: dict[tuple[str, tuple[str, ...], str], list[float]] = {}
     for place, plan in enumerate((one, other)):
         for (kind, axes, phase, _), (_, size, seconds) in sums_of(_sent_by(plan)):
@@ -160,11 +160,11 @@ def _sent(one: "Plan", other: "Plan") -> list[SentDifference]:
     return sorted(rows, key=lambda row: -abs(row.seconds[1] - row.seconds[0]))
 
 
-def _sent_by(plan: "Plan") -> list["Collective"]:
+def _sent_by(plan: "PlanData") -> list["Collective"]:
     """Everything that a plan sends in a step; all stages together."""
     if not plan.stages:
         return list(plan.collectives)
-    from meshwright.explain.subject.subject import Subjects
+    from meshwright.judging.subject.subject import Subjects
 
     return [item for subject in Subjects(plan) for item in subject.collectives]
 

@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.explain.parallelism.sentence import plain_sentence
 from meshwright.explain.show.tensor_table import Row, plan_rows
+from meshwright.judging.parallelism.sentence import plain_sentence
 from meshwright.plans.stage_text import pipeline_text, stages_view
 from meshwright.plans.text import cost_text, gap_text, mesh_text
 from meshwright.screen import Table, plain_table, plain_text
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Collective, Plan
+    from meshwright.plans.plan import Collective, PlanData
 
 _MOST_TENSORS, _MOST_RESULTS, _MOST_SENT, _MOST_VIEWS = 14, 4, 8, 6
 
 
-def plan_text(plan: "Plan") -> str:
+def plan_text(plan: "PlanData") -> str:
     """The plan as plain text."""
     return plain_text(plan_view(plan))
 
 
-def plan_view(plan: "Plan") -> RenderableType:
+def plan_view(plan: "PlanData") -> RenderableType:
     """The plan for a rich console."""
     if plan.stages:
         return Group(_headline(plan), stages_view(plan), *_tensors(plan), *map(Text, plan.remarks))
@@ -38,7 +38,7 @@ def plan_view(plan: "Plan") -> RenderableType:
     return Group(*parts, *map(Text, plan.remarks))
 
 
-def _nothing_split(plan: "Plan") -> str:
+def _nothing_split(plan: "PlanData") -> str:
     sizes = [n for n in plan.mesh.sizes if n > 1]
     if any(size % n == 0 for t in plan.arguments for size in t.shape if size for n in sizes):
         return "no argument is split: sending its parts about would cost more than the split saves."
@@ -48,7 +48,7 @@ def _nothing_split(plan: "Plan") -> str:
     )
 
 
-def _headline(plan: "Plan") -> Table:
+def _headline(plan: "PlanData") -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -70,13 +70,13 @@ def _headline(plan: "Plan") -> Table:
     return table
 
 
-def step_text(plan: "Plan") -> str:
+def step_text(plan: "PlanData") -> str:
     """The step's time and what it is made of."""
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
     return f"{total} = {compute} compute + {sent} communication"
 
 
-def memory_text(plan: "Plan") -> str:
+def memory_text(plan: "PlanData") -> str:
     """Peak memory, what is allowed, and what the arguments take."""
     memory = plan.memory
     limit = "" if memory.limit_bytes is None else f" of {format_bytes(memory.limit_bytes)} allowed"
@@ -84,7 +84,7 @@ def memory_text(plan: "Plan") -> str:
     return f"{format_bytes(memory.peak_bytes)}{limit} per device" + (f" ({held})" if held else "")
 
 
-def _tensors(plan: "Plan") -> list[RenderableType]:
+def _tensors(plan: "PlanData") -> list[RenderableType]:
     """Parameters and data, the largest first; optimizer state in a line, since it mostly lies as its parameters."""
     rows = plan_rows(plan, plan.arguments)
     shown = [row for row in rows if row.role != "optimizer"]
@@ -117,7 +117,7 @@ def _optimizer(rows: Sequence[Row]) -> list[str]:
     return [f"optimizer state {where}{example}"]
 
 
-def _collectives(plan: "Plan") -> list[RenderableType]:
+def _collectives(plan: "PlanData") -> list[RenderableType]:
     if not plan.collectives:
         return [Text("communication: none")]
     table = plain_table("communication", ("kind", "axes", "phase", "for"), ("number", "bytes", "time", "share"))
@@ -144,7 +144,7 @@ def sums_of(
     return sorted(sums.items(), key=lambda row: -row[1][2])
 
 
-def _considered(plan: "Plan") -> list[RenderableType]:
+def _considered(plan: "PlanData") -> list[RenderableType]:
     table = plain_table("mesh views solved", ("mesh",), ("step", "memory"))
     table.add_column("remark", overflow="fold")
     ranked = sorted(plan.considered, key=lambda v: (v.shape != plan.mesh.sizes, v.cost is None, v.cost or 0.0))

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.explain.subject.subject import Subject, Subjects
+from meshwright.judging.subject.subject import Subject, Subjects
 from meshwright.plans.text import cost_text
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import Plan
+    from meshwright.plans.plan import PlanData
     from meshwright.plans.search_log import Round
 
 _SECONDS = 5.0  # to solve a stage's problem once more
 
 
-def solver_lines(plan: "Plan") -> Iterator[str]:
+def solver_lines(plan: "PlanData") -> Iterator[str]:
     """The log, line by line."""
     solution = plan.solution
     yield f"status       {solution.status}"
@@ -38,7 +38,7 @@ def solver_lines(plan: "Plan") -> Iterator[str]:
             yield from _round_lines(plan, number, found)
 
 
-def _round_lines(plan: "Plan", number: int, found: "Round") -> Iterator[str]:
+def _round_lines(plan: "PlanData", number: int, found: "Round") -> Iterator[str]:
     held = f"memory held at {found.num_held} moments" if found.num_held else "without memory"
     took = f" in {format_seconds(found.seconds)}" if found.seconds else ""
     yield f"  round {number}: {held}; {found.status}{took}"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from meshwright.explain.words import bytes_on_device, sharding_words, symbols
+from meshwright.judging.words import bytes_on_device, sharding_words, symbols
 from meshwright.screen import Printed, Table, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.explain.subject.subject import Subjects
-    from meshwright.plans.plan import Plan
+    from meshwright.judging.subject.subject import Subjects
+    from meshwright.plans.plan import PlanData
     from meshwright.plans.records.judgement import Judgement
     from meshwright.plans.tensor import Tensor
 
@@ -100,12 +100,12 @@ class TensorTable(Printed):
         return tensor_view(self.rows, self.title)
 
 
-def show(plan: "Plan", path: str) -> TensorTable:
+def show(plan: "PlanData", path: str) -> TensorTable:
     """See `Plan.show`."""
     return TensorTable(tuple(plan_rows(plan, plan.find(path))))
 
 
-def plan_rows(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
+def plan_rows(plan: "PlanData", tensors: Iterable["Tensor"]) -> list[Row]:
     """Rows of a plan's tensors; where stages have different meshes, those of each stage by themselves."""
     mesh_of = _stage_mesh(plan) if plan.stages else lambda tensor: plan.mesh.shape
     groups: dict[tuple[tuple[str, int], ...], list[Tensor]] = {}
@@ -114,7 +114,7 @@ def plan_rows(plan: "Plan", tensors: Iterable["Tensor"]) -> list[Row]:
     return [row for mesh, members in groups.items() for row in rows_of(plan.judgement, dict(mesh), members)]
 
 
-def _stage_mesh(plan: "Plan") -> Callable[["Tensor"], Mapping[str, int]]:
+def _stage_mesh(plan: "PlanData") -> Callable[["Tensor"], Mapping[str, int]]:
     """Says on which mesh a tensor of a pipelined plan lies: that of the first stage which has it.
 
     Next values of arguments lie where these do, which the record of the program tells. Data lie as on the first stage;
@@ -124,7 +124,7 @@ def _stage_mesh(plan: "Plan") -> Callable[["Tensor"], Mapping[str, int]]:
 
     @cache
     def subjects() -> "Subjects":
-        from meshwright.explain.subject.subject import Subjects
+        from meshwright.judging.subject.subject import Subjects
 
         return Subjects(plan)
 

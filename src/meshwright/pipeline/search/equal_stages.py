@@ -11,8 +11,8 @@ from meshwright.pipeline.layers.forward_pass import Array, Ints
 from meshwright.pipeline.prices.catalogue import Catalogue
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options
-from meshwright.pipeline.schedules import SCHEDULES, find_schedule
 from meshwright.planner.methods import Method
+from meshwright.schedules import SCHEDULES, find_schedule
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import numpy as np
 
 from meshwright.pipeline.prices.kernels import least_peak
-from meshwright.pipeline.schedules import in_flight
 from meshwright.pipeline.search.device_line import Line, orders
 from meshwright.pipeline.search.search import Search
+from meshwright.schedules import in_flight
 
 
 def note_nearest(search: Search) -> None:

@@ -16,13 +16,13 @@ from meshwright.pipeline.layers.forward_pass import Array, Flow
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options, find_options
 from meshwright.pipeline.prices.transfer import transfer_s
-from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.search.device_line import Line, neighbours, orders, place
 from meshwright.pipeline.search.equal_stages import Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.search.result import Found, FoundStage
 from meshwright.pipeline.search.unequal_stages import Programme
 from meshwright.planner.budget import Budget
 from meshwright.plans.stage import Pipeline
+from meshwright.schedules import SCHEDULES, in_flight
 from meshwright.units import format_bytes
 
 _LARGE_FLOPS = 1e12  # of a product that reaches a chip's full rate

@@ -8,11 +8,11 @@ import numpy as np
 from meshwright.pipeline.layers.forward_pass import Array
 from meshwright.pipeline.prices.kernels import MICROBATCH
 from meshwright.pipeline.prices.stage_options import Options, Pace
-from meshwright.pipeline.schedules import SCHEDULES, in_flight
 from meshwright.pipeline.search.device_line import Line, neighbours, place
 from meshwright.pipeline.search.dynamic_programme import Ranges, Solution, may_beat, solve_stages
 from meshwright.pipeline.search.result import Found, FoundStage
 from meshwright.plans.stage import Pipeline
+from meshwright.schedules import SCHEDULES, in_flight
 
 Kind = tuple[int, int, Options]  # group of hosts, devices, the ways to split a stage on them
 

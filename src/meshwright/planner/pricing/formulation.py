@@ -22,17 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
-from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
-from meshwright.graph.simplified import Split
+from meshwright.graph.cpu_liveness import CpuLiveness
 from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Liveness
 from meshwright.planner.grouping.folding import Folded
 from meshwright.planner.grouping.groups import Group
 from meshwright.planner.grouping.numbering import sort_by
-from meshwright.planner.pricing.cpu_memory import CpuMemory, reductions
+from meshwright.planner.pricing.cpu_memory import CpuMemory
 from meshwright.planner.pricing.group_table import GroupTable
 from meshwright.planner.pricing.memory import AcceleratorMemory, MemoryModel
 from meshwright.planner.pricing.pricer import Pricer
-from meshwright.priced.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route, Spans
+from meshwright.priced.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route
 from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import ChoiceProblem
 from meshwright.strategy.sharding import Axes, Codes
@@ -101,20 +100,6 @@ class Formulation:
             self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes, self.mesh)
         return self._memory
 
-    def settled(self, choice: NDArray[np.int64]) -> "Formulation":
-        """The same with memory as it is taken once this choice is made: on CPUs what it reduces decides the order."""
-        if not isinstance(self.held, CpuLiveness):
-            return self
-        from meshwright.planner.reading.readback import Readback
-
-        back = Readback(self, choice)
-        sent = {(reader, item.value): back.sent(item) for item in back.resharded() for reader in item.readers}
-        split = Split(reductions(self.grouping, self.folded, self.tables, choice), back.made, sent)
-        found = copy(self)
-        found.__dict__.pop("copied", None)
-        found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
-        return found
-
     def problem(
         self,
         times: Mapping[int, float],
@@ -167,12 +152,6 @@ class Formulation:
         begin = np.concatenate([start[:-1], len(readers) + np.arange(len(at))])
         values = np.concatenate([np.array([reading.value for reading in shared], np.int64), slots.value])
         return lifetimes(self.held, np.concatenate([slots.op[readers], at]), begin, values)
-
-    def copies_made(self, choice: NDArray[np.int64]) -> Spans:
-        """The copies that resharding makes under a choice."""
-        from meshwright.planner.reading.readback import Readback
-
-        return Readback(self, choice).copies()
 
     def _table(self, group_id: int) -> GroupTable:
         group = self.grouping.groups[group_id]

@@ -1,18 +1,15 @@
 """How a plan splits every operation: its operands and results, the axes it sums over, and which sums must wait."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.grouping.joined_sums import PartialSum
+from meshwright.planner.reading.readback import Readback
 from meshwright.plans.plan import OpPlan
 from meshwright.plans.tensor import Spec
 from meshwright.strategy.candidates import keeps_apart, reducing_axes, result_holders, tensor_holders
-
-if TYPE_CHECKING:
-    from meshwright.planner.reading.readback import Readback
 
 Specs = tuple[Spec | None, ...]
 
@@ -20,7 +17,7 @@ Specs = tuple[Spec | None, ...]
 class OpPlans:
     """Reads a choice back operation by operation."""
 
-    def __init__(self, back: "Readback"):
+    def __init__(self, back: Readback):
         self.back, self.choice = back, back.choice
         self.formulation, self.folded = back.formulation, back.folded
         self.grouping, self.graph = back.grouping, back.graph

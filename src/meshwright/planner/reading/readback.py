@@ -1,20 +1,22 @@
 """Reads a choice back: every value's sharding, every collective one by one, and the copies that resharding makes."""
 
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.conversions import Sent
-from meshwright.graph.cpu_liveness import CpuLiveness
+from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.graph import Op
 from meshwright.graph.phases import PHASES
+from meshwright.graph.simplified import Split
+from meshwright.planner.pricing.cpu_memory import reductions
 from meshwright.planner.pricing.formulation import Formulation, lifetimes
 from meshwright.planner.pricing.group_table import SETTLING, GroupTable
-from meshwright.planner.reading.operations import OpPlans
-from meshwright.plans.plan import Collective, OpPlan, Plan
+from meshwright.plans.plan import Collective
 from meshwright.plans.tensor import Spec
 from meshwright.priced.copies import Spans, copies_made
 from meshwright.priced.problem import Profile
@@ -262,19 +264,6 @@ class Readback:
                 found.append((min(read.readers, default=0), item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
 
-    def make_record(self, limit: float | None) -> Any:
-        """See `Details`."""
-        from meshwright.planner.reading.record import make_record
-
-        return make_record(self, limit)
-
-    def make_judgement(self, plan: Plan) -> Any:
-        """See `Details`."""
-        from meshwright.explain.judge import judge_plan
-        from meshwright.explain.subject.subject import facts_of
-
-        return judge_plan(plan, facts_of(plan, plan.record.program))
-
     def communication(self) -> float:
         """Seconds of communication of one step: the sum over `collectives`, counted by classes."""
         tables, formulation = self.formulation.tables, self.formulation
@@ -304,11 +293,6 @@ class Readback:
         tables = self.formulation.tables
         return float(sum(tables[c].compute[self.choice[c]] * len(m) for c, m in enumerate(self.folded.members)))
 
-    @cached_property
-    def ops(self) -> tuple[OpPlan, ...]:
-        """How every operation that belongs to a group is split, in program order."""
-        return OpPlans(self).all()
-
     def explained(self, group_id: int) -> GroupTable:
         """The table of a group with what its chosen strategy is made of."""
         which = self.folded.group_class[group_id]
@@ -317,3 +301,23 @@ class Readback:
             group, table = self.grouping.groups[group_id], self.formulation.tables[which]
             self._explained[key] = self.formulation.pricer.explain(group, table, int(self.choice[which]))
         return self._explained[key]
+
+
+class MeshProblem(Formulation):
+    """A formulation that also says what a choice means in the graph."""
+
+    def copies_made(self, choice: NDArray[np.int64]) -> Spans:
+        """The copies that resharding makes under a choice."""
+        return Readback(self, choice).copies()
+
+    def settled(self, choice: NDArray[np.int64]) -> "MeshProblem":
+        """The same with memory as it is taken once this choice is made: on CPUs what it reduces decides the order."""
+        if not isinstance(self.held, CpuLiveness):
+            return self
+        back = Readback(self, choice)
+        sent = {(reader, item.value): back.sent(item) for item in back.resharded() for reader in item.readers}
+        split = Split(reductions(self.grouping, self.folded, self.tables, choice), back.made, sent)
+        found = copy(self)
+        found.__dict__.pop("copied", None)
+        found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
+        return found

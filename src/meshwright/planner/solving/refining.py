@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import unfolded
-from meshwright.planner.pricing.formulation import Formulation
+from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.solving.certificate import certified
 from meshwright.planner.solving.fit_memory import SMALL, View
 from meshwright.plans.plan import PROVEN_GAP
@@ -45,9 +45,9 @@ def _may_gain(view: View, limit: float | None, budget: Budget) -> bool:
 
 def untied(view: View, budget: Budget) -> View | None:
     """A view solved again with nothing tied, from its choice; None where that found no choice."""
-    tied: Formulation = view.formulation
+    tied: MeshProblem = view.formulation
     folded = unfolded(tied.grouping, tied.folded)
-    formulation = Formulation(tied.pricer, folded, tied.live, tied.restrictions, tied.held)
+    formulation = MeshProblem(tied.pricer, folded, tied.live, tied.restrictions, tied.held)
     classes = np.array([*tied.folded.group_class, *tied.folded.shared_class], np.int64)
     assert view.solution is not None and view.solution.choice is not None
     found = View(formulation, view.limit, budget=budget, initial=view.solution.choice[classes])

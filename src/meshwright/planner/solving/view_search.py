@@ -18,7 +18,7 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.hardware import Mesh
 from meshwright.jit import clock
 from meshwright.planner.budget import Budget
-from meshwright.planner.pricing.formulation import Formulation
+from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.remedies import remedies
 from meshwright.planner.solving.carry_over import translated
 from meshwright.planner.solving.fit_memory import View, least_memory
@@ -38,13 +38,13 @@ class Misfit:
     mesh: Mesh
     limit: float
     least_bytes: float
-    formulate: Callable[[], Formulation]
+    formulate: Callable[[], MeshProblem]
     is_proven: bool = True
 
 
 def search(
     meshes: Sequence[Mesh],
-    formulate: Callable[[Mesh], Formulation],
+    formulate: Callable[[Mesh], MeshProblem],
     limit_of: Callable[[Mesh], float | None],
     floor_bytes: Callable[[Mesh], float],
     say: Callable[[str], None],
@@ -70,7 +70,7 @@ def search(
     views: list[View] = []
     begun = clock()
 
-    def misses(mesh: Mesh, limit: float | None, least: float, make: Callable[[], Formulation]) -> bool:
+    def misses(mesh: Mesh, limit: float | None, least: float, make: Callable[[], MeshProblem]) -> bool:
         if limit is None or least <= limit:
             return False
         misfits.append(Misfit(mesh, limit, least, make))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import ShardingError
-from meshwright.plans.plan import Plan
+from meshwright.plans.plan import PlanData
 from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of
 from meshwright.runtime.spmd import spmd
 from meshwright.units import format_bytes
@@ -67,7 +67,7 @@ class Verification:
 
 
 def verify(
-    plan: Plan,
+    plan: PlanData,
     function: Any = None,
     args: Sequence[Any] = (),
     devices: Sequence[Any] | None = None,

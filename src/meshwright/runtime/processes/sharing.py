@@ -14,14 +14,14 @@ from meshwright.errors import ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.load import is_local
-from meshwright.plans.plan import Plan
-from meshwright.plans.storage import plan_from_json, plan_to_json
+from meshwright.plan_files.storage import plan_from_json, plan_to_json
+from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.processes import peers
 
 
-def shared_plan(name: str, traced: Traced, make: Callable[[], Plan]) -> Plan:
+def shared_plan(name: str, traced: Traced, make: Callable[[], PlanData]) -> PlanData:
     """The plan that `make` makes; with several processes that of the first one, in all of them.
 
     A solver that stops by the clock may find another plan on another machine, and programs that are split differently

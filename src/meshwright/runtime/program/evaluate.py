@@ -17,7 +17,7 @@ from meshwright.graph.accumulation import ADDING
 from meshwright.graph.dtypes import widens
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.tracing.flatten import signature_of
-from meshwright.plans.plan import OpPlan, Plan
+from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.program import corrected
 from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
@@ -34,7 +34,7 @@ Entry = tuple[Any, Spec | Waiting | None, str]
 class Evaluator:
     """One evaluation of a jaxpr with the plan's shardings."""
 
-    def __init__(self, plan: Plan, mesh: DeviceMesh):
+    def __init__(self, plan: PlanData, mesh: DeviceMesh):
         self.plan = plan
         self.mesh = mesh
         self.axes = Axes(plan.mesh.sizes)

@@ -5,13 +5,13 @@ from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.flatten import Names, Program
-from meshwright.plans.plan import OpPlan, Plan
+from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.rules.base import Signature, TensorType
 from meshwright.rules.elementwise import EVEN
 
 
-def check_program(plan: Plan, closed: Any) -> None:
+def check_program(plan: PlanData, closed: Any) -> None:
     """Refuses a plan whose operations are not those of a jaxpr.
 
     Raises:

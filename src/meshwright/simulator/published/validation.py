@@ -6,6 +6,10 @@ from itertools import combinations
 from statistics import mean, median
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from meshwright.screen import Table, plain_text
 from meshwright.simulator.published.replay import Replay
 
 _WITHIN = 0.15
@@ -89,9 +93,7 @@ class Validation:
         return {"rows": [replay.to_json() for replay in self.rows], "summary": summary}
 
     def __str__(self) -> str:
-        from meshwright.simulator.published.show import validation_text
-
-        return validation_text(self)
+        return plain_text(validation_view(self), width=140)
 
 
 def ordered_pairs(rows: Sequence[Replay]) -> Iterable[bool]:
@@ -122,3 +124,72 @@ def _errors(rows: Iterable[Replay]) -> list[float]:
 
 def _target(name: str, values: Sequence[float], how: Any, bound: float, least: bool = False) -> Target:
     return Target(name, float(how(values)) if values else None, bound, least, len(values))
+
+
+def validation_view(validation: Validation) -> RenderableType:
+    """All tables."""
+    parts: list[RenderableType] = [_rows(validation), Text(), _summary(validation.targets)]
+    if validation.worst:
+        parts += [Text(), _worst(validation)]
+    if validation.problems:
+        lines = "\n".join(replay.problem for replay in validation.problems)
+        count = len(validation.problems)
+        parts += [Text(), Text(f"{count} row{'s' * (count > 1)} could not be understood:\n{lines}")]
+    return Group(*parts)
+
+
+def _rows(validation: Validation) -> Table:
+    table = Table(title="published steps, simulated", title_justify="left")
+    names = ("row", "model", "trust", "predicted s", "published s", "error", "peak GiB", "published", "error", "fits")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("row", "model", "trust", "fits") else "right")
+    for replay in validation.rows:
+        row = replay.row
+        table.add_row(
+            row.id,
+            row.text("model"),
+            row.trust,
+            _number(replay.predicted_step_s),
+            _number(replay.published_step_s),
+            _percent(replay.error) if not replay.problem else "not understood",
+            _number(replay.predicted_peak_gib),
+            _number(replay.published_peak_gib),
+            _percent(replay.memory_error) if not replay.problem else "",
+            {True: "yes", False: "no", None: ""}[replay.fits],
+        )
+    return table
+
+
+def _summary(targets: tuple[Target, ...]) -> Table:
+    table = Table(title="what must be reached", title_justify="left")
+    for name in ("figure", "over", "reached", "target", ""):
+        table.add_column(name, justify="left" if name in ("figure", "") else "right")
+    for target in targets:
+        value = "–" if target.value is None else f"{target.value:.1%}"
+        bound = f"{'≥' if target.least else '≤'} {target.bound:.0%}"
+        table.add_row(
+            target.name, str(target.count), value, bound, {True: "yes", False: "no", None: "–"}[target.reached]
+        )
+    return table
+
+
+def _worst(validation: Validation) -> Table:
+    table = Table(title="rows off by more than 15%, and what is known to make them hard", title_justify="left")
+    for name in ("row", "error", "cause"):
+        table.add_column(name, justify="right" if name == "error" else "left")
+    for replay in validation.worst:
+        table.add_row(replay.row.id, _percent(replay.error), "; ".join(replay.causes) or _unknown(replay))
+    return table
+
+
+def _unknown(replay: Replay) -> str:
+    notes = replay.row.text("notes")
+    return f"not known; the table says: {notes}" if notes else "not known"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"

@@ -10,13 +10,13 @@ import numpy as np
 
 from meshwright.errors import ProblemError
 from meshwright.solver.problem import validate
-from meshwright.solver.problem.problem import IMPOSSIBLE, ChoiceProblem
+from meshwright.solver.problem.validate import IMPOSSIBLE, Stored
 
 _WRITTEN_IMPOSSIBLE = 10**18
 _WORTH_COMPILED_CODE = 1 << 20  # bytes; loading the compiled reader takes as long as reading less
 
 
-def load(path: str | Path) -> ChoiceProblem:
+def load(path: str | Path) -> Stored:
     """Reads a problem; every fault is a one-line `ProblemError` that names the file and the element."""
     path = Path(path)
     try:
@@ -25,7 +25,7 @@ def load(path: str | Path) -> ChoiceProblem:
         raise ProblemError(f"{path}: {error}") from None
 
 
-def from_text(text: bytes, name: str = "") -> ChoiceProblem:
+def from_text(text: bytes, name: str = "") -> Stored:
     """Parses the contest's JSON: big ones with the compiled reader where it can, all others with the standard one."""
     document = None
     if len(text) > _WORTH_COMPILED_CODE:
@@ -43,7 +43,7 @@ def from_text(text: bytes, name: str = "") -> ChoiceProblem:
     return _checked(_fields(document), name)
 
 
-def save(problem: ChoiceProblem, path: str | Path) -> None:
+def save(problem: Stored, path: str | Path) -> None:
     """Writes a problem; see `ChoiceProblem.save`."""
     path = Path(path)
     text = json.dumps({"problem": _contest_form(problem)}, separators=(",", ":")).encode()
@@ -87,7 +87,7 @@ def _field(parent: Any, name: str, kind: type, prefix: str = "") -> Any:
     return parent[name]
 
 
-def _checked(parts: dict[str, Any], name: str) -> ChoiceProblem:
+def _checked(parts: dict[str, Any], name: str) -> Stored:
     first, cost = validate.costs(parts["costs"])
     rows = validate.contest_rows(first, parts["usages"], parts["intervals"])
     pairs, matrices = parts["edge_nodes"], parts["edge_costs"]
@@ -98,23 +98,25 @@ def _checked(parts: dict[str, Any], name: str) -> ChoiceProblem:
     matrix_first, flat = validate.flatten("costs of edge", matrices)
     pooled = validate.Edges(ends, np.arange(len(ends), dtype=np.int32), matrix_first, flat)
     validate.check_edges(first, pooled, "costs of edge")
-    return ChoiceProblem.from_arrays(first, cost, pooled, rows, validate.limit(parts["limit"]), name)
+    return Stored(first, cost, pooled, rows, validate.limit(parts["limit"]), name)
 
 
-def _contest_form(problem: ChoiceProblem) -> dict[str, Any]:
+def _contest_form(problem: Stored) -> dict[str, Any]:
     """One interval per node: further rows become nodes of their own, tied to theirs."""
     sizes = np.diff(problem.first)
     costs = [_numbers(problem.cost[a:b]) for a, b in zip(problem.first[:-1], problem.first[1:], strict=True)]
     intervals = [[0, 0] for _ in costs]
     usages: list[list[float]] = [[0] * int(k) for k in sizes]
-    pairs = problem.edge_nodes.tolist()
-    matrices = [_numbers(problem.matrix_of(e).ravel()) for e in range(problem.num_edges)]
+    edges, rows = problem.edges, problem.rows
+    pairs = edges.nodes.tolist()
+    spans = zip(edges.matrix_first[edges.matrix_index], edges.matrix_first[edges.matrix_index + 1], strict=True)
+    matrices = [_numbers(edges.matrix[begin:end]) for begin, end in spans]
     taken = set()
-    for r in range(len(problem.row_node)):
-        node = int(problem.row_node[r])
+    for r in range(len(rows.node)):
+        node = int(rows.node[r])
         k = int(sizes[node])
-        used = _numbers(problem.usage[problem.row_first[r] : problem.row_first[r] + k])
-        span = [int(problem.row_start[r]), int(problem.row_end[r])]
+        used = _numbers(rows.usage[rows.first[r] : rows.first[r] + k])
+        span = [int(rows.start[r]), int(rows.end[r])]
         if node not in taken:
             taken.add(node)
             intervals[node], usages[node] = span, used

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import ProblemError
-from meshwright.solver.problem import validate
-
-IMPOSSIBLE = 1e17  # costs from here up stand for "impossible", as in the contest's data (which writes 1e18)
+from meshwright.solver.problem import contest_json, validate
+from meshwright.solver.problem.validate import IMPOSSIBLE as IMPOSSIBLE
 
 
 class ChoiceProblem:
@@ -99,16 +98,12 @@ class ChoiceProblem:
 
     def with_limit(self, limit: float | None) -> "ChoiceProblem":
         """The same problem under another memory limit; the arrays are shared."""
-        edges = validate.Edges(self.edge_nodes, self.edge_matrix, self.matrix_first, self.matrix)
-        rows = validate.Rows(self.row_node, self.row_start, self.row_end, self.row_first, self.usage)
-        return ChoiceProblem.from_arrays(self.first, self.cost, edges, rows, validate.limit(limit), self.name)
+        return ChoiceProblem.from_arrays(*self._stored()._replace(limit=validate.limit(limit)))
 
     @classmethod
     def load(cls, path: str | Path) -> "ChoiceProblem":
         """Reads the contest's JSON, plain or gzipped; a fault is a `ProblemError` that names the element."""
-        from meshwright.solver.problem import contest_json
-
-        return contest_json.load(path)
+        return cls.from_arrays(*contest_json.load(path))
 
     def save(self, path: str | Path) -> None:
         """Writes the contest's JSON (gzipped where the name ends in .gz).
@@ -116,9 +111,7 @@ class ChoiceProblem:
         The contest knows one interval per node: every further row becomes a node of its own, without cost, tied to the
         row's node by an edge that allows only equal strategies. Such nodes follow the problem's own nodes.
         """
-        from meshwright.solver.problem import contest_json
-
-        contest_json.save(self, path)
+        contest_json.save(self._stored(), path)
 
     def __repr__(self) -> str:
         limit = "none" if np.isinf(self.limit) else f"{self.limit:.17g}"
@@ -128,9 +121,12 @@ class ChoiceProblem:
         )
 
     def __reduce__(self) -> Any:
+        return _rebuild, tuple(self._stored())
+
+    def _stored(self) -> validate.Stored:
         edges = validate.Edges(self.edge_nodes, self.edge_matrix, self.matrix_first, self.matrix)
         rows = validate.Rows(self.row_node, self.row_start, self.row_end, self.row_first, self.usage)
-        return _rebuild, (self.first, self.cost, edges, rows, self.limit, self.name)
+        return validate.Stored(self.first, self.cost, edges, rows, self.limit, self.name)
 
 
 def _rebuild(*parts) -> ChoiceProblem:

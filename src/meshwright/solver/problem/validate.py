@@ -8,6 +8,8 @@ import numpy as np
 
 from meshwright.errors import ProblemError
 
+IMPOSSIBLE = 1e17  # costs from here up stand for "impossible", as in the contest's data (which writes 1e18)
+
 
 class Edges(NamedTuple):
     nodes: np.ndarray  # int32 [edges, 2]
@@ -22,6 +24,17 @@ class Rows(NamedTuple):
     end: np.ndarray  # int64
     first: np.ndarray  # int64, where the row's vector begins in `usage`
     usage: np.ndarray  # float64
+
+
+class Stored(NamedTuple):
+    """The arrays of a whole problem in the form in which it keeps them."""
+
+    first: np.ndarray  # int64, strategies of node i are first[i]:first[i + 1] of cost
+    cost: np.ndarray  # float64
+    edges: Edges
+    rows: Rows
+    limit: float
+    name: str
 
 
 class Ragged(NamedTuple):

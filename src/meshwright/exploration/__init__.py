@@ -1,0 +1,1 @@
+"""Compares clusters by planning and simulating on each."""

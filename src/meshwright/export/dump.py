@@ -1,0 +1,136 @@
+"""Dumps a plan: a folder with everything a researcher may want, as text, CSV and JSON.
+
+Every writer below makes one file; `FILES` says what each is. What tells of a program is written by `program_files.py`,
+for a pipelined plan into a folder for each stage.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import MeshwrightError, OutputError
+from meshwright.explain.show.solver_log import solver_lines
+from meshwright.explain.show.tensor_table import TensorTable, plan_rows
+from meshwright.export.program_files import PROGRAM_FILES, write_csv
+from meshwright.judging.subject.subject import Subjects
+from meshwright.names import one_line
+from meshwright.plan_files.storage import save_plan
+from meshwright.plans.stage_text import layers_text
+from meshwright.simulator.simulate import simulate
+
+if TYPE_CHECKING:
+    from meshwright.plans.plan import PlanData
+    from meshwright.plans.tensor import Tensor
+
+
+def dump(plan: "PlanData", folder: Path, function: Any = None, args: Sequence[Any] = ()) -> None:
+    """See `Plan.dump`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(plan, folder, function, args)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}; name a folder that can be made") from None
+
+
+def _write(plan: "PlanData", folder: Path, function: Any, args: Sequence[Any]) -> None:
+    save_plan(plan, folder / "plan.json")
+    written = {"plan.json": "the plan, for mw.Plan.load"}
+    for name, (what, write) in FILES.items():
+        if write(plan, folder / name):
+            written[name] = what
+    for subject in Subjects(plan):
+        place = folder if subject.number is None else folder / f"stage-{subject.number}"
+        place.mkdir(exist_ok=True)
+        for name, (_, write_program) in PROGRAM_FILES.items():
+            write_program(subject, place / name)
+    if plan.record is not None:
+        prefix = "stage-N/" if plan.stages else ""
+        written |= {prefix + name: what for name, (what, _) in PROGRAM_FILES.items()}
+    written |= _compiled(plan, folder, function, args)
+    lines = [str(plan.verdict), "", *(f"{name:24} {what}" for name, what in written.items())]
+    (folder / "README.txt").write_text("\n".join([*map(one_line, lines), ""]), encoding="utf-8")
+
+
+def _story(plan: "PlanData", path: Path) -> bool:
+    path.write_text(f"{plan}\n", encoding="utf-8")
+    return True
+
+
+def _inputs(plan: "PlanData", path: Path) -> bool:
+    return _tensors(plan, plan.arguments, path)
+
+
+def _outputs(plan: "PlanData", path: Path) -> bool:
+    return _tensors(plan, plan.results, path)
+
+
+def _tensors(plan: "PlanData", tensors: Sequence["Tensor"], path: Path) -> bool:
+    table = TensorTable(tuple(plan_rows(plan, tensors)))
+    path.write_text(f"{table}\n", encoding="utf-8")
+    return True
+
+
+def _solver(plan: "PlanData", path: Path) -> bool:
+    path.write_text("\n".join([*map(one_line, solver_lines(plan)), ""]), encoding="utf-8")
+    return True
+
+
+def _memory(plan: "PlanData", path: Path) -> bool:
+    """Of stages, as a simulated step has it: from each moment on, so many bytes."""
+    if not plan.stages:
+        return False
+    series = simulate(plan).memory
+    rows = ((number, at, int(size)) for number, moments in enumerate(series) for at, size in moments)
+    return write_csv(path, ("stage", "second", "bytes"), rows)
+
+
+def _stages(plan: "PlanData", path: Path) -> bool:
+    if not plan.stages:
+        return False
+    header = ("stage", "layers", "mesh", "verdict", "microbatch_s", "once_s", "state_bytes")
+    rows = (
+        (
+            number,
+            layers_text(stage),
+            "×".join(map(str, stage.mesh.sizes)),
+            str(plan.stage_verdicts[number]),
+            stage.microbatch_s,
+            stage.once_s,
+            stage.state_bytes,
+            stage.peak_bytes,
+        )
+        for number, stage in enumerate(plan.stages)
+    )
+    return write_csv(path, (*header, "peak_bytes"), rows)
+
+
+def _compiled(plan: "PlanData", folder: Path, function: Any, args: Sequence[Any]) -> dict[str, str]:
+    """The compiled program, where the function is known and there are devices to compile for."""
+    if function is None and plan.origin is None:
+        return {"(no compiled.txt)": "a plan that was loaded does not know its function: plan.dump(folder, f, *args)"}
+    from meshwright.export.compiled_collectives import trace_back
+    from meshwright.runtime.checking.verify import verify  # needs JAX, as nothing else here does
+
+    try:
+        found = verify(plan, function, args)
+    except MeshwrightError as error:
+        return {"(no compiled.txt)": f"not compiled: {error}"}
+    after = trace_back(plan, found.made, "cpu" not in found.backend)
+    (folder / "compiled.txt").write_text(after.annotate(found.text), encoding="utf-8")
+    (folder / "after.txt").write_text(f"{found}\n\n{after}\n", encoding="utf-8")
+    return {
+        "compiled.txt": "the compiled program, with source line and prediction behind each collective",
+        "after.txt": "its collectives, memory and flops against the plan's; unforeseen collectives are marked",
+    }
+
+
+FILES: dict[str, tuple[str, Callable[["PlanData", Path], bool]]] = {
+    "story.txt": ("the plan on one screen", _story),
+    "inputs.txt": ("how every argument lies", _inputs),
+    "outputs.txt": ("how every result lies", _outputs),
+    "solver.txt": ("how the solution was come by", _solver),
+    "stages.csv": ("the stages of a pipeline", _stages),
+    "stages-memory.csv": ("bytes on a device of each stage over a simulated step", _memory),
+}

@@ -1,0 +1,115 @@
+"""The files of a dump that tell of one program: a plan's, or a stage's for one microbatch."""
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshwright.explain.show.program_text import program_lines
+from meshwright.explain.show.tensor_table import TensorTable, plan_rows
+from meshwright.judging.notation import notation
+from meshwright.judging.subject.memory_timeline import memory_over_time
+from meshwright.judging.subject.subject import Subject
+from meshwright.names import one_line
+from meshwright.output import ESCAPED
+from meshwright.plans.records.record import MEMORY_ROLES
+from meshwright.plans.records.traced_program import VIRTUAL
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bool:
+    """Writes a table."""
+    with path.open("w", newline="", encoding="utf-8", errors=ESCAPED) as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+    return True
+
+
+def _tensors(subject: Subject, path: Path) -> None:
+    table = TensorTable(tuple(plan_rows(subject.plan, subject.tensors)))
+    path.write_text(f"{table}\n", encoding="utf-8")
+
+
+def _program(subject: Subject, path: Path) -> None:
+    path.write_text("\n".join([*map(one_line, program_lines(subject.facts)), ""]), encoding="utf-8")
+
+
+def _operations(subject: Subject, path: Path) -> None:
+    """Operations with the node that decides about them; a node's costs are those of all its operations together."""
+    facts, problem = subject.facts, subject.record.problem
+    program = facts.program
+    costs = [float(cost[s]) for cost, s in zip(problem.costs, problem.choice, strict=True)]
+    header = ("operation", "phase", "label", "trips", "strategy", "node", "node's seconds", "source")
+
+    def rows() -> Iterable[Sequence[Any]]:
+        for op in program.running:
+            node = int(program.node[op])
+            how = "" if program.assignment[op] == VIRTUAL else notation(facts, op)
+            label, source = program.labels[program.label[op]], program.sources[program.source[op]]
+            cost = costs[node] if node >= 0 else 0.0
+            yield op, program.phases[program.phase[op]], label, program.trips[op], how, node, cost, source
+
+    write_csv(path, header, rows())
+
+
+def _strategies(subject: Subject, path: Path) -> None:
+    """Every strategy of every node, with what it costs by itself."""
+    problem, names, types = subject.record.problem, subject.names, subject.record.program.types
+    header = ("node", "label", "tied", "strategy", "chosen", "allowed", "sharding", "compute_s", "communication_s")
+
+    def rows() -> Iterable[Sequence[Any]]:
+        for number, node in enumerate(problem.nodes):
+            rank = len(types[node.type][0])
+            for s, code in enumerate(node.codes.tolist()):
+                dims = problem.axes.dims(code, rank)
+                spec = " ".join("+".join(names[a] for a in axes) or "-" for axes in dims)
+                sent = sum(float(seconds[s]) for *_, seconds in node.sent)
+                chosen = s == problem.choice[number]
+                yield number, node.label, node.num, s, chosen, bool(node.allowed[s]), spec, node.compute[s], sent
+
+    write_csv(path, header, rows())
+
+
+def _problem(subject: Subject, path: Path) -> None:
+    """In the contest's format; memory is held where the choice needs most, as in planning."""
+    problem = subject.record.problem
+    profile = problem.memory.profile(problem.choice, problem.copies_made(problem.choice))
+    held = {} if problem.limit is None else {profile.peak_at: 0.0}
+    problem.problem(held, problem.limit if held else None).save(path)
+
+
+def _memory(subject: Subject, path: Path) -> None:
+    found = memory_over_time(subject.record.problem)
+    rows = ((int(at), *map(int, found.by_role[:, i])) for i, at in enumerate(found.at))
+    write_csv(path, ("operation", *MEMORY_ROLES), rows)
+
+
+def _collectives(subject: Subject, path: Path) -> None:
+    header = ("kind", "axes", "bytes", "trips", "seconds", "phase", "purpose", "operation", "source")
+    rows = (
+        (c.kind, "+".join(c.axes), c.bytes, c.trips, c.seconds, c.phase, c.purpose, c.operation, c.source)
+        for c in subject.collectives
+    )
+    write_csv(path, header, rows)
+
+
+def _resharding(subject: Subject, path: Path) -> None:
+    header = ("phase", "needed by", "kind", "axes", "bytes", "trips", "seconds", "source")
+    rows = (
+        (c.phase, c.operation, c.kind, "+".join(c.axes), c.bytes, c.trips, c.seconds, c.source)
+        for c in subject.collectives
+        if c.purpose == "reshard"
+    )
+    write_csv(path, header, rows)
+
+
+PROGRAM_FILES: dict[str, tuple[str, Callable[[Subject, Path], None]]] = {
+    "tensors.txt": ("how the arguments lie that it reads", _tensors),
+    "program.txt": ("the program as traced, with the chosen shardings", _program),
+    "operations.csv": ("every operation: its strategy, its node and what that costs", _operations),
+    "strategies.csv": ("every strategy of every node", _strategies),
+    "problem.json.gz": ("the folded choice problem in the contest's format, for meshwright solve", _problem),
+    "memory.csv": ("bytes on one device at every operation, by what holds them", _memory),
+    "collectives.csv": ("everything that is sent in a step", _collectives),
+    "resharding.csv": ("the steps of every resharding", _resharding),
+}

@@ -1,0 +1,165 @@
+"""The Plan that users hold: plan data, with everything that can be done with it.
+
+The functions that explain, report, simulate or verify a plan take plain `PlanData`, and each is loaded when it is first
+asked for. No module below imports this one.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import ShardingError
+from meshwright.names import one_line
+from meshwright.plans.plan import PlanData
+from meshwright.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshwright.explain.alternatives.explanation import Explanation
+    from meshwright.explain.show.diff import Difference
+    from meshwright.explain.show.tensor_table import TensorTable
+    from meshwright.hardware import Cluster
+    from meshwright.runtime.checking.verify import Verification
+    from meshwright.simulator.simulation import Simulation
+
+
+class Plan(PlanData):
+    """What to do and what it will cost.
+
+    Examples:
+        >>> import jax.numpy as jnp, meshwright as mw
+        >>> mesh = mw.Mesh.abstract((4,), alpha=(1,), beta=(1,))
+        >>> plan = mw.plan(lambda x, w: x @ w, jnp.ones((8, 4)), jnp.ones((4, 4)), mesh=mesh)
+        >>> plan.mesh.shape, str(plan.solution.status)
+        ({'x': 4}, 'optimal')
+    """
+
+    @classmethod
+    def of(cls, data: PlanData) -> "Plan":
+        """The plan of plain data."""
+        return data if isinstance(data, cls) else cls(**{f.name: getattr(data, f.name) for f in fields(data)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Reads a plan that `save` wrote."""
+        from meshwright.plan_files.storage import load_plan
+
+        return cls.of(load_plan(Path(path)))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as versioned JSON."""
+        from meshwright.plan_files.storage import save_plan
+
+        save_plan(self, Path(path))
+
+    def show(self, path: str = "*") -> "TensorTable":
+        """A table of the tensors that a path or a glob matches: shape, sharding, bytes per device, kind. Print it."""
+        from meshwright.explain.show.tensor_table import show
+
+        return show(self, path)
+
+    def explain(self, path: str, seconds: float = 0.2) -> "Explanation":
+        """Why an argument or result is split as it is, and what else would cost. Print it.
+
+        Args:
+            path: Of one tensor.
+            seconds: Time to solve again. An alternative that cannot be solved in it is bounded, or counted only.
+
+        Returns:
+            The runner-ups, each at the cost of the best plan that has it, and what forced the choice.
+        """
+        from meshwright.explain.alternatives.why import explain
+
+        return explain(self, path, seconds)
+
+    def diff(self, other: PlanData) -> "Difference":
+        """What differs from another plan: verdict, costs, memory, shardings, communication. Print it."""
+        from meshwright.explain.show.diff import diff
+
+        return diff(self, _checked(other))
+
+    def report(self, path: str | Path, other: PlanData | None = None, seconds: float = 20.0) -> None:
+        """Writes one self-contained web page about the plan; with another plan, about both, side by side.
+
+        Args:
+            path: The page.
+            other: Another plan.
+            seconds: Time for the page, most of which goes to solving for what else was possible. An alternative that
+                cannot be solved in it is bounded. With 0 the page has no alternatives.
+        """
+        from meshwright.report.page import write_report
+
+        write_report(self, Path(path), None if other is None else _checked(other), seconds)
+
+    def dump(self, folder: str | Path, function: Any = None, *args: Any) -> None:
+        """Writes everything there is to know about the plan into a folder.
+
+        Args:
+            folder: The folder; it is made where there is none.
+            function: The function and its arguments or their types, to compile it; a fresh plan knows them.
+            *args: See there.
+        """
+        from meshwright.export.dump import dump
+
+        dump(self, Path(folder), function, args)
+
+    def simulate(self, cluster: "Cluster | str | None" = None) -> "Simulation":
+        """Simulates one step, event by event: see `mw.simulate`."""
+        from meshwright.simulator.simulate import simulate
+
+        return simulate(self, cluster)
+
+    def verify(
+        self,
+        function: Any = None,
+        *args: Any,
+        devices: "Sequence[Any] | None" = None,
+        compiler_options: "Mapping[str, Any] | None" = None,
+    ) -> "Verification":
+        """Compiles the program and compares the plan with what XLA makes of it.
+
+        Args:
+            function: The function that the plan is for, and its arguments or their types; a fresh plan knows them.
+            *args: See there.
+            devices: Devices to compile for, as many as the mesh has: those of this process by default, or those of a
+                machine that is not there (`jax.experimental.topologies`).
+            compiler_options: XLA's options by name.
+
+        Returns:
+            Collectives by kind and axes, memory and flops, planned and compiled. Print it.
+        """
+        from meshwright.runtime.checking.verify import verify
+
+        return verify(self, function, args, devices, compiler_options)
+
+    def __eq__(self, other: object) -> bool:
+        from meshwright.plan_files.storage import comparable
+
+        return comparable(self) == comparable(other) if isinstance(other, PlanData) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # plans hold dicts
+
+    def __repr__(self) -> str:
+        from meshwright.plans.text import axes_text, cost_text
+
+        where = "" if self.mesh.cluster is None else f" of {one_line(self.mesh.cluster.name)}"
+        step, peak = cost_text(self, self.cost.total), format_bytes(self.memory.peak_bytes)
+        return f"<Plan: {self.method} on mesh {axes_text(self)}{where}, step {step}, {peak} per device>"
+
+    def __str__(self) -> str:
+        from meshwright.explain.show.plan_text import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from meshwright.report.page import notebook_html
+
+        return notebook_html(self)
+
+
+def _checked(other: Any) -> PlanData:
+    if not isinstance(other, PlanData):
+        raise ShardingError(f"{other!r:.60} is no plan to compare with; give one that mw.plan or mw.Plan.load returned")
+    return other

@@ -1,0 +1,1 @@
+"""Names what a plan amounts to: the kinds of parallelism, in words and notation."""

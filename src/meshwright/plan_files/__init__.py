@@ -1,0 +1,1 @@
+"""Plans as versioned files: written deterministically, read back with every part checked."""

@@ -1,0 +1,343 @@
+"""Saves plans as deterministic, versioned JSON and reads them back."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import PlanFileError
+from meshwright.hardware import Mesh
+from meshwright.output import write_whole
+from meshwright.plan_files.stored_operations import ops_to_json, parse_ops
+from meshwright.plans.operations import Collective, OpPlan
+from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
+from meshwright.plans.pytree_json import skeleton
+from meshwright.plans.search_log import Considered, Improvement, Round
+from meshwright.plans.stage import Pipeline, Stage, StageTime, Submesh
+from meshwright.plans.tensor import Tensor, parse_spec, spec_text
+from meshwright.schema import checked, parse_json
+from meshwright.solver.problem.gap import relative_gap
+
+FORMAT = "meshwright-plan"
+VERSION = 6
+# The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
+# sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times are made of; the
+# fifth tells neither copies that are sent ahead nor those that are cut out where they are read.
+READABLE = (1, 2, 3, 4, 5, VERSION)
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True)
+class SavedDetails:
+    """The long lists of a plan that was loaded, as its file has them; each is read when it is first asked for.
+
+    Attributes:
+        data: The lists.
+        axes: Names of the axes that they may speak of.
+        num_stages: How many stages the plan has.
+    """
+
+    data: dict[str, Any]
+    axes: tuple[str, ...]
+    num_stages: int
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """See `Details`."""
+        with _damage("collectives"):
+            found = tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
+            checked(found, tuple[Collective, ...], "collectives")
+            for number, item in enumerate(found):
+                _check_axes([item.axes], self.axes, f"collectives[{number}]")
+            return found
+
+    @cached_property
+    def ops(self) -> tuple[OpPlan, ...]:
+        """See `Details`."""
+        with _damage("ops"):
+            found = checked(parse_ops(self.data["ops"]), tuple[OpPlan, ...], "ops")
+            for number, op in enumerate(found):
+                for specs in (op.operands, op.partial, op.results, op.via):
+                    for spec in specs:
+                        _check_axes(spec or (), self.axes, f"ops[{number}]")
+                _check_axes([op.sums, op.waits], self.axes, f"ops[{number}]")
+            return found
+
+    def make_record(self, limit: float | None) -> Any:
+        """See `Details`."""
+        from meshwright.plan_files.packing import unpack
+        from meshwright.plan_files.record_checks import check_record, check_staged
+        from meshwright.plans.records.record import Record
+        from meshwright.plans.records.staged_record import StagedRecord
+
+        packed = self.data.get("record")
+        if packed is None:
+            return None
+        with _damage("record"):
+            found = checked(unpack(checked(packed, str, "record")), dict, "record")
+            if "views" in found:
+                return check_staged(StagedRecord.from_data(found), self.num_stages)
+            return check_record(Record.from_data(found))
+
+    def make_judgement(self, plan: PlanData) -> Any:
+        """See `Details`."""
+        from meshwright.plans.records.judgement import Judgement
+
+        saved = self.data.get("judgement")
+        if saved is None or (plan.pipeline is not None and self.data.get("record") is None):
+            from meshwright.judging.parallelism.without_program import judge_at_rest
+
+            return judge_at_rest(plan)
+        with _damage("judgement"):
+            found = checked(Judgement.from_json(saved, (*plan.arguments, *plan.results)), Judgement, "judgement")
+            if len(found.stages) != len(plan.stages):
+                raise ValueError(f"it judges {len(found.stages)} stages, and the plan has {len(plan.stages)}")
+            return found
+
+
+@contextmanager
+def _damage(part: str) -> Iterator[None]:
+    """Says which part of a plan's file cannot be read."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise PlanFileError(f"the plan is damaged in its {part!r}: {_reason(error)}; save the plan again") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, in a few words: a missing key is all that Python says of it."""
+    if isinstance(error, KeyError):
+        return f"the entry {error} is missing"
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+def save_plan(plan: PlanData, path: Path) -> None:
+    """Writes a plan; the file is complete or not there at all."""
+    write_whole(path, plan_json(plan))
+
+
+def comparable(plan: PlanData) -> dict[str, Any]:
+    """What makes two plans equal: all of it but the name and the solver's progress, which a clock may cut short."""
+    data = plan_to_json(plan)
+    known = {key: value for key, value in data["provenance"].items() if key != "model"}
+    return data | {"provenance": known, "considered": [view | {"rounds": []} for view in data["considered"]]}
+
+
+def plan_json(plan: PlanData) -> str:
+    """The text of a plan's file."""
+    return _text(plan_to_json(plan), 2) + "\n"
+
+
+def _text(data: Any, depth: int) -> str:
+    """JSON with a line for each entry down to a depth, so that files are short and can be compared line by line."""
+    if not depth or not isinstance(data, dict | list) or not data:
+        return json.dumps(data, ensure_ascii=False)
+    pad = " " * (3 - depth)
+    if isinstance(data, dict):
+        rows = [f"{pad}{json.dumps(key, ensure_ascii=False)}: {_text(value, depth - 1)}" for key, value in data.items()]
+        return "{\n" + ",\n".join(rows) + "\n" + pad[1:] + "}"
+    if all(isinstance(value, int | float | str) for value in data):
+        return json.dumps(data, ensure_ascii=False)
+    return "[\n" + ",\n".join(f"{pad}{_text(value, 0)}" for value in data) + "\n" + pad[1:] + "]"
+
+
+def load_plan(path: Path) -> PlanData:
+    """Reads a plan.
+
+    Raises:
+        PlanFileError: There is no such file, it is damaged, or it is of another version.
+    """
+    try:
+        data = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanFileError(f"there is no plan file {path}; save one with plan.save({str(path)!r})") from None
+    except OSError as error:
+        raise PlanFileError(f"{path} cannot be read: {error.strerror}; give the file that plan.save wrote") from None
+    except ValueError as error:
+        raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
+    version, made = data.get("version"), data.get("provenance")
+    if isinstance(version, bool) or version not in READABLE:
+        writer = made.get("meshwright", "unknown") if isinstance(made, dict) else "unknown"
+        raise PlanFileError(
+            f"{path} is a plan of version {version!r:.60}, and this Meshwright reads versions 1 to {VERSION}; "
+            f"make the plan again, or read it with the Meshwright that wrote it ({writer!s:.60})"
+        )
+    try:
+        return plan_from_json(data)
+    except _DAMAGE as error:
+        raise PlanFileError(f"{path} is a damaged plan: {_reason(error)}; save the plan again") from error
+
+
+def plan_to_json(plan: PlanData) -> dict[str, Any]:
+    """The plan as plain JSON data."""
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": plan.method,
+        "mesh": plan.mesh.to_json(),
+        "step_s": plan.step_s,
+        "cost": asdict(plan.cost) | {"total": plan.cost.total},
+        "flops": plan.flops,
+        "memory": asdict(plan.memory),
+        "solution": _solution_to_json(plan.solution),
+        "unsplittable": list(plan.unsplittable),
+        "considered": [_considered_to_json(c) for c in plan.considered],
+        "provenance": dict(plan.provenance),
+        "remarks": list(plan.remarks),
+        "arguments": [_tensor_to_json(t) for t in plan.arguments],
+        "results": [_tensor_to_json(t) for t in plan.results],
+        "judgement": plan.judgement.to_json(),
+        **(plan.details.data if isinstance(plan.details, SavedDetails) else _details_to_json(plan)),
+        "in_structure": plan.in_structure if plan.in_tree is None else skeleton(plan.in_tree),
+        "out_structure": plan.out_structure if plan.out_tree is None else skeleton(plan.out_tree),
+    }
+    if plan.pipeline is not None:
+        data |= {"pipeline": asdict(plan.pipeline), "stages": [stage_to_json(stage) for stage in plan.stages]}
+    return data
+
+
+def _details_to_json(plan: PlanData) -> dict[str, Any]:
+    from meshwright.plan_files.packing import pack
+
+    return {
+        "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
+        "ops": ops_to_json(plan.ops),
+        "record": None if plan.record is None else pack(plan.record.to_data()),
+    }
+
+
+def _details_from_json(data: dict[str, Any], axes: tuple[str, ...]) -> SavedDetails:
+    names = ("collectives", "ops") if data["version"] == 1 else ("judgement", "collectives", "ops", "record")
+    return SavedDetails({name: data[name] for name in names}, axes, len(data.get("stages", ())))
+
+
+def plan_from_json(data: dict[str, Any]) -> PlanData:
+    """The plan of plain JSON data.
+
+    Raises:
+        ValueError, KeyError, TypeError: The data are not those of a plan; a `ValueError` says where and how.
+    """
+    mesh = Mesh.from_json(data["mesh"])
+    plan = PlanData(
+        mesh=mesh,
+        method=data["method"],
+        cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
+        flops=data["flops"],
+        memory=Memory(**data["memory"]),
+        solution=SolutionSummary(**(data["solution"] | {"gap": 0.0})),
+        arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
+        results=tuple(_tensor_from_json(t) for t in data["results"]),
+        details=_details_from_json(data, mesh.names),
+        unsplittable=tuple(data["unsplittable"]),
+        considered=tuple(map(_considered_from_json, data["considered"])),
+        provenance=data["provenance"],
+        remarks=tuple(data.get("remarks", ())),
+        in_structure=data["in_structure"],
+        out_structure=data["out_structure"],
+        pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
+        stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
+    )
+    _check(plan)
+    return replace(plan, solution=_with_gap(plan))
+
+
+def _check(plan: PlanData) -> None:
+    """Refuses a plan whose parts are not of their types, or do not belong together."""
+    for name, kind in _TYPES.items():
+        checked(getattr(plan, name), kind, name)
+    if bool(plan.stages) != (plan.pipeline is not None):
+        raise ValueError("a plan has stages where it has a pipeline, and this one has only one of the two")
+    lengths = {len(stage.chunks or (stage.layers,)) for stage in plan.stages}
+    if plan.pipeline is not None and lengths != {plan.pipeline.interleave}:
+        raise ValueError(f"stages have {sorted(lengths)} chunks, and the pipeline says {plan.pipeline.interleave}")
+    meshes = [stage.mesh for stage in plan.stages] or [plan.mesh]
+    names = max((mesh.names for mesh in meshes), key=len)
+    placed = [(plan.arguments, names), (plan.results, names), *((s.tensors, s.mesh.names) for s in plan.stages)]
+    for tensors, axes in placed:
+        for tensor in tensors:
+            _check_axes(tensor.spec, axes, tensor.path)
+            if tensor.role != "static" and len(tensor.spec) != len(tensor.shape):
+                raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and a sharding of {len(tensor.spec)}")
+
+
+def _check_axes(spec: Sequence[Sequence[str]], axes: tuple[str, ...], where: str) -> None:
+    for axis in (axis for split in spec for axis in split):
+        if axis not in axes:
+            raise ValueError(f"{where} is split over {axis!r:.60}, which is none of the mesh's axes {', '.join(axes)}")
+
+
+_TYPES: dict[str, Any] = {
+    "method": str,
+    "cost": Cost,
+    "flops": float,
+    "memory": Memory,
+    "solution": SolutionSummary,
+    "arguments": tuple[Tensor, ...],
+    "results": tuple[Tensor, ...],
+    "unsplittable": tuple[str, ...],
+    "considered": tuple[Considered, ...],
+    "provenance": dict[str, Any],
+    "remarks": tuple[str, ...],
+    "pipeline": Pipeline | None,
+    "stages": tuple[Stage, ...],
+}
+
+
+def _solution_to_json(solution: SolutionSummary) -> dict[str, Any]:
+    data = {k: v for k, v in asdict(solution).items() if k != "seconds"}
+    return data | {"gap": solution.gap if isfinite(solution.gap) else None}
+
+
+def _with_gap(plan: PlanData) -> SolutionSummary:
+    """The gap follows from cost and bound: it may be infinite, and older files held it relative to the cost."""
+    return replace(plan.solution, gap=relative_gap(plan.cost.total, plan.solution.lower_bound))
+
+
+def _considered_to_json(view: Considered) -> dict[str, Any]:
+    rounds = [[r.num_held, r.status, [[p.cost, p.lower_bound] for p in r.progress]] for r in view.rounds]
+    return asdict(replace(view, rounds=())) | {"rounds": rounds}
+
+
+def _considered_from_json(data: dict[str, Any]) -> Considered:
+    rounds = tuple(
+        Round(held, status, tuple(Improvement(*step) for step in progress))
+        for held, status, progress in data.get("rounds", ())
+    )
+    return Considered(**(data | {"shape": tuple(data["shape"]), "rounds": rounds}))
+
+
+def stage_to_json(stage: Stage) -> dict[str, Any]:
+    """A stage as plain JSON data; its machines are part of the plan's."""
+    changed = {"mesh": list(stage.mesh.sizes), "tensors": [_tensor_to_json(t) for t in stage.tensors]}
+    return asdict(replace(stage, mesh=None, tensors=())) | changed  # type: ignore[arg-type]
+
+
+def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
+    """The stage of plain JSON data, given the plan's mesh."""
+    submesh = Submesh(**data["submesh"])
+    if whole.cluster is None:
+        raise ValueError("stages need a cluster, and the plan's mesh is abstract")
+    parts = {key: value for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
+    times = {key: StageTime(**({"product_s": part["compute_s"]} | part)) for key, part in parts.items()}
+    changed = {
+        "layers": tuple(data["layers"]),
+        "chunks": tuple(tuple(chunk) for chunk in data["chunks"]),
+        "submesh": submesh,
+        "mesh": submesh.machines(whole.cluster).mesh(data["mesh"]),
+        "tensors": tuple(_tensor_from_json(t) for t in data["tensors"]),
+    }
+    return Stage(**(data | times | changed))
+
+
+def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
+    return asdict(tensor) | {"spec": spec_text(tensor.spec)}
+
+
+def _tensor_from_json(data: dict[str, Any]) -> Tensor:
+    return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))

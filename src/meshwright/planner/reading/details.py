@@ -1,0 +1,38 @@
+"""The details of a fresh plan, made from the solved problem when they are first asked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.judging.judge import judge_plan
+from meshwright.judging.subject.subject import facts_of
+from meshwright.planner.reading.operations import OpPlans
+from meshwright.planner.reading.readback import Readback
+from meshwright.planner.reading.record import make_record
+from meshwright.plans.plan import Collective, OpPlan, PlanData
+from meshwright.plans.records.judgement import Judgement
+from meshwright.plans.records.record import Record
+
+
+@dataclass(frozen=True)
+class FreshDetails:
+    """See `Details`."""
+
+    back: Readback
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every communication of the plan, in the order of the operations."""
+        return self.back.collectives
+
+    @cached_property
+    def ops(self) -> tuple[OpPlan, ...]:
+        """How every operation that belongs to a group is split, in program order."""
+        return OpPlans(self.back).all()
+
+    def make_record(self, limit: float | None) -> Record:
+        """See `Details`."""
+        return make_record(self.back, limit)
+
+    def make_judgement(self, plan: PlanData) -> Judgement:
+        """See `Details`."""
+        return judge_plan(plan, facts_of(plan, plan.record.program))

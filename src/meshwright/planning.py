@@ -1,0 +1,104 @@
+"""`mw.plan`: traces a function, plans it as one program or in stages, and returns the plan."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshwright.errors import ShardingError
+from meshwright.facade import Plan
+from meshwright.graph import Traced, trace
+from meshwright.graph.tracing.garbage import heap_frozen
+from meshwright.hardware import Cluster, Mesh
+from meshwright.pipeline.planner import plan_stages
+from meshwright.planner.budget import Budget
+from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.planner.planner import Progress, plan_program
+from meshwright.plans.plan import PlanData
+from meshwright.profiler import cluster as find_cluster
+from meshwright.progress import progress
+from meshwright.refinement import Refinements
+
+
+def plan(
+    function: Callable[..., Any],
+    *args: Any,
+    cluster: Cluster | str | None = None,
+    mesh: Mesh | tuple[int, ...] | None = None,
+    method: Method | str | None = None,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """Finds how to split a function's tensors over a cluster.
+
+    Args:
+        function: An ordinary single-device JAX function: a train step, a forward pass.
+        *args: Its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is computed or allocated. Leaves that
+            are not arrays (functions, strings) are kept as they are, and so are Python numbers, switches first, where
+            the function's own Python code reads them; the plan is then for these values.
+        cluster: A `Cluster` or what `mw.cluster` takes; the local devices if neither this nor a mesh is given.
+        mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
+        method: A method or its short name, such as ``"zero3"``; `Auto` by default.
+        on_progress: Called with a sentence on each stage; else a line on stderr shows it (`progress.py`).
+
+    Returns:
+        The plan.
+
+    Raises:
+        TraceError: JAX could not trace the function.
+        DoesNotFit: No plan fits the memory; it names the least memory that would do.
+        ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
+
+    Examples:
+        >>> import jax, meshwright as mw
+        >>> x, w = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 16), "float32")
+        >>> plan = mw.plan(lambda x, w: x @ w, x, w, cluster="1x8 h100")
+        >>> plan.mesh.num_devices, str(plan.solution.status)
+        (8, 'optimal')
+    """
+    method = find_method(method)
+    budget = Budget(method.seconds)
+    with progress(on_progress) as say:
+        where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
+        say("tracing")
+        return Plan.of(_plan(trace(function, *args), where, method, say, budget))
+
+
+def plan_traced(
+    traced: Traced, cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method
+) -> Plan:
+    """As `plan`, for a function that is traced already."""
+    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
+    with progress() as say:
+        return Plan.of(_plan(traced, where, method, say, Budget(method.seconds)))
+
+
+@heap_frozen()
+def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
+    if isinstance(where, Cluster):
+        return _staged(traced, where, method, say, budget)
+    return plan_program(traced, where, method, say, budget)
+
+
+def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:
+    if not isinstance(method, Auto) or cluster.mixed:  # only stages are possible
+        return plan_stages(traced, cluster, method, say, budget)
+    whole, refined = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), Refinements()
+    found = refined(
+        "The search for stages",
+        "the plan is one program over all devices",
+        lambda: plan_stages(traced, cluster, method, say, budget),
+        lambda: plan_program(traced, whole.meshes(cluster), whole, say, budget),
+    )
+    return replace(found, remarks=(*refined.remarks, *found.remarks))
+
+
+def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:
+    if mesh is not None:
+        raise ShardingError("a pipeline gives each stage a mesh of its own; give a cluster, and leave mesh out")
+    return cluster if isinstance(cluster, Cluster) else find_cluster("local" if cluster is None else cluster)
+
+
+def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method) -> list[Mesh]:
+    if isinstance(mesh, Mesh):
+        return [mesh]
+    machine = _machines(cluster, None)
+    return [machine.mesh(mesh)] if mesh is not None else method.meshes(machine)

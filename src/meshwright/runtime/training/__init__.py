@@ -1,1 +1,0 @@
-"""State, batches and checkpoints of a training run."""

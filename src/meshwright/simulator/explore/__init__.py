@@ -1,1 +1,0 @@
-"""Compares clusters by simulation."""

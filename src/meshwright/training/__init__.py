@@ -1,0 +1,1 @@
+"""Parallelised functions, their state, batches and checkpoints."""

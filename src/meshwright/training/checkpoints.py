@@ -1,0 +1,327 @@
+"""Checkpoints of a training state, by Orbax: written whole or not at all, and restored onto any mesh."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import accumulate
+from operator import index
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
+
+from meshwright.errors import CheckpointError
+from meshwright.plans.plan import partition_spec
+from meshwright.runtime.spmd import device_mesh
+from meshwright.schema import checked
+from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
+from meshwright.training.checksums import checksums
+from meshwright.training.parallelize import Parallelized
+
+_FORMAT = "meshwright-checkpoint"
+_VERSION = 2  # the first has no checksums, and paths in which keys are not told apart from paths
+_ITEMS = ("arrays", "leaves")
+log = logging.getLogger("meshwright")
+
+
+def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | None = None) -> None:
+    """Saves a training state.
+
+    The call returns when everything is on disk: the state may be donated to the next step at once. A save that is
+    interrupted, by an error or by the end of the process, leaves all earlier checkpoints as they were; what it left
+    behind is removed by the next one. With several processes all of them must call it, with the same directory on a
+    disk that they share.
+
+    Args:
+        directory: Holds the checkpoints, one folder a step; it is made where there is none.
+        step: The number of the step; a step is saved once.
+        state: A pytree. Arrays, random keys and Python numbers are saved; other leaves, such as functions, are code and
+            come from the program that restores.
+        keep: How many checkpoints to keep, this one and the newest of the others; all by default.
+
+    Raises:
+        CheckpointError: It could not be saved. The state and the earlier checkpoints are intact.
+
+    Examples:
+        >>> import tempfile, jax.numpy as jnp, meshwright as mw
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     mw.save(directory, 10, {"w": jnp.arange(3.0), "step": 10})
+        ...     mw.restore(directory, like={"w": jnp.zeros(3), "step": 0})["w"].tolist()
+        [0.0, 1.0, 2.0]
+    """
+    number = _step(step)
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise CheckpointError(f"keep is {keep!r}; give how many checkpoints to keep, 1 or more, or leave it out")
+    leaves = named_leaves(state)
+    records = [describe(path, leaf) for path, leaf in leaves]
+    arrays = {r.path: stored(r, leaf) for r, (_, leaf) in zip(records, leaves, strict=True) if r.is_stored}
+    ocp = _orbax()
+    if _path(directory).exists() and not _path(directory).is_dir():
+        raise CheckpointError(f"{directory} is a file; give a directory to save in")
+    sums = checksums(arrays)
+    listed = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
+    note = {"format": _FORMAT, "version": _VERSION, "leaves": listed, "checksum": _checksum(listed)}
+    items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": ocp.args.StandardSave(arrays)} if arrays else {})
+    steps: list[int] = []
+    intact = ""
+    try:
+        with _manager(directory, cleanup_tmp_directories=True) as manager:
+            steps = sorted(manager.all_steps())
+            if number in steps:
+                raise CheckpointError(f"{directory} has step {number} already; save under another step or delete it")
+            intact = f"; {_listed(steps)} there {'is' if len(steps) == 1 else 'are'} intact" if steps else ""
+            manager.save(number, args=ocp.args.Composite(**items), force=True)
+        _flush(_path(directory) / str(number))
+    except CheckpointError:
+        raise
+    except Exception as error:
+        if jax.process_count() == 1:
+            with suppress(Exception):
+                _clean(directory)
+        raise CheckpointError(
+            f"step {number} could not be saved in {directory}: {_reason(error)}{intact}. Nothing of the state is lost: "
+            "save it again, here or elsewhere"
+        ) from error
+    if keep is not None:
+        _delete(directory, steps[: max(0, len(steps) - keep + 1)])  # only now: the new one is safe
+
+
+def restore(directory: str | PathLike[str], *, like: Any, step: int | None = None) -> Any:
+    """Restores a training state, each array in parts, onto the devices where it belongs.
+
+    The mesh may be another than that of the run that saved it. Every array is held against the checksum that was saved
+    with it. Nothing is written, so that a run that is still saving into the same directory is not disturbed.
+
+    Args:
+        directory: Where `save` put it.
+        like: The parallelised function that the state is for, which must have a plan; or a pytree of arrays or
+            `jax.ShapeDtypeStruct`s with shardings. Leaves that are neither arrays nor numbers come from it.
+        step: The step to restore; the newest by default.
+
+    Returns:
+        The state.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, it cannot be read, its numbers are not those that were saved, or
+            it is of another state.
+
+    Examples:
+        >>> import tempfile, jax.numpy as jnp, meshwright as mw
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     for step in (10, 20):
+        ...         mw.save(directory, step, {"w": jnp.full(2, step)})
+        ...     mw.restore(directory, like={"w": jnp.zeros(2, int)}, step=10)["w"].tolist()
+        [10, 10]
+    """
+    _check_like(like)
+    ocp = _orbax()
+    if not _path(directory).is_dir():
+        raise CheckpointError(f"there is no directory {directory}; give the one that mw.save wrote to")
+    with _manager(directory, create=False) as manager:
+        steps = sorted(manager.all_steps())
+        number = _chosen(directory, steps, step)
+        where = f"the checkpoint of step {number} in {directory}"
+        others = [s for s in steps if s != number]
+        advice = f"; {_listed(others)} can be tried with step=…" if others else ""
+        try:
+            found = manager.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
+            saved, version = _read(found["leaves"], where)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            message = f"{where} was not written by mw.save, or is damaged: {_reason(error)}{advice}"
+            raise CheckpointError(message) from error
+        wanted, tree = _wanted(like, version)
+        check_alike(saved, wanted, where)
+        places = {w.path: w for w in wanted}
+        types = {
+            s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path].sharding)
+            for s in saved
+            if s.is_stored
+        }
+        try:
+            items = ocp.args.Composite(arrays=ocp.args.StandardRestore(types))
+            arrays = manager.restore(number, args=items)["arrays"] if types else {}
+        except Exception as error:
+            raise CheckpointError(f"{where} cannot be read: {_reason(error)}{advice}") from error
+    records = {s.path: s for s in saved}
+    if version == 1:
+        log.warning("%s keeps no checksums, so that its numbers are taken as they are; save it again", where)
+    else:
+        _verify(arrays, records, where, advice)
+    return tree_unflatten(tree, [w.fill(records[w.path], arrays.get(w.path)) for w in wanted])
+
+
+def _verify(arrays: dict[str, Any], records: dict[str, SavedLeaf], where: str, advice: str) -> None:
+    """Refuses arrays that are not what was saved."""
+    damaged = [path for path, found in checksums(arrays).items() if found != records[path].checksum]
+    if damaged:
+        named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+        raise CheckpointError(
+            f"{where} is damaged in {named}: what was read does not have the checksum of what was saved{advice}"
+        )
+
+
+def _check_like(like: Any) -> None:
+    if isinstance(like, Parallelized) and like.last_plan is None:
+        raise CheckpointError(
+            f"{like.__name__} has no plan yet, so it is not known where the state belongs; first call "
+            f"{like.__name__}.plan(…) with the types of its arguments, or mw.create_state"
+        )
+
+
+def _wanted(like: Any, version: int) -> tuple[list[Wanted], Any]:
+    """The leaves of the state that `like` is for, named as in a version of checkpoints, and its structure."""
+    escape = version > 1
+    if not isinstance(like, Parallelized):
+        return [_wanted_leaf(path, leaf) for path, leaf in named_leaves(like, escape)], tree_structure(like)
+    plan = like.last_plan
+    assert plan is not None
+    places, children = like.state_places, plan.in_tree.children()
+    starts = [0, *accumulate(child.num_leaves for child in children)]
+    tree = children[places[0]] if len(places) == 1 else treedef_tuple([children[place] for place in places])
+    leaves = [i for place in places for i in range(starts[place], starts[place + 1])]
+    mesh = device_mesh(plan)
+    found = []
+    for path, i in named_leaves(tree_unflatten(tree, leaves), escape):
+        tensor = plan.arguments[i]
+        if tensor.role == "static":
+            found.append(Wanted(path, plan.in_leaves[i]))
+        else:
+            sharding = NamedSharding(mesh, partition_spec(tensor.spec))
+            found.append(Wanted(path, None, tensor.dtype, tensor.shape, sharding))
+    return found, tree
+
+
+def _wanted_leaf(path: str, leaf: Any) -> Wanted:
+    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return Wanted(path, leaf)
+    record = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
+    return Wanted(path, None, str(record.dtype), tuple(record.shape), sharding)
+
+
+def _read(note: Any, where: str) -> tuple[list[SavedLeaf], int]:
+    """The list of leaves, and the version of the checkpoint."""
+    if note["format"] != _FORMAT:
+        raise ValueError(f"its format is {note['format']!r}")
+    version = note["version"]
+    if version not in (1, _VERSION):
+        raise CheckpointError(
+            f"{where} is of version {version!r} and this Meshwright reads versions 1 to {_VERSION}; restore it with "
+            "the Meshwright that wrote it"
+        )
+    if version > 1 and note["checksum"] != _checksum(note["leaves"]):
+        raise ValueError("its list of leaves does not have the checksum that was saved with it")
+    leaves = [SavedLeaf(**(leaf | {"shape": tuple(leaf["shape"])})) for leaf in note["leaves"]]
+    for leaf in checked(leaves, list[SavedLeaf], "leaves"):
+        leaf.check()
+    return leaves, version
+
+
+def _checksum(listed: list[dict[str, Any]]) -> str:
+    """Of the list of leaves, which holds Python's numbers."""
+    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise CheckpointError(
+            "mw.save and mw.restore need Orbax, which is not installed: pip install 'meshwright[train]'"
+        ) from error
+    return ocp
+
+
+def _path(directory: str | PathLike[str]) -> Any:
+    from etils import epath  # Orbax's own paths: they may lie in a bucket
+
+    path = epath.Path(directory).expanduser()
+    return path if path.is_absolute() else path.absolute()
+
+
+def _manager(directory: str | PathLike[str], **options: Any) -> Any:
+    ocp = _orbax()
+    chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, save_root_metadata=False, **options)
+    return ocp.CheckpointManager(_path(directory), options=chosen, item_names=_ITEMS)
+
+
+def _delete(directory: str | PathLike[str], steps: list[int]) -> None:
+    with _manager(directory, create=False) as manager:
+        for step in steps:
+            try:
+                manager.delete(step)
+            except OSError as error:
+                raise CheckpointError(f"step {step} in {directory} could not be deleted: {_reason(error)}") from error
+
+
+def _flush(path: Any) -> None:
+    """Waits until the disk has a finished checkpoint: Orbax leaves its small files to the system."""
+    folder = Path(os.fspath(path))
+    if not folder.is_dir():  # in a bucket, where what is written is there
+        return
+    try:
+        for file in (*folder.rglob("*"), folder, folder.parent):
+            number = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+    except OSError:
+        path.rmtree()  # it is not known what of it is on the disk
+        raise
+
+
+def _clean(directory: str | PathLike[str]) -> None:
+    """Removes what a failed save left behind: it may be all that fills the disk."""
+    is_leftover = _orbax().path.step.is_path_temporary
+    for path in filter(is_leftover, list(_path(directory).iterdir())):
+        path.rmtree()
+
+
+def _step(step: Any) -> int:
+    try:
+        number = index(step)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(step, bool):
+        raise CheckpointError(f"step is {step!r}; give a whole number, 0 or more")
+    return number
+
+
+def _chosen(directory: str | PathLike[str], steps: list[int], step: int | None) -> int:
+    if not steps:
+        raise CheckpointError(
+            f"{directory} holds no finished checkpoint; save one with mw.save(directory, step, state)"
+        )
+    if step is None:
+        return steps[-1]
+    number = _step(step)
+    if number not in steps:
+        raise CheckpointError(f"{directory} holds no checkpoint of step {number}; it holds {_listed(steps)}")
+    return number
+
+
+def _listed(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[-5:]))
+    return f"step {shown}" if len(steps) == 1 else f"steps {'…, ' if len(steps) > 5 else ''}{shown}"
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in one sentence; a full disk is said as such, however deep it lies."""
+    cause: BaseException | None = error
+    while cause is not None:
+        full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if full or "ENOSPC" in str(cause) or "No space left" in str(cause):
+            return "the disk is full: make room"
+        cause = cause.__cause__ or cause.__context__
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first:.300}"

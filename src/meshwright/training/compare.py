@@ -1,0 +1,233 @@
+"""`mw.compare`: one function by several methods, priced by the same model, compiled and timed side by side."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+
+from meshwright.errors import ClusterError, DoesNotFit, ShardingError
+from meshwright.facade import Plan
+from meshwright.hardware import Cluster, Mesh
+from meshwright.planner.methods import METHOD_NAMES, Method, find_methods
+from meshwright.plans.plan import partition_spec
+from meshwright.runtime.checking.compiled import collectives_of
+from meshwright.runtime.processes.sharing import put
+from meshwright.runtime.spmd import device_mesh
+from meshwright.training.comparison import ComparedMethod, Comparison
+from meshwright.training.parallelize import Parallelized, parallelize
+
+METHODS: tuple[Method, ...] = tuple(METHOD_NAMES.values())
+_ROUNDS = 5  # each method runs once in each, so that a machine that slows down does so for all of them
+
+Progress = Callable[[str], None]
+
+
+def compare(
+    function: Callable[..., Any],
+    *args: Any,
+    methods: str | Sequence[Method | str] | None = None,
+    cluster: Cluster | str | None = None,
+    mesh: Mesh | tuple[int, ...] | None = None,
+    steps: int = 10,
+    run: bool = True,
+    on_progress: Progress | None = None,
+) -> Comparison:
+    """Plans a function by several methods and, where the devices are there, compiles and times them.
+
+    The arguments are copied, never donated. One method's copy is in memory at a time.
+
+    Args:
+        function: A train step, plain or made by `mw.parallelize`; of the latter the settings hold but for the method.
+        *args: Its arguments, such as a state and a batch. With `jax.ShapeDtypeStruct`s nothing can be timed, but all is
+            planned and compiled.
+        methods: Methods or their short names, such as ``["auto", "zero3"]``; `mw.Auto()`, data
+            parallel, ZeRO 1 to 3 and tensor parallel by default.
+        cluster: What `mw.plan` takes; the function's own, or the local devices, by default.
+        mesh: One logical mesh, or its shape on the cluster, for all methods, instead of each method's own.
+        steps: How many steps of each method are timed; with 0 they are compiled only.
+        run: False only plans.
+        on_progress: Called with a sentence on each stage.
+
+    Returns:
+        The comparison: it prints as a table. A method that does not fit or that the shapes do not allow is a row that
+        says why.
+
+    Examples:
+        >>> import jax.numpy as jnp, meshwright as mw
+        >>> step = lambda w, x: (w - x.T @ (x @ w), x.sum())
+        >>> found = mw.compare(step, jnp.ones((8, 4)), jnp.ones((16, 8)), methods=[mw.Auto(), mw.Zero(3)],
+        ...                    cluster="1x8 h100", run=False)
+        >>> [row.method for row in found.rows]
+        ['Auto', 'Zero-3']
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ShardingError(f"steps is {steps!r}; give how many steps to time, 0 or more")
+    say = on_progress or (lambda _: None)
+    candidates = []
+    for method in METHODS if methods is None else find_methods(methods):
+        step = _with_method(function, method, cluster, mesh)
+        say(f"planning by {method.name}")
+        candidates.append(_planned(step, method, args))
+    if not run:
+        return Comparison(tuple(c.row for c in candidates), 0)
+    for candidate in candidates:
+        if candidate.plan is not None:
+            say(f"compiling {candidate.row.method}")
+            candidate.compile(args)
+    ready = [c for c in candidates if c.compiled is not None]
+    note = "" if _are_arrays(args) else "not timed: the arguments are types; give arrays"
+    if ready and steps and not note:
+        _time(ready, args, steps, say)
+    timed = any(c.row.measured_s is not None for c in candidates)
+    return Comparison(tuple(c.row for c in candidates), steps if timed else 0, note if steps else "")
+
+
+def _with_method(function: Callable[..., Any], method: Method, cluster: Any, mesh: Any) -> Parallelized:
+    if not isinstance(function, Parallelized):
+        return parallelize(function, cluster=cluster, mesh=mesh, method=method)
+    settings = replace(function.settings, method=method)
+    if cluster is not None or mesh is not None:
+        settings = replace(settings, cluster=cluster, mesh=mesh)
+    return Parallelized(function.function, settings)
+
+
+@dataclass
+class _Candidate:
+    """A method on its way through the comparison.
+
+    Attributes:
+        step: The function by this method.
+        row: What is known so far.
+        compiled: Its program, once it is compiled.
+        times: Seconds of each step that was timed.
+    """
+
+    step: Parallelized
+    row: ComparedMethod
+    compiled: Any = None
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.row.plan
+
+    def compile(self, args: Sequence[Any]) -> None:
+        """Compiles the program, and notes its memory and collectives."""
+        assert self.plan is not None
+        try:
+            compiled = self.step.lower(*args).compile()
+        except ClusterError as error:  # too few devices
+            self.row = replace(self.row, reason=f"not run: {error}")
+        except jax.errors.JaxRuntimeError as error:
+            self.row = replace(self.row, reason=_out_of_memory(error, "compiled"))
+        else:
+            self.compiled = compiled
+            made = collectives_of(compiled.as_text(), self.plan.mesh.shape)
+            self.row = replace(
+                self.row,
+                compiled_peak_bytes=_allocated_bytes(compiled),
+                compiled_collective_bytes=sum(c.bytes * c.trips for c in made),
+            )
+
+    def run(self, args: Sequence[Any], steps: int) -> None:
+        """Takes one step to warm up, then some that are timed."""
+        try:
+            self._run(args, steps)
+        except jax.errors.JaxRuntimeError as error:
+            self.row = replace(self.row, reason=_out_of_memory(error, "run"))
+
+    def _run(self, args: Sequence[Any], steps: int) -> None:
+        assert self.plan is not None
+        given = _placed(self.plan, self.step, args)
+        for number in range(steps + 1):
+            started = time.perf_counter()
+            made = jax.block_until_ready(self.compiled(*given))
+            if number:
+                self.times.append(time.perf_counter() - started)
+            following = _following(given, made)
+            given = _placed(self.plan, self.step, args) if following is None else following
+
+
+def _planned(step: Parallelized, method: Method, args: Sequence[Any]) -> _Candidate:
+    try:
+        plan = step.plan(*args)
+    except (DoesNotFit, ShardingError) as error:
+        return _Candidate(step, ComparedMethod(method.name, reason=str(error)))
+    row = ComparedMethod(
+        method=plan.method,
+        mesh=dict(plan.mesh.shape),
+        predicted_s=plan.step_s,
+        predicted_peak_bytes=plan.memory.peak_bytes,
+        predicted_collective_bytes=int(sum(c.bytes * c.trips for c in plan.collectives)),
+        plan=plan,
+    )
+    return _Candidate(step, row)
+
+
+def _time(candidates: Sequence[_Candidate], args: Sequence[Any], steps: int, say: Progress) -> None:
+    rounds = min(_ROUNDS, steps)
+    for number in range(rounds):
+        say(f"running, round {number + 1} of {rounds}")
+        for candidate in candidates:
+            if not candidate.row.reason:
+                candidate.run(args, steps // rounds + (number < steps % rounds))
+    for candidate in candidates:
+        if candidate.times and not candidate.row.reason:
+            candidate.row = replace(candidate.row, measured_s=median(candidate.times))
+
+
+def _placed(plan: Plan, step: Parallelized, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Copies of the arguments where the plan wants them, as its compiled program takes them."""
+    leaves, tree = tree_flatten(tuple(a for i, a in enumerate(args) if i not in step.settings.static_argnums))
+    mesh = device_mesh(plan)
+    kept = [i for i, tensor in enumerate(plan.arguments) if tensor.role != "static"]
+    # A copy even of what lies in place: the program may take its memory over.
+    own = [x.copy() if isinstance(x, jax.Array) else x for x in (leaves[i] for i in kept)]
+    filled: list[Any] = [None] * len(leaves)
+    shardings = [NamedSharding(mesh, partition_spec(plan.arguments[i].spec)) for i in kept]
+    for i, array in zip(kept, put(own, shardings), strict=True):
+        filled[i] = array
+    return tree_unflatten(tree, filled)
+
+
+def _following(args: Sequence[Any], made: Any) -> tuple[Any, ...] | None:
+    """The arguments of the next step: those that were donated come back among the results; None where one does not."""
+    results = list(made) if isinstance(made, tuple | list) else [made]
+    found = []
+    for arg in args:
+        if not any(isinstance(x, jax.Array) and x.is_deleted() for x in tree_leaves(arg)):
+            found.append(arg)
+            continue
+        match = next((i for i, result in enumerate(results) if _types(result) == _types(arg)), None)
+        if match is None:
+            return None
+        found.append(results.pop(match))
+    return tuple(found)
+
+
+def _types(value: Any) -> Any:
+    return tree_structure(value), [(x.shape, x.dtype) for x in tree_leaves(value)]
+
+
+def _are_arrays(args: Sequence[Any]) -> bool:
+    return not any(isinstance(x, jax.ShapeDtypeStruct) for x in tree_leaves(args))
+
+
+def _allocated_bytes(compiled: Any) -> int | None:
+    memory = compiled.memory_analysis()
+    if memory is None:  # a backend that does not say
+        return None
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + results)
+
+
+def _out_of_memory(error: Exception, what: str) -> str:
+    """Why a program could not be compiled or run where memory is the cause; other causes are raised."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        raise error
+    return f"ran out of memory when {what}: {str(error).strip().splitlines()[0]:.200}"

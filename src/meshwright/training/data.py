@@ -1,0 +1,284 @@
+"""Batches that are fetched ahead, and lie on the devices where a parallelised function wants them."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from meshwright import jax_compat
+from meshwright.errors import ShardingError
+from meshwright.facade import Plan
+from meshwright.plans.plan import partition_spec
+from meshwright.runtime.cpu_turns import put_in_turn
+from meshwright.runtime.processes import peers
+from meshwright.runtime.processes.agreement import Agreement, Stopped
+from meshwright.runtime.spmd import device_mesh
+from meshwright.training.parallelize import Parallelized
+from meshwright.training.state import argument_tensors
+
+_AHEAD = 2  # batches that are fetched before they are asked for
+_STOP_S = 5.0  # how long to wait for an iterable that is busy when nobody wants its batches any more
+
+
+def batches(iterable: Iterable[Any], function: Parallelized) -> "Batches":
+    """Goes through batches, fetched ahead by a thread and placed as a function's plan wants them.
+
+    With one process each item is a whole batch. With several, each process gives its own part of every batch, and all
+    get the whole as one array: of n processes, process p gives rows ``p·B/n`` to ``(p+1)·B/n`` of each leaf of B rows,
+    in full along the other dims, and the same value of leaves without dims. The parts must be equally large, and all
+    processes must give equally many: this is agreed on ahead, and where it does not hold, or where one process's
+    iterable raises an error, all of them get an error that names the process and the cause, at the same batch. This
+    holds for every plan: where a plan wants the rows elsewhere, they are moved.
+
+    Args:
+        iterable: Gives batches: pytrees of NumPy arrays, of what converts to them, or of `jax.Array`s. It is read in
+            another thread, two batches ahead, and may reuse its buffers.
+        function: Made by `parallelize`; the batch is the first of its ``batch_argnums``. Until it has a plan for a
+            batch, that batch is passed on as it is, and the function plans when it is called with it.
+
+    Returns:
+        An iterator; its `close` stops fetching, and so does dropping it. An error of the iterable is raised in its
+        place, after the batches before it.
+
+    Examples:
+        >>> import numpy as np, meshwright as mw
+        >>> step = mw.parallelize(lambda w, x: (w + x.sum(), x.max()), cluster="1x1 cpu")
+        >>> w = np.float32(0)
+        >>> for x in mw.batches([np.ones(4), np.ones(4)], step):
+        ...     w, top = step(w, x)
+        >>> float(w)
+        8.0
+    """
+    if not isinstance(function, Parallelized):
+        raise ShardingError(f"batches are for a function that mw.parallelize made, not for {function!r:.60}")
+    if not function.settings.batch_argnums:
+        raise ShardingError(f"{function.__name__} has no batch: batch_argnums is empty; name its position there")
+    return Batches(iterable, function)
+
+
+class Batches(Iterator[Any]):
+    """An iterator over placed batches; made by `batches`."""
+
+    def __init__(self, iterable: Iterable[Any], function: Parallelized):
+        if peers.current is not None:
+            peers.current.announce(f"mw.batches for {function.__name__}", {}, is_next=True)
+        self._placer = _Placer(function)
+        self._feed = _Feed(iter(iterable), self._placer.prepare, function.__name__)
+        self._finalizer = weakref.finalize(self, self._feed.stop)  # when this is dropped, and when Python ends
+        self._feed.thread.start()
+
+    def __next__(self) -> Any:
+        if not self._finalizer.alive:
+            raise StopIteration
+        batch, is_last, failure = self._feed.take()
+        if not is_last:
+            return self._placer.place(batch)
+        self.close()
+        if failure is not None:
+            raise failure
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stops fetching."""
+        self._finalizer()
+
+
+class _Feed:
+    """What the thread that fetches shares with the one that uses; it does not know the iterator it serves."""
+
+    def __init__(self, source: Iterator[Any], prepare: Any, name: str):
+        self.thread = Thread(target=self._run, name="meshwright-batches", daemon=True)
+        self._source = source
+        self._prepare = prepare
+        self._ready: SimpleQueue[tuple[Any, bool, BaseException | None]] = SimpleQueue()
+        self._room = Semaphore(_AHEAD)
+        self._is_stopped = False
+        self._agreement = Agreement(name, lambda: self._is_stopped)
+
+    def take(self) -> tuple[Any, bool, BaseException | None]:
+        """The next batch; whether there is none, and why."""
+        taken = self._ready.get()
+        self._room.release()
+        return taken
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._room.release()
+        self.thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            while self._may_fetch():
+                try:
+                    batch = next(self._source)
+                except StopIteration:
+                    self._agreement.on_end()
+                    break
+                prepared = self._prepare(batch)
+                self._agreement.on_batch(prepared)
+                self._ready.put((prepared, False, None))
+            self._agreement.leave()
+        except Stopped:
+            self._agreement.leave()
+        except BaseException as error:
+            failure = error
+            self._agreement.leave(error)
+        self._ready.put((None, True, failure))
+
+    def _may_fetch(self) -> bool:
+        self._room.acquire()
+        return not self._is_stopped
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Where one plan wants its batch.
+
+    Attributes:
+        tree: The batch's structure.
+        types: Shape and dtype of each array; None for leaves that are none.
+        shardings: Where each belongs; None for leaves that are no arrays.
+    """
+
+    tree: Any
+    types: Sequence[Any]
+    shardings: Sequence[NamedSharding | None]
+
+    def fits(self, types: Sequence[Any]) -> bool:
+        """Whether arrays of these types are those that are placed."""
+        return all(wanted is None or wanted == found for wanted, found in zip(self.types, types, strict=True))
+
+
+class _Placer:
+    """Places batches for one function.
+
+    With one process the thread that fetches does it, as soon as there is a plan. With several, all must do the same
+    things in the same order, so it is left to the thread that calls the function.
+    """
+
+    def __init__(self, function: Parallelized):
+        self._function = function
+        static, number = function.settings.static_argnums, function.settings.batch_argnums[0]
+        self._position = number - sum(n < number for n in static)
+        self._placements: dict[int, tuple[Plan, _Placement | None]] = {}
+
+    def prepare(self, batch: Any) -> Any:
+        """A batch as it is fetched: its own, and placed where that can be done."""
+        leaves, tree = tree_flatten(batch)
+        own = tree_unflatten(tree, [_own(leaf) for leaf in leaves])
+        return self.place(own) if jax.process_count() == 1 else own
+
+    def place(self, batch: Any) -> Any:
+        """The batch where the plan for it wants it; as it is where there is no plan."""
+        leaves, tree = tree_flatten(batch)
+        if jax.process_count() == 1:
+            placement = self._find(tree, leaves, 1)
+            return batch if placement is None else tree_unflatten(tree, _put(leaves, placement.shardings))
+        placement = self._find(tree, leaves, jax.process_count())
+        shardings = [None] * len(leaves) if placement is None else placement.shardings
+        return tree_unflatten(tree, [_put_part(leaf, s) for leaf, s in zip(leaves, shardings, strict=True)])
+
+    def _find(self, tree: Any, leaves: list[Any], num_parts: int) -> _Placement | None:
+        """The placement of the newest plan for batches like this one."""
+        types = [_type(leaf, num_parts) for leaf in leaves]
+        for plan in self._function.plans:
+            found = self._placement(plan)
+            if found is not None and found.tree == tree and found.fits(types):
+                return found
+        return None
+
+    def _placement(self, plan: Plan) -> _Placement | None:
+        if id(plan) not in self._placements:
+            self._placements[id(plan)] = plan, self._make(plan)  # with the plan, so that its id stays its own
+        return self._placements[id(plan)][1]
+
+    def _make(self, plan: Plan) -> _Placement | None:
+        arguments = plan.in_tree.children()
+        if self._position >= len(arguments):
+            return None
+        mesh = device_mesh(plan)
+        tensors = argument_tensors(plan, self._position)
+        return _Placement(
+            arguments[self._position],
+            [None if t.role == "static" else (t.shape, t.dtype) for t in tensors],
+            [None if t.role == "static" else NamedSharding(mesh, partition_spec(t.spec)) for t in tensors],
+        )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _own(leaf: Any) -> Any:
+    """The leaf, or a copy where the iterable might write into it again: on CPU JAX takes buffers over as they are."""
+    return np.array(leaf) if not isinstance(leaf, jax.Array) and hasattr(leaf, "__array__") else leaf
+
+
+def _type(leaf: Any, num_parts: int) -> Any:
+    """Shape and dtype of the whole array that a part belongs to; None for leaves that are no arrays."""
+    try:
+        aval = jax_compat.abstract(leaf)
+    except TypeError:
+        return None
+    shape = _whole(aval.shape, num_parts) if _is_part(leaf) else tuple(aval.shape)
+    return shape, str(aval.dtype)
+
+
+def _whole(shape: Sequence[int], num_parts: int) -> tuple[int, ...]:
+    return (shape[0] * num_parts, *shape[1:]) if shape else ()
+
+
+def _put(leaves: Sequence[Any], shardings: Sequence[NamedSharding | None]) -> list[Any]:
+    """The arrays in place, in one go; Python numbers stay, since the function would plan again for arrays."""
+    moved = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and shardings[i] is not None]
+    placed = list(leaves)
+    for i, array in zip(moved, put_in_turn([leaves[i] for i in moved], [shardings[i] for i in moved]), strict=True):
+        placed[i] = array
+    return placed
+
+
+def _is_part(leaf: Any) -> bool:
+    """Whether a leaf is this process's part, and not an array of all processes already."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _put_part(part: Any, sharding: NamedSharding | None) -> Any:
+    """The whole array that this process's part belongs to; by rows, a part in each process, without a sharding."""
+    if not _is_array(part) or not _is_part(part) or jax_compat.is_key_dtype(part.dtype):
+        return part
+    host = np.asarray(part)
+    shape = _whole(host.shape, jax.process_count())
+    if sharding is not None and _lies_by_rows(sharding, shape):
+        return jax.make_array_from_process_local_data(sharding, host, shape)
+    whole = jax.make_array_from_process_local_data(_rows(len(shape)), host, shape)
+    return whole if sharding is None else put_in_turn([whole], [sharding])[0]
+
+
+def _rows(num_dims: int) -> NamedSharding:
+    """Each process's rows on all of its devices."""
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    grid = np.array(devices).reshape(jax.process_count(), -1)
+    spec = PartitionSpec("process") if num_dims else PartitionSpec()
+    return NamedSharding(DeviceMesh(grid, ("process", "device")), spec)
+
+
+def _lies_by_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    """Whether every device holds only rows that its own process gives."""
+    if not shape:
+        return True
+    rows = shape[0] // jax.process_count()
+    held: dict[Any, Any] = dict(sharding.devices_indices_map(shape))
+    for device, index in held.items():
+        start, stop, _ = index[0].indices(shape[0])
+        if start < device.process_index * rows or stop > (device.process_index + 1) * rows:
+            return False
+    return True

@@ -1,0 +1,313 @@
+"""`mw.parallelize`: a function that plans itself for the arguments it is called with, and runs as planned."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, update_wrapper, wraps
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten
+
+from meshwright.errors import DeviceOutOfMemory, ShardingError
+from meshwright.facade import Plan
+from meshwright.graph import Traced, trace
+from meshwright.graph.tracing.trace import returning
+from meshwright.hardware import Cluster, Mesh
+from meshwright.planner.methods import Method, find_method
+from meshwright.planning import plan_traced
+from meshwright.plans.plan import PlanData
+from meshwright.progress import progress
+from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
+from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
+from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
+from meshwright.training.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
+from meshwright.units import format_bytes, format_seconds
+
+log = logging.getLogger("meshwright")
+
+
+def parallelize(
+    function: Callable[..., Any] | None = None,
+    *,
+    cluster: Cluster | str | None = None,
+    mesh: Mesh | tuple[int, ...] | None = None,
+    method: Method | str | None = None,
+    microbatches: int = 1,
+    donate_argnums: str | int | Sequence[int] = "auto",
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    batch_argnums: int | Sequence[int] | None = None,
+    state_argnums: int | Sequence[int] | None = None,
+) -> Any:
+    """Makes a single-device function run on many devices; to be called directly or as a decorator.
+
+    The first call with arguments of some shapes plans and compiles; later ones go straight to the compiled program.
+
+    Args:
+        function: An ordinary JAX function, such as a train step from a state and a batch to a new state and metrics.
+        cluster: What `mw.plan` takes; the local devices by default.
+        mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
+        method: A method or its short name, such as ``"zero3"``; `mw.Auto()` by default.
+        microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
+            added up, so that a step needs less memory. The numbers stay those of the whole batch, but for random bits
+            drawn for each example: each part draws its own. Where they are not proven to stay (batch norm), the batch
+            runs whole, and a warning and the plan's remarks say why.
+        donate_argnums: Arguments whose memory the results may take over: they cannot be used after the call. By default
+            those that come back whole as results, such as a state.
+        static_argnums: Arguments that are not arrays but values the function is compiled for; they must be hashable.
+        static_argnames: The same by name; arguments that can be given by keyword alone among them.
+        batch_argnums: Arguments whose leaves are examples stacked along their first dim: by default the first that is
+            neither state nor static.
+        state_argnums: Arguments that make up the state, for `create_state` and `restore`, such as ``(0, 1)`` where
+            parameters and optimizer state are apart: by default the first that is no batch.
+
+    Returns:
+        A `Parallelized` function.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> @mw.parallelize(cluster="1x1 cpu")
+        ... def step(state, x):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
+        ...     return {"w": state["w"] - 0.1 * grad}, loss
+        >>> state, loss = step({"w": jnp.ones(4)}, jnp.ones((8, 4)))
+        >>> float(loss), step.plan(state, jnp.ones((8, 4))).mesh.num_devices
+        (16.0, 1)
+    """
+    if function is not None and not callable(function):
+        raise ShardingError(f"parallelize was given {function!r:.60}; give a function, and options by name")
+    if function is None:
+        given = {k: v for k, v in locals().items() if k != "function"}
+        return partial(parallelize, **given)
+    by_name, names = named_arguments(static_argnames, function)
+    static = (*argument_numbers("static_argnums", static_argnums, function), *by_name)
+    batch, state = batch_and_state(batch_argnums, state_argnums, static)
+    return Parallelized(
+        function,
+        Settings(
+            cluster=cluster,
+            mesh=mesh,
+            method=find_method(method),
+            microbatches=microbatches,
+            donate_argnums=None
+            if donate_argnums == "auto"
+            else argument_numbers("donate_argnums", donate_argnums, function),
+            static_argnums=static,
+            static_argnames=names,
+            batch_argnums=batch,
+            state_argnums=state,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a function is to be parallelised; see `parallelize`. ``donate_argnums`` is None for those that come back."""
+
+    cluster: Cluster | str | None
+    mesh: Mesh | tuple[int, ...] | None
+    method: Method
+    microbatches: int
+    donate_argnums: tuple[int, ...] | None
+    static_argnums: tuple[int, ...]
+    batch_argnums: tuple[int, ...]
+    state_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...] = ()  # of arguments that have no position
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.microbatches, int) or self.microbatches < 1:
+            raise ShardingError(f"microbatches is {self.microbatches!r}; give a whole number, 1 or more")
+        if self.method.staged:
+            raise ShardingError(
+                f"{self.method.name} plans a pipeline, which cannot be run yet: plan it with mw.plan, and run the "
+                "function by a method without stages, such as mw.Auto()"
+            )
+
+
+class Parallelized:
+    """A function that runs on many devices; made by `parallelize`.
+
+    Attributes:
+        settings: How it is parallelised.
+        recent: The program that was called last; None before the first call.
+    """
+
+    __name__: str
+
+    def __init__(self, function: Callable[..., Any], settings: Settings):
+        self.__name__ = type(function).__name__  # of a callable that has no name of its own
+        self.function = function
+        self.settings = settings
+        self.recent: Program | None = None
+        self._programs: dict[Any, Program] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._steps: dict[Any, Callable[..., Any]] = {}
+        self._remarks: dict[Any, tuple[str, ...]] = {}
+        self._reading: set[Any] = set()  # keys of calls whose Python numbers the function's own code reads
+        self._arguments = Arguments(function, settings.static_argnums, settings.static_argnames)
+        update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        is_known = enter(self.recent)
+        if self.recent is not None and is_known and not kwargs and not self.settings.static_argnums:
+            try:
+                return self.recent.quick(*args)
+            except (Strange, TypeError, ValueError):
+                pass
+            except jax.errors.JaxRuntimeError as error:
+                _explain(error, self.recent.plan, args)
+                raise
+        refuse_tracing(self.__name__)
+        bound = self._arguments.bind(args, kwargs)
+        announce(self.__name__, bound.names, bound.values)
+        if bound.key() in self._programs:
+            return self._run(bound)
+        with progress() as say:
+            say(f"tracing {self.__name__}")
+            self._program(bound)
+            say(f"compiling {self.__name__} with XLA")
+            return self._run(bound)
+
+    def _run(self, bound: Bound) -> Any:
+        self.recent = program = self._program(bound)
+        runs(program)
+        try:
+            return program(*bound.values)
+        except jax.errors.JaxRuntimeError as error:
+            _explain(error, program.plan, bound.values)
+            raise
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments: arrays or `jax.ShapeDtypeStruct`s. Made once for equal types.
+
+        With several processes all of them must ask for it: the first one makes it, and the others take it over.
+        """
+        return self._plan(self._arguments.bind(args, kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """JAX's lowering for these arguments, as `jax.jit` has it."""
+        bound = self._arguments.bind(args, kwargs)
+        return self._program(bound).lower(*bound.values)
+
+    def compiled(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled program for these arguments: `lower` and compile."""
+        return self.lower(*args, **kwargs).compile()
+
+    @property
+    def state_places(self) -> tuple[int, ...]:
+        """Positions of the state among the arguments that are not static."""
+        static = self.settings.static_argnums
+        return tuple(number - sum(n < number for n in static) for number in self.settings.state_argnums)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans so far, the newest first."""
+        return tuple(self._plans.values())[::-1]
+
+    @property
+    def last_plan(self) -> Plan | None:
+        """The plan that was made or used last."""
+        if self.recent is not None:
+            return Plan.of(self.recent.plan)
+        return next(reversed(self._plans.values()), None)
+
+    def _program(self, bound: Bound) -> Program:
+        key = self._key(bound)
+        if key not in self._programs:
+            plan = self._plan(bound)
+            key = self._key(bound)  # which it may have found to hang on more
+            self._programs[key] = Program(plan, self._step(bound), device_mesh(plan))
+        return self._programs[key]
+
+    def _key(self, bound: Bound) -> Any:
+        """Equal for calls that the same plan serves: a Python number is an array to it, unless it must be a number."""
+        key = bound.key()
+        return (key, bound.python_numbers()) if key in self._reading else key
+
+    def _plan(self, bound: Bound) -> Plan:
+        key = self._key(bound)
+        plan = self._plans.get(key)
+        if plan is None:
+            announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
+            before = self.last_plan
+            started = time.perf_counter()
+            traced = self._donating(trace(self._step(bound), *bound.values), bound)
+            meet_to_measure(self.settings.cluster, self.settings.mesh)
+            plan = Plan.of(shared_plan(self.__name__, traced, lambda: self._plan_traced(traced)))
+            plan = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
+            if bound.keeps_numbers(plan.arguments):
+                self._reading.add(bound.key())
+            self._plans[self._key(bound)] = plan
+            seconds = format_seconds(time.perf_counter() - started)
+            if before is not None:
+                log.warning("%s: planned again in %s, since %s", self.__name__, seconds, _difference(before, plan))
+        return plan
+
+    def _plan_traced(self, traced: Traced) -> Plan:
+        return plan_traced(traced, self.settings.cluster, self.settings.mesh, self.settings.method)
+
+    def _step(self, bound: Bound) -> Callable[..., Any]:
+        """The function of the arguments that are not static, cut into microbatches where asked for and possible."""
+        count = self.settings.microbatches
+        if count == 1:
+            return bound.function
+        key = self._key(bound)
+        if key not in self._steps:
+            batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
+            try:
+                cut = accumulated(bound.function, bound.values, batch, count)
+                self._steps[key] = wraps(bound.function)(cut)  # its arguments keep their names in the plan
+            except CannotCut as reason:
+                remark = f"runs its batch whole instead of in {count} microbatches, which could change its numbers"
+                log.warning("%s: %s: %s", self.__name__, remark, reason)
+                self._steps[key] = bound.function
+                self._remarks[key] = (f"The step {remark}: {reason}.",)
+        return self._steps[key]
+
+    def _donating(self, traced: Traced, bound: Bound) -> Traced:
+        """The same with the arguments that are donated marked."""
+        graph, owners = traced.graph, traced.call.arguments.owners
+        names = dict(zip(bound.names, bound.numbers, strict=True))
+        if self.settings.donate_argnums is None:
+            back = set(graph.state.values())
+            stays = {owner for i, owner in enumerate(owners) if i not in back}
+            donated = frozenset(i for i, owner in enumerate(owners) if owner not in stays)
+        else:
+            donated = frozenset(i for i, owner in enumerate(owners) if names[owner] in self.settings.donate_argnums)
+            traced = returning(traced, donated)
+        return replace(traced, graph=replace(traced.graph, donated=donated | graph.donated))
+
+
+def _difference(before: Plan, after: Plan) -> str:
+    """What about the arguments changed from one plan to the next."""
+    known = {t.path: t for t in before.arguments}
+    for tensor in after.arguments:
+        old = known.get(tensor.path)
+        if old is None:
+            return f"{tensor.path} is new"
+        if (old.shape, old.dtype) != (tensor.shape, tensor.dtype):
+            return (
+                f"{tensor.path} changed from {old.dtype}{list(old.shape)} to {tensor.dtype}{list(tensor.shape)}; "
+                "pad to one shape to plan and compile once"
+            )
+    return (
+        "its arguments have another structure or static value; what is no array in them must be equal from call to "
+        "call: make an optimizer or activation function once, not with each state"
+    )
+
+
+def _explain(error: Exception, plan: PlanData, args: Sequence[Any]) -> None:
+    """Where memory ran out, raises an error that says what to do about it."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return
+    leaves = [x for x in tree_flatten(args)[0] if isinstance(x, jax.Array)]
+    lost = any(x.is_deleted() for x in leaves)
+    state = "some of its arguments were donated and are gone: restore them" if lost else "its arguments are intact"
+    first = str(error).strip().splitlines()[0]
+    raise DeviceOutOfMemory(
+        f"a device ran out of memory ({first:.200}). The plan counts on {format_bytes(plan.memory.peak_bytes)} on each "
+        f"device; {state}. Use more microbatches, jax.checkpoint around the layers, a lower memory_fraction in the "
+        "method, or more devices."
+    ) from error

@@ -1,0 +1,161 @@
+"""States that are born where they belong, and functions that find them there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+
+from meshwright.errors import ShardingError
+from meshwright.facade import Plan
+from meshwright.graph import Traced
+from meshwright.graph.tracing.call import call_abstractly
+from meshwright.planner.methods import Auto
+from meshwright.planning import plan_traced
+from meshwright.plans.plan import partition_spec
+from meshwright.plans.tensor import Tensor
+from meshwright.progress import progress
+from meshwright.runtime.cpu_turns import in_turn
+from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
+from meshwright.training.parallelize import Parallelized, Settings, parallelize
+
+
+def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, example: Sequence[Any] = ()) -> Any:
+    """Runs ``init(*args)`` so that every array of its result is made in parts, each on the device it belongs to.
+
+    Args:
+        init: Makes the state, e.g. from a random key.
+        *args: Its arguments.
+        like: The function that the state is for: its first argument that is no batch, or those of its `state_argnums`,
+            of which ``init`` then returns a tuple.
+        example: The other arguments of that function: arrays or `jax.ShapeDtypeStruct`s. May be left out where the
+            function has a plan already.
+
+    Returns:
+        The state, placed as the function's plan says.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> @mw.parallelize(cluster="1x1 cpu")
+        ... def step(state, x):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
+        ...     return {"w": state["w"] - 0.1 * grad}, loss
+        >>> init = lambda key: {"w": jax.random.normal(key, (4,))}
+        >>> state = mw.create_state(init, jax.random.key(0), like=step, example=(jnp.ones((8, 4)),))
+        >>> state["w"].shape
+        (4,)
+    """
+    _check_parallelized("create_state: like", like)
+    if not isinstance(example, tuple | list):
+        raise ShardingError(
+            f"create_state: example is a {type(example).__name__}; give a tuple of {like.__name__}'s other arguments"
+        )
+    call = call_abstractly(init, args)
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in call.jaxpr.out_avals]
+    plan = like.last_plan
+    if example or plan is None:
+        if not example:
+            raise ShardingError(
+                f"{like.__name__} has no plan yet: give example=(…), its other arguments, so that one can be made"
+            )
+        plan = like.plan(*_with_state(call.results.fill(types), example, like))
+    tensors = [t for place in like.state_places for t in argument_tensors(plan, place) if t.role != "static"]
+    check_types(tensors, types)
+    mesh = device_mesh(plan)
+    shardings = [NamedSharding(mesh, partition_spec(t.spec)) for t in tensors]
+    with progress() as say:
+        say(f"making the state of {like.__name__} in parts")
+        make = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)
+        made = in_turn(make, mesh.devices.ravel())(*call.arguments.pick(args))
+    return call.results.fill(made)
+
+
+def _with_state(state: Any, example: Sequence[Any], like: Parallelized) -> list[Any]:
+    """All arguments of a function in their order."""
+    places = like.settings.state_argnums
+    if len(places) > 1 and not (isinstance(state, tuple) and len(state) == len(places)):
+        raise ShardingError(
+            f"create_state: {like.__name__} has its state in {len(places)} arguments, so init must return a tuple of "
+            f"{len(places)}, and it returned a {type(state).__name__}"
+        )
+    found = list(example)
+    for place, part in zip(places, state if len(places) > 1 else (state,), strict=True):
+        found.insert(place, part)
+    return found
+
+
+def argument_tensors(plan: Plan, place: int) -> tuple[Tensor, ...]:
+    """The leaves of one of the arguments that a plan was made for."""
+    return plan.arguments[argument_leaves(plan.in_tree)[place]]
+
+
+def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) -> "Follower":
+    """Parallelises a function so that it finds its arguments where another one keeps them.
+
+    Args:
+        function: For example an evaluation step of the state, or of its parameters alone, and a batch.
+        leader: The function that made or trained them. It must have a plan when the follower is first called.
+        **settings: As of `mw.parallelize`; the cluster, mesh and method are the leader's.
+
+    Returns:
+        The function, parallelised. Arguments are told by their paths and shapes: ``params/w`` of the follower is
+        ``state/params/w`` of the leader.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, meshwright as mw
+        >>> @mw.parallelize(cluster="1x1 cpu")
+        ... def step(state, x):
+        ...     loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(state["w"])
+        ...     return {"w": state["w"] - 0.1 * grad}, loss
+        >>> state, loss = step({"w": jnp.ones(4)}, jnp.ones((8, 4)))
+        >>> evaluate = mw.follow(lambda state, x: (x @ state["w"]).mean(), step)
+        >>> round(float(evaluate(state, jnp.ones((8, 4)))), 3)
+        0.8
+    """
+    _check_parallelized("follow: the leader", leader)
+    wrong = sorted({"cluster", "mesh", "method"} & settings.keys())
+    if wrong:
+        raise ShardingError(f"follow: {wrong[0]} is the leader's; leave it out")
+    own = leader.settings
+    alike = {"batch_argnums": own.batch_argnums} if len(own.state_argnums) == 1 else {}
+    found = parallelize(function, **{"microbatches": own.microbatches, **alike, **settings}).settings
+    return Follower(function, replace(found, cluster=own.cluster, mesh=own.mesh, method=own.method), leader)
+
+
+def _check_parallelized(what: str, function: Any) -> None:
+    if not isinstance(function, Parallelized):
+        raise ShardingError(f"{what} is {function!r:.60}; give a function that mw.parallelize made")
+
+
+class Follower(Parallelized):
+    """A function that runs on another's mesh with its arguments where the other keeps them."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings, leader: Parallelized):
+        super().__init__(function, settings)
+        self.leader = leader
+
+    def _plan_traced(self, traced: Traced) -> Plan:
+        plan = self.leader.last_plan
+        if plan is None:
+            raise ShardingError(
+                f"{self.leader.__name__} has no plan yet, so {self.__name__} cannot follow it; call it first, or its "
+                ".plan(…) with example arguments"
+            )
+        graph = traced.graph
+        fix = {
+            path: partition_spec(spec)
+            for path, value in zip(graph.input_paths, graph.inputs, strict=True)
+            if (spec := _spec_at(plan, path, graph.types[value].shape)) is not None
+        }
+        method = Auto(fix=fix, memory_fraction=self.leader.settings.method.memory_fraction)
+        return plan_traced(traced, None, plan.mesh, method)
+
+
+def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Any:
+    """Where the plan keeps the state's leaf of this path, or of one that ends in it; None where there is none."""
+    kept = [t for t in plan.arguments if t.role in ("parameters", "optimizer") and t.shape == shape]
+    exact = [t.spec for t in kept if t.path == path]
+    found = exact or [t.spec for t in kept if t.path.endswith(f"/{path}")]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,84 @@
+"""The direction of imports: every module stands on a floor, and imports only from floors below and from its own."""
+
+import ast
+from pathlib import Path
+
+import meshwright
+
+ROOT = Path(meshwright.__file__).parent
+#: From the ground up; what stands on one line may be imported by every line below it.
+FLOORS = (
+    "errors names units lazy",
+    "schema output screen refinement jit beside progress jax_compat",
+    "hardware",
+    "rules",
+    "strategy",
+    "graph",
+    "solver",
+    "profiler",
+    "priced",
+    "schedules",
+    "plans",
+    "judging",
+    "plan_files",
+    "runtime",
+    "planner",
+    "pipeline",
+    "explain",
+    "simulator",
+    "export",
+    "report",
+    "facade",
+    "planning",
+    "training",
+    "exploration",
+    "zoo",
+    "warm",
+    "cli __main__",
+)
+MODULES = {
+    ".".join(("meshwright", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+def imported(name):
+    """The modules of the package that one module imports, inside functions and for type checking, too."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in MODULES}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "meshwright":
+            assert node.level == 0
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= inner or {node.module}
+    return found - {name}
+
+
+def floor(name):
+    top = name.split(".")[1]
+    return next(number for number, members in enumerate(FLOORS) if top in members.split())
+
+
+def test_every_module_stands_on_a_floor():
+    known = {member for members in FLOORS for member in members.split()}
+    assert {name.split(".")[1] for name in MODULES if "." in name} == known
+
+
+def test_imports_point_down():
+    upwards = [
+        (name, other)
+        for name in MODULES
+        if "." in name
+        for other in imported(name) - {"meshwright"}
+        if floor(other) > floor(name)
+    ]
+    assert upwards == []
+
+
+def test_no_imports_form_a_circle():
+    waiting = {name: imported(name) - {"meshwright"} for name in MODULES}
+    while free := [name for name, needed in waiting.items() if not needed & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert sorted(waiting) == []
