@@ -9,7 +9,7 @@ SITE_TOOLS := $(VENV)/.site-tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
-.PHONY: setup demo test check docs docs-check bench browser clean
+.PHONY: setup demo test quick check docs docs-check bench browser clean
 
 setup: $(INSTALLED)
 
@@ -36,6 +36,10 @@ demo: setup
 
 test: $(KERNELS) check
 	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(BIN)/python -m pytest -n 2
+
+# What finds most mistakes within two minutes: everything but the tests that are slow or run programs.
+quick: $(KERNELS)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not devices and not browser"
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:

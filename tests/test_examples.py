@@ -10,6 +10,8 @@ import pytest
 
 from tests.compiling import FLAGS
 
+pytestmark = pytest.mark.devices
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ROUNDING = 1e-4  # of losses that are printed with five digits, after a few steps in float32
 

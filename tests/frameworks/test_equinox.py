@@ -13,6 +13,8 @@ import meshwright as mw
 from meshwright.runtime.spmd import spmd
 from tests.frameworks.meshes import check_plans
 
+pytestmark = pytest.mark.devices
+
 KEY = jax.random.key(0)
 
 

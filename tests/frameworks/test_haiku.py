@@ -8,6 +8,8 @@ import pytest
 
 from tests.frameworks.meshes import check_plans
 
+pytestmark = pytest.mark.devices
+
 
 def mlp(x):
     return hk.nets.MLP([48, 24])(x)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.frameworks.meshes import check_plans
 
+pytestmark = pytest.mark.devices
+
 
 class Mlp(nn.Module):
     @nn.compact

@@ -10,6 +10,8 @@ import meshwright as mw
 from meshwright.graph import trace
 from tests.frameworks.meshes import check_plans
 
+pytestmark = pytest.mark.devices
+
 
 class Mlp(nnx.Module):
     def __init__(self, rngs):

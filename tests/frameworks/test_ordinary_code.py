@@ -13,6 +13,8 @@ from tests.compiling import QUICK
 
 from .ordinary import PROGRAMS
 
+pytestmark = pytest.mark.devices
+
 # Those that no other test runs, as far as they compile quickly.
 RUN = [
     *("a row by a traced integer", "rows in a loop", "negative and clamped", "nonzero of a size", "histogram", "truth"),

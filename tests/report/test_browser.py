@@ -21,7 +21,10 @@ from tests.plans.records.test_staged_record import planned
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run `make browser`")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run `make browser`"),
+]
 
 FLAGS = [
     "--headless",

@@ -11,6 +11,8 @@ import pytest
 import meshwright as mw
 from meshwright.runtime.interrupts import hold
 
+pytestmark = pytest.mark.devices
+
 interrupted_at = []
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.generator.pairs import PLANS, outcome
 
+pytestmark = pytest.mark.devices
+
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_program_computes_what_one_device_computes_under_any_plan(seed):

@@ -16,6 +16,8 @@ from meshwright.runtime.checking.compiled import collectives_of
 from meshwright.runtime.spmd import compiler_options, device_mesh, spmd
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
+pytestmark = pytest.mark.devices
+
 
 def compiled(function, *args):
     lowered = function.lower(*args)

@@ -8,6 +8,8 @@ import pytest
 import meshwright as mw
 from tests.runtime.steps import CPU
 
+pytestmark = pytest.mark.devices
+
 X = np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8)
 
 

@@ -16,6 +16,8 @@ import pytest
 import meshwright as mw
 from meshwright.training.checkpoint_leaves import describe, named_leaves
 
+pytestmark = pytest.mark.devices
+
 
 def train_step(state, batch):
     def loss(params):

@@ -9,6 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.training.checksums import checksums
 
+pytestmark = pytest.mark.devices
+
 TYPES = ("bool", "int4", "uint8", "int16", "uint32", "float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn")
 TYPES = (*TYPES, "bfloat16", "float16", "float32", "complex64")
 

@@ -11,6 +11,8 @@ import meshwright as mw
 from meshwright.training.compare import METHODS
 from tests.runtime.steps import CPU, batch, params, train_step
 
+pytestmark = pytest.mark.devices
+
 
 @pytest.fixture(scope="module")
 def found():

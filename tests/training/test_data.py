@@ -14,6 +14,8 @@ import pytest
 
 import meshwright as mw
 
+pytestmark = pytest.mark.devices
+
 CPU = "1x8 cpu"
 
 

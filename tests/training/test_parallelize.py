@@ -13,6 +13,8 @@ from meshwright import zoo
 from meshwright.runtime import spmd
 from tests.runtime.steps import CPU, batch, params, train_step
 
+pytestmark = pytest.mark.devices
+
 
 def assert_same(one, many):
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(many), strict=True):

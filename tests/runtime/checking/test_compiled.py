@@ -4,6 +4,8 @@ import pytest
 
 from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of
 
+pytestmark = pytest.mark.devices
+
 MESH = {"x": 2, "y": 4}
 
 

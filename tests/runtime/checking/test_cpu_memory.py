@@ -10,6 +10,8 @@ import meshwright as mw
 from meshwright import jax_compat, zoo
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
+pytestmark = pytest.mark.devices
+
 # Every model once, with methods and meshes in turn: all of them together take minutes (see benchmarks/compiled.py).
 CASES = [
     ("mlp", {"batch": 32}, mw.Auto(), (4, 2)),

@@ -16,6 +16,8 @@ from meshwright.runtime.spmd import spmd
 from tests.compiling import QUICK
 from tests.runtime.steps import CPU, batch, params, train_step
 
+pytestmark = pytest.mark.devices
+
 
 @pytest.fixture(scope="module")
 def plan():

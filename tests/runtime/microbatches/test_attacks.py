@@ -9,6 +9,8 @@ import meshwright as mw
 from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
 from tests.runtime.microbatches.attacks import ATTACKS, BATCH, GROUPS, REFUSED, P
 
+pytestmark = pytest.mark.devices
+
 
 def assert_equal(one, many):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):

@@ -14,6 +14,8 @@ from meshwright.runtime.checking.compiled import collectives_of
 from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
 from tests.runtime.test_spmd import compiled
 
+pytestmark = pytest.mark.devices
+
 BATCH = 16
 
 

@@ -12,6 +12,8 @@ from jax import lax
 from meshwright.runtime.microbatches.microbatches import accumulated
 from tests.runtime.microbatches.test_microbatches import assert_same, draw
 
+pytestmark = pytest.mark.devices
+
 B, T, D = 8, 5, 6
 W = {
     "in": draw(D, D, seed=1),

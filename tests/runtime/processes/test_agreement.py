@@ -5,6 +5,8 @@ import pytest
 
 from meshwright.runtime.processes.agreement import batch_types, compare
 
+pytestmark = pytest.mark.devices
+
 FOUR = {"types": {"x": "float32[4, 8]", "scale": "float32[] = 0.5"}}
 
 

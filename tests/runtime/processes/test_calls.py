@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from meshwright.runtime.processes.calls import Turns
+
+pytestmark = pytest.mark.devices
 
 X4, X8 = {"x": "float32[4]"}, {"x": "float32[8]"}
 

@@ -11,6 +11,8 @@ from tests.compiling import FLAGS
 from tests.runtime.processes import in_crew
 from tests.runtime.processes.test_rendezvous import free_address
 
+pytestmark = pytest.mark.devices
+
 HANG_S = 240
 
 

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.devices
+
 PREPARE = """
 import socket, sys, time
 from meshwright.runtime.peers import Peers

@@ -8,6 +8,8 @@ import pytest
 import meshwright as mw
 from meshwright.runtime.processes.rendezvous import meet, split_address
 
+pytestmark = pytest.mark.devices
+
 
 def free_address():
     with socket.socket() as free:

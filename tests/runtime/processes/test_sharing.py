@@ -16,6 +16,8 @@ from meshwright.runtime.processes import peers
 from tests.compiling import FLAGS
 from tests.runtime.processes import in_processes
 
+pytestmark = pytest.mark.devices
+
 SCRIPT = Path(in_processes.__file__)
 
 

@@ -26,6 +26,8 @@ from meshwright.runtime.spmd import spmd
 from meshwright.strategy.candidates import Candidates, enumerate_candidates
 from tests.generator.pairs import outcome
 
+pytestmark = pytest.mark.devices
+
 SEEN = ("0.10.2",)  # releases of jaxlib in which every fault was seen
 DEVICES = 4
 CORRECTED = "src/meshwright/runtime/program/corrected.py"

@@ -12,6 +12,8 @@ from meshwright import zoo
 from meshwright.runtime.spmd import spmd
 from tests.compiling import QUICK
 
+pytestmark = pytest.mark.devices
+
 CLUSTER = "1x8 cpu"
 
 

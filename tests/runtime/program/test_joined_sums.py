@@ -17,6 +17,8 @@ from meshwright.solver.problem.solution import Solution, Status
 from tests.compiling import QUICK
 from tests.runtime.test_spmd import compiled
 
+pytestmark = pytest.mark.devices
+
 MESHES = [(8,), (2, 4), (2, 2, 2), (3,)]
 ROWS, WIDTH = 24, 48
 

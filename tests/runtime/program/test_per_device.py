@@ -9,6 +9,8 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.runtime.spmd import spmd
 
+pytestmark = pytest.mark.devices
+
 FUNCTIONS = {
     "fft": jnp.fft.fft,
     "rfft": jnp.fft.rfft,

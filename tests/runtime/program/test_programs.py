@@ -9,6 +9,8 @@ import meshwright as mw
 from meshwright.runtime.spmd import spmd
 from tests.runtime.test_spmd import compiled
 
+pytestmark = pytest.mark.devices
+
 MESHES = [(8,), (2, 4), (2, 2, 2)]
 
 

@@ -6,6 +6,8 @@ import pytest
 
 import meshwright as mw
 
+pytestmark = pytest.mark.devices
+
 
 def r(*shape, scale=0.3):
     return scale * jax.random.normal(jax.random.key(sum(shape)), shape)

@@ -12,6 +12,8 @@ from meshwright.runtime.program.virtual_values import Virtual
 from meshwright.runtime.spmd import spmd
 from meshwright.strategy.sharding import Axes
 
+pytestmark = pytest.mark.devices
+
 SIZE = 8
 
 
