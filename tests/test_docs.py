@@ -3,6 +3,7 @@
 What takes long is run by `make docs-check`, which sets MESHWRIGHT_DOCS=all.
 """
 
+import ast
 import doctest
 import os
 import re
@@ -32,7 +33,10 @@ ELSEWHERE = {  # what no test of this file runs, and why
     "mw.initialize()": "it takes several processes: tests/runtime/processes/ has them",
 }
 MEASURING = {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": "measured"}  # here, not in the user's own folder
-OWN_TESTS = {"docs/one-matrix-product.md": "below", "docs/compiler-faults.md": "tests/runtime/test_compiler_faults.py"}
+OWN_TESTS = {
+    "docs/one-matrix-product.md": "below",
+    "docs/compiler-faults.md": "tests/runtime/program/test_compiler_faults.py",
+}
 
 
 def name(page):
@@ -134,3 +138,14 @@ def test_troubleshooting_has_every_error():
     text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     errors = {kind for kind in mw.__all__ if kind.endswith("Error") or kind in ("DoesNotFit", "DeviceOutOfMemory")}
     assert set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) == errors - {"MeshwrightError"}
+
+
+def test_troubleshooting_quotes_messages_as_they_are():
+    """Each part of a quoted message, between the dots that stand for values, is in a string of the source."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.glob("src/meshwright/**/*.py")]
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    known = "\n".join(n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [quote for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for quote in re.findall("`(.+?)`", row)]
+    parts = [part.strip() for quote in quoted for part in quote.split("…")]
+    assert len(parts) > 40 and [part for part in parts if part not in known] == []
