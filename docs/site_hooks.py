@@ -71,11 +71,13 @@ def _turned(link: re.Match[str], origin: str, here: str) -> str:
 def _documented(match: re.Match[str]) -> str:
     """A public name's place in the source: names are loaded on first use, so the package itself does not show it."""
     import meshwright
+    from meshwright.planner.methods import Method
 
     found = getattr(meshwright, match[1])
     options = [f"heading: mw.{match[1]}", f"toc_label: mw.{match[1]}"]
-    if isinstance(found, type) and issubclass(found, meshwright.MeshwrightError):
-        options += ["members: false"]
+    if isinstance(found, type):
+        is_plain = issubclass(found, (meshwright.MeshwrightError, Method))  # what they do is for the planner alone
+        options += ["members: false" if is_plain else "inherited_members: true"]
     lines = [f"::: {found.__module__}.{found.__qualname__}", "    options:", *(f"      {line}" for line in options)]
     return "\n".join(lines)
 

@@ -149,3 +149,10 @@ def test_troubleshooting_quotes_messages_as_they_are():
     quoted = [quote for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for quote in re.findall("`(.+?)`", row)]
     parts = [part.strip() for quote in quoted for part in quote.split("…")]
     assert len(parts) > 40 and [part for part in parts if part not in known] == []
+
+
+def test_the_map_names_every_folder_and_nothing_that_is_gone():
+    text, source = (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), ROOT / "src/meshwright"
+    named = set(re.findall(r"`([a-z_/]+(?:/|\.py))`", text))
+    assert {f"{path.parent.name}/" for path in source.glob("*/__init__.py")} <= named
+    assert [path for path in named if not [*source.glob(f"**/{path}"), *ROOT.glob(path)]] == []
