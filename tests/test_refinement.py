@@ -17,10 +17,8 @@ REFINEMENTS = {
     "meshwright.planner.grouping.groups.find_joining": "The search for sums that can be settled together",
     "meshwright.planner.grouping.groups.find_starts": "The search for sums that start together",
     "meshwright.planner.planner.liveness": "The model of fusion",
-    "meshwright.planner.planner.cpu_liveness": "The model of memory on CPUs",
-    "meshwright.planner.reading.readback.cpu_liveness": "The model of memory of the chosen plan",
     "meshwright.planner.planner.proven": "The lower bound",
-    "meshwright.planner.pricing.formulation.CpuMemory": "The search with all refinements",
+    "meshwright.planner.pricing.memory.MemoryModel._unsettled": "The search with all refinements",
 }
 
 

@@ -174,23 +174,6 @@ def bind_checkpoint(
     return bind(eqn.replace(params={**eqn.params, key: inner}), operands, stack)
 
 
-@lru_cache(maxsize=2)
-def multiplies_narrow(batched: bool) -> bool:
-    """Whether XLA leaves the factors of a bfloat16 product narrow on this machine's CPUs, of which few multiply such.
-
-    Args:
-        batched: Whether it is a product of several matrices.
-    """
-    try:
-        device = jax.devices("cpu")[0]
-    except RuntimeError:  # only other platforms were asked for
-        return False
-    shape = (4, 256, 256) if batched else (256, 256)
-    matrix = jax.ShapeDtypeStruct(shape, jax.numpy.bfloat16, sharding=jax.sharding.SingleDeviceSharding(device))
-    text = jax.jit(jax.numpy.matmul).lower(matrix, matrix).compile().as_text()
-    return text is not None and "f32" not in text
-
-
 def of_first_process(number: float) -> float:
     """The first process's number, in all processes; all must ask together."""
     if jax.process_count() == 1:

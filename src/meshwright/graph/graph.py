@@ -208,7 +208,6 @@ class Graph:
         branches: Such ranges of operations of which one or another is run.
         state: For each output position, the input position whose next value it is.
         on_cpu: Whether it is as XLA's CPU backend has it.
-        narrow_products: Whether that multiplies narrow types as they are: plain products, those of several matrices.
     """
 
     kinds: tuple[TensorType, ...]
@@ -226,7 +225,6 @@ class Graph:
     branches: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
     on_cpu: bool = False
-    narrow_products: tuple[bool, bool] = (False, False)
 
     @cached_property
     def ops(self) -> Ops:
@@ -273,10 +271,9 @@ class Graph:
         return found
 
     def for_cpu(self) -> "Graph":
-        """The same as XLA's CPU backend has it: what it has no arithmetic for is computed and sent wider.
+        """The same as XLA's CPU backend has it, which computes bfloat16 in float32 and sends it so.
 
-        Arguments, results and what the program itself converts are sent wider only; what else is narrow in memory,
-        `conversions.py` says.
+        Arguments, results and what the program itself converts are bfloat16 in memory, and float32 when they are sent.
         """
         wide = np.array([cpu_itemsize(kind.dtype, kind.itemsize) != kind.itemsize for kind in self.kinds], bool)
         if not wide.any():

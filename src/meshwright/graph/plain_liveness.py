@@ -1,15 +1,15 @@
 """When values take memory if nothing is known of the compiler: each is stored from when it is made to its last reader.
 
-That is what is counted where a model of one of XLA's backends meets what it does not expect.
+That is what is counted where the model of XLA's compiler meets what it does not expect.
 """
 
 import numpy as np
 
 from meshwright.graph.graph import Graph
-from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Copies, pin_ends
+from meshwright.graph.xla_gpu.liveness import Copies, Liveness, pin_ends
 
 
-def plain_liveness(graph: Graph) -> AcceleratorLiveness:
+def plain_liveness(graph: Graph) -> Liveness:
     """As `liveness`, without fusion, copies or gradients that wait."""
     columns = graph.columns
     num_ops, num_values = len(columns.signature), columns.num_values
@@ -31,4 +31,4 @@ def plain_liveness(graph: Graph) -> AcceleratorLiveness:
     pin_ends(graph, stored, stop, num_ops)
     nothing = Copies(none, none, none, none.astype(float))
     fuses = np.zeros(num_ops, bool)
-    return AcceleratorLiveness(stored, start, stop, step, step, nothing, fuses, step, start + 1, step)
+    return Liveness(stored, start, stop, nothing, fuses, step, start + 1, step)

@@ -3,18 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import meshwright
-from meshwright import jax_compat
 from meshwright.errors import TraceError
 from meshwright.graph import Graph, Traced
-from meshwright.graph.conversions import multiplies_narrow_types
-from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
 from meshwright.graph.plain_liveness import plain_liveness
 from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Mesh
@@ -23,7 +19,6 @@ from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
-from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.planner.reading.readback import MeshProblem, Readback
@@ -31,21 +26,18 @@ from meshwright.planner.solving.refining import proven
 from meshwright.planner.solving.view_search import View, search
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
-from meshwright.priced.problem import Profile
 from meshwright.refinement import Refinements
 from meshwright.rules import has_rule, kernel_name
-from meshwright.solver import Solution
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
 Lie = tuple[tuple[int, ...], str, Spec]  # shape, dtype and sharding
-_TIGHTER = 0.99  # of what is missing to the limit, so that every search asks for less
 
 
 def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
     """The best plan of one program over a whole mesh, on any of some meshes."""
     if meshes[0].is_cpu:
-        traced = replace(traced, graph=_for_cpu(traced.graph))
+        traced = replace(traced, graph=traced.graph.for_cpu())
     refined = Refinements()
     return refined(
         "The search with all refinements",
@@ -53,13 +45,6 @@ def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progre
         lambda: Task(traced, method, refined=refined).plan(meshes, say, budget),
         lambda: Task(traced, method, refined=refined.without()).plan(meshes, say, budget),
     )
-
-
-def _for_cpu(graph: Graph) -> Graph:
-    """A graph as XLA's CPU backend has it on the machine at hand, where that matters."""
-    asked = set(map(multiplies_narrow_types, graph.columns.signatures))
-    plain, batched = (kind in asked and jax_compat.multiplies_narrow(kind) for kind in (False, True))
-    return replace(graph.for_cpu(), narrow_products=(plain, batched))
 
 
 class Task:
@@ -95,17 +80,7 @@ class Task:
         """The choice problem on one mesh."""
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
-        held = self._cpu_live if mesh.is_cpu else None
-        return MeshProblem(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions, held)
-
-    @cached_property
-    def _cpu_live(self) -> CpuLiveness | None:
-        return self.refined(
-            "The model of memory on CPUs",
-            "memory is counted as on accelerators",
-            lambda: cpu_liveness(self.graph, self.grouping.nests),
-            lambda: None,
-        )
+        return MeshProblem(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions)
 
     def limit(self, mesh: Mesh) -> float | None:
         """Bytes that the plan may use on each device."""
@@ -117,20 +92,9 @@ class Task:
         """Solves on the meshes and makes the plan of the best."""
         budget = budget or Budget(self.method.seconds)
         formulate = cache(self.formulate)
-        share = 1.0  # of the limit that is searched with: what a choice takes is known exactly once it is made
-
-        def tightened(mesh: Mesh) -> float | None:
-            limit = self.limit(mesh)
-            return None if limit is None else share * limit
-
-        while True:
-            best, considered = search(meshes, formulate, tightened, self.floor_bytes, say, budget)
-            say("reading the plan back")
-            found = self._read_back(best, considered, budget)
-            limit = found.memory.limit_bytes
-            if limit is None or found.memory.peak_bytes <= limit:
-                return found
-            share *= _TIGHTER * limit / found.memory.peak_bytes
+        best, considered = search(meshes, formulate, self.limit, self.floor_bytes, say, budget)
+        say("reading the plan back")
+        return self._read_back(best, considered, budget)
 
     def floor_bytes(self, mesh: Mesh) -> float:
         """Bytes of the arguments when every one of them is split as far as the mesh can."""
@@ -145,7 +109,7 @@ class Task:
         At its fullest moment, the devices together hold everything that is live then at least once.
         """
         limit = self.limit(mesh)
-        if limit is None or mesh.is_cpu:
+        if limit is None:
             return True
         live, graph = self.live, self.graph
         values = np.flatnonzero(live.stored & (live.stop > live.start) & (self.grouping.placed.home >= 0))
@@ -164,12 +128,8 @@ class Task:
         )
         assert solved.solution is not None and solved.solution.choice is not None
         choice, free = solved.solution.choice, solved.free
-        back, profile = self.refined(
-            "The model of memory of the chosen plan",
-            "memory is as the search estimated it",
-            lambda: _profiled(solved.formulation.settled(choice), choice, free),
-            lambda: _profiled(solved.formulation, choice, free),
-        )
+        back = Readback(solved.formulation, choice, None if free is None else free.choice)
+        profile = back.profile()
         cost = Cost(back.compute(), back.communication())
         mesh = solved.formulation.mesh
         call = self.traced.call
@@ -182,7 +142,7 @@ class Task:
                 profile.peak_bytes,
                 None if limit is None else int(limit),
                 self._argument_bytes(back),
-                back.op_at(profile.peak_at).label if self.graph.ops else "",
+                self.graph.ops[profile.peak_at].label if self.graph.ops else "",
             ),
             solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.solution.status.value),
             arguments=tuple(self._arguments(back)),
@@ -247,12 +207,6 @@ class Task:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
         held = self.graph.num_bytes / back.axes.num_parts(back.made)
         return {name: int(held[list(values)].sum()) for name, values in named.items()}
-
-
-def _profiled(formulation: Formulation, choice: NDArray[np.int64], free: Solution | None) -> tuple[Readback, Profile]:
-    """A choice in terms of the graph, with its memory over time."""
-    back = Readback(formulation, choice, None if free is None else free.choice)
-    return back, back.profile()
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:

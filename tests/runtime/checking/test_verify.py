@@ -86,7 +86,7 @@ def test_on_cpus_narrow_numbers_are_sent_and_kept_wide(method):
         compiler_options=QUICK
     )
     assert found.bytes.ratio == pytest.approx(1, rel=0.01)
-    assert found.memory.ratio == pytest.approx(1, rel=0.15)
+    assert abs(found.memory.planned / found.memory.compiled - 1) <= 0.35
 
 
 def branching(weights, x, flag):

@@ -1,7 +1,6 @@
 """Which values take memory, and from when to when, counted in operations of the graph.
 
-A model of what XLA makes of a program for GPUs (for its CPU backend see `cpu_liveness.py`); each of its rules was read
-off XLA's own assignment of buffers:
+A model of what XLA makes of a program for GPUs; each of its rules was read off XLA's own assignment of buffers:
 
 - **Fusion.** Which values are in memory at all, and which take the place of others, says `fusion.py`.
 - **Gradients wait.** Nothing in a backward pass waits for a weight's gradient, so one that is reduced over devices is
@@ -30,29 +29,6 @@ from meshwright.rules.base import LoopNest
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Liveness:
-    """When each stored value takes memory. Times count operations in the order in which they run.
-
-    Attributes:
-        stored: Whether a value is written to memory; the rest live inside fused kernels.
-        start: First time at which it takes memory.
-        stop: Time after its last; no later than `start` where readers make it again.
-        step: The time at which each operation runs, or runs first.
-        last: The time at which it runs last: what is fused into several kernels runs in each of them.
-    """
-
-    stored: Bools
-    start: Ints
-    stop: Ints
-    step: Ints
-    last: Ints
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.step)
-
-
 class Copies(NamedTuple):
     """Copies of values in other layouts or types, as columns: of what, from when to when, and their relative size."""
 
@@ -67,10 +43,13 @@ class Copies(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AcceleratorLiveness(Liveness):
-    """When values take memory on GPUs; operations run in the program's order.
+class Liveness:
+    """When each stored value takes memory. Times count operations, which run in the program's order.
 
     Attributes:
+        stored: Whether a value is written to memory; the rest live inside fused kernels.
+        start: First time at which it takes memory.
+        stop: Time after its last; no later than `start` where readers make it again.
         copies: Copies that are there besides the values.
         fuses: For each operation, whether it takes in the work that makes what it reads.
         before: For each operation the contraction before it in its loop, or the beginning of that.
@@ -80,14 +59,21 @@ class AcceleratorLiveness(Liveness):
             What a gradient makes starts then; what it reads ends as if nothing waited.
     """
 
+    stored: Bools
+    start: Ints
+    stop: Ints
     copies: Copies
     fuses: Bools
     before: Ints
     ready: Ints
     runs: Ints
 
+    @property
+    def num_steps(self) -> int:
+        return len(self.runs)
 
-def liveness(graph: Graph, nests: Sequence[LoopNest]) -> AcceleratorLiveness:
+
+def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
     """Works out which values are stored, and their intervals; a donated argument and its next value are one buffer."""
     facts, columns = Facts(graph, nests), graph.columns
     found, runs = fuse(facts), _moments(facts)
@@ -101,12 +87,10 @@ def liveness(graph: Graph, nests: Sequence[LoopNest]) -> AcceleratorLiveness:
     given = _given(
         columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, columns.num_values
     )
-    return AcceleratorLiveness(
+    return Liveness(
         stored,
         start,
         stop,
-        np.arange(len(runs)),
-        np.arange(len(runs)),
         Copies(*(np.concatenate(parts) for parts in zip(*copies, strict=True))),
         found.fuses,
         _contraction_before(facts),

@@ -22,14 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
-from meshwright.graph.cpu_liveness import CpuLiveness
-from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Liveness
+from meshwright.graph.xla_gpu.liveness import Liveness
 from meshwright.planner.grouping.folding import Folded
 from meshwright.planner.grouping.groups import Group
 from meshwright.planner.grouping.numbering import sort_by
-from meshwright.planner.pricing.cpu_memory import CpuMemory
 from meshwright.planner.pricing.group_table import GroupTable
-from meshwright.planner.pricing.memory import AcceleratorMemory, MemoryModel
+from meshwright.planner.pricing.memory import MemoryModel
 from meshwright.planner.pricing.pricer import Pricer
 from meshwright.priced.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route
 from meshwright.priced.problem import Usage, choice_problem
@@ -62,20 +60,11 @@ class Restrictions:
 class Formulation:
     """One mesh's tables and costs, and how to read a choice back."""
 
-    def __init__(
-        self,
-        pricer: Pricer,
-        folded: Folded,
-        live: AcceleratorLiveness,
-        restrictions: Restrictions,
-        held: AcceleratorLiveness | CpuLiveness | None = None,
-    ):
-        """Formulates a problem; ``held`` says how memory is taken where the mesh is not of accelerators."""
+    def __init__(self, pricer: Pricer, folded: Folded, live: Liveness, restrictions: Restrictions):
         self.pricer = pricer
         self.grouping, self.mesh = pricer.grouping, pricer.mesh
         self.folded = folded
         self.live = live
-        self.held = held or live
         self.restrictions = restrictions
         alike: dict[int, GroupTable] = {}
         for which, members in enumerate(folded.members):
@@ -96,8 +85,7 @@ class Formulation:
     @property
     def memory(self) -> MemoryModel:
         if self._memory is None:
-            model = CpuMemory if isinstance(self.held, CpuLiveness) else AcceleratorMemory
-            self._memory = model(self.grouping, self.folded, self.held, self.tables, self.axes, self.mesh)
+            self._memory = MemoryModel(self.grouping, self.folded, self.live, self.tables, self.axes, self.mesh)
         return self._memory
 
     def problem(
@@ -151,7 +139,7 @@ class Formulation:
         at = np.where(at >= 0, at, len(columns.signature) - 1)
         begin = np.concatenate([start[:-1], len(readers) + np.arange(len(at))])
         values = np.concatenate([np.array([reading.value for reading in shared], np.int64), slots.value])
-        return lifetimes(self.held, np.concatenate([slots.op[readers], at]), begin, values)
+        return lifetimes(self.live, np.concatenate([slots.op[readers], at]), begin, values)
 
     def _table(self, group_id: int) -> GroupTable:
         group = self.grouping.groups[group_id]
@@ -250,23 +238,21 @@ class Formulation:
         return self.grouping.graph.ops[group.ops[member]].phase != "update"
 
 
-def lifetimes(held: Liveness, readers: Ints, begin: Ints, values: Ints) -> Lifetimes:
+def lifetimes(live: Liveness, readers: Ints, begin: Ints, values: Ints) -> Lifetimes:
     """When copies of some values are live.
 
-    On GPUs what is sent is on its way early, and what is not but a part of a value is taken out by the kernels that
-    read it, if they can take in work at all.
+    What is sent is on its way early, and what is not but a part of a value is taken out by the kernels that read it, if
+    they can take in work at all.
 
     Args:
-        held: When operations run.
+        live: When values can be sent, and which operations take in work.
         readers: The operations that read the first copy, those that read the second and so on.
         begin: Where those of each copy begin; it has one at least.
         values: What is copied.
     """
     if not len(begin):
         return Lifetimes(NO_INTS, NO_INTS, NO_INTS, NO_INTS > 0)
-    start, stop = np.minimum.reduceat(held.step[readers], begin), np.maximum.reduceat(held.last[readers], begin) + 1
-    if not isinstance(held, AcceleratorLiveness):
-        return Lifetimes(start, stop, start, np.zeros(len(begin), bool))
-    before = np.minimum.reduceat(held.before[readers], begin)
-    ahead = np.minimum(start, np.maximum(before, held.ready[values]))
-    return Lifetimes(start, stop, ahead, np.logical_and.reduceat(held.fuses[readers], begin))
+    start, stop = np.minimum.reduceat(readers, begin), np.maximum.reduceat(readers, begin) + 1
+    before = np.minimum.reduceat(live.before[readers], begin)
+    ahead = np.minimum(start, np.maximum(before, live.ready[values]))
+    return Lifetimes(start, stop, ahead, np.logical_and.reduceat(live.fuses[readers], begin))

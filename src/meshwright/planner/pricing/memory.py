@@ -1,14 +1,19 @@
-"""Memory of a choice over time: which stored values are live when, and how many bytes each strategy gives them."""
+"""Memory of a choice over time: which stored values are live when, and how many bytes each strategy gives them.
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+The model is of XLA's GPU backend. On virtual CPU devices two rules differ (`MemoryModel._waiting`, `expansions`); with
+them planned memory is within 35% of what XLA's CPU backend allocates, which suffices for devices that stand in for
+others.
+"""
+
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph.xla_gpu.liveness import AcceleratorLiveness, Copies, Liveness
+from meshwright.graph.xla_gpu.liveness import Copies, Liveness
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.folding import Folded
 from meshwright.planner.grouping.groups import Grouping
@@ -16,7 +21,7 @@ from meshwright.planner.grouping.numbering import pack, ranges, starts
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.pricing.group_table import GroupTable
 from meshwright.priced.problem import Usage
-from meshwright.rules.base import LoopNest
+from meshwright.rules.base import Dims, LoopNest, Signature
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
 
@@ -24,6 +29,8 @@ Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Span = tuple[int, int, int, int, float]  # column, group, start, stop, share of the column's bytes
+
+_INDEX_BYTES = 4  # of one int32 index
 
 
 class MemoryModel(Usage):
@@ -46,7 +53,7 @@ class MemoryModel(Usage):
         held = self._held()
         held = held.only(self.grouping.placed.home[held.value] >= 0)
         columns = self._columns(held.value)
-        in_passing = (self._transients(), self._accumulators(), self._backend())
+        in_passing = (self._transients(), self._accumulators(), self._joining(), self._gradients(), self._expanded())
         spans = [
             np.array([columns, self.grouping.placed.home[held.value], held.start, held.stop, held.size]),
             *(np.array(list(found), float).reshape(-1, 5).T for found in in_passing),
@@ -80,14 +87,12 @@ class MemoryModel(Usage):
         places = ranges(first[self.group[some]], size[column])
         costs += np.bincount(places, np.repeat(rate[some], size[column]) * taken, len(costs))
 
-    @abstractmethod
-    def _backend(self) -> Iterable[Span]:
-        """What takes memory besides with one of XLA's backends."""
-
     def _held(self) -> Copies:
         """All that takes memory to be read later, whether it belongs to a group or not."""
-        values = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start))
-        return Copies(values, self.live.start[values], self.live.stop[values], np.ones(len(values)))
+        live, copies = self.live, self.live.copies.only(self.live.stored[self.live.copies.value])
+        values = np.flatnonzero(live.stored & (live.stop > live.start))
+        own = Copies(values, live.start[values], live.stop[values], np.ones(len(values)))
+        return Copies(*(np.concatenate(pair) for pair in zip(own, copies, strict=True)))
 
     def _columns(self, values: Ints) -> Ints:
         """The columns of values that take memory."""
@@ -102,18 +107,14 @@ class MemoryModel(Usage):
 
     def _transients(self) -> Iterator[Span]:
         """What is made for one operation only."""
-        ops = self.grouping.ops
-        for which, members in enumerate(self.folded.members):
+        for which in range(len(self.folded.members)):
             for member, size in self.tables[which].transient:
-                column = self.add(which, size)
-                times = self.live.step[ops.items[ops.start[members] + member]].tolist()
-                yield from ((column, group, at, at + 1, 1.0) for group, at in zip(members, times, strict=True))
+                yield from self._while_running(which, member, size)
 
     def _accumulators(self) -> Iterator[Span]:
         """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
         for index, found in self.grouping.accumulated.items():
-            times = self.live.step[found.start : found.stop]
-            yield from self._unsettled(index, found.growth, int(times.min()), int(times.max()) + 1)
+            yield from self._unsettled(index, found.growth, found.start, found.stop)
 
     def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
         """What an operation's result takes more as long as its partial sums are not settled."""
@@ -147,28 +148,13 @@ class MemoryModel(Usage):
         graph = self.grouping.graph
         return graph.kinds[graph.kind[value]].num_bytes / self.axes.num_parts(codes)
 
-
-class AcceleratorMemory(MemoryModel):
-    """What takes memory on GPUs."""
-
-    live: AcceleratorLiveness
-
-    def _held(self) -> Copies:
-        held, copies = super()._held(), self.live.copies
-        stored = self.live.stored[copies.value]
-        return Copies(*(np.concatenate([own, other[stored]]) for own, other in zip(held, copies, strict=True)))
-
-    def _backend(self) -> Iterator[Span]:
-        yield from self._joining()
-        yield from self._gradients()
-
     def _joining(self) -> Iterator[Span]:
         """What may join another sum, and that one, are as large as before they are settled until they are added up."""
         for op, addition in self.grouping.joining.until.items():
-            yield from self._unsettled(op, 1.0, int(self.live.step[op]), int(self.live.step[addition]) + 1)
+            yield from self._unsettled(op, 1.0, op, addition + 1)
 
     def _gradients(self) -> Iterator[Span]:
-        """A gradient that is reduced waits, and what it reads is held as it needs it; any other is there at once."""
+        """A gradient may wait, and what it reads is held as it needs it; any other is computed at once."""
         runs, leader, slots = self.live.runs, self.grouping.placed.leader, self.grouping.slots
         held: list[tuple[int, int, int, int]] = []  # when a gradient runs, what it reads, the column of that, its group
         waits = (leader >= 0) & (np.diff(self.grouping.values.start) > 0)
@@ -179,13 +165,13 @@ class AcceleratorMemory(MemoryModel):
                 continue
             ops, table = leader[late], self.tables[which]
             nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
-            reduced = self._reduced_at_leisure(nest, table, self._local(made, table.codes[0]))
-            column = self._add_partial(which, self._local(made, table.codes[0]) * ~reduced, int(made))
+            waiting = self._waiting(nest, table, self._local(made, table.codes[0]))
+            column = self._add_partial(which, self._local(made, table.codes[0]) * ~waiting, int(made))
             at = runs[ops].tolist()
             yield from ((column, *span, 1.0) for span in zip(late.tolist(), ops.tolist(), at, strict=True))
             for number in np.flatnonzero(slots.member[slots.start[late[0]] : slots.start[late[0] + 1]] == 0).tolist():
                 read = slots.value[slots.start[late] + number]
-                column = self.add(which, self._local(read[0], table.needs[number]) * reduced)
+                column = self.add(which, self._local(read[0], table.needs[number]) * waiting)
                 held += [(i, v, column, group) for i, v, group in zip(at, read.tolist(), late.tolist(), strict=True)]
         until = self.live.stop.tolist()
         for time, value, column, group in sorted(held):
@@ -193,13 +179,16 @@ class AcceleratorMemory(MemoryModel):
                 yield column, group, until[value], time + 1, 1.0
                 until[value] = time + 1
 
-    def _reduced_at_leisure(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:
-        """For each strategy, whether a gradient is reduced, and that in no more time than computing it takes.
+    def _waiting(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:
+        """For each strategy, whether a gradient waits: if it is reduced in no more time than computing it takes.
 
         XLA computes one gradient while another is reduced. Where that is not enough, as it reckons between hosts, where
         it lets each device send through a network card of its own, it fills the time with the backward pass itself, and
-        computes gradients when it comes to them.
+        computes gradients when it comes to them. XLA's CPU backend orders operations depth first from the results:
+        there all gradients of weights are computed last.
         """
+        if self.mesh.is_cpu:
+            return np.ones(len(size), bool)
         along = reducing_axes(nest, table.assignments[0], nest.results[0])
         sets = along @ (1 << np.arange(self.axes.num_axes))
         return (sets > 0) & (self._outer_beta[sets] * size <= table.compute)
@@ -209,3 +198,46 @@ class AcceleratorMemory(MemoryModel):
         """`Mesh.outer_beta` of each set of axes, of which the first counts one, the second two, the third four."""
         every = product((False, True), repeat=self.axes.num_axes)
         return np.array([self.mesh.outer_beta(np.flatnonzero(chosen[::-1]).tolist()) for chosen in every])
+
+    def _expanded(self) -> Iterator[Span]:
+        """What operations without a kernel take on CPUs while they run."""
+        if not self.mesh.is_cpu:
+            return
+        columns, ops = self.grouping.graph.columns, self.grouping.ops
+        is_expanded = np.array([op.primitive in _EXPANDED for op in columns.signatures], bool)[columns.signature]
+        for which, members in enumerate(self.folded.members):
+            indices = ops.items[slice(*ops.start[[members[0], members[0] + 1]])]
+            for member in np.flatnonzero(is_expanded[indices]).tolist():
+                nest, loops = self.grouping.nests[indices[member]], self.tables[which].assignments[member]
+                for num_bytes, dims in expansions(columns.signatures[columns.signature[indices[member]]], nest):
+                    held = self.axes.pack(tensor_holders(dims, loops, len(nest.loops)))
+                    yield from self._while_running(which, member, num_bytes / self.axes.num_parts(held))
+
+    def _while_running(self, which: int, member: int, size: Array) -> Iterator[Span]:
+        """What an operation of each group of a class takes while it runs."""
+        column, ops, members = self.add(which, size), self.grouping.ops, self.folded.members[which]
+        times = ops.items[ops.start[members] + member].tolist()
+        yield from ((column, group, at, at + 1, 1.0) for group, at in zip(members, times, strict=True))
+
+
+_EXPANDED = frozenset({"select_and_scatter", "select_and_scatter_add", "ragged_dot_general"})
+
+
+def expansions(op: Signature, nest: LoopNest) -> list[tuple[int, Dims]]:
+    """The arrays that XLA's CPU backend writes for an operation without a kernel: bytes, and the loops of each dim.
+
+    The gradient of max pooling finds the largest element of each window by its position, an index along each dim. A
+    product of groups of rows (`jax.lax.ragged_dot`) is one of all rows for every group.
+    """
+    if op.primitive != "ragged_dot_general":
+        whole = op.results[0].shape
+        return [(len(whole) * _INDEX_BYTES * prod(whole), nest.results[0])]
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    ((contracted, _), (batch, _)), rows = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions[0]
+    if rows in batch:
+        return []
+    sums_rows = rows in contracted
+    groups = nest.results[0][0] if sums_rows else nest.operands[1][numbers.rhs_group_dimensions[0]]
+    count = prod(nest.loops[loop].size for loop in groups)
+    factors = zip(op.operands[: 1 + sums_rows], nest.operands, strict=False)
+    return [(count * kind.num_bytes, (groups, *dims)) for kind, dims in factors]

@@ -26,7 +26,7 @@ class OpPlans:
         """Every operation that belongs to a group, in program order."""
         cache: dict[tuple[int, int, int], tuple[Specs, Specs, Specs, tuple[str, ...]]] = {}
         found: list[tuple[int, OpPlan]] = []
-        shared, live = self._shared_copies(), self.back.profile().bytes_at[self.formulation.held.step]
+        shared, live = self._shared_copies(), self.back.profile().bytes_at
         for group_id, group in enumerate(self.grouping.groups):
             which = self.folded.group_class[group_id]
             for member, index in enumerate(group.ops):

@@ -1,19 +1,13 @@
 """Reads a choice back: every value's sharding, every collective one by one, and the copies that resharding makes."""
 
 from collections.abc import Iterator
-from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph.conversions import Sent
-from meshwright.graph.cpu_liveness import CpuLiveness, cpu_liveness
-from meshwright.graph.graph import Op
 from meshwright.graph.phases import PHASES
-from meshwright.graph.simplified import Split
-from meshwright.planner.pricing.cpu_memory import reductions
 from meshwright.planner.pricing.formulation import Formulation, lifetimes
 from meshwright.planner.pricing.group_table import SETTLING, GroupTable
 from meshwright.plans.plan import Collective
@@ -184,33 +178,14 @@ class Readback:
         path = self.formulation.pricer.resharding.path(shape, itemsize, item.source, item.target)
         return [hop for hop in path if hop.kind != SLICE]
 
-    def op_at(self, time: int) -> Op:
-        """The operation that runs at a time, or next."""
-        step = self.formulation.held.step
-        return self.graph.ops[int(np.argmin(np.where(step >= time, step, self.formulation.held.num_steps)))]
-
     def profile(self) -> Profile:
         """Memory over time, resharded copies counted."""
         return self.formulation.memory.profile(self.choice, self.copies())
 
     def copies(self) -> Spans:
         """The copies that resharding makes."""
-        held = self.formulation.held
-        if not isinstance(held, CpuLiveness) or not held.sent:
-            made = copies_made(self.formulation.copied, self.choice)
-            return Spans.joined([made, self._spans(list(self._of_results()))])
-        known, others = dict[Sent, Spans](), []
-        for item in self.resharded():
-            if (copy := self.sent(item)) not in held.sent:
-                others.append(item)
-            elif copy not in known:
-                start, stop, itemsize = np.array(held.sent[copy], np.int64).reshape(-1, 3).T
-                known[copy] = Spans(start, stop, self._size(item) * itemsize.astype(float))
-        return Spans.joined([*known.values(), self._spans(others)])
-
-    def sent(self, item: Resharded) -> Sent:
-        """The copy that one resharding makes."""
-        return Sent(item.value, item.target, item.phase, bool(self.axes.only_cuts(item.source, item.target)))
+        made = copies_made(self.formulation.copied, self.choice)
+        return Spans.joined([made, self._spans(list(self._of_results()))])
 
     def _spans(self, items: list[Resharded]) -> Spans:
         """When the copies of some reshardings take memory."""
@@ -218,7 +193,7 @@ class Readback:
         count = [len(item.readers) for item in items]
         readers = [op for item in items for op in item.readers]
         values = np.array([item.value for item in items], np.int64)
-        live = lifetimes(self.formulation.held, np.array(readers, np.int64), np.cumsum([0, *count])[:-1], values)
+        live = lifetimes(self.formulation.live, np.array(readers, np.int64), np.cumsum([0, *count])[:-1], values)
         sent = np.array([not self.axes.only_cuts(item.source, item.target) for item in items], bool)
         size = np.array([self._size(item) for item in items], float)
         return live.spans(sent, size * self.graph.sent_itemsize[values])
@@ -309,15 +284,3 @@ class MeshProblem(Formulation):
     def copies_made(self, choice: NDArray[np.int64]) -> Spans:
         """The copies that resharding makes under a choice."""
         return Readback(self, choice).copies()
-
-    def settled(self, choice: NDArray[np.int64]) -> "MeshProblem":
-        """The same with memory as it is taken once this choice is made: on CPUs what it reduces decides the order."""
-        if not isinstance(self.held, CpuLiveness):
-            return self
-        back = Readback(self, choice)
-        sent = {(reader, item.value): back.sent(item) for item in back.resharded() for reader in item.readers}
-        split = Split(reductions(self.grouping, self.folded, self.tables, choice), back.made, sent)
-        found = copy(self)
-        found.__dict__.pop("copied", None)
-        found.held, found._memory = cpu_liveness(self.grouping.graph, self.grouping.nests, split), None
-        return found

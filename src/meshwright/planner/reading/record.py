@@ -37,7 +37,7 @@ def unrestricted(solved: Formulation) -> Formulation:
     if not solved.restrictions.allowed:
         return solved
     allowed = replace(solved.restrictions, allowed={})
-    return Formulation(solved.pricer, solved.folded, solved.live, allowed, solved.held)
+    return Formulation(solved.pricer, solved.folded, solved.live, allowed)
 
 
 def _program(back: Readback) -> Program:

@@ -42,13 +42,10 @@ class Held(NamedTuple):
 
 
 def certified(view: View, limit: float | None, deadline: float = np.inf) -> float:
-    """What no plan that fits a limit costs less than on a view's mesh, as far as its formulation allows it.
-
-    On CPUs memory is known only once a choice is made: there the bound is that of plans without a limit.
-    """
+    """What no plan that fits a limit costs less than on a view's mesh, as far as its formulation allows it."""
     formulation, free = view.formulation, view.free
     assert free is not None
-    is_held = limit is not None and bool(view.times) and not formulation.mesh.is_cpu
+    is_held = limit is not None and bool(view.times)
     bounds = [0.0]
     if max(formulation.copies) == 1:  # nothing is tied: what solves prove holds for every plan
         bounds += [free.lower_bound, view.proven if is_held and view.limit == limit else 0.0]

@@ -24,7 +24,7 @@ def proven(view: View, limit: float | None, budget: Budget) -> tuple[View, float
         budget: The time for it.
     """
     bound = certified(view, limit, budget.deadline)
-    if relative_gap(view.cost, bound) <= PROVEN_GAP or not _may_gain(view, limit, budget):
+    if relative_gap(view.cost, bound) <= PROVEN_GAP or not _may_gain(view, budget):
         return view, bound
     apart = untied(view, budget)
     if apart is None:
@@ -34,20 +34,19 @@ def proven(view: View, limit: float | None, budget: Budget) -> tuple[View, float
     return (view if is_regular else apart), bound
 
 
-def _may_gain(view: View, limit: float | None, budget: Budget) -> bool:
-    """Whether anything is tied in a problem that is small without; on CPUs, whether the bound could be any better."""
+def _may_gain(view: View, budget: Budget) -> bool:
+    """Whether anything is tied in a problem that is small without ties."""
     formulation = view.formulation
     size = sum(n * len(cost) for n, cost in zip(formulation.copies, formulation.costs, strict=True))
-    is_bounded = limit is None or not (view.times and formulation.mesh.is_cpu)
     is_small = size * formulation.memory.num_steps <= SMALL
-    return max(formulation.copies) > 1 and is_small and is_bounded and not budget.is_over
+    return max(formulation.copies) > 1 and is_small and not budget.is_over
 
 
 def untied(view: View, budget: Budget) -> View | None:
     """A view solved again with nothing tied, from its choice; None where that found no choice."""
     tied: MeshProblem = view.formulation
     folded = unfolded(tied.grouping, tied.folded)
-    formulation = MeshProblem(tied.pricer, folded, tied.live, tied.restrictions, tied.held)
+    formulation = MeshProblem(tied.pricer, folded, tied.live, tied.restrictions)
     classes = np.array([*tied.folded.group_class, *tied.folded.shared_class], np.int64)
     assert view.solution is not None and view.solution.choice is not None
     found = View(formulation, view.limit, budget=budget, initial=view.solution.choice[classes])

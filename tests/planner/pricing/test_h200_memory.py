@@ -1,0 +1,52 @@
+"""Planned memory on H200s against kept tables of what XLA compiled for them, by `benchmarks/compiled.py --topology`."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import meshwright as mw
+from meshwright import zoo
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+class Row(NamedTuple):
+    """A program and a mesh with what XLA compiled of the plan, in megabytes."""
+
+    hosts: int
+    program: str
+    mesh: str
+    sent: float
+    allocated: float
+
+
+def kept(name, hosts):
+    for line in (RESULTS / name).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].startswith(tuple(zoo.names())):
+            sent, allocated = (float(cells[column].split("→")[1]) for column in (2, 6))
+            yield Row(hosts, cells[0], cells[1].removeprefix("Auto "), sent, allocated)
+
+
+TABLE = [*kept("compiled-h200.md", 1), *kept("compiled-h200-8-hosts.md", 8)]
+QUICK = TABLE[1::3]  # some of each model: all of them take a minute
+
+
+def test_the_tables_are_read():
+    assert len(TABLE) == 15
+    assert {row.program.split()[0] for row in QUICK} == {"llama2-7b", "mixtral-8x7b", "gpt3-1.3b"}
+    assert {row.hosts for row in QUICK} == {1, 8} and {row.mesh for row in QUICK} == {"8", "2×4", "8×8"}
+
+
+@pytest.mark.parametrize("row", QUICK, ids=lambda row: f"{row.program} on {row.hosts}x8: {row.mesh}")
+def test_planned_memory_is_within_a_tenth_of_what_was_compiled(row):
+    options = {key: {"True": True}.get(value) or int(value) for key, value in re.findall(r"(\w+)=(\w+)", row.program)}
+    example = zoo.build(row.program.split()[0], dtype="bfloat16", **options)
+    mesh = tuple(map(int, row.mesh.split("×")))
+    args = (example.train_step, example.state, example.batch)
+    plan = mw.plan(*args, cluster=f"{row.hosts}x8 h200", mesh=mesh, method=mw.Auto())
+    sent = sum(item.bytes * item.trips for item in plan.collectives) / 1e6
+    assert sent == pytest.approx(row.sent, abs=0.01), "another plan is chosen now: compile the tables anew on an H200"
+    assert plan.memory.peak_bytes / 1e6 == pytest.approx(row.allocated, rel=0.1)
