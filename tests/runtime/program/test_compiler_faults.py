@@ -31,6 +31,7 @@ pytestmark = pytest.mark.devices
 SEEN = ("0.10.2",)  # releases of jaxlib in which every fault was seen
 DEVICES = 4
 CORRECTED = "src/meshwright/runtime/program/corrected.py"
+VIRTUAL = "src/meshwright/runtime/program/virtual_values.py"
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def _still_there(there: bool, fault: str, where: str) -> None:
 
 def test_the_page_has_every_fault():
     page = (Path(__file__).parents[3] / "docs/compiler-faults.md").read_text(encoding="utf-8")
-    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, IN_FLIGHT])
+    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, UNLIKE, IN_FLIGHT])
 
 
 @pytest.mark.parametrize("fault", WRONG, ids=str)
@@ -241,13 +242,17 @@ def test_meshwright_gets_it_right(fault, monkeypatch):
     if fault.leads:
         monkeypatch.setattr(pricer, "enumerate_candidates", _only(fault.leads))
         method = mw.Auto()
-    mesh = mw.Mesh.abstract((DEVICES,), alpha=0.0, beta=1e-9)
-    plan = mw.plan(fault.function, *fault.args, mesh=mesh, method=method)
+    plan = _holds(fault.function, fault.args, method, (DEVICES,))
     assert not fault.leads or any(op.sums for op in plan.ops)
-    many = spmd(plan, fault.function)(*fault.args)
-    assert _same(jax.jit(fault.function)(*fault.args), many)
+
+
+def _holds(function: Callable[..., Any], args: Sequence[Any], method: Any, shape: tuple[int, ...]) -> mw.Plan:
+    """A plan whose results are those of one device, and whose collectives have the bytes that were planned."""
+    plan = mw.plan(function, *args, mesh=mw.Mesh.abstract(shape, alpha=0.0, beta=1e-9), method=method)
+    assert _same(jax.jit(function)(*args), spmd(plan, function)(*args))
     found = plan.verify()
     assert found.bytes.compiled == pytest.approx(found.bytes.planned, rel=0.01), found
+    return plan
 
 
 def _in_a_process(script: str) -> subprocess.CompletedProcess[str]:
@@ -259,7 +264,7 @@ def test_the_compiler_still_ends_the_process_over_a_convolution():
     done = _in_a_process(ABORTING + PLAINLY)
     if done.returncode < 0:
         assert "Check failed" in done.stderr
-    _still_there(done.returncode < 0, CONVOLUTION, f"make_virtual in {CORRECTED}")
+    _still_there(done.returncode < 0, CONVOLUTION, VIRTUAL)
 
 
 def test_convolutions_of_broadcast_values_stay_whole_where_their_rule_says_so():
@@ -309,6 +314,43 @@ def test_the_compiler_still_reads_another_row_than_it_writes():
 def test_one_row_is_written_and_no_other():
     found = outcome(105, 1)  # of the rows that it writes at, each device has one
     assert "scatter" in found.pair and found.trouble == ""
+
+
+UNLIKE = "Look-ups whose arrays are split unlike are wrong or refused"
+
+
+def _looked_up(table: P, at: P, result: P) -> Any:
+    mesh = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
+    table, at, result = (NamedSharding(mesh, spec) for spec in (table, at, result))
+    look_up = jax.jit(lambda table, at: table.at[at].get(mode="clip"), out_shardings=result)
+    return look_up(jax.device_put(_numbers(8, 6), table), jax.device_put(LOOKED_UP, at))
+
+
+LOOKED_UP = np.int32([1, 6, 3, 4])
+
+
+def test_the_compiler_still_looks_up_other_rows():
+    found = _looked_up(P("x"), P("z"), P(("x", "z")))
+    _still_there(not np.array_equal(found, _numbers(8, 6)[LOOKED_UP]), UNLIKE, VIRTUAL)
+
+
+def test_the_compiler_still_refuses_to_look_up():
+    try:
+        _looked_up(P(None, "z"), P("z"), P(("x", "y"), "z"))
+    except jax.errors.JaxRuntimeError as error:
+        assert "Slice dim size" in str(error)
+    else:
+        _still_there(False, UNLIKE, VIRTUAL)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize(
+    "specs", [(P("x"), P("z"), P(("x", "z"))), (P(None, "z"), P("z"), P(("x", "y"), "z"))], ids=str
+)
+def test_look_ups_are_made_in_splits_that_their_rule_allows(specs, dtype):
+    fixed = dict(zip(("table", "at", "out"), specs, strict=True))
+    args = _numbers(8, 6).astype(dtype), LOOKED_UP
+    _holds(lambda table, at: table.at[at].get(mode="clip"), args, mw.Auto(fix=fixed), (2, 2, 2))
 
 
 ON_ONE_DEVICE = "What is wrong on one device, too"

@@ -1,10 +1,15 @@
-"""Virtual values: made anew for each sharding, in time that grows with how many there are."""
+"""Virtual values: made anew for each sharding, as rules allow, in time that grows with how many there are."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright import jax_compat
@@ -70,3 +75,53 @@ def test_a_recurrence_is_that_of_one_device(start):
     x, w = (jax.random.uniform(jax.random.key(i), (SIZE, SIZE)) for i in range(2))
     plan = mw.plan(function, x, w, mesh=mw.Mesh.abstract((2, 2), 0.0, 1e-9))
     np.testing.assert_allclose(spmd(plan, function)(x, w), jax.jit(function)(x, w), rtol=1e-4, atol=1e-4)
+
+
+def _holds(function: Callable[..., Any], args: Sequence[Any], method: mw.Manual, shape: tuple[int, ...]) -> None:
+    """Results are those of one device, and collectives have the bytes that were planned."""
+    plan = mw.plan(function, *args, mesh=mw.Mesh.abstract(shape, alpha=0.0, beta=1e-9), method=method)
+    found = spmd(plan, function)(*args)
+    for one, many in zip(jax.tree.leaves(jax.jit(function)(*args)), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(many, one)
+    checked = plan.verify()
+    assert checked.bytes.compiled == checked.bytes.planned, checked
+
+
+def _counts(x: Any, y: Any, start: Any) -> Any:
+    at = (jnp.arange(4) * 5 + start) % 8
+    return y + at[:, None], x * jnp.zeros((8, 6)).at[at].add(1.0)[at]
+
+
+def _counts_in_a_branch(x: Any, y: Any, start: Any) -> Any:
+    at = (jnp.arange(4) * 5 + start) % 8
+    found = jnp.zeros((8, 6)).at[at].add(1.0)[at]
+    return y + at[:, None], lax.cond(start > 2, lambda x: x * found, lambda x: x - found, x)
+
+
+def _sorts(x: Any, y: Any, start: Any) -> Any:
+    at = (jnp.arange(4) * 5 + start) % 8
+    made = jnp.sort(at[:, None] * jnp.arange(6), axis=0).cumsum(axis=1)
+    return y + at[:, None], x * made
+
+
+def _looks_up_a_value(x: Any, y: Any, start: Any) -> Any:
+    at = (jnp.arange(4) * 5 + start) % 8
+    return y + at[:, None], x * y[0][jnp.stack([at % 2] * 6, 1)]
+
+
+@pytest.mark.parametrize("function", [_counts, _counts_in_a_branch, _sorts, _looks_up_a_value])
+@pytest.mark.parametrize("spec", [P(("x", "y"), "z"), P(("x", "z"))], ids=str)
+def test_virtual_values_are_made_in_splits_that_their_rules_allow(function, spec):
+    args = np.ones((4, 6), np.float32), np.ones((4, 2), np.float32), np.int32(3)
+    _holds(function, args, mw.Manual({"x": spec, "y": P("z")}), (2, 2, 2))
+
+
+@pytest.mark.parametrize("spec", [P(None, None, None, "x"), P("y", None, None, "x")], ids=str)
+def test_convolutions_of_broadcast_values_in_groups_are_done_by_each_device(spec):
+    def function(x: Any, scale: Any) -> Any:
+        image, kernel = jnp.arange(64.0).reshape(4, 4, 2, 2), jnp.broadcast_to(scale, (1, 1, 1, 4))
+        names = ("NHWC", "HWIO", "NHWC")
+        made = lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=names, feature_group_count=2)
+        return x * made
+
+    _holds(function, (np.ones((4, 4, 2, 4), np.float32), np.float32(2)), mw.Manual({"x": spec}), (2, 2))

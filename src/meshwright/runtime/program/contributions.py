@@ -113,7 +113,7 @@ class Contributions:
     def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> tuple[Any, Waiting]:
         """The same by hand: XLA would gather a convolution's operands if their parts were exposed as dims."""
 
-        own = own_part(eqn, op, self.mesh)
+        own = own_part(eqn, op.operands, self.mesh)
 
         def contribution(*xs: Any) -> Any:
             return jnp.expand_dims(jax_compat.bind(own, xs)[0], range(len(axes)))

@@ -13,17 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
-from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright import jax_compat
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.plans.tensor import Spec
-from meshwright.rules import LoopNest, loop_nest
-from meshwright.rules.base import NARROWEST, Dims
+from meshwright.rules import loop_nest
+from meshwright.rules.base import NARROWEST
 from meshwright.runtime.program.bits import from_ordered, ordered, words_of
-from meshwright.runtime.program.contributions import Contributions, Waiting
+from meshwright.runtime.program.contributions import Contributions, Waiting, constrain
 from meshwright.runtime.program.per_device import do_alone, is_done_alone
 
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # where their start positions begin
@@ -49,24 +48,22 @@ def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return jax_compat.bind(eqn, operands)
 
 
-def make_virtual(eqn: Any, mesh: DeviceMesh, operands: Sequence[Any]) -> list[Any]:
-    """Runs one equation whose results are made as their readers want them, but whole in dims that cannot be split.
+def make_virtual(
+    eqn: Any, read: Sequence[Spec | None], made: Sequence[Spec], mesh: DeviceMesh, operands: Sequence[Any]
+) -> list[Any]:
+    """Runs one equation whose results are virtual, and which XLA must split as its rule says and not otherwise.
 
-    What a reader wants reaches the equation itself, which XLA would then split as no rule allows, or end the process.
+    Args:
+        eqn: The equation.
+        read: The sharding in which it takes each operand; None for scalars.
+        made: The sharding in which it makes each result.
+        mesh: The devices.
+        operands: The operands, in any sharding.
     """
-    made = bind(eqn, operands)
-    nest = loop_nest(signature_of(eqn))
-    if nest.fusible or all(loop.kind != "unsplittable" for loop in nest.loops):
-        return made
-    return [_whole_where_fixed(x, dims, nest, mesh) for x, dims in zip(made, nest.results, strict=True)]
-
-
-def _whole_where_fixed(value: Any, dims: Dims, nest: LoopNest, mesh: DeviceMesh) -> Any:
-    fixed = [any(nest.loops[loop].kind == "unsplittable" and nest.loops[loop].size > 1 for loop in dim) for dim in dims]
-    if not any(fixed):
-        return value
-    spec = PartitionSpec(*(None if whole else PartitionSpec.UNCONSTRAINED for whole in fixed))
-    return lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
+    if is_done_alone(eqn, read):
+        return do_alone(eqn, read, made, mesh, operands)
+    placed = [x if spec is None else constrain(x, mesh, spec) for x, spec in zip(operands, read, strict=True)]
+    return [constrain(x, mesh, spec) for x, spec in zip(bind(eqn, placed), made, strict=True)]
 
 
 def _clamped(start: Any, high: int) -> Any:
@@ -80,9 +77,9 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
     """Runs one equation as the plan says; where it says nothing, the result is virtual."""
     mesh = contributions.mesh
     if op is None:
-        return make_virtual(eqn, mesh, operands)
-    if is_done_alone(eqn, op):
-        return do_alone(eqn, op, mesh, operands)
+        return bind(eqn, operands)
+    if not op.sums and is_done_alone(eqn, op.operands):
+        return do_alone(eqn, op.operands, op.results, mesh, operands)
     if eqn.primitive.name.startswith("scatter") and _num_positions(eqn, op, mesh) == 1:
         # XLA reads the one row that is written, and if the table is a slice, it forgets that a position beyond it, of
         # a row that another device has, must be clamped.
@@ -95,6 +92,11 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
         # XLA pads an operand once for all windows alike, with what the first of them pads with.
         operands = lax.optimization_barrier(list(operands))
     return bind(eqn, operands)
+
+
+def is_settled(eqn: Any, op: OpPlan) -> bool:
+    """Whether `run` itself adds up or compares what devices have, and leaves the result in its final sharding."""
+    return _is_compared(eqn, op) or _is_looked_up(eqn, op)
 
 
 def _num_positions(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> int:

@@ -115,7 +115,7 @@ class Evaluator:
         if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
             return [(made[0], op.results[0], op.phase)]
-        given = self._give(made, op)
+        given = self._give(made, op, op is not None and corrected.is_settled(eqn, op))
         if op is None:
             self.virtual.add(eqn, [self._settled(entry) for entry in ins], made)
         if widened:
@@ -186,12 +186,13 @@ class Evaluator:
         merge = serial + sum(count_ops(b) for b in branches)
         merge_ops = [self.ops.get(merge + i) for i in range(len(eqn.outvars))]
         ins = [self._settled(entry) for entry in ins]
-        known = [(spec, phase) for _, spec, phase in ins[1:]]
 
         def branch(index: int) -> Callable[..., list[Any]]:
             @self._inside()
             def call(*values: Any) -> list[Any]:
-                entries = self._lay_down([(x, *k) for x, k in zip(values, known, strict=True)])
+                # A virtual value is that of outside: what is made of it here is made as its readers here need it.
+                read = zip(values, ins[1:], strict=True)
+                entries = self._lay_down([known if known[0] in self.virtual else (x, *known[1:]) for x, known in read])
                 outs, _ = self._jaxpr(branches[index], entries, starts[index])
                 return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
 
@@ -302,18 +303,18 @@ class Evaluator:
     def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> Any:
         """A virtual value in a sharding: made anew for each, since XLA would make it in one and reshard it.
 
-        What it is made from is much smaller, and brought to where that takes it in each phase that reads it.
+        The same holds for what it is made from, down to real values: other values that are made from it may be read in
+        other shardings. The real values are much smaller, and brought to where that takes them in each phase.
         """
         moves, via, phase = self.virtual.moves(value, target), op.via[position], op.phase
         _, copies = self._copies.setdefault((id(value), f"virtual, {phase if moves else ''}"), (value, {}))
         if target not in copies:
-            if moves or copies:
 
-                def bring(known: tuple[Any, Spec, str], need: Spec) -> Any:
-                    return self._copied(known, phase, (via or known[1], need))
+            def bring(known: tuple[Any, Spec, str], need: Spec) -> Any:
+                return self._copied(known, phase, (via or known[1], need))
 
-                value = self.virtual.made_as(value, target, bring, (phase, via) if moves else None)
-            copies[target] = self._constrain(value, target)
+            made = self.virtual.made_as(value, target, bring, (phase, via) if moves else None)
+            copies[target] = self._constrain(made, target)
         return copies[target]
 
     @contextmanager
@@ -348,15 +349,19 @@ class Evaluator:
         _, dtype = self._widened.get(id(value), (None, None))
         return value if dtype is None else value.astype(dtype)
 
-    def _give(self, values: Sequence[Any], op: OpPlan | None) -> list[Entry]:
-        """Results in the shardings that the plan gives them: first as summed, then as scattered."""
+    def _give(self, values: Sequence[Any], op: OpPlan | None, settled: bool = False) -> list[Entry]:
+        """Results in the shardings that the plan gives them: first as summed, unless they are settled, then scattered.
+
+        To constrain settled results to the sharding before they were scattered would gather them again.
+        """
         if op is None:
             return [(x, None, "forward") for x in values]
         given: list[Entry] = []
         for value, partial, spec in zip(values, op.partial, op.results, strict=True):
             if spec is not None:
-                value = self._constrain(value, partial if partial is not None else spec)
-                value = self._constrain(value, spec) if spec != partial else value
+                if not settled and partial not in (None, spec):
+                    value = self._constrain(value, partial)
+                value = self._constrain(value, spec)
             given.append((value, spec, op.phase))
         return given
 

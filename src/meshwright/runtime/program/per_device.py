@@ -8,8 +8,10 @@ import jax
 from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
-from meshwright.plans.plan import OpPlan, partition_spec
+from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
+
+Specs = Sequence[Spec | None]
 
 CONVOLUTION = "conv_general_dilated"
 
@@ -17,10 +19,10 @@ CONVOLUTION = "conv_general_dilated"
 _UNKNOWN_TO_XLA = frozenset(("fft", "top_k"))
 
 
-def is_done_alone(eqn: Any, op: OpPlan) -> bool:
+def is_done_alone(eqn: Any, operands: Specs) -> bool:
     """Whether XLA would not split an operation as its operands are split."""
-    is_split = any(any(spec) for spec in op.operands if spec is not None)
-    return is_split and not op.sums and (eqn.primitive.name in _UNKNOWN_TO_XLA or in_groups(eqn))
+    is_split = any(any(spec) for spec in operands if spec is not None)
+    return is_split and (eqn.primitive.name in _UNKNOWN_TO_XLA or in_groups(eqn))
 
 
 def in_groups(eqn: Any) -> bool:
@@ -28,28 +30,28 @@ def in_groups(eqn: Any) -> bool:
     return eqn.primitive.name == CONVOLUTION and eqn.params["feature_group_count"] * eqn.params["batch_group_count"] > 1
 
 
-def do_alone(eqn: Any, op: OpPlan, mesh: DeviceMesh, operands: Sequence[Any]) -> list[Any]:
-    """The results of an operation that reads and makes its arrays as the plan says."""
-    own = own_part(eqn, op, mesh)
+def do_alone(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Sequence[Any]) -> list[Any]:
+    """The results of an operation, which reads its operands and makes its results in the given shardings."""
+    own = own_part(eqn, read, mesh)
     function = jax.shard_map(
         lambda *xs: tuple(jax_compat.bind(own, xs)),
         mesh=mesh,
-        in_specs=_specs(op.operands),
-        out_specs=_specs(op.results),
+        in_specs=_partitions(read),
+        out_specs=_partitions(made),
         check_vma=False,
     )
     return list(function(*operands))
 
 
-def own_part(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> Any:
+def own_part(eqn: Any, operands: Specs, mesh: DeviceMesh) -> Any:
     """What one device does of an operation: of a convolution its own groups, the major part of the output features."""
     if not in_groups(eqn):
         return eqn
-    features = (op.operands[1] or ())[eqn.params["dimension_numbers"].rhs_spec[0]]
+    features = (operands[1] or ())[eqn.params["dimension_numbers"].rhs_spec[0]]
     parts = prod(mesh.shape[axis] for axis in features)
     counts = {name: max(1, eqn.params[name] // parts) for name in ("feature_group_count", "batch_group_count")}
     return eqn.replace(params=eqn.params | counts)
 
 
-def _specs(specs: Sequence[Spec | None]) -> tuple[Any, ...]:
+def _partitions(specs: Specs) -> tuple[Any, ...]:
     return tuple(partition_spec(spec or ()) for spec in specs)

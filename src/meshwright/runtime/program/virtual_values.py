@@ -1,8 +1,14 @@
-"""Virtual values: those that cost nothing to make anywhere, so that each reader has them made as it needs them."""
+"""Virtual values: those that cost nothing to make anywhere, so that each reader has them made as it needs them.
+
+XLA's propagation may split the elementwise part of their making as it likes. An operation that is not fusible, such as
+a gather, a scatter or a convolution, is made with its operands and its result constrained to what its rule allows for
+the reader's sharding: propagation also arrives at splits that no rule allows, and for those the partitioner gives wrong
+numbers, fails or ends the process (docs/compiler-faults.md).
+"""
 
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh as DeviceMesh
@@ -10,12 +16,27 @@ from jax.sharding import Mesh as DeviceMesh
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.tensor import Spec
 from meshwright.rules import loop_nest
+from meshwright.rules.base import Dims
 from meshwright.runtime.program import corrected
 from meshwright.strategy.candidates import follow, tensor_holders
 from meshwright.strategy.sharding import Axes
 
 Known = tuple[Any, Spec | None, str]  # a value, its sharding, the phase that made it
 Wanted = tuple[int, Spec]  # a virtual value, by identity, and the sharding in which it is needed
+
+
+class Making(NamedTuple):
+    """How a virtual value is made for a sharding.
+
+    Attributes:
+        needs: What it is made from, each with the sharding that it takes; None for scalars.
+        made: The shardings in which its operation makes its results: as wanted, as far as the rule allows.
+        fusible: Whether XLA may split its operation as it likes.
+    """
+
+    needs: list[tuple[Known, Spec | None]]
+    made: list[Spec]
+    fusible: bool
 
 
 class Virtual:
@@ -30,7 +51,7 @@ class Virtual:
         # By identity; the value is kept, lest another take its place.
         self._makers: dict[int, tuple[Any, Any, Sequence[Known], int]] = {}
         self._rooted: set[int] = set()  # those that are made from others than constants, at whatever remove
-        self._needed: dict[Wanted, list[tuple[Known, Spec | None]]] = {}
+        self._makings: dict[Wanted, Making] = {}
         self._moves: dict[Wanted, bool] = {}
         self._made: dict[Hashable, dict[Wanted, Any]] = {}  # by purpose, within one body of a loop or branch
 
@@ -59,7 +80,7 @@ class Virtual:
         for wanted in self._order((id(value), target), self._moves):
             self._moves[wanted] = any(
                 need is not None and (self._moves[id(x), need] if x in self else spec not in (None, need))
-                for (x, spec, _), need in self._needs(wanted)
+                for (x, spec, _), need in self._making(wanted).needs
             )
         return self._moves[id(value), target]
 
@@ -77,15 +98,19 @@ class Virtual:
         done = self._made.setdefault(purpose, {})
         for wanted in self._order((id(value), target), done):
             _, eqn, _, result = self._makers[wanted[0]]
-            operands: list[Any] = []
-            for (x, spec, phase), need in self._needs(wanted):
+            making, operands = self._making(wanted), []
+            for (x, spec, phase), need in making.needs:
                 if x in self and need is not None:
-                    operands.append(done[id(x), need])
-                elif need is None or spec is None or spec == need:
-                    operands.append(x)
-                else:
-                    operands.append(bring((x, spec, phase), need))
-            done[wanted] = corrected.make_virtual(eqn, self._mesh, operands)[result]
+                    x = done[id(x), need]
+                elif need is not None and spec is not None and spec != need:
+                    x = bring((x, spec, phase), need)
+                operands.append(x)
+            if making.fusible:
+                made = corrected.bind(eqn, operands)
+            else:
+                read = [need for _, need in making.needs]
+                made = corrected.make_virtual(eqn, read, making.made, self._mesh, operands)
+            done[wanted] = made[result]
         return done[id(value), target]
 
     def _order(self, last: Wanted, done: Container[Wanted]) -> Iterator[Wanted]:
@@ -99,20 +124,26 @@ class Virtual:
                 yield stack.pop()
             else:
                 entered.add(wanted)
-                stack += [(id(x), need) for (x, _, _), need in self._needs(wanted) if x in self and need is not None]
+                stack += [
+                    (id(x), need) for (x, _, _), need in self._making(wanted).needs if x in self and need is not None
+                ]
 
-    def _needs(self, wanted: Wanted) -> list[tuple[Known, Spec | None]]:
-        """What a value is made from, each with the sharding that it takes; None for scalars."""
-        if wanted not in self._needed:
-            self._needed[wanted] = list(self._find_needs(*wanted))
-        return self._needed[wanted]
+    def _making(self, wanted: Wanted) -> Making:
+        if wanted not in self._makings:
+            self._makings[wanted] = self._find_making(*wanted)
+        return self._makings[wanted]
 
-    def _find_needs(self, value: int, target: Spec) -> Iterator[tuple[Known, Spec | None]]:
+    def _find_making(self, value: int, target: Spec) -> Making:
         _, eqn, operands, result = self._makers[value]
         nest, axes = loop_nest(signature_of(eqn)), self._axes
         held = axes.unpack(np.array([axes.code(tuple(tuple(map(self._names.index, dim)) for dim in target))]))
         loops = follow(nest, axes, nest.results[result], held)
-        for entry, dims in zip(operands, nest.operands, strict=True):
-            rank = np.ndim(entry[0])
+
+        def spec(dims: Dims, rank: int) -> Spec:
             code = int(axes.pack(tensor_holders(dims, loops, len(nest.loops)))[0])
-            yield entry, tuple(tuple(self._names[a] for a in dim) for dim in axes.dims(code, rank)) if rank else None
+            return tuple(tuple(self._names[a] for a in dim) for dim in axes.dims(code, rank))
+
+        pairs = [(entry, dims, np.ndim(entry[0])) for entry, dims in zip(operands, nest.operands, strict=True)]
+        needs = [(entry, spec(dims, rank) if rank else None) for entry, dims, rank in pairs]
+        made = [spec(dims, len(v.aval.shape)) for dims, v in zip(nest.results, eqn.outvars, strict=True)]
+        return Making(needs, made, nest.fusible)
