@@ -23,7 +23,7 @@ from meshwright.rules import loop_nest
 from meshwright.rules.base import NARROWEST
 from meshwright.runtime.program.bits import from_ordered, ordered, words_of
 from meshwright.runtime.program.contributions import Contributions, Waiting, constrain
-from meshwright.runtime.program.per_device import do_alone, is_done_alone
+from meshwright.runtime.program.per_device import convolve, do_alone, is_done_alone, is_multiplied
 
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # where their start positions begin
 _SCATTERS = ("scatter-max", "scatter_max", "scatter-min", "scatter_min")
@@ -63,7 +63,8 @@ def make_virtual(
     if is_done_alone(eqn, read):
         return do_alone(eqn, read, made, mesh, operands)
     placed = [x if spec is None else constrain(x, mesh, spec) for x, spec in zip(operands, read, strict=True)]
-    return [constrain(x, mesh, spec) for x, spec in zip(bind(eqn, placed), made, strict=True)]
+    results = convolve(eqn, read, made, mesh, placed) if is_multiplied(eqn, read) else bind(eqn, placed)
+    return [constrain(x, mesh, spec) for x, spec in zip(results, made, strict=True)]
 
 
 def _clamped(start: Any, high: int) -> Any:
@@ -80,6 +81,8 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
         return bind(eqn, operands)
     if not op.sums and is_done_alone(eqn, op.operands):
         return do_alone(eqn, op.operands, op.results, mesh, operands)
+    if is_multiplied(eqn, op.operands):
+        return convolve(eqn, op.operands, op.partial, mesh, operands)
     if eqn.primitive.name.startswith("scatter") and _num_positions(eqn, op, mesh) == 1:
         # XLA reads the one row that is written, and if the table is a slice, it forgets that a position beyond it, of
         # a row that another device has, must be clamped.

@@ -47,10 +47,41 @@ def own_part(eqn: Any, operands: Specs, mesh: DeviceMesh) -> Any:
     """What one device does of an operation: of a convolution its own groups, the major part of the output features."""
     if not in_groups(eqn):
         return eqn
-    features = (operands[1] or ())[eqn.params["dimension_numbers"].rhs_spec[0]]
-    parts = prod(mesh.shape[axis] for axis in features)
+    parts = prod(mesh.shape[axis] for axis in _features(eqn, operands))
     counts = {name: max(1, eqn.params[name] // parts) for name in ("feature_group_count", "batch_group_count")}
     return eqn.replace(params=eqn.params | counts)
+
+
+def is_multiplied(eqn: Any, operands: Specs) -> bool:
+    """Whether an operation is a convolution whose pixels and output features are split: XLA may add its results up."""
+    if eqn.primitive.name != CONVOLUTION:
+        return False
+    image = operands[0] or ()
+    return bool(_features(eqn, operands)) and any(image[d] for d in eqn.params["dimension_numbers"].lhs_spec[2:])
+
+
+def convolve(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Sequence[Any]) -> list[Any]:
+    """The same results with each device's own output features, so that XLA splits by pixels alone."""
+    axes = set(_features(eqn, read))
+
+    def kept(specs: Specs) -> tuple[Any, ...]:
+        return _partitions([tuple(tuple(a for a in dim if a in axes) for dim in spec or ()) for spec in specs])
+
+    function = jax.shard_map(
+        lambda *xs: tuple(jax_compat.bind(eqn, xs)),
+        mesh=mesh,
+        in_specs=kept(read),
+        out_specs=kept(made),
+        axis_names=axes,
+        check_vma=False,
+    )
+    return list(function(*operands))
+
+
+def _features(eqn: Any, operands: Specs) -> tuple[str, ...]:
+    """The axes that split the output features of a convolution."""
+    kernel = operands[1] or ()
+    return tuple(kernel[eqn.params["dimension_numbers"].rhs_spec[0]]) if kernel else ()
 
 
 def _partitions(specs: Specs) -> tuple[Any, ...]:
