@@ -128,8 +128,8 @@ def _compiled(plan: "PlanData", folder: Path, function: Any, args: Sequence[Any]
 
 FILES: dict[str, tuple[str, Callable[["PlanData", Path], bool]]] = {
     "story.txt": ("the plan on one screen", _story),
-    "inputs.txt": ("how every argument lies", _inputs),
-    "outputs.txt": ("how every result lies", _outputs),
+    "inputs.txt": ("how every argument is split", _inputs),
+    "outputs.txt": ("how every result is split", _outputs),
     "solver.txt": ("how the solution was come by", _solver),
     "stages.csv": ("the stages of a pipeline", _stages),
     "stages-memory.csv": ("bytes on a device of each stage over a simulated step", _memory),

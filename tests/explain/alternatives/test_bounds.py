@@ -20,7 +20,7 @@ SECONDS = 5.0
 
 
 def problem_of(seed):
-    """A chain in which a value that is read otherwise than it lies is copied, with the best choice under a limit."""
+    """A chain in which values that are read in other shardings are copied, with the best choice under a limit."""
     rng = np.random.default_rng(seed)
     codes = np.arange(CODES)
     allowed = rng.random((NUM_NODES, CODES)) < 0.8
@@ -69,7 +69,7 @@ def peak_bytes(problem, choice):
 
 
 def least(problem, node, code):
-    """The least cost of a choice that fits, with one strategy laid down."""
+    """The least cost of a choice that fits, with one strategy fixed."""
     forced = problem.forced(node, problem.nodes[node].codes == code)
     some = (c for c in every_choice(forced) if peak_bytes(problem, c) <= problem.limit)
     return min(map(problem.cost_of, some), default=np.inf)

@@ -1,4 +1,4 @@
-"""Explanations: every alternative costs what planning with it laid down costs; memory and methods are named."""
+"""Explanations: every alternative costs what a plan with that sharding fixed costs; memory and methods are named."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_what_the_method_lays_down_is_said_with_what_it_costs():
     path = next(t.path for t in plan.arguments if t.role == "parameters" and len(t.shape) == 2)
     explanation = plan.explain(path, SECONDS)
     assert explanation.forced_by == "method"
-    assert "DataParallel lays it down" in explanation.reason
+    assert "DataParallel prescribes it; without that" in explanation.reason
     assert explanation.alternatives and not any(a.allowed for a in explanation.alternatives)
     assert "not allowed by DataParallel" in str(explanation)
 

@@ -1,4 +1,4 @@
-"""What an explanation is: a tensor's sharding, every other one at its price, and what forced the choice."""
+"""What an explanation is: a tensor's sharding, every other one at its price, and what decided the choice."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,7 +35,7 @@ class Alternative:
     Attributes:
         spec: The sharding.
         symbols: In symbols.
-        words: In words, with the part that each axis would play.
+        words: In words, with what each axis would do.
         cost: Time of one step of the best such plan that was found; inf where none fits.
         at_least: No such plan costs less.
         difference: Of `cost` (of `at_least` where no plan was found) from the plan's own; negative is faster.
@@ -73,10 +73,10 @@ class Explanation(Printed):
         spec, symbols, words, kind: How it is split.
         cost: Time of one step of the plan.
         alternatives: Other shardings, cheapest first.
-        forced_by: ``cost``, ``memory``, ``method`` or ``shape``: what keeps the cheapest from being another.
-        reason: The same in a sentence, with what would have to go.
-        num_left: How many more shardings there are that there was no time to price.
-        stage: The number of the stage that it lies on; None without stages.
+        forced_by: ``cost``, ``memory``, ``method`` or ``shape``: what decided against the others.
+        reason: The same in a sentence.
+        num_left: How many more shardings were not priced, for lack of time.
+        stage: The number of the stage that holds it; None without stages.
         counts: What a microbatch in that stage counts for.
     """
 
@@ -112,8 +112,8 @@ class Explanation(Printed):
         for a in self.alternatives[:_MOST_SHOWN]:
             table.add_row(a.symbols, a.words, *self._in_stage(a), *self._figures(a), self._because(a))
         hidden = max(0, len(self.alternatives) - _MOST_SHOWN)
-        notes = [f"{hidden} more cost no less."] * bool(hidden)
-        notes += [f"{self.num_left} more were not priced: give more seconds."] * bool(self.num_left)
+        notes = [f"{hidden} more are not shown; none of them is cheaper."] * bool(hidden)
+        notes += [f"{self.num_left} more were not priced in the time allowed."] * bool(self.num_left)
         return Group(*lines, table, *map(Text, notes))
 
     def _where(self) -> list[Text]:
@@ -144,11 +144,11 @@ class Explanation(Printed):
         if not a.fits:
             notes.append("does not fit the memory")
         elif a.at_least == float("inf"):
-            notes.append("cannot be done")
+            notes.append("no plan has this sharding")
         elif a.cost == float("inf") and not a.peak_bytes:
-            notes.append("bounded, not solved for")
+            notes.append("lower bound only, not solved for")
         elif a.cost == float("inf"):
-            notes.append("the fastest such plan does not fit; one that does was not found in time")
+            notes.append("the fastest such plan does not fit the memory, and no slower one that fits was found in time")
         notes += [
             f"{_signed(self.plan, change.seconds)} {change.what}: {change.where}"
             for change in a.changes[:_MOST_CHANGES]

@@ -1,4 +1,4 @@
-"""Why a tensor is split as it is: the runner-ups at their true price, and what forced the choice."""
+"""Why a tensor is split as it is: the other shardings at their true price, and what decided the choice."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -80,7 +80,11 @@ class Explainer:
         """
         value, node = self._subject(tensor)
         if node < 0 or not tensor.shape:
-            why = "a scalar cannot be split" if not tensor.shape else "every reader makes it as it needs it"
+            why = (
+                "a scalar cannot be split"
+                if not tensor.shape
+                else "every operation that reads it makes it in the sharding it needs"
+            )
             return self._explanation(tensor, (tensor.path,), (), "shape", why + ".")
         problem = self.record.problem
         subject = problem.nodes[node]
@@ -186,39 +190,40 @@ class Explainer:
     def _reason(self, tensor: "Tensor", node: int, chosen: int, found: tuple[Alternative, ...]) -> tuple[str, str]:
         plan, subject = self.plan, self.record.problem.nodes[node]
         if not found:
-            return "shape", "no axis divides any of its dims: there is no other way to split it."
+            return "shape", "no axis divides any of its dims, so it has no other sharding."
         usable = [a for a in found if a.allowed]
         if not usable:
             best = min(found, key=lambda a: a.difference)
             gain = cost_text(plan, abs(best.difference))
             could = f"{best.symbols} would {'save' if best.difference < 0 else 'cost'} {gain}"
-            return "method", f"{plan.method} lays it down; without that, {could}."
+            return "method", f"{plan.method} prescribes it; without that, {could}."
         if (memory := self._memory_reason(node, chosen)) is not None:
             return "memory", memory
         known = [a for a in usable if a.cost < float("inf")]
         if not known and not any(a.peak_bytes for a in usable):
             at_least = min(a.difference for a in usable)
             if at_least <= BARELY * plan.cost.total:
-                return "cost", "that others cost more is not proven; they were not solved for."
-            return "cost", f"every other way costs at least {cost_text(plan, at_least)} more."
+                return (
+                    "cost",
+                    "no other sharding was solved for, and their lower bounds do not prove that they cost more.",
+                )
+            return "cost", f"every other sharding costs at least {cost_text(plan, at_least)} more."
         if not known:
-            return "cost", "no other way that fits the memory was found in time."
+            return "cost", "no plan with another sharding that fits the memory was found in the time allowed."
         best = min(known, key=lambda a: a.cost)
         if best.difference < -BARELY * plan.cost.total:
             saved = cost_text(plan, -best.difference)
-            return "cost", f"all layers were solved together; for this stage alone {best.symbols} would save {saved}."
+            return "cost", f"all layers were solved together; for this stage alone, {best.symbols} would save {saved}."
         if best.difference <= BARELY * plan.cost.total:
-            return "cost", f"{best.symbols} would cost the same: either would do."
+            return "cost", f"{best.symbols} would cost the same; the choice between the two is arbitrary."
         more, least = cost_text(plan, best.difference), "" if best.is_exact else "up to "
         why = f", mostly {best.changes[0].what}: {best.changes[0].where}" if best.changes else ""
-        note = "" if subject.allowed.all() else f" ({plan.method} forbids some)"
-        return (
-            "cost",
-            f"it is the cheapest{note}: the next, {best.symbols} ({best.words}), costs {least}{more} more{why}.",
-        )
+        note = "" if subject.allowed.all() else f" that {plan.method} allows"
+        second = f"the next cheapest, {best.symbols} ({best.words}), costs {least}{more} more{why}"
+        return "cost", f"it is the cheapest{note}: {second}."
 
     def _memory_reason(self, node: int, chosen: int) -> str | None:
-        """What memory has to do with it: how the tensor would lie if memory were no matter."""
+        """Why the memory limit decides, if it does: without it the tensor has another sharding in the best plan."""
         problem, plan = self.record.problem, self.plan
         if problem.limit is None:
             return None

@@ -58,7 +58,7 @@ class Difference(Printed):
 
     @property
     def is_same(self) -> bool:
-        """Whether the plans lay down and cost the same."""
+        """Whether the plans have the same mesh, shardings, collectives and cost."""
         same = self.one.mesh == self.other.mesh and self.one.cost == self.other.cost
         return same and not self.moved and not self.sent
 
@@ -84,7 +84,7 @@ class Difference(Printed):
             )
             parts.insert(0, Text(note, style="bold"))
         if self.is_same:
-            return Group(*parts, Text("the plans lay down the same"))
+            return Group(*parts, Text("the plans have the same shardings and cost"))
         if self.moved:
             parts.append(self._tensors())
         if self.sent:

@@ -85,7 +85,7 @@ def memory_text(plan: "PlanData") -> str:
 
 
 def _tensors(plan: "PlanData") -> list[RenderableType]:
-    """Parameters and data, the largest first; optimizer state in a line, since it mostly lies as its parameters."""
+    """Parameters and data, the largest first; optimizer state in a line, since it is mostly split as they are."""
     rows = plan_rows(plan, plan.arguments)
     shown = [row for row in rows if row.role != "optimizer"]
     largest = sorted(shown, key=lambda row: -row.bytes_on_device * len(row.paths))[:_MOST_TENSORS]
@@ -111,7 +111,7 @@ def _optimizer(rows: Sequence[Row]) -> list[str]:
         return []
     specs = {(row.shape, row.spec) for row in rows if row.role == "parameters"}
     elsewhere = [row for row in state if (row.shape, row.spec) not in specs]
-    where = "lies as its parameters do" if not elsewhere else "does not lie as its parameters do"
+    where = "is split as its parameters are" if not elsewhere else "is not split as its parameters are"
     worst = max(elsewhere, key=lambda row: row.bytes_on_device * len(row.paths), default=None)
     example = f": {worst.path} is {worst.symbols}, {worst.kind}" if worst else ""
     return [f"optimizer state {where}{example}"]

@@ -8,7 +8,7 @@ MW.price = (a) => {
 MW.unsure = (a) => {
   if (a.difference === null || a.sure !== "at least") return [];
   const slack = a.difference < -1e-9 * MW.plan().cost.total ? `not cheaper by more than ${MW.cost(-a.difference)}` : a.difference > 1e-9 * MW.plan().cost.total ? null : "not cheaper";
-  return [a.peak ? "the fastest such plan does not fit" : "bounded, not solved for", slack];
+  return [a.peak ? "the fastest such plan does not fit" : "lower bound only, not solved for", slack];
 };
 MW.alternatives = (row) => {
   const out = MW.el("div", { class: "detail" });
