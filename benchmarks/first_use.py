@@ -4,6 +4,7 @@ python benchmarks/first_use.py            # a copy of the package without byteco
 python benchmarks/first_use.py --venv     # from a clean clone, with pip's own time by itself; needs a network
 """
 
+import argparse
 import json
 import os
 import re
@@ -47,26 +48,27 @@ def run(command: Sequence[str], folder: Path, settings: Mapping[str, str]) -> tu
 
 
 def measured(python: str, folder: Path, settings: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """The rows of the table; each command has an empty folder of its own for kernels."""
+    """The rows of the table; each command has empty folders of its own for kernels and for figures of the machine."""
     script = folder / "ten_lines.py"
     script.write_text(ten_lines(), encoding="utf-8")
     rows: list[tuple[str, str, str]] = []
 
-    def kernels(name: str) -> dict[str, str]:
-        return {**settings, "NUMBA_CACHE_DIR": str(folder / f"kernels-{name}")}
+    def empty(name: str) -> dict[str, str]:
+        kept = {"NUMBA_CACHE_DIR": str(folder / f"kernels-{name}"), "MESHWRIGHT_CACHE": str(folder / f"machine-{name}")}
+        return {**settings, **kept}
 
     for what in ("the ten lines", "the ten lines again, another process"):
-        seconds, text = run([python, str(script)], folder, kernels("ten"))
+        seconds, text = run([python, str(script)], folder, empty("ten"))
         found = json.loads(text.splitlines()[-1])
         compiled = f"{len(found['compiled'])} kernels in {found['compile_s']:.1f} s"
         rows.append((f"{what}, up to the plan", f"{found['first_s']:.1f}", compiled))
         solved = f"the first plan says: solved in {found['solved_s']:.2f} s"
         rows.append((f"{what}: the second plan", f"{found['second_s']:.2f}", solved))
         rows.append((f"{what}, whole process", f"{seconds:.1f}", ""))
-    command = [python, "-m", "meshwright.cli", "plan", "mlp", "--cluster", "2x4 h100"]
-    rows.append(("`meshwright plan mlp --cluster '2x4 h100'`", f"{run(command, folder, kernels('mlp'))[0]:.1f}", ""))
+    command = [python, "-m", "meshwright", "plan", "mlp", "--cluster", "2x4 h100"]
+    rows.append(("`meshwright plan mlp --cluster '2x4 h100'`", f"{run(command, folder, empty('mlp'))[0]:.1f}", ""))
     demo = [python, str(ROOT / "examples" / "demo.py")]
-    rows.append(("`examples/demo.py`", f"{run(demo, folder, kernels('demo'))[0]:.1f}", ""))
+    rows.append(("`examples/demo.py`", f"{run(demo, folder, empty('demo'))[0]:.1f}", ""))
     return rows
 
 
@@ -91,12 +93,19 @@ def from_clone(folder: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", action="store_true", help="from a clean clone, with pip; needs a network")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        whole = "--venv" in sys.argv
-        found = (from_clone if whole else from_copy)(Path(folder))
+        found = (from_clone if options.venv else from_copy)(Path(folder))
     question = (
         "How many seconds does a newcomer wait? The ten lines are those of the README; nothing is compiled before each "
         "of the commands, but for the second process of the ten lines."
     )
-    table("First use from a clone" if whole else "First use", question, ("what", "seconds", "remark"), found)
+    title = "First use from a clone" if options.venv else "First use"
+    table(title, question, ("what", "seconds", "remark"), found)
+
+
+if __name__ == "__main__":
+    main()
