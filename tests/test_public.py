@@ -105,6 +105,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.devices
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_public_name_has_an_example_that_runs(name):
     found = getattr(mw, name)
