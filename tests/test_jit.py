@@ -143,3 +143,19 @@ def test_plans_do_not_depend_on_whether_kernels_are_compiled():
         return plan_to_json(mw.plan(model.train_step, model.state, model.batch, cluster="2x4 h100"))
 
     assert _interpreted(planned) == _compiled(planned)
+
+
+def test_an_index_that_cannot_be_read_is_removed_and_counts_as_none(tmp_path):
+    """Its keys name classes; those of an earlier version may have moved."""
+
+    class Stale:
+        _index_path = str(tmp_path / "kernel.nbi")
+
+        def _load_index(self):
+            raise AttributeError("Can't get attribute 'Model'")
+
+    made = kernel(_mean.py_func)
+    made._cache._cache_file = Stale()
+    (tmp_path / "kernel.nbi").write_bytes(b"stale")
+    assert not made.is_kept
+    assert not (tmp_path / "kernel.nbi").exists()

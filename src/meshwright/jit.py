@@ -147,7 +147,13 @@ class Kernel(CPUDispatcher):
 
     def _is_on_disk(self) -> bool:
         path = self.index_path
-        return path is not None and path.exists() and bool(self._cache._cache_file._load_index())
+        if path is None or not path.exists():
+            return False
+        try:
+            return bool(self._cache._cache_file._load_index())
+        except Exception:  # an index of an earlier version, whose classes have moved; numba would stumble over it again
+            path.unlink(missing_ok=True)
+            return False
 
     @cached_property
     def index_path(self) -> Path | None:

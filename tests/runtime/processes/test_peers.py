@@ -13,7 +13,7 @@ pytestmark = pytest.mark.devices
 
 PREPARE = """
 import socket, sys, time
-from meshwright.runtime.peers import Peers
+from meshwright.runtime.processes.peers import Peers
 peers = Peers(0, {1: socket.socket(fileno=int(sys.argv[1])), 2: socket.socket(fileno=int(sys.argv[2]))}, heartbeat_s=2)
 peers.start()
 def call(name="step", **types):
