@@ -58,8 +58,8 @@ docs-check: $(KERNELS)
 	MESHWRIGHT_DOCS=all $(BIN)/python -m pytest tests/test_docs.py
 
 check: $(TOOLS)
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples docs/site_hooks.py
+	$(BIN)/ruff check src tests benchmarks examples docs/site_hooks.py
 	$(BIN)/mypy
 
 bench: $(KERNELS)
