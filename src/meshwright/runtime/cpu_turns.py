@@ -1,9 +1,9 @@
 """Programs of several CPU devices run one after another.
 
 XLA's CPU client has about one thread per device, and the part of a program that waits for other devices keeps its
-thread. Of two programs in flight, neither of which reads what the other makes, each may hold threads that the other one
-needs: both wait until XLA ends the process. `docs/compiler-faults.md` has the program in plain JAX. Accelerators have
-queues of their own, and are left to run ahead.
+thread. Two independent programs in flight may each hold threads that the other needs: both wait until XLA ends the
+process. `docs/compiler-faults.md` has the program in plain JAX. Accelerators have their own queues, so programs on them
+run without waiting.
 """
 
 from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ _turn = Lock()  # batches are placed by another thread than the one that calls t
 
 
 def in_turn(run: Callable[P, T], devices: Collection[Any]) -> Callable[P, T]:
-    """A function that runs a program on some devices; on several CPU devices it waits for what the program makes."""
+    """A function that runs a program on some devices; on several CPU devices it waits for the program's results."""
     if len(devices) == 1 or next(iter(devices)).platform != "cpu":
         return run
 
@@ -31,7 +31,7 @@ def in_turn(run: Callable[P, T], devices: Collection[Any]) -> Callable[P, T]:
 
 
 def put_in_turn(arrays: list[Any], shardings: list[Any]) -> list[Any]:
-    """`jax.device_put`; an array that is split otherwise already is moved by a program of its own."""
+    """`jax.device_put` in turn: JAX runs a program to move an array that has another sharding already."""
     if not shardings:
         return []
     put = in_turn(jax.device_put, shardings[0].device_set)

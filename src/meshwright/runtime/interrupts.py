@@ -1,7 +1,7 @@
-"""Ctrl-C in a step: the results of a call that takes its arguments over reach the caller before the interrupt.
+"""Delays Ctrl-C in a step until the results of a call that donates its arguments have reached the caller.
 
-A step that donates its state has nothing but its results to show for it. Python raises KeyboardInterrupt as soon as the
-compiled call returns, before the caller has them: both the old and the new state would be lost.
+After a step that donates its state, only its results hold the state. Python raises KeyboardInterrupt as soon as the
+compiled call returns, before the caller has the results: both the old and the new state would be lost.
 """
 
 import signal
@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 _MAIN = main_thread().ident or 0
-_SOON_S = 0.05  # in which the caller has given the results a name
+_SOON_S = 0.05  # by then the caller has bound the results to a name
 
 
 class _Holding:
@@ -22,13 +22,14 @@ class _Holding:
         self._is_installed = False
 
     def __enter__(self) -> None:
-        if get_ident() != _MAIN:  # signals are the main thread's
+        if get_ident() != _MAIN:  # only the main thread receives signals
             return
         if self._is_pending:  # nothing is donated yet
             self._is_pending = False
             raise KeyboardInterrupt
         if not self._is_installed and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # It stays, since exchanging it costs more than a call may: outside of this context it is Python's own.
+            # The handler stays installed, since replacing it at every call costs too much: outside of this context it
+            # does what Python's own handler does.
             signal.signal(signal.SIGINT, self._handle)
             self._is_installed = True
         self._depth += 1
@@ -47,7 +48,7 @@ class _Holding:
             signal.default_int_handler(number, frame)
         elif self._is_pending:
             self._is_pending = False
-            raise KeyboardInterrupt("in a step that was given its state, which is lost: restore it from a checkpoint")
+            raise KeyboardInterrupt("in a step that donated its state, which is lost: restore it from a checkpoint")
         self._is_pending = True
 
     def _release(self) -> None:

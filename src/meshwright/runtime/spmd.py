@@ -1,8 +1,8 @@
-"""Runs a plan on the devices of this process: one program for all of them, its sharding laid down at every operation.
+"""Runs a plan on the devices of this process: one program for all of them, constrained at every operation.
 
 The function is traced again and evaluated equation by equation. Each operand is brought to the sharding that its
-operation needs, hop by hop, and each result is given the sharding that the plan says, so that XLA's partitioner has
-nothing left to guess. The numbers stay the user's: constraints move data, they never change it.
+operation needs, hop by hop, and each result is constrained to the sharding of the plan, so that XLA's partitioner has
+nothing left to guess. The constraints move data and never change its values.
 """
 
 import os
@@ -30,15 +30,15 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.program.evaluate import Evaluator
 
-# Plans promise memory, and XLA's CPU backend by default orders operations for concurrency, at up to 1.4 times as much.
-# LLVM's third level, the default, takes a tenth to a fifth longer than the second, and no program ran faster by it.
+# By default XLA's CPU backend orders operations for concurrency, which takes up to 1.4 times the memory of the plan.
+# LLVM's level 3, the default, takes 10 to 20% longer to compile than level 2, and no measured program ran faster by it.
 _COMPILER_OPTIONS = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED", "xla_backend_optimization_level": 2}
 }
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
-    """XLA's options for a platform; what the user's own flags say stays as it is."""
+    """XLA's options for a platform, without the options that the user's own flags set."""
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in _COMPILER_OPTIONS.get(platform, {}).items() if name not in flags}
 
@@ -68,7 +68,7 @@ def _idle_processes(devices: Sequence[Any]) -> set[int]:
 
 
 def _wrong_devices(plan: PlanData, found: Sequence[Any]) -> str:
-    """What is there, what the plan is for, and what to do about the difference."""
+    """The message that names the devices found, the devices the plan needs, and what to do about the difference."""
     count, cluster = jax.process_count(), plan.mesh.cluster
     there = f"there are {len(found)}, in {count} process{'es' if count > 1 else ''}"
     said = f"the plan is for {plan.mesh.num_devices} devices and {there}"
@@ -99,19 +99,19 @@ def spmd(plan: PlanData, function: Callable[..., Any], devices: Sequence[Any] | 
 
 
 class Strange(Exception):
-    """The quick call met arguments of other types than before, or arrays that do not lie where they should."""
+    """The quick call met arguments of other types than before, or arrays that have other shardings than it needs."""
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """What runs for one structure of the arguments and one set of leaves that are not arrays.
+    """The compiled function for one structure of the arguments and one set of leaves that are not arrays.
 
     Attributes:
-        jitted: The function of the arrays: arguments and results have None in place of what is kept.
-        run: It, one program at a time where that is needed.
+        jitted: The function of the arrays: arguments and results have None in place of leaves that are not arrays.
+        run: The same function, which runs one program at a time where the devices need that.
         arguments: The structure of its arguments.
-        shardings: Where their arrays lie.
-        results: The structure of the results, with what is kept.
+        shardings: The shardings of their arrays.
+        results: The structure of the results, with the leaves that are not arrays.
     """
 
     jitted: Any
@@ -122,7 +122,7 @@ class _Variant:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but arrays goes in and comes out, so that `jitted` can be called as it stands."""
+        """Whether all arguments and results are arrays, so that `jitted` can be called directly."""
         return None not in self.arguments.positions and None not in self.results.positions
 
 
@@ -133,7 +133,7 @@ class Program:
         plan: The plan.
         mesh: Its mesh, of real devices.
         quick: The compiled function where the arguments are like those of the last call; raises `Strange` (or, as
-            `jax.jit` does, ValueError or TypeError) where they are not. A plain call then does what is needed.
+            `jax.jit` does, ValueError or TypeError) where they are not. The caller then calls the program itself.
     """
 
     def __init__(self, plan: PlanData, function: Callable[..., Any], mesh: DeviceMesh):
@@ -152,8 +152,8 @@ class Program:
             refuse_tracing(getattr(self._function, "__name__", "the function"))
             variant, arrays = self._variant(args)
         _check_there(_arrays(self.plan.arguments), arrays)
-        # To JAX it is part of an array's type where it lies: without this, all would be compiled once for a fresh state
-        # and again for one that came back.
+        # In JAX an array's sharding is part of its type: without this, the program would be compiled once for a fresh
+        # state and again for a state that an earlier call returned.
         placed = variant.arguments.bare.fill(_place(arrays, variant.shardings))
         with self._allow_tracing():
             made = self._run(variant, placed) if id(variant) in self._ran else self._run_first(variant, placed)
@@ -167,12 +167,12 @@ class Program:
             return variant.run(*placed)
 
     def _run_first(self, variant: _Variant, placed: Sequence[Any]) -> Any:
-        """Runs a variant for the first time, and waits for it: whatever is wrong with it shows now.
+        """Runs a variant for the first time and waits for it, so that its errors are raised here.
 
-        Too little memory shows before the arguments are donated, so that none of them is lost.
+        A lack of memory is found before the arguments are donated, so that none of them is lost.
         """
         if _donated(self.plan, variant.arguments.tree):
-            _try_memory(variant.jitted.lower(*placed).compile(), self.mesh)  # compiled here, the call need not do it
+            _try_memory(variant.jitted.lower(*placed).compile(), self.mesh)  # the call reuses this compilation
         with interrupts.hold:
             made = jax.block_until_ready(variant.run(*placed))
             self._ran.add(id(variant))
@@ -181,7 +181,7 @@ class Program:
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
         variant, arrays = self._variant(args)
-        kinds = map(jax_compat.abstract, arrays)  # types only: arrays may lie elsewhere than the program wants them
+        kinds = map(jax_compat.abstract, arrays)  # types only: arrays may have other shardings
         types = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in kinds]
         with self._allow_tracing():
             return variant.jitted.lower(*variant.arguments.bare.fill(types))
@@ -229,7 +229,7 @@ class Program:
 
     @contextmanager
     def _allow_tracing(self) -> Iterator[None]:
-        """Lets JAX trace the function in this thread: elsewhere the quick call must not begin to compile."""
+        """Lets JAX trace the function in this thread; in other threads the quick call must not start to compile."""
         self._tracing.allowed = True
         try:
             yield
@@ -241,12 +241,12 @@ class Program:
 
 
 def _try_memory(compiled: Any, mesh: DeviceMesh) -> None:
-    """Takes as much memory as a program will take beside its arguments, and gives it back."""
+    """Allocates as much memory as a program needs beside its arguments, and frees it."""
     memory = compiled.memory_analysis()
-    if memory is None:  # not every backend tells
+    if memory is None:  # not every backend reports it
         return
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    sizes = [size for size in (memory.temp_size_in_bytes, results) if size > 0]  # not next to each other, either
+    sizes = [size for size in (memory.temp_size_in_bytes, results) if size > 0]  # two separate allocations
     everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     for room in jax.jit(lambda: [jnp.zeros(mesh.size * n, jnp.uint8) for n in sizes], out_shardings=everywhere)():
         room.block_until_ready().delete()
@@ -257,7 +257,7 @@ def _strange(*args: Any) -> Any:
 
 
 def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedSharding]]) -> Callable[..., Any]:
-    """The compiled function for arrays that are there, those it donates in place: others are the caller's, and stay."""
+    """The compiled function, which refuses deleted arrays, and donated arguments that would first have to be moved."""
 
     known = {number: list(shardings) for number, shardings in places.items()}
 
@@ -267,7 +267,7 @@ def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedShardin
         for number, arg in enumerate(args):
             leaves = tree_leaves(arg)
             for leaf in leaves:
-                if getattr(leaf, "is_deleted", bool)():  # what was donated before would end the process
+                if getattr(leaf, "is_deleted", bool)():  # a donated array would end the process
                     raise Strange
             shardings = known.get(number, [])
             for i, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=False)):
@@ -275,12 +275,12 @@ def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedShardin
                 if found is not sharding:
                     if found != sharding:
                         raise Strange
-                    shardings[i] = found  # to be the same next time is quicker than to be equal
+                    shardings[i] = found  # comparing identical objects is quicker
         with interrupts.hold:
             try:
                 return run(*args)
             except ValueError as error:
-                # Collectives that fail at once raise this, too. What was taken over shows that the types were right.
+                # Collectives that fail at once raise this, too. If arguments were donated, their types were right.
                 if any(getattr(leaf, "is_deleted", bool)() for leaf in tree_leaves(args)):
                     raise jax.errors.JaxRuntimeError(str(error)) from error
                 raise
@@ -289,18 +289,18 @@ def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedShardin
 
 
 def _donated_places(plan: PlanData, variant: _Variant) -> dict[int, Sequence[NamedSharding]]:
-    """Where the arrays of each donated argument lie."""
+    """The shardings of the arrays of each donated argument."""
     tree = variant.arguments.tree
     leaves = argument_leaves(tree)
     return {number: variant.shardings[leaves[number]] for number in _donated(plan, tree)}
 
 
 def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """The arrays where they should lie; `jax.device_put` alone would take far longer over those that do already."""
+    """The arrays in their shardings; `jax.device_put` alone takes far longer over arrays that have them already."""
     pairs = enumerate(zip(arrays, shardings, strict=True))
     moved = [i for i, (x, sharding) in pairs if not (getattr(x, "committed", False) and x.sharding == sharding)]
     placed = list(arrays)
-    # A replicated array may share the caller's buffer, which would be gone with it when it is donated.
+    # A replicated array may share the caller's buffer, which would be deleted when the array is donated.
     own = [x.copy() if isinstance(x, jax.Array) else x for x in (arrays[i] for i in moved)]
     for i, array in zip(moved, put(own, [shardings[i] for i in moved]), strict=True):
         placed[i] = array
@@ -344,7 +344,7 @@ def refuse_tracing(name: str) -> None:
 
 
 def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
-    """Refuses arrays that were given to an earlier call for good: XLA may end the process over them."""
+    """Refuses arrays that were donated to an earlier call: XLA may end the process over them."""
     for tensor, array in zip(planned, given, strict=False):
         if isinstance(array, jax.Array) and array.is_deleted():
             raise ShardingError(
@@ -354,12 +354,12 @@ def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
 
 
 def _donated(plan: PlanData, tree: Any) -> tuple[int, ...]:
-    """Arguments that the plan donates whole."""
+    """Arguments of which the plan donates every leaf."""
     arrays = [_arrays(plan.arguments[leaves]) for leaves in argument_leaves(tree)]
     return tuple(number for number, found in enumerate(arrays) if found and all(t.donated for t in found))
 
 
 def argument_leaves(tree: Any) -> list[slice]:
-    """Where the leaves of each argument stand among all, given the structure of the tuple of arguments."""
+    """The slice of each argument's leaves among all leaves, given the structure of the tuple of arguments."""
     ends = [0, *accumulate(child.num_leaves for child in tree.children())]
     return [slice(start, stop) for start, stop in pairwise(ends)]

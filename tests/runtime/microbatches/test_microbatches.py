@@ -76,7 +76,7 @@ LOSSES = {
 @pytest.mark.parametrize("count", [2, 8])
 def test_gradients_and_losses_are_those_of_the_whole_batch(name, count):
     if name == "a norm":  # its gradient at each example is divided by what all of them make
-        with pytest.raises(CannotCut, match="needs what only the whole batch can tell"):
+        with pytest.raises(CannotCut, match="needs a value that is known only after the whole batch has run"):
             cut(jax.value_and_grad(LOSSES[name]), W, DATA)
         return
     check(jax.value_and_grad(LOSSES[name]), W, DATA, count=count)
@@ -175,7 +175,7 @@ def test_noise_that_is_not_drawn_for_examples_is_the_same():
     [
         (
             lambda w, b: jnp.mean((b["x"] - b["x"].mean(0) @ w["in"] @ w["in"].T) ** 2),
-            "needs what only the whole batch",
+            "needs a value that is known only after the whole batch",
         ),
         (lambda w, b: jnp.mean(b["x"][:, 0] @ w["in"] @ w["in"].T @ b["x"][:, 0].T), "mixes|pairs"),
         (lambda w, b: jnp.cumsum(b["x"] @ w["in"], axis=0).sum(), "mixes examples"),

@@ -16,7 +16,7 @@ FOUR = {"types": {"x": "float32[4, 8]", "scale": "float32[] = 0.5"}}
         (FOUR, ""),
         ({"end": True}, "process 1 has no more batches after 3, and process 0 has more; give equally many"),
         ({"error": "ValueError: bad"}, "the batches of process 1 ended in ValueError: bad, after 3 of them"),
-        ({"left": True}, "process 1 stopped to take batches after 3, and others did not"),
+        ({"left": True}, "process 1 stopped taking batches after 3, and others did not"),
         ({"types": FOUR["types"] | {"x": "float32[3, 8]"}}, "batch 4 has x as float32[3, 8] in process 1 and as float"),
         ({"types": {"x": "float32[4, 8]"}}, "batch 4 has scale as nothing in process 1 and as float32[] = 0.5 in"),
     ],

@@ -1,1 +1,1 @@
-"""Holds plans against compiled programs and against one device."""
+"""Compares plans with compiled programs and with a run on one device."""

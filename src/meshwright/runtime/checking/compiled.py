@@ -1,4 +1,4 @@
-"""Reads the collectives of a compiled program out of XLA's text, so that a plan can be held against what runs."""
+"""Reads the collectives and flops of a compiled program from XLA's text, so that a plan can be compared with them."""
 
 import re
 from collections import defaultdict
@@ -47,7 +47,7 @@ class CompiledCollective:
         bytes: Bytes of one trip, by the convention of `Mesh.collective_s`.
         trips: How often it runs; a loop whose length XLA does not state counts as one trip.
         name: Its name in the text.
-        operation: Scopes and primitive of what it was made for, as XLA says.
+        operation: Scopes and primitive of the operation that it belongs to, as XLA names them.
         source: The user's source line, ``file:line``; empty where XLA does not know.
     """
 
@@ -61,10 +61,10 @@ class CompiledCollective:
 
 
 def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollective]:
-    """All collectives of a program, in the order of its text; those of one device alone are left out.
+    """All collectives of a program, in the order of its text; collectives of a single device are left out.
 
     Args:
-        text: What `jax.stages.Compiled.as_text` gives.
+        text: The result of `jax.stages.Compiled.as_text`.
         mesh: Axis names and sizes of the mesh that the program was compiled for: ``plan.mesh.shape``.
     """
     bodies, entry = _computations(text)
@@ -75,7 +75,7 @@ def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollectiv
 
 
 def _frames(text: str) -> dict[str, str]:
-    """For each stack frame's number in a program's text the source line it stands for."""
+    """The source line of each stack frame in a program's text, by the frame's number."""
     tables = {}
     for name in ("FileNames", "FileLocations", "StackFrames"):
         _, _, rest = text.partition(f"\n{name}\n")
@@ -90,7 +90,7 @@ def _frames(text: str) -> dict[str, str]:
 def flops_of(text: str) -> float:
     """Floating-point operations of a program's matrix products and convolutions, on one device.
 
-    As in a plan, the zeros that the gradient of a convolution with strides puts between pixels are not counted.
+    As in a plan, the zeros that the gradient of a strided convolution inserts between pixels are not counted.
     """
     bodies, entry = _computations(text)
     trips = _trips(bodies, entry)
@@ -98,7 +98,7 @@ def flops_of(text: str) -> float:
 
 
 def _flops(body: list[str]) -> Iterator[float]:
-    """Of each product in a computation."""
+    """The flops of each product in a computation."""
     shapes = dict(_shapes(body))
     for line in body:
         match = _PRODUCT.search(line)
@@ -121,7 +121,7 @@ def _flops(body: list[str]) -> Iterator[float]:
 
 
 def _of_convolution(line: str, left: list[int], right: list[int], result: list[int]) -> tuple[list[int], list[int]]:
-    """The results of a convolution and its filter; of cuDNN's calls for gradients, those of the one they belong to."""
+    """Result and filter of a convolution; for cuDNN's gradient calls, those of the forward convolution."""
     gradient = _BACKWARD.search(line)
     if gradient is None:
         return result, right
@@ -150,7 +150,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(bodies: dict[str, list[str]], entry: str) -> Mapping[str, int]:
-    """How often each computation runs; in XLA's text callers stand below what they call."""
+    """How often each computation runs; in XLA's text callers stand below the computations they call."""
     trips: defaultdict[str, int] = defaultdict(int, {entry: 1})
     for caller in reversed(bodies):
         for line in bodies[caller] if trips[caller] else ():
@@ -180,14 +180,14 @@ def _read(line: str, mesh: Mapping[str, int], trips: int) -> CompiledCollective 
 
 
 def _origin(line: str) -> tuple[str, str]:
-    """What an instruction was made for, and where: ``file:line``, or the number of a stack frame."""
+    """The operation that an instruction belongs to, and its source: ``file:line``, or the number of a stack frame."""
     operation, frame, stated = _OP_NAME.search(line), _FRAME.search(line), _STATED.search(line)
     source = f"{stated[1]}:{stated[2]}" if stated else frame[1] if frame else ""
     return operation[1] if operation else "", source
 
 
 def _elements(text: str) -> list[str]:
-    """The elements of a tuple's type: commas inside brackets do not part them."""
+    """The elements of a tuple's type: commas inside brackets do not separate them."""
     depth, parts = 0, [""]
     for character in text[1:-1]:
         depth += (character in "([{") - (character in ")]}")
@@ -216,7 +216,7 @@ def _groups(line: str, num_devices: int) -> NDArray[np.int64]:
 
 
 def _mesh_groups(axes: str, ids: str | None, used: str) -> NDArray[np.int64]:
-    """``mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}``; ``'b':(2)2`` is that part of b which its first 2 leave."""
+    """``mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}``; ``'b':(2)2`` is b's factor 2 after its first 2."""
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
     within = {
         name: (int(before), int(size)) if size else (1, sizes[name])

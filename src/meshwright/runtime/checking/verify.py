@@ -1,4 +1,4 @@
-"""Holds a plan against the program that XLA makes of it: collectives by kind and axes, memory, flops."""
+"""Compares a plan with the program that XLA compiles from it: collectives by kind and axes, memory, flops."""
 
 import time
 from collections import Counter
@@ -22,21 +22,21 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """Compiled ÷ planned; 1 where both are nothing."""
+        """Compiled ÷ planned; 1 where both are zero."""
         return self.compiled / self.planned if self.planned else (1.0 if not self.compiled else float("inf"))
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was planned and what was compiled, for one device and one step.
+    """Planned and compiled figures, for one device and one step.
 
     Attributes:
         collectives: Bytes by kind and axes.
-        memory: Bytes that are taken at most: by the plan's liveness, and as XLA allocates them (packed, which may take
-            more than is ever live).
-        flops: Of matrix products and convolutions.
-        backend: What was compiled for.
-        compile_s: How long that took.
+        memory: Peak bytes: by the plan's liveness, and as XLA allocates them (packed, which may exceed the peak of
+            live bytes).
+        flops: Flops of matrix products and convolutions.
+        backend: The backend that the program was compiled for.
+        compile_s: How long the compilation took.
         made: Every collective of the compiled program.
         text: The compiled program, as XLA writes it.
     """
@@ -88,7 +88,7 @@ def verify(
     seconds = time.perf_counter() - started
     text = compiled.as_text()
     made = collectives_of(text, plan.mesh.shape)
-    # XLA's CPU backend has no reduce-scatter but an all-reduce and a slice, of as many bytes.
+    # XLA's CPU backend has no reduce-scatter; it sends the same bytes in an all-reduce, followed by a slice.
     scatters = _devices(devices)[0].platform != "cpu"
     return Verification(
         _by_kind(plan.collectives, made, scatters),
@@ -102,7 +102,7 @@ def verify(
 
 
 def allocated_bytes(compiled: Any) -> int:
-    """What a compiled program allocates on one device: arguments, temporaries, results that take no other's place."""
+    """Bytes that a compiled program allocates on one device: arguments, temporaries, results that alias none."""
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + results)

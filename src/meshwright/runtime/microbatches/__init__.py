@@ -1,1 +1,1 @@
-"""Runs a batch in parts, where that is proven to compute the same."""
+"""Runs a batch in parts, where that is proven to give the same results."""

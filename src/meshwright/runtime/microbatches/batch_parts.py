@@ -1,4 +1,4 @@
-"""What becomes of a batch in a program when it is cut into parts: the rules say so, as if an axis split it.
+"""Finds how each value of a program depends on the batch when it is cut into parts, by the sharding rules.
 
 A value is
 
@@ -7,8 +7,9 @@ A value is
 * partial (``sum``, ``max``, …): each part contributes, and the contributions combine;
 * *whole*: known only when all parts have run.
 
-Only the program for the whole batch is looked at, so that no size or number in it can be that of a part. Where an
-operation on examples reads what is alike along the examples (weights by position), each part reads its own rows of it.
+Only the program for the whole batch is analysed, so that no size or number in it can be that of a part. Where an
+operation on examples reads a value that is alike for all parts but indexed by example (weights by position), each part
+reads its own rows of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,13 +45,13 @@ class TooLate(Exception):
 
 @dataclass(frozen=True)
 class Body:
-    """A checkpoint or loop of which some operands are split.
+    """A checkpoint or loop some of whose operands are split.
 
     Attributes:
-        analysis: What becomes of the batch inside.
+        analysis: The analysis of its body.
         is_loop: Whether it is a loop.
         num_consts: A loop's first inputs are the same in all trips.
-        num_carry: The next ones are its carry; the rest are walked along their first dim.
+        num_carry: The next ones are its carry; the rest are scanned along their first dim.
     """
 
     analysis: "Analysis"
@@ -59,20 +60,20 @@ class Body:
     num_carry: int = 0
 
     def carry_key(self, place: int) -> tuple[int, int | None]:
-        """What a trip hands on in a place of the carry: as the trip makes it, or what is alike, cut like the carry."""
+        """A trip's result for a position of the carry; if it is alike for all parts, it is cut like the carry."""
         made, status = self.analysis.program.outputs[place], self.analysis.status
         dim = status[self.num_consts + place]
         return made, dim if isinstance(dim, int) and status[made] == ALIKE else None
 
 
 class Analysis:
-    """What becomes of the batch in every value of a program.
+    """How every value of a program depends on the batch.
 
     Attributes:
-        status: By value.
+        status: The status of each value.
         known: Values that are one and the same number throughout.
         forms: By unit, how it runs on parts.
-        bodies: By unit, what is inside of a checkpoint or loop that runs on parts.
+        bodies: By unit, the body of a checkpoint or loop that runs on parts.
         culprit: The first unit whose results are known only when all parts have run.
     """
 
@@ -140,7 +141,7 @@ class Analysis:
         return [WHOLE] * len(unit.outs)
 
     def _is_linear(self, unit: Unit, given: list[Status]) -> bool:
-        """Whether a unit may run on contributions instead of their sum: exactly, but for rounding."""
+        """Whether a unit may run on contributions instead of their sum, with the same result up to rounding."""
         sums = [s == "sum" for s in given]
         if len(unit.outs) != 1 or any(s != "sum" and s != ALIKE for s in given):
             return False
@@ -156,7 +157,7 @@ class Analysis:
         return unit.name in _LINEAR and sum(sums) == 1
 
     def _scales(self, unit: Unit, sums: list[bool]) -> bool:
-        """Whether a factor is finite: by infinity, or by zero beneath, contributions of both signs are no number."""
+        """Whether a factor is finite: contributions of both signs times infinity, or over zero, add up to NaN."""
         factor = self.known.get(unit.ins[sums.index(False)])
         if factor is None or not np.isfinite(factor):
             return False
@@ -184,7 +185,7 @@ class Analysis:
             carry, zero = joined, stays
 
     def _join(self, inner: "Analysis", position: int, before: Status, zero: bool, unit: Unit) -> Status:
-        """What a carry is that comes in as one thing and leaves a trip as another."""
+        """The status of a carry that has one status before a trip and another after it."""
         made = inner.program.outputs[position]
         after = inner.status[made]
         if before == after or (isinstance(before, int) and after == ALIKE):
@@ -193,7 +194,7 @@ class Analysis:
             return after
         if before == "sum" and inner.is_zero(made):
             return before
-        raise CannotCut(f"{unit} carries along what only the whole batch can tell")
+        raise CannotCut(f"{unit} carries a value that is known only after the whole batch has run")
 
     def _checkpoint(self, number: int, unit: Unit, given: list[Status], program: Units) -> list[Status]:
         known = {i: self.known[v] for i, v in enumerate(unit.ins) if v in self.known}
@@ -206,10 +207,10 @@ class Analysis:
         try:
             inner = Analysis(program, given, self.cut, known=known, top=False)
         except TooLate as error:
-            raise CannotCut(f"{error.unit} needs what only the whole batch can tell") from None
+            raise CannotCut(f"{error.unit} needs a value that is known only after the whole batch has run") from None
         if WHOLE in inner.results():
             where = "a checkpoint" if unit.name in jax_compat.CHECKPOINTS else f"a {unit.name}"
-            raise CannotCut(f"{inner.culprit} in {where} computes with what only the whole batch can tell")
+            raise CannotCut(f"{inner.culprit} in {where} uses a value that is known only after the whole batch has run")
         return inner
 
 

@@ -1,10 +1,9 @@
 """Which single operations may run on a part of the batch, and how: by the loops of their rules.
 
 An operation is cut along one of its loops. Every operand and result that the loop indexes is cut along the dim that the
-loop leads, and each part must be what the operation makes of the operands' parts *wherever they stand in the batch*.
-Rules let a shard know its own place; a part of the batch does not know it, so operations that count or address
-positions along the loop are not cut. The equation stays that of the whole batch: only the parameters that repeat a
-shape shrink.
+loop leads, and each part of a result must follow from the operands' parts alone, *wherever they are in the batch*. In
+rules a shard knows its own position; a part of the batch does not, so operations that count or address positions along
+the loop are not cut. The equation stays that of the whole batch: only the parameters that repeat a shape shrink.
 """
 
 from collections.abc import Sequence
@@ -22,13 +21,13 @@ from meshwright.runtime.microbatches.units import Unit
 Status = int | str  # the dim that is cut, or a word of `batch_parts`, or how contributions combine
 PAIRWISE = ("optimization_barrier", "device_put", "shard_alike")  # result i is operand i
 
-# What the parts give is combined in the way of the loop. A table that a scatter writes to counts once for each part:
-# that changes no maximum or minimum, and no sum if the table is zero.
+# The results of the parts are combined as the loop combines. A table that a scatter writes to is counted once for each
+# part: that changes no maximum or minimum, and no sum if the table is zero.
 _COMBINING = frozenset(
     "dot_general conv_general_dilated reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or scatter-add "  # noqa: SIM905
     "scatter-max scatter-min".split()
 )
-# Their rows or numbers depend on where they stand, unless the loop indexes this operand: keys, or what is written.
+# Their rows or numbers depend on the position, unless the loop indexes this operand: the keys, or the values written.
 _WRITTEN = {"dynamic_update_slice": 1, "random_bits": 0, "random_split": 0, "random_gamma": 0} | dict.fromkeys(
     ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"), 2
 )
@@ -43,8 +42,8 @@ class CannotCut(Exception):
 class Cut:
     """How a dim that begins with the examples is cut into parts: as ``(before, count, after)``, by the middle.
 
-    With as many before as a part has examples, neighbours go to different parts: a batch that is split over devices
-    then stays where it is. With 1, neighbours stay together.
+    If ``before`` is the number of examples of a part, neighbours go to different parts: a batch that is split over
+    devices then needs no communication. If it is 1, neighbours stay together.
     """
 
     count: int
@@ -52,7 +51,7 @@ class Cut:
 
     @property
     def whole(self) -> int:
-        """What must stay together for the parts to be the same ones: a loop of a multiple of this can be cut."""
+        """The size that a loop's size must be a multiple of to be cut into the same parts."""
         return self.count * self.before
 
     def parts(self, x: Any, dim: int) -> Any:
@@ -73,17 +72,17 @@ class Cut:
 
 
 class Form(NamedTuple):
-    """An operation on parts: along which dim each operand is cut, None where it is whole; and what results are."""
+    """An operation on parts: the dim along which each operand is cut, None if whole; and the results' statuses."""
 
     operands: tuple[int | None, ...]
     results: tuple[Status, ...]
 
 
 def form_of(unit: Unit, given: Sequence[Status], cut: Cut, adds_to_nothing: bool) -> Form:
-    """An operation of which some operands are cut; ``adds_to_nothing``: its first operand is known to be zero.
+    """The form of an operation some of whose operands are cut; ``adds_to_nothing``: its first operand is known to be 0.
 
     Raises:
-        CannotCut: It mixes examples, or it depends on their places.
+        CannotCut: It mixes examples, or it depends on their positions.
     """
     dims = [s if isinstance(s, int) else None for s in given]
     if unit.name in PAIRWISE:
@@ -103,7 +102,7 @@ def form_of(unit: Unit, given: Sequence[Status], cut: Cut, adds_to_nothing: bool
 
 
 def form_to(unit: Unit, result: int, dim: int, cut: Cut) -> Form | None:
-    """An operation on operands that are alike, of whose result a part is wanted; None where it cannot make one alone.
+    """The form of an operation on alike operands that computes one part of a result; None if it cannot.
 
     Random bits are drawn for the part: from whole keys, which must then be made the part's own.
     """
@@ -138,7 +137,7 @@ def shrunk(unit: Unit, form: Form, cut: Cut) -> dict[str, Any]:
 
 
 def widened(params: dict[str, Any], operands: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
-    """A sum of half precision as one of float32, as which contributions are added up."""
+    """The parameters of a half-precision sum, changed to float32, in which contributions are added up."""
     if "preferred_element_type" in params:
         return params | {"preferred_element_type": jnp.dtype(jnp.float32)}, list(operands)
     return params, [x.astype(jnp.float32) if is_half(x.dtype) else x for x in operands]
@@ -150,7 +149,7 @@ def is_half(dtype: Any) -> bool:
 
 
 def is_expensive(unit: Unit) -> bool:
-    """Whether an operation takes time on the matrix unit, or runs a program of its own."""
+    """Whether an operation runs on the matrix unit, or has a program as a parameter."""
     return unit.name not in builtin_rules() or _nest(unit).flops > 0
 
 
@@ -193,7 +192,7 @@ def _by_position(unit: Unit, form: Form) -> bool:
 
 
 def _check_combines(unit: Unit, kind: str, dtype: Any, adds_to_nothing: bool) -> None:
-    """Whether what the parts give, combined, is the whole's."""
+    """Refuses a loop whose parts, combined, do not give the whole batch's result."""
     if kind not in REDUCING or unit.name.replace("scatter_", "scatter-") not in _COMBINING:
         raise CannotCut(f"{unit} mixes examples")
     if unit.name.startswith("scatter") and kind == "sum" and not adds_to_nothing:

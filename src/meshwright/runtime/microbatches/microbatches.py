@@ -1,10 +1,11 @@
 """Cuts a step into microbatches: the parts of a batch run one after the other, with the numbers of the whole.
 
-The function is traced with the whole batch; `batch_parts` says what becomes of the batch in it, and `part_program`
-makes the program for a part, which runs inside a loop over the parts. Contributions are added up from part to part; and
-what reads their sums runs once, afterwards. So gradients of a mean loss, metrics and a clipped update come out as they
-would for the whole batch. Where an operation on examples needs what only the whole batch can tell (batch norm), the
-step cannot be cut; unless that is cheap to have beforehand (how many tokens are no padding).
+The function is traced with the whole batch; `batch_parts` finds how its values depend on the batch, and `part_program`
+builds the program for a part, which runs inside a loop over the parts. Contributions are added up from part to part;
+operations that read their sums run once, afterwards. So gradients of a mean loss, metrics and a clipped update are
+those of the whole batch. Where an operation on examples needs a value that is known only after the whole batch has run
+(batch norm), the step cannot be cut, unless that value is cheap to compute beforehand (the number of tokens that are
+not padding).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -60,7 +61,7 @@ def accumulated(
     examples = [given for given, position in pairs if position is not None]
     try:
         step = _Step(whole, examples, Cut(count, size // count))
-    except CannotCut:  # examples may be grouped in some way that parts of neighbours respect
+    except CannotCut:  # examples may come in groups, which parts of neighbours keep together
         step = _Step(whole, examples, Cut(count, 1))
 
     def cut(*args: Any) -> Any:
@@ -94,7 +95,7 @@ def _batch_size(args: Sequence[Any], batch: Sequence[int], count: int) -> int:
 
 
 class _Step:
-    """A step cut into parts: what runs before them, for each, and after."""
+    """A step cut into parts: the operations that run before the parts, for each part, and after them."""
 
     def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut):
         self.program = Units.of(whole.jaxpr)
@@ -108,21 +109,22 @@ class _Step:
         at_once: frozenset[tuple[int, ...]] = frozenset()
         while conflicts := self._sort_parts(at_once):
             at_once |= conflicts
-        jax.eval_shape(self.run, whole.types)  # every operation is seen to run on parts before the step does
+        jax.eval_shape(self.run, whole.types)  # checks that every operation runs on parts before the step runs
 
     def _analyse(self) -> Analysis:
-        """Repeated until no operation on examples waits for what can be had beforehand."""
+        """Analyses again until no operation on examples waits for a value that can be computed beforehand."""
         while True:
             try:
                 return Analysis(self.program, self.inputs, self.cut, early=self.early)
             except TooLate as error:
                 wanted, units = set(error.values), self.program.units
                 if not wanted - self.early or any(is_expensive(units[n]) for n in self.program.ancestors(wanted)):
-                    raise CannotCut(f"{error.unit} needs what only the whole batch can tell") from None
+                    message = f"{error.unit} needs a value that is known only after the whole batch has run"
+                    raise CannotCut(message) from None
                 self.early |= wanted
 
     def _sort_units(self) -> None:
-        """Which units run after all parts, and what they need."""
+        """Finds the units that run after all parts, and the values they need."""
         units, status, outputs = self.program.units, self.analysis.status, self.program.outputs
         printing = [n for n, unit in enumerate(units) if unit.eqn.effects]
         found = self.program.ancestors([*outputs, *(v for n in printing for v in units[n].ins)])
@@ -133,7 +135,7 @@ class _Step:
         self.stacked = sorted(v for v in made if isinstance(status[v], int))
 
     def _sort_parts(self, at_once: Collection[tuple[int, ...]]) -> frozenset[tuple[int, ...]]:
-        """What runs for each part and before; returns the shapes of random bits that must be drawn at once, too."""
+        """Finds the units that run for each part and before; returns shapes of bits that must be drawn at once, too."""
         units, status, inputs = self.program.units, self.analysis.status, self.program.inputs
         draws = Draws(at_once)
         given = {v for v, s in status.items() if s == ALIKE} | set(inputs)
@@ -163,7 +165,7 @@ class _Step:
             env.update(zip(unit.outs, made, strict=True))
 
     def _loop(self, env: dict[int, Any]) -> dict[int, Any]:
-        """Runs the parts; gives the combined contributions, and what is split put together again."""
+        """Runs the parts; returns the combined contributions, and the split values joined again."""
         status, types = self.analysis.status, self.program.types
         sums = [v for v in self.contributions if status[v] == "sum"]
         others = [v for v in self.contributions if status[v] != "sum"]

@@ -1,8 +1,8 @@
-"""The program that runs for each part of a batch: which operations, on what of their operands, in which order.
+"""The program that runs for each part of a batch: which operations run, on which parts of their operands, in order.
 
-It is worked out backwards from what is wanted. A value is wanted as it is, or *cut along a dim* where it is alike but
-an operation on examples reads only a part's rows of it. Rows of what is cheap to make (a broadcast mask) are made for
-the part, rows of all else are taken from the whole.
+It is derived backwards from the wanted values. A value is wanted as it is, or *cut along a dim* where it is alike but
+an operation on examples reads only a part's rows of it. Rows of a value that is cheap to compute (a broadcast mask) are
+computed for the part; rows of other values are taken from the whole.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Form, form_to, is_half, shrunk, widened
 from meshwright.runtime.microbatches.units import Unit
 
-Key = tuple[int, int | None]  # a value as it is for a part; or one that is alike, cut along a dim
+Key = tuple[int, int | None]  # a value as it is for a part; or an alike value, cut along a dim
 Env = dict[Key, Any]
 Instruction = Callable[[Env, Any], None]
 
@@ -26,7 +26,7 @@ Instruction = Callable[[Env, Any], None]
 class Draws:
     """How random bits are drawn: for each part, or for the whole batch at once.
 
-    Bits that are drawn again, as in a checkpoint, must be the same again: so all of one shape are drawn in one way.
+    Bits that are drawn again, as in a checkpoint, must be the same: so all bits of one shape are drawn in one way.
 
     Attributes:
         at_once: Shapes that must be drawn for the whole batch.
@@ -40,7 +40,7 @@ class Draws:
         self.parts: dict[tuple[int, ...], set[int]] = defaultdict(set)
 
     def note_whole(self, eqn: Any) -> None:
-        """Notes the bits that an equation draws as it stands."""
+        """Notes the bits that an equation draws for the whole batch."""
         if eqn.primitive.name == "random_bits":
             self.whole.add(eqn.outvars[0].aval.shape)
         for inner in jax_compat.inner_jaxprs(eqn):
@@ -56,7 +56,7 @@ class PartProgram:
     """The instructions for one part.
 
     Attributes:
-        entering: What must be given to `run`, by value: as it is (None), or cut along dims. Constants are known.
+        entering: The values that `run` must be given: as they are (None), or cut along dims. Constants are known.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class PartProgram:
         outside: Collection[int] = (),
         cut_outside: Collection[int] = (),
     ):
-        """Works the instructions out.
+        """Derives the instructions.
 
         Args:
-            analysis: What becomes of the batch.
-            wanted: What `run` is to make.
-            draws: Notes how random bits are drawn.
-            outside: Values that are had from outside, whole and cut.
-            cut_outside: Inputs that are given cut where that is wanted.
+            analysis: How the program's values depend on the batch.
+            wanted: The values that `run` must compute.
+            draws: Records how random bits are drawn.
+            outside: Values that are available from outside, whole and cut.
+            cut_outside: Inputs that are given cut where they are wanted cut.
         """
         self.analysis = analysis
         self.draws = draws
@@ -93,13 +93,13 @@ class PartProgram:
 
     @property
     def keys(self) -> list[Key]:
-        """What must be given, in order."""
+        """The keys of the values that must be given, in order."""
         return sorted(
             ((v, d) for v, dims in self.entering.items() for d in dims), key=lambda key: (key[0], str(key[1]))
         )
 
     def run(self, given: Env, index: Any) -> Env:
-        """All values of the part of a number, those that were wanted among them."""
+        """All values of the part with this index, the wanted ones included."""
         env: Env = {(v, None): x for v, x in self.analysis.program.constants.items()}
         env.update(given)
         for instruction in self.instructions:
@@ -116,7 +116,7 @@ class PartProgram:
             return
         for value in unit.outs:
             for dim in sorted(d for d in self.entering[value] if d is not None):
-                if dim in self.entering[value]:  # not made along with another result's yet
+                if dim in self.entering[value]:  # not computed yet along with another result
                     self._piece(unit, value, dim)
         made = [o for o in unit.outs if o not in self.outside]
         if any(None in self.entering[o] for o in made):
@@ -126,7 +126,7 @@ class PartProgram:
             self._emit(unit, form, [(o, None) for o in made], is_draw=False)
 
     def _piece(self, unit: Unit, value: int, dim: int) -> None:
-        """Makes a part's rows of what is alike, or takes them from the whole."""
+        """Computes a part's rows of an alike value, or takes them from the whole value."""
         form = None
         if self.analysis.early.isdisjoint(unit.outs):
             form = form_to(unit, unit.outs.index(value), dim, self.analysis.cut)
@@ -141,7 +141,7 @@ class PartProgram:
         self._emit(unit, form, keys, is_draw=is_draw)
 
     def _take(self, key: Key) -> None:
-        """Takes rows from the whole value; from outside, where it is had there."""
+        """Takes rows from the whole value; from outside, if it is available there."""
         value, dim = key
         if value in self.outside:
             return
@@ -156,7 +156,7 @@ class PartProgram:
         self.instructions.append(take)
 
     def _emit(self, unit: Unit, form: Form | None, outs: Sequence[Key], *, is_draw: bool) -> None:
-        """An operation whose results are `outs`; of its operands, those that are alike are cut as its form says."""
+        """Adds an operation whose results are `outs`; its alike operands are cut as its form says."""
         dims = form.operands if form is not None else (None,) * len(unit.ins)
         pairs = zip(unit.ins, dims, strict=True)
         ins: list[Key] = [(v, d if self.analysis.status[v] == ALIKE else None) for v, d in pairs]
@@ -167,7 +167,7 @@ class PartProgram:
             self._want(key)
 
     def _body(self, unit: Unit, body: Body) -> None:
-        """A checkpoint or loop; what is alike among its results may be wanted cut."""
+        """Adds a checkpoint or loop; its alike results may be wanted cut."""
         results: dict[Key, Key] = {}
         for place, (value, made) in enumerate(zip(unit.outs, body.analysis.program.outputs, strict=True)):
             is_carry, early = place < body.num_carry, value in self.analysis.early
@@ -293,6 +293,6 @@ class _Checkpoint:
 
 
 def _fold_in(keys: Any, index: Any) -> Any:
-    """Keys of one part of the batch."""
+    """Random keys of one part of the batch."""
     flat = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys.reshape(-1))
     return flat.reshape(keys.shape)

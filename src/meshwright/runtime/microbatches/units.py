@@ -1,4 +1,4 @@
-"""A traced program as a flat list of operations on numbered values; what microbatches are worked out on."""
+"""A traced program as a flat list of operations on numbered values, for the analysis of microbatches."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Unit:
     Attributes:
         eqn: Its equation.
         ins: Numbers of the values read.
-        outs: Numbers of the values made.
+        outs: Numbers of the values computed.
         stack: The name stacks of the calls around it.
     """
 
@@ -57,7 +57,7 @@ class Units:
         return program
 
     def ancestors(self, values: Iterable[int]) -> list[int]:
-        """The units that must run to have some values, in order."""
+        """The units that must run to compute some values, in order."""
         found, wanted = [], set(values)
         for number in reversed(range(len(self.units))):
             unit = self.units[number]

@@ -1,1 +1,1 @@
-"""Several processes: how they meet, agree, share plans and hear of failures."""
+"""Several processes: how they connect, agree, share plans and learn of failures."""

@@ -1,7 +1,7 @@
-"""Whether all processes have the next batch, and one of the same types: agreed before any of them computes with it.
+"""Checks that all processes have the next batch, of the same types, before any of them computes with it.
 
-Each process publishes what it fetched in JAX's key-value store; the first one compares, and publishes the verdict. The
-thread that fetches batches ahead waits for it, so that a step waits only where it would have to wait for data.
+Each process publishes the types of its batch in JAX's key-value store; the first one compares them, and publishes the
+verdict. The thread that prefetches batches waits for it, so that a step waits only where it would wait for data anyway.
 """
 
 import json
@@ -19,16 +19,16 @@ from meshwright.errors import ProcessError, ShardingError
 from meshwright.runtime.processes import peers
 from meshwright.runtime.processes.sharing import describe_type
 
-_LOOK_S = 0.5  # between looks whether anybody still wants the answer
-_streams: Counter[str] = Counter()  # of batches for each function: all processes open them in the same order
+_LOOK_S = 0.5  # between checks whether the answer is still needed
+_streams: Counter[str] = Counter()  # opened for each function, in the same order in all processes
 
 
 class Agreement:
-    """What all processes agree on about one stream of batches.
+    """The agreement of all processes on one stream of batches.
 
     Args:
         name: The function that the batches are for.
-        is_stopped: Whether nobody wants them any more.
+        is_stopped: Whether the batches are no longer needed.
     """
 
     def __init__(self, name: str, is_stopped: Callable[[], bool]):
@@ -40,29 +40,29 @@ class Agreement:
         _streams[name] += 1
 
     def on_batch(self, batch: Any) -> None:
-        """Waits until all have a batch like this one.
+        """Waits until all processes have a batch of the same types.
 
         Raises:
-            ShardingError: They do not; it says which process has what.
+            ShardingError: The processes' batches differ; the message names the process and the difference.
             ProcessError: Another process ended.
         """
         self._agree({"types": batch_types(batch)})
         self._num_batches += 1
 
     def on_end(self) -> None:
-        """Waits until all have no more batches; raises what `on_batch` does."""
+        """Waits until all processes have no more batches; raises the same errors as `on_batch`."""
         self._agree({"end": True})
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Says that this process fetches no more, since it does not want to, or for an error; waits for nobody."""
+        """Announces that this process fetches no more batches, by choice or after an error, without waiting."""
         if self._is_over:
             return
         self._is_over = True
         status = {"left": True} if error is None else {"error": peers.describe_error(error)}
-        for i in (self._num_batches, self._num_batches + 1):  # one of them is the next that the others ask for
+        for i in (self._num_batches, self._num_batches + 1):  # the others ask for one of them next
             key = f"verdict/{i}" if self._process == 0 else f"{i}/{self._process}"
             text = _left(0, status, self._num_batches) if self._process == 0 else json.dumps(status)
-            jax_compat.publish(self._folder + key, text)  # if that fails, there is nobody left to read it
+            jax_compat.publish(self._folder + key, text)  # if that fails, no process is left to read it
 
     def _agree(self, status: Mapping[str, Any]) -> None:
         if self._is_over:
@@ -78,7 +78,7 @@ class Agreement:
         return self._wait(f"verdict/{i}")
 
     def _judge(self, i: int, status: Mapping[str, Any]) -> str:
-        """The first process's verdict: what is wrong, or nothing."""
+        """The first process's verdict: the error in one sentence, or an empty text."""
         found: dict[int, Any] = {0: status}
         while len(found) < self._num_processes:
             self._wait(f"{i}/{next(p for p in count() if p not in found)}")
@@ -87,7 +87,7 @@ class Agreement:
         verdict = compare(found, i)
         self._publish(f"verdict/{i}", verdict)
         jax_compat.forget_published(f"{self._folder}{i}/")
-        if i:  # whoever announced this batch has read the verdict on the one before
+        if i:  # every process that announced this batch has read the verdict on the previous one
             jax_compat.forget_published(f"{self._folder}verdict/{i - 1}")
         return verdict
 
@@ -110,11 +110,11 @@ class Agreement:
 
 
 class Stopped(Exception):
-    """Nobody wants the batches any more."""
+    """The batches are no longer needed."""
 
 
 def compare(found: Mapping[int, Mapping[str, Any]], num_batches: int) -> str:
-    """What is wrong about what the processes have after some batches, in one sentence; nothing where all is well."""
+    """How the processes' batches differ after some batches, in one sentence; an empty text where they agree."""
     for process, status in found.items():
         if "error" in status or "left" in status:
             return _left(process, status, num_batches)
@@ -143,11 +143,11 @@ def compare(found: Mapping[int, Mapping[str, Any]], num_batches: int) -> str:
 def _left(process: int, status: Mapping[str, Any], num_batches: int) -> str:
     if "error" in status:
         return f"the batches of process {process} ended in {status['error']}, after {num_batches} of them"
-    return f"process {process} stopped to take batches after {num_batches}, and others did not; stop in all together"
+    return f"process {process} stopped taking batches after {num_batches}, and others did not; stop in all processes"
 
 
 def batch_types(batch: Any) -> dict[str, str]:
-    """The types of a batch's leaves by path, and the values of those that all processes must have alike."""
+    """The types of a batch's leaves by path, and the values of leaves that must be equal in all processes."""
     found = {}
     for path, leaf in tree_flatten_with_path(batch)[0]:
         is_shared = isinstance(leaf, bool | int | float | complex | str) or (

@@ -1,8 +1,8 @@
-"""Whether all processes call the same functions with the same types in the same order.
+"""Checks that all processes call the same functions with the same types in the same order.
 
-Each process counts its calls, and says only when it turns to another function or to other types: a step like the last
-one costs no message. A process that hears of a turn at call k which it did not take itself, though it is in call k or
-past it, knows that both wait for each other for ever.
+Each process counts its calls, and sends a message only when it turns to another function or to other types: a step like
+the previous one costs no message. If a process receives a turn at call k that it did not take itself, and it is in call
+k or past it, the two processes wait for each other for ever.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ class Turn:
     types: Mapping[str, str]
 
     def difference(self, process: int, other: "Turn", other_process: int) -> str:
-        """How two processes that should do the same differ."""
+        """How the calls of two processes differ, in one sentence."""
         if self.name != other.name:
             return (
                 f"process {process} calls {self.name} as its call {self.call} of a parallelised function, and process "
@@ -46,10 +46,10 @@ class Turn:
 
 
 class Turns:
-    """The turns of this process and of its peers, as far as they were not found equal yet.
+    """The turns of this process and of its peers that have not been found equal yet.
 
     Attributes:
-        num_calls: How many calls this process began.
+        num_calls: How many calls this process has begun.
     """
 
     def __init__(self, process: int, peers: list[int]):
@@ -64,12 +64,12 @@ class Turns:
         self._heard: dict[int, list[tuple[str, Mapping[str, str]]]] = {peer: [] for peer in peers}
 
     def take(self, name: str, types: Mapping[str, str], *, is_next: bool = False) -> Any | None:
-        """Notes what this process calls; what to tell its peers, if it is another thing than before.
+        """Records a call of this process; returns the message for its peers, if the call differs from the last one.
 
         Args:
-            name: What is called.
-            types: With which types.
-            is_next: It comes before the next call, and not in the current one.
+            name: The function called.
+            types: The types of its arguments.
+            is_next: Whether it belongs before the next call, and not to the current one.
         """
         turn = Turn(self.num_calls + is_next, name, types)
         if not is_next:
@@ -86,7 +86,7 @@ class Turns:
         return [turn.call, name, dict(types)]
 
     def hear(self, peer: int, message: Any) -> None:
-        """Notes a peer's turn: the whole of it, or the number of an earlier one."""
+        """Records a peer's turn, which the message holds in full or as the number of an earlier turn."""
         call, *told = message
         if len(told) == 2:
             self._heard[peer].append((told[0], told[1]))
@@ -98,12 +98,12 @@ class Turns:
         self._ended[peer] = num_calls
 
     def differ(self, *, stuck_at: int) -> str | None:
-        """How a peer and this process differ; None as long as nothing shows.
+        """How a peer and this process differ; None as long as no difference is known.
 
         Args:
-            stuck_at: The call that this process has been in for so long that it would have said if it took a turn.
+            stuck_at: The call that this process has been in for so long that it would have announced a turn by now.
         """
-        begun = self.num_calls  # before the turns are looked at: by the time of a later call, they are all there
+        begun = self.num_calls  # read before the turns: all turns of the calls up to this one are recorded
         for peer, theirs in self._there.items():
             ours = self._here[peer]
             while ours and theirs:

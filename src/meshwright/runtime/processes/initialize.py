@@ -22,11 +22,11 @@ def initialize(
     cluster_detection_method: str | None = None,
     coordinator_bind_address: str | None = None,
 ) -> None:
-    """Starts JAX as one of several processes: `jax.distributed.initialize`, and no waiting for those who will not come.
+    """Starts JAX as one of several processes: `jax.distributed.initialize` that never waits for a lost process.
 
     Call it in each process before anything else is done with JAX. From then on:
 
-    - A process that did not come in time is named, in all that did.
+    - A process that does not connect in time is named in all processes that did.
     - A process that ends by an error, is killed, or loses its host ends all others, which name it and the cause.
     - Processes that call different functions, or the same with different types, or a different number of times, are
       ended as well, instead of waiting for each other for ever.
@@ -42,11 +42,11 @@ def initialize(
         timeout: Seconds to wait for the other processes.
         heartbeat: Seconds after which a host that does not answer counts as lost. A process that dies on a host that
             lives is noticed at once.
-        cluster_detection_method: As for JAX: who is asked for what is left out above, such as Slurm.
+        cluster_detection_method: As for JAX: where the arguments omitted above are looked up, such as Slurm.
         coordinator_bind_address: Where the first process listens; at this port of all its addresses by default.
 
     Raises:
-        ProcessError: Some process did not come, or the processes do not fit together.
+        ProcessError: Some process did not connect, or the processes do not fit together.
 
     Examples:
         >>> import meshwright as mw

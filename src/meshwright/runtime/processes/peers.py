@@ -1,10 +1,10 @@
-"""The other processes of this program, as long as it runs: an end of one is heard by all, with its cause.
+"""Watches the other processes of this program while it runs: if one ends, all learn of it, with its cause.
 
-The connections of `rendezvous.py` stay open: those of the first process to all others. A thread in each process
-listens. It hears the last words of a process that ends by an error, sees a connection close without any (the process
-was killed), and compares what the processes call (`calls.py`). Whatever goes wrong is passed on through the first
-process. The thread that trains then meets an error at its next step. Where it is stuck in a step, because C++ waits for
-processes that will not come, only ending the process is left.
+The first process's connections to all others, made in `rendezvous.py`, stay open, and a thread in each process listens.
+It receives the last message of a process that ends by an error, notices a connection that closes without a message (the
+process was killed), and compares the processes' calls (`calls.py`). A failure is passed on through the first process.
+The training thread then raises an error at its next step. If it is stuck in a step, because C++ waits for processes
+that will not come, the process has to be ended.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from meshwright.errors import ProcessError
 from meshwright.runtime.processes.calls import Turns
 from meshwright.runtime.processes.rendezvous import send
 
-_TICK_S = 0.5  # between looks at what the processes call
+_TICK_S = 0.5  # between comparisons of the processes' calls
 
 
 class Peers:
@@ -31,8 +31,8 @@ class Peers:
 
     Attributes:
         process: Which one this is.
-        runs: The program that was called last; another one has to be announced.
-        failure: Why the run is over; None as long as it is not.
+        runs: The program that was called last; a call of another program has to be announced.
+        failure: Why the run failed; None as long as it has not.
     """
 
     def __init__(self, process: int, connections: Mapping[int, socket.socket], heartbeat_s: float):
@@ -40,18 +40,18 @@ class Peers:
         self.runs: Any = None
         self.failure: str | None = None
         self._connections = dict(connections)
-        self._patience_s = heartbeat_s / 2  # to leave by itself, and to be found stuck: before JAX ends the process
+        self._patience_s = heartbeat_s / 2  # to leave, and to be found stuck, before JAX ends the process
         self._turns = Turns(process, list(connections))
         self._ended: set[int] = set()
         self._failed = Event()
         self._leave_at = float("inf")
         self._lock = Lock()
-        self._is_speaking = False  # of the error that ends this process: its words are not cut off
+        self._is_speaking = False  # it is sending the error that ends it, which must not be cut off
         self._pid = os.getpid()
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
 
     def start(self) -> None:
-        """Begins to listen, and to speak where this process ends."""
+        """Starts to listen, and sends a last message when this process ends."""
         Thread(target=self._listen, name="meshwright-peers", daemon=True).start()
         os.register_at_fork(after_in_child=self._close)  # a child would keep the connections open for its parent
         atexit.register(self._at_exit)
@@ -62,7 +62,7 @@ class Peers:
             before(kind, error, trace)
             said = self._say_last(error)
             if self.failure != said and describe_error(error) not in (self.failure or ""):
-                print(self._farewell(), file=sys.stderr)  # the cause: this error is a consequence
+                print(self._farewell(), file=sys.stderr)  # the cause, of which this error is a consequence
 
         sys.excepthook = last_words
 
@@ -70,20 +70,20 @@ class Peers:
         """Begins a call of a parallelised function.
 
         Raises:
-            ProcessError: Another process ended, or does something else.
+            ProcessError: Another process ended, or makes another call.
         """
         if self.failure is not None:
             raise ProcessError(self.failure)
         self._turns.num_calls += 1
 
     def announce(self, name: str, types: Mapping[str, str], *, is_next: bool = False) -> None:
-        """Says what the current call is, or what is done before the next one."""
+        """Announces the current call, or an action that comes before the next one."""
         message = self._turns.take(name, types, is_next=is_next)
         if message is not None:
             self._tell({"turn": message})
 
     def fail(self, sentence: str, *, at_once: bool = False) -> None:
-        """Ends the run in all processes; this one leaves by an error of its own, or is ended."""
+        """Ends the run in all processes; this one raises an error, or is ended."""
         with self._lock:
             if self.failure is not None:
                 return
@@ -143,9 +143,9 @@ class Peers:
             self.fail(f"{difference}; all processes must call the same functions with the same types", at_once=is_stuck)
 
     def _say_last(self, error: BaseException) -> str:
-        """Tells the others of an error that ends this process, unless it is their end that caused it."""
+        """Reports an error that ends this process to the others, unless their failure caused it."""
         if not isinstance(error, KeyboardInterrupt):
-            self._failed.wait(self._patience_s / 2)  # it may come from a collective whose other end will be missed soon
+            self._failed.wait(self._patience_s / 2)  # its cause may be another process whose loss is noticed soon
         how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"ended with {describe_error(error)}"
         self.fail(f"process {self.process} {how}")
         return f"process {self.process} {how}"
@@ -153,7 +153,7 @@ class Peers:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        if self.failure is not None:  # JAX would wait for the others, who have gone
+        if self.failure is not None:  # JAX would wait for the others, which have ended
             _end()
         self._tell({"end": self._turns.num_calls})
 
@@ -183,7 +183,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _end() -> None:
-    """Ends the process at once: nothing else does while C++ waits."""
+    """Ends the process at once, which nothing else can do while C++ waits."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,9 @@
-"""How the processes of one program find each other before JAX starts: each says who it is to the first one.
+"""Connects the processes of one program before JAX starts: each sends its number to the first one.
 
-JAX's own start ends a process with a C++ stack where another did not come, and does not say which. So the first process
-listens at the coordinator's port, hears everybody, and frees the port for JAX's service. The connections stay: the
-kernel closes them when a process ends, however it ends, which is the quickest and surest sign of it (see `peers.py`).
+If a process is missing, JAX's own start ends the others with a C++ stack, and does not name the missing one. So the
+first process listens at the coordinator's port, accepts all others, and frees the port for JAX's service. The
+connections stay open: the kernel closes them when a process ends in any way, which is the quickest and surest sign of
+it (see `peers.py`).
 """
 
 import json
@@ -14,13 +15,13 @@ from typing import Any
 from meshwright.errors import ProcessError
 
 _RETRY_S = 0.2  # between attempts to reach a coordinator that does not listen yet
-_HELLO_S = 5.0  # for a fresh connection to say who it is: something else may knock at the port
+_HELLO_S = 5.0  # for a new connection to identify itself: an unrelated program may connect
 
 
 def meet(
     address: str, num_processes: int, process: int, *, timeout_s: float, heartbeat_s: float, bind: str | None = None
 ) -> dict[int, socket.socket]:
-    """Waits until all processes are there.
+    """Waits until all processes are connected.
 
     Args:
         address: Host and port of the first process.
@@ -34,7 +35,7 @@ def meet(
         Connections by process: of the first one to each of the others, of the others to the first.
 
     Raises:
-        ProcessError: Some did not come, or they do not fit together.
+        ProcessError: Some processes did not connect, or they do not fit together.
     """
     if process == 0:
         found = _gather(split_address(bind or f"[::]:{split_address(address)[1]}"), num_processes, timeout_s)
@@ -54,7 +55,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def send(connection: socket.socket, message: Any) -> bool:
-    """Sends a message as one line; False where nobody is there any more."""
+    """Sends a message as one line; returns False if the other end is closed."""
     try:
         connection.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
@@ -81,7 +82,7 @@ def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict
                 )
                 break
             problem = _admit(connection, found, num_processes)
-    # Only now, with the port free: whoever is let go starts JAX, which looks for its service there.
+    # The answers wait until the port is free: a process that gets one starts JAX, which connects to this port.
     if problem is None:
         lost = [i for i, connection in found.items() if not send(connection, {"go": True})]
         problem = f"{_named(lost)} came and ended before all were there" if lost else None
@@ -94,13 +95,13 @@ def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict
 
 
 def _admit(connection: socket.socket, found: dict[int, socket.socket], num_processes: int) -> str | None:
-    """Adds whoever knocked to those found; what is wrong, where all have to be told."""
+    """Adds a new connection to those found; returns an error that all processes must learn of, or None."""
     connection.settimeout(_HELLO_S)
     try:
         hello = json.loads(_read_line(connection))
         process, count = int(hello["process"]), int(hello["of"])
     except (OSError, ValueError, KeyError, TypeError):
-        connection.close()  # not one of ours
+        connection.close()  # not a process of this program
         return None
     old, found[process] = found.get(process), connection
     connection.settimeout(None)
@@ -108,7 +109,7 @@ def _admit(connection: socket.socket, found: dict[int, socket.socket], num_proce
         return f"process {process} was started as one of {count} processes, and process 0 as one of {num_processes}"
     taken = f"two processes say that they are process {process}; give each of them its own process_id"
     is_taken = process == 0 or (old is not None and _is_open(old))
-    if old is not None:  # one that came and ended may come again
+    if old is not None:  # a process that ended may be started again
         send(old, {"failed": taken})
         old.close()
     return taken if is_taken else None
@@ -129,7 +130,7 @@ def _join(there: tuple[str, int], num_processes: int, process: int, timeout_s: f
                     "0 was started and its address is right, or give a longer timeout"
                 ) from None
             time.sleep(_RETRY_S)
-    connection.settimeout(None)  # the first process keeps the time now, and says how it ended
+    connection.settimeout(None)  # the first process enforces the timeout now, and sends the outcome
     answer: dict[str, str] = {}
     with suppress(OSError, ValueError):
         if send(connection, {"process": process, "of": num_processes}):
@@ -167,7 +168,7 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the other end is there still; it has nothing to say before it is let go."""
+    """Whether the other end is still connected; it sends nothing before it is answered."""
     connection.setblocking(False)
     try:
         return bool(connection.recv(1))
@@ -180,12 +181,12 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def _keep_alive(connection: socket.socket, heartbeat_s: float) -> None:
-    """Has the kernel see to it that the other host answers, in Python's place, which may be busy."""
+    """Has the kernel check that the other host answers, since Python may be busy."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     third = max(1, round(heartbeat_s / 3))
     for name, value in (("KEEPIDLE", third), ("KEEPINTVL", third), ("KEEPCNT", 2), ("USER_TIMEOUT", 3000 * third)):
-        option = getattr(socket, f"TCP_{name}", None)  # not every system has each of them
+        option = getattr(socket, f"TCP_{name}", None)  # not every system has every option
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 

@@ -1,4 +1,4 @@
-"""What the processes of one program share: the plan of a function, and arrays on the devices of all of them."""
+"""Shares the plan of a function, and arrays on the devices of all processes, between the processes of one program."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ from meshwright.runtime.processes import peers
 
 
 def shared_plan(name: str, traced: Traced, make: Callable[[], PlanData]) -> PlanData:
-    """The plan that `make` makes; with several processes that of the first one, in all of them.
+    """The plan that `make` returns; with several processes, all of them get the first process's plan.
 
     A solver that stops by the clock may find another plan on another machine, and programs that are split differently
-    would wait for each other for ever. So one process plans, and the others do as it says.
+    would wait for each other for ever. So one process plans, and the others use its plan.
 
     Args:
         name: The function's name.
@@ -48,7 +48,7 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], PlanData]) -> Plan
         return plan
     text = jax_compat.broadcast(b"")
     if not text:
-        make()  # what keeps the first one from planning does so here, too, and says why
+        make()  # the error that stopped the first process is raised here, too
         raise ShardingError(f"process 0 could not plan {name}; its own message says why")
     call = traced.call
     trees = {"in_tree": call.arguments.tree, "out_tree": call.results.tree, "in_leaves": call.arguments.leaves}
@@ -56,10 +56,10 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], PlanData]) -> Plan
 
 
 def enter(program: Any) -> bool:
-    """Begins a call that may run a program; whether the other processes expect that, or must be told first.
+    """Begins a call that may run a program; returns whether the other processes expect it without an announcement.
 
     Raises:
-        ProcessError: Another process ended, or does something else.
+        ProcessError: Another process ended, or makes another call.
     """
     if peers.current is None:
         return True
@@ -68,19 +68,19 @@ def enter(program: Any) -> bool:
 
 
 def runs(program: Any) -> None:
-    """Notes what the current call runs, once it was announced."""
+    """Records the program that the current call runs, once it was announced."""
     if peers.current is not None:
         peers.current.runs = program
 
 
 def announce(name: str, names: Sequence[str], values: Sequence[Any], *, is_next: bool = False) -> None:
-    """Tells the processes that `mw.initialize` found what is called, if it is another thing than before.
+    """Announces a call to the other processes that `mw.initialize` connected, if it differs from the last one.
 
     Args:
-        name: What is called.
+        name: The function called.
         names: Its arguments' names.
         values: The arguments.
-        is_next: It is no call of a parallelised function, but all processes have to do it.
+        is_next: Whether it is not a call of a parallelised function, but an action that all processes must take.
     """
     if peers.current is None:
         return
@@ -156,6 +156,6 @@ def _put_global(array: Any, sharding: Any) -> Any:
         return jax.random.wrap_key_data(
             _put_global(jax.random.key_data(array), sharding), impl=jax.random.key_impl(array)
         )
-    if array.is_fully_addressable:  # of this process alone; JAX moves only arrays from the host
+    if array.is_fully_addressable:  # it is on this process's devices alone; JAX moves only arrays from the host
         return jax.device_put(array.item() if array.weak_type and not array.shape else np.asarray(array), sharding)
     return put_in_turn([array], [sharding])[0]

@@ -1,4 +1,4 @@
-"""Floats as integers: in the order of the floats, or as words to be added to zeros; both ways, to the bit."""
+"""Bit-exact conversions between floats and integers, for comparisons and for sums with zeros across devices."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class Words(NamedTuple):
     Attributes:
         pack: Makes integers of the floats.
         unpack: The inverse.
-        extra: How many dims come on top of the floats' own.
+        extra: How many dims the integers have beyond those of the floats.
     """
 
     pack: Callable[[Any], Any]
@@ -24,7 +24,7 @@ class Words(NamedTuple):
 
 
 def ordered(x: Any, largest: bool) -> Any:
-    """Integers in the order of floats; −0 comes before +0, and NaN at the end that is sought, so that it wins.
+    """Integers in the order of floats; −0 precedes +0, and NaN is at the end that is sought, so that NaN wins.
 
     Args:
         x: Floats of 16 bits or more.
@@ -35,18 +35,18 @@ def ordered(x: Any, largest: bool) -> Any:
 
 
 def from_ordered(key: Any, dtype: Any, largest: bool) -> Any:
-    """The floats of which `ordered` made integers."""
+    """The inverse of `ordered`."""
     nan = jnp.asarray(jnp.nan, dtype)
     return jnp.where(key == _nan(key.dtype, largest), nan, lax.bitcast_convert_type(_flipped(key), dtype))
 
 
 def words_of(dtype: Any, *, in_pairs: bool = False) -> Words:
-    """How to send floats of a dtype as integers, of as many bytes.
+    """How to send floats of a dtype as integers with the same number of bytes.
 
     Args:
         dtype: Real or complex floats.
         in_pairs: Whether to put two floats of 16 bits into one integer, along a last dim of even size: collective
-            libraries know no integers of 16 bits, and XLA would send them as 32.
+            libraries support no integers of 16 bits, and XLA would send them as 32.
     """
     if jnp.issubdtype(dtype, jnp.complexfloating):
         real = jnp.finfo(dtype).dtype
@@ -68,7 +68,7 @@ def _bits(x: Any) -> Any:
 
 
 def _flipped(bits: Any) -> Any:
-    """Turns the order of negative floats round, whose magnitude grows with their bits; it is its own inverse."""
+    """Reverses the order of negative floats, whose magnitude grows with their bits; it is its own inverse."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 

@@ -1,7 +1,7 @@
-"""Sums over devices that wait: each device's own contribution to them, and how contributions are added up in the end.
+"""Deferred sums over devices: each device's own contribution to them, and how contributions are added up in the end.
 
-Left to itself, XLA settles a sum where it is made, over one axis after the other. Here contributions are told apart by
-leading dims, one for each axis, so that work goes on with them and they are added up once, as was priced.
+By default XLA adds up a sum where it is computed, over one axis after the other. Here contributions are held apart by
+leading dims, one for each axis, so that operations can read them and they are added up once, as was priced.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from meshwright.runtime.program.per_device import CONVOLUTION, in_groups, own_pa
 
 
 class Waiting(NamedTuple):
-    """The sharding of a value that is yet to be added up over some axes: its contributions lie apart, in leading dims.
+    """The sharding of a value that is yet to be added up over some axes; leading dims hold its contributions apart.
 
     Attributes:
         axes: The axes, one leading dim each.
         partial: Sharding of the other dims.
         settled: Sharding of the sum.
-        plus: What is added to it afterwards, in that sharding; None for nothing.
+        plus: A value that is added to the sum afterwards, in that sharding; None for nothing.
     """
 
     axes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Waiting(NamedTuple):
 
 
 def can_contribute(eqn: Any, op: OpPlan) -> bool:
-    """Whether each device's part of an operation's sums can be had from its own operands."""
+    """Whether each device can compute its contribution to an operation's sums from its own operands."""
     if sums_over_pixels(eqn, op):
         nest = loop_nest(signature_of(eqn))
         pairs = zip(nest.operands[0], op.operands[0] or (), strict=True)
@@ -50,7 +50,7 @@ def can_contribute(eqn: Any, op: OpPlan) -> bool:
 
 
 def sums_over_pixels(eqn: Any, op: OpPlan) -> bool:
-    """Whether an operation is a convolution whose image is split by rows or columns: a gradient of weights may be."""
+    """Whether an operation is a convolution whose image is split by rows or columns, such as a gradient of weights."""
     if eqn.primitive.name != CONVOLUTION or not op.sums:
         return False
     image = op.operands[0] or ()
@@ -58,16 +58,16 @@ def sums_over_pixels(eqn: Any, op: OpPlan) -> bool:
 
 
 def sums_by_hand(eqn: Any, op: OpPlan) -> bool:
-    """Whether XLA would not add up as was priced.
+    """Whether XLA would add up otherwise than was priced.
 
-    It adds up over one axis after the other, or over all before it scatters over one; and it gathers pixels that are
-    only summed over, and what convolutions of several groups read.
+    XLA adds up over one axis after the other, or over all axes before it scatters over one. It gathers pixels that are
+    only summed over, and the operands of convolutions of several groups.
     """
     return len(op.sums) > 1 or sums_over_pixels(eqn, op) or (bool(op.sums) and in_groups(eqn))
 
 
 def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:
-    """A value laid down on devices as a sharding says."""
+    """A value constrained to a sharding."""
     return lax.with_sharding_constraint(value, NamedSharding(mesh, partition_spec(spec)))
 
 
@@ -80,14 +80,14 @@ class Contributions:
     def make(
         self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any], waits: Sequence[bool]
     ) -> tuple[Any, Waiting]:
-        """Each device's own part of a sum, or what becomes of it on the way to where it is added up.
+        """Each device's contribution to a sum, or the result of an operation that is applied to contributions.
 
         Args:
             eqn: The operation.
-            op: What the plan says of it.
+            op: The operation's entry in the plan.
             axes: The axes that the sum is over.
-            operands: As the plan wants them, or contributions themselves.
-            waits: Which of them are contributions.
+            operands: The operands in the plan's shardings, or contributions themselves.
+            waits: Which operands are contributions.
         """
         if eqn.primitive.name == CONVOLUTION:
             return self._apart(eqn, op, axes, operands)
@@ -111,7 +111,7 @@ class Contributions:
         return self.waiting(function(*ready), op, axes)
 
     def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> tuple[Any, Waiting]:
-        """The same by hand: XLA would gather a convolution's operands if their parts were exposed as dims."""
+        """`make` in a shard_map: XLA would gather a convolution's operands if their parts were exposed as dims."""
 
         own = own_part(eqn, op.operands, self.mesh)
 
@@ -128,7 +128,7 @@ class Contributions:
         return self.waiting(function(*operands), op, axes)
 
     def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
-        """Splits the dims that some axes hold, and brings what falls to each device to the front."""
+        """Splits the dims that some axes shard, and moves the dims that count devices to the front."""
         shape: list[int] = []
         names: list[str | None] = []
         rest: list[tuple[str, ...]] = []
@@ -152,7 +152,7 @@ class Contributions:
         return jnp.where(first, value, jnp.zeros((), value.dtype))
 
     def waiting(self, value: Any, op: OpPlan, axes: tuple[str, ...]) -> tuple[Any, Waiting]:
-        """Contributions laid down where they are made."""
+        """Contributions constrained to the devices that compute them."""
         partial, settled = op.partial[0] or (), op.results[0] or ()
         return self._constrain(value, (*((axis,) for axis in axes), *partial)), Waiting(axes, partial, settled)
 

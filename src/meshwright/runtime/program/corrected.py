@@ -1,7 +1,7 @@
-"""Operations that XLA's partitioner gets wrong, written so that it cannot; docs/compiler-faults.md has every fault.
+"""Operations that XLA's partitioner computes wrongly, rewritten to be right; docs/compiler-faults.md has every fault.
 
 Results are those of one device: NaN wins where numbers are compared, zeros keep their sign, positions beyond an end are
-clamped, windows are padded with what they ask for. What is sent for them is what was priced.
+clamped, and each window is padded with its own padding value. The bytes sent are those that were priced.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +28,15 @@ from meshwright.runtime.program.per_device import convolve, do_alone, is_done_al
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # where their start positions begin
 _SCATTERS = ("scatter-max", "scatter_max", "scatter-min", "scatter_min")
 _LARGEST, _LEAST = ("reduce_max", *_SCATTERS[:2]), ("reduce_min", *_SCATTERS[2:])
-# Sums are not among them: zeros are what everything else that shares an operand pads with.
+# Sums are not among them: they pad with zeros, as every other reader of a shared operand does.
 _WINDOWS = ("reduce_window", "reduce_window_max", "reduce_window_min", "select_and_gather_add")
 
 
 def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Runs one equation on its operands, with start positions that are clamped before XLA sees them.
 
-    If its result were split or sliced again, a slice would begin where it was asked to, not where it fits; and an
-    update beyond the end of a split dim would be dropped.
+    If its result were split or sliced again, XLA would start a slice at the unclamped position; and it would drop an
+    update beyond the end of a split dim.
     """
     first = _SLICES.get(eqn.primitive.name)
     if first is not None:
@@ -51,7 +51,7 @@ def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
 def make_virtual(
     eqn: Any, read: Sequence[Spec | None], made: Sequence[Spec], mesh: DeviceMesh, operands: Sequence[Any]
 ) -> list[Any]:
-    """Runs one equation whose results are virtual, and which XLA must split as its rule says and not otherwise.
+    """Runs one equation whose results are virtual, and which XLA must split as its rule says.
 
     Args:
         eqn: The equation.
@@ -84,21 +84,21 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
     if is_multiplied(eqn, op.operands):
         return convolve(eqn, op.operands, op.partial, mesh, operands)
     if eqn.primitive.name.startswith("scatter") and _num_positions(eqn, op, mesh) == 1:
-        # XLA reads the one row that is written, and if the table is a slice, it forgets that a position beyond it, of
-        # a row that another device has, must be clamped.
+        # XLA reads the one row that is written. If the table is a slice, XLA does not clamp a position beyond it whose
+        # row another device has.
         operands = [lax.optimization_barrier(operands[0]), *operands[1:]]
     if _is_compared(eqn, op):
         return [_compared(eqn, op, mesh, operands)]
     if _is_looked_up(eqn, op):
         return [_looked_up(eqn, op, contributions, operands)]
     if eqn.primitive.name in _WINDOWS and _reaches(eqn, op):
-        # XLA pads an operand once for all windows alike, with what the first of them pads with.
+        # XLA pads an operand once for all windows of the same kind, with the padding value of the first.
         operands = lax.optimization_barrier(list(operands))
     return bind(eqn, operands)
 
 
 def is_settled(eqn: Any, op: OpPlan) -> bool:
-    """Whether `run` itself adds up or compares what devices have, and leaves the result in its final sharding."""
+    """Whether `run` itself combines the values of the devices, and leaves the result in its final sharding."""
     return _is_compared(eqn, op) or _is_looked_up(eqn, op)
 
 
@@ -123,7 +123,7 @@ def _is_compared(eqn: Any, op: OpPlan) -> bool:
 
 
 def _compared(eqn: Any, op: OpPlan, mesh: DeviceMesh, operands: Sequence[Any]) -> Any:
-    """The largest or least numbers: of each device, then of all as integers in the order of the floats."""
+    """The largest or least numbers: first on each device, then over all devices as integers in the floats' order."""
     largest, is_scatter = eqn.primitive.name in _LARGEST, eqn.primitive.name in _SCATTERS
     dtype = eqn.outvars[0].aval.dtype
     wide = jnp.dtype(jnp.float32) if dtype.itemsize < NARROWEST else dtype  # as priced
@@ -138,12 +138,12 @@ def _compared(eqn: Any, op: OpPlan, mesh: DeviceMesh, operands: Sequence[Any]) -
 
 
 def _is_looked_up(eqn: Any, op: OpPlan) -> bool:
-    """Whether floats are looked up in a table of which each device has a part: what joins them loses −0."""
+    """Whether floats are looked up in a table of which each device has a part: XLA's sum of the parts loses −0."""
     return bool(op.sums) and eqn.primitive.name == "gather" and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
 def _looked_up(eqn: Any, op: OpPlan, contributions: Contributions, operands: Sequence[Any]) -> Any:
-    """Each device looks up what it has; numbers are added as integers to the zeros of those that do not have them."""
+    """Each device looks up the rows it has; they are added as integers to the zeros of the devices without them."""
     kind, whole, mesh = eqn.outvars[0].aval, eqn.invars[0].aval.shape, contributions.mesh
     sent = _sent(kind.dtype, mesh)
     words = words_of(sent, in_pairs=_is_paired(kind.shape, sent, op, mesh))
@@ -165,9 +165,9 @@ def _looked_up(eqn: Any, op: OpPlan, contributions: Contributions, operands: Seq
 
 
 def _own_positions(eqn: Any, op: OpPlan, mesh: DeviceMesh, indices: Any) -> tuple[Any, Any]:
-    """Positions within a device's own part of a table, −1 for those beyond the table, and which are in that part.
+    """Positions within a device's own part of a table, −1 beyond the table, and which positions are in that part.
 
-    A position beyond the table that is not clamped is in the part that it would be clamped to.
+    A position beyond the table that is not clamped counts as in the part that it would be clamped to.
     """
     numbers, clamps = eqn.params["dimension_numbers"], _clamps(eqn)
     dims = getattr(numbers, "start_index_map", None) or numbers.scatter_dims_to_operand_dims
@@ -186,7 +186,7 @@ def _own_positions(eqn: Any, op: OpPlan, mesh: DeviceMesh, indices: Any) -> tupl
 
 
 def _own_scatter(eqn: Any, op: OpPlan, mesh: DeviceMesh, table: Any, indices: Any, updates: Any) -> list[Any]:
-    """A device's own part of a table with its own updates; the part before them is one of what is compared."""
+    """A device's own part of a table with its own updates; where updates are compared, so is the part before them."""
     positions, has = _own_positions(eqn, op, mesh, indices)
     params = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False, "unique_indices": False}
     own = eqn.replace(params=eqn.params | params)
@@ -194,7 +194,7 @@ def _own_scatter(eqn: Any, op: OpPlan, mesh: DeviceMesh, table: Any, indices: An
 
 
 def _clamps(eqn: Any) -> bool:
-    """Whether positions beyond a table are clamped; else they are filled, or dropped."""
+    """Whether positions beyond a table are clamped; otherwise they are filled or dropped."""
     promised = eqn.primitive.name == "gather" and eqn.params["mode"] == lax.GatherScatterMode.PROMISE_IN_BOUNDS
     return promised or eqn.params["mode"] == lax.GatherScatterMode.CLIP
 
@@ -210,14 +210,14 @@ def _taken(eqn: Any) -> tuple[int, ...]:
 
 
 def _is_paired(shape: tuple[int, ...], dtype: Any, op: OpPlan, mesh: DeviceMesh) -> bool:
-    """Whether floats of 16 bits can be sent two by two: off CPUs, where each device has an even number in a row."""
+    """Whether floats of 16 bits can be sent in pairs: not on CPUs, and only if each device's rows have even length."""
     parts = [prod(mesh.shape[axis] for axis in (spec or ((),))[-1]) for spec in (op.partial[0], op.results[0])]
     even = bool(shape) and all(shape[-1] % (2 * count) == 0 for count in parts)
     return even and dtype.itemsize == 2 and mesh.devices.flat[0].platform != "cpu"
 
 
 def _sent(dtype: Any, mesh: DeviceMesh) -> Any:
-    """The dtype as which floats are sent: XLA's CPU backend sends bfloat16 as float32."""
+    """The dtype in which floats are sent: XLA's CPU backend sends bfloat16 as float32."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     return jnp.dtype(jnp.float32 if on_cpu and cpu_itemsize(str(dtype), dtype.itemsize) == 4 else dtype)
 

@@ -1,6 +1,6 @@
-"""Evaluates a jaxpr as a plan says: operands are brought to where operations need them, results laid down in place.
+"""Evaluates a jaxpr as a plan says: operands are resharded for each operation, and its results are constrained.
 
-Operations are counted as the tracer counts them, so that each finds its own part of the plan.
+Operations are counted as the tracer counts them, so that each finds its own entry in the plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,18 +43,18 @@ class Evaluator:
         self.virtual = Virtual(self.axes, mesh)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
-        self._varying: Any = ()  # one that is not
-        self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # of a value, in a phase, by sharding
-        self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with what it was before
-        self._wanted: dict[Any, set[Spec | None]] = {}  # how a variable's readers want it; None where one does not say
-        self._loose: dict[int, list[Any]] = {}  # values that are not laid down, each with itself as it was later
+        self._varying: Any = ()  # a value that varies between trips
+        self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # by value and phase, then by sharding
+        self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with its narrow original
+        self._wanted: dict[Any, set[Spec | None]] = {}  # shardings its readers need; None: unspecified
+        self._loose: dict[int, list[Any]] = {}  # unconstrained values, with their later constrained form
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
         """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
         check_program(self.plan, closed)
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
         outs, _ = self._jaxpr(closed, entries, 0)
-        # What has no sharding yet, such as a literal, is the caller's to place.
+        # The caller places a result that has no sharding yet, such as a literal.
         return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
 
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
@@ -71,7 +71,10 @@ class Evaluator:
         return [read(v) for v in closed.jaxpr.outvars], serial
 
     def _note_readers(self, jaxpr: Any, serial: int) -> None:
-        """Notes how a jaxpr's operations want each variable; loops, calls and whoever takes the results do not say."""
+        """Notes the sharding in which each operation of a jaxpr reads each variable.
+
+        Loops, calls and the readers of the jaxpr's results specify none.
+        """
         results = [v for v in jaxpr.outvars if not isinstance(v, jax_compat.Literal)]
         wanted: dict[Any, set[Spec | None]] = {v: {None} for v in results}
         for eqn in jaxpr.eqns:
@@ -98,7 +101,7 @@ class Evaluator:
         if name == "cond":
             return self._cond(eqn, ins, serial)
         op = self.ops.get(serial)
-        with jax_compat.at_source(eqn):  # so that what is sent for it can be traced back to the user's line
+        with jax_compat.at_source(eqn):  # traces its collectives to the user's line
             return self._operation(eqn, op, ins), serial + 1
 
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
@@ -151,7 +154,7 @@ class Evaluator:
         last, ys = lax.scan(step, [x for x, _, _ in init], [x for x, _, _ in xs], **options)
         outs = self._give_each(last, carry_ops, [e[2] for e in init])
         stack_ops = [self.ops.get(after + i) for i in range(len(ys))]
-        # Contributions that were stacked up have the stack's dim before theirs.
+        # Stacked contributions have the stack's dim before their own leading dims.
         ys = [jnp.moveaxis(y, 0, len(op.waits)) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
         return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])], after + len(ys)
 
@@ -190,7 +193,7 @@ class Evaluator:
         def branch(index: int) -> Callable[..., list[Any]]:
             @self._inside()
             def call(*values: Any) -> list[Any]:
-                # A virtual value is that of outside: what is made of it here is made as its readers here need it.
+                # A virtual value comes in unchanged, so that readers in the branch have it made as they need it.
                 read = zip(values, ins[1:], strict=True)
                 entries = self._lay_down([known if known[0] in self.virtual else (x, *known[1:]) for x, known in read])
                 outs, _ = self._jaxpr(branches[index], entries, starts[index])
@@ -202,7 +205,7 @@ class Evaluator:
         return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops]), merge + len(merge_ops)
 
     def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
-        """Loop carries: each is an operation of the plan's with one operand and one result."""
+        """Loop carries: in the plan each is an operation with one operand and one result."""
         given: list[Entry] = []
         for i, entry in enumerate(entries):
             op = self.ops.get(serial + i)
@@ -214,10 +217,10 @@ class Evaluator:
         return given, serial + len(entries)
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
-        hands_on = not op.sums  # what sums by itself reads what is settled
+        hands_on = not op.sums  # an operation that sums reads complete sums
         waits = [isinstance(spec, Waiting) and hands_on for _, spec, _ in ins]
         if hands_on and not any(waits):
-            raise other_function(op, "one that reads no sum of those that wait")
+            raise other_function(op, "one that does not read the expected deferred sum")
         operands = [entry[0] if waits[i] else self._bring(entry, op, i) for i, entry in enumerate(ins)]
         if eqn.primitive.name in ADDING and not all(waits):
             return self._add_later(op, ins[waits.index(True)], operands[waits.index(False)])
@@ -226,13 +229,13 @@ class Evaluator:
         return made, waiting._replace(plus=beside), op.phase
 
     def _add_later(self, op: OpPlan, sum_: Entry, other: Any) -> Entry:
-        """A sum that waits, and what is to be added to it when it is settled."""
+        """A deferred sum, with a value that is to be added to it once it is complete."""
         value, spec, _ = sum_
         assert isinstance(spec, Waiting)
         return value, spec._replace(plus=other if spec.plus is None else spec.plus + other), op.phase
 
     def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Any:
-        """What becomes of that on the way."""
+        """The value to be added later, after an operation that is applied to a deferred sum."""
         beside = [spec.plus for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None]
         if not beside:
             return None
@@ -240,7 +243,7 @@ class Evaluator:
         return self._constrain(made, op.results[0])
 
     def _settled(self, entry: Entry) -> Known:
-        """A value with its contributions added up, if they were not; once for all its readers."""
+        """A value with its contributions added up, if it has any; this is done once for all its readers."""
         value, spec, phase = entry
         if not isinstance(spec, Waiting):
             return value, spec, phase
@@ -250,7 +253,7 @@ class Evaluator:
         return copies[spec.settled], spec.settled, phase
 
     def _lay_down(self, entries: Sequence[Entry]) -> list[Known]:
-        """What a body reads from around it, as it lies there: XLA would else hand it in as one of its readers wants."""
+        """Values that a body reads from outside, constrained: XLA might otherwise reshard them for one reader."""
         known = map(self._settled, entries)
         return [(x if spec is None else self._constrain(x, spec), spec, phase) for x, spec, phase in known]
 
@@ -261,7 +264,7 @@ class Evaluator:
         return out[0] if op is not None and op.waits else self._bring(out, op, 0)
 
     def _firm(self, entry: Entry) -> Entry:
-        """A value laid down in its sharding, if it was not; once for all its readers."""
+        """A value constrained to its sharding, if it was not; this is done once for all its readers."""
         value, spec, phase = entry
         known = self._loose.get(id(value))
         if known is None or isinstance(spec, Waiting):
@@ -283,13 +286,13 @@ class Evaluator:
         return self._copied((value, spec, phase), op.phase, (op.via[position] or spec, target))
 
     def _copied(self, known: tuple[Any, Spec, str], reading: str, way: Sequence[Spec]) -> Any:
-        """A value brought to one sharding after another, for what reads it in a phase."""
+        """A value brought to one sharding after another, for its readers in a phase."""
         value, spec, phase = known
         wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), reading), (value, {}))
         if not copies:
             before = self._narrow(value)
-            # Merged with another phase's, a copy would live from one phase to the other, and one that is the same for
-            # all trips of a loop from the first to the last.
+            # If XLA merged copies of two phases, the copy would live from one phase to the other; a copy that is the
+            # same for all trips of a loop would live from the first trip to the last.
             if id(value) in self._outer:
                 before, _ = lax.optimization_barrier((before, self._varying))
             elif phase != reading:
@@ -301,10 +304,10 @@ class Evaluator:
         return copies[way[-1]].astype(wide) if copies[way[-1]].dtype != wide else copies[way[-1]]
 
     def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> Any:
-        """A virtual value in a sharding: made anew for each, since XLA would make it in one and reshard it.
+        """A virtual value in a sharding. It is computed anew for each: XLA would compute it in one and reshard it.
 
-        The same holds for what it is made from, down to real values: other values that are made from it may be read in
-        other shardings. The real values are much smaller, and brought to where that takes them in each phase.
+        The same holds for its virtual operands, down to real values, since other values that are computed from them may
+        be read in other shardings. The real values are much smaller, and are resharded for it in each phase.
         """
         moves, via, phase = self.virtual.moves(value, target), op.via[position], op.phase
         _, copies = self._copies.setdefault((id(value), f"virtual, {phase if moves else ''}"), (value, {}))
@@ -319,7 +322,7 @@ class Evaluator:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Within a loop's body or a branch: what is copied there is not known outside."""
+        """The context of a loop's body or a branch: copies made there are not available outside."""
         before = self._copies, self._outer, self._varying
         self._copies = {}
         try:
@@ -345,14 +348,14 @@ class Evaluator:
         return value.astype(wide) if value.dtype != wide else value
 
     def _narrow(self, value: Any) -> Any:
-        """A value as it was before it was widened, if it was: so it is sent."""
+        """A value as it was before it was widened, if it was: the narrow form is sent."""
         _, dtype = self._widened.get(id(value), (None, None))
         return value if dtype is None else value.astype(dtype)
 
     def _give(self, values: Sequence[Any], op: OpPlan | None, settled: bool = False) -> list[Entry]:
-        """Results in the shardings that the plan gives them: first as summed, unless they are settled, then scattered.
+        """Results in the plan's shardings: first as summed, unless their sums are complete already, then scattered.
 
-        To constrain settled results to the sharding before they were scattered would gather them again.
+        Constraining a complete result to its sharding before the scatter would gather it again.
         """
         if op is None:
             return [(x, None, "forward") for x in values]

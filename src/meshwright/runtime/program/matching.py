@@ -1,4 +1,4 @@
-"""Holds what a plan says of operations against the program: whether it is for this one, and what XLA sees to itself."""
+"""Compares a plan with a program: whether the plan fits it, and which operations XLA shards without a constraint."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def check_program(plan: PlanData, closed: Any) -> None:
 
 
 def other_function(op: OpPlan, found: str) -> ShardingError:
-    """The error for a plan that says something else than the function does."""
+    """The error for a plan with an operation that the function does not have."""
     return ShardingError(
         f"the plan has {op.label} as operation {op.serial}, where the function has {found}: it was made for another "
         "function, other shapes or other dtypes; make the plan again with these arguments"
@@ -43,7 +43,7 @@ def _fits(op: OpPlan, found: Signature, axes: dict[str, int]) -> bool:
 
 
 def _lie(specs: Sequence[Spec | None], kinds: Sequence[TensorType], axes: dict[str, int]) -> bool:
-    """Whether tensors of some types can be split so."""
+    """Whether tensors of some types can have these shardings."""
     if len(specs) != len(kinds):
         return False
     for spec, kind in zip(specs, kinds, strict=True):
@@ -64,11 +64,11 @@ def _text(op: Signature) -> str:
 
 
 def is_even(eqn: Any, op: OpPlan) -> bool:
-    """Whether an operation has all its arrays in one sharding, element by element: XLA's propagation sees to that.
+    """Whether an operation is elementwise with all its arrays in one sharding, which XLA's propagation then finds.
 
-    If all readers want its result like that, it needs no constraint. The first reader of another kind lays it down,
-    so that nothing but this sharding comes to it from any side. Where a reader wants it otherwise it must be laid down
-    at once: XLA would hand what it was resharded to also to its other readers.
+    If all readers need its result in that sharding, it needs no constraint where it is computed. The first reader that
+    is not elementwise constrains it, so that propagation meets only this sharding on every side. If a reader needs
+    another sharding, the result must be constrained at once: XLA would give the resharded copy to its other readers.
     """
     shape, spec = eqn.outvars[0].aval.shape, op.results[0]
     return (

@@ -1,4 +1,4 @@
-"""Operations that each device does by itself on its own parts: XLA would gather what they read, or worse."""
+"""Operations that each device computes on its own parts in a shard_map: XLA would gather their operands, or fail."""
 
 from collections.abc import Sequence
 from math import prod
@@ -15,7 +15,7 @@ Specs = Sequence[Spec | None]
 
 CONVOLUTION = "conv_general_dilated"
 
-# XLA's partitioner cannot split these along their batch dims, which is all that their rules let be split.
+# XLA's partitioner cannot split these along their batch dims, the only dims that their rules allow to be split.
 _UNKNOWN_TO_XLA = frozenset(("fft", "top_k"))
 
 
@@ -44,7 +44,7 @@ def do_alone(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Seq
 
 
 def own_part(eqn: Any, operands: Specs, mesh: DeviceMesh) -> Any:
-    """What one device does of an operation: of a convolution its own groups, the major part of the output features."""
+    """One device's part of an operation: for a convolution, its own groups, the major part of the output features."""
     if not in_groups(eqn):
         return eqn
     parts = prod(mesh.shape[axis] for axis in _features(eqn, operands))

@@ -1,9 +1,9 @@
-"""Virtual values: those that cost nothing to make anywhere, so that each reader has them made as it needs them.
+"""Virtual values cost nothing to compute, so each is computed anew in the sharding that its reader needs.
 
-XLA's propagation may split the elementwise part of their making as it likes. An operation that is not fusible, such as
-a gather, a scatter or a convolution, is made with its operands and its result constrained to what its rule allows for
-the reader's sharding: propagation also arrives at splits that no rule allows, and for those the partitioner gives wrong
-numbers, fails or ends the process (docs/compiler-faults.md).
+XLA's propagation may split their elementwise operations as it likes. An operation that is not fusible, such as a
+gather, a scatter or a convolution, has its operands and its result constrained to the shardings that its rule allows
+for the reader's sharding: propagation also arrives at splits that no rule allows, and for those the partitioner gives
+wrong numbers, fails or ends the process (docs/compiler-faults.md).
 """
 
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
@@ -26,11 +26,11 @@ Wanted = tuple[int, Spec]  # a virtual value, by identity, and the sharding in w
 
 
 class Making(NamedTuple):
-    """How a virtual value is made for a sharding.
+    """How a virtual value is computed in a sharding.
 
     Attributes:
-        needs: What it is made from, each with the sharding that it takes; None for scalars.
-        made: The shardings in which its operation makes its results: as wanted, as far as the rule allows.
+        needs: Its operands, each with the sharding in which it is read; None for scalars.
+        made: The shardings of its operation's results: as wanted, as far as the rule allows.
         fusible: Whether XLA may split its operation as it likes.
     """
 
@@ -40,17 +40,17 @@ class Making(NamedTuple):
 
 
 class Virtual:
-    """Knows how each virtual value was made.
+    """Records how each virtual value was computed.
 
-    A value may be made from others that are virtual, in long chains and along many ways: each is looked at once, and
-    made once for all readers that need it in the same sharding, without recursion.
+    A value may be computed from other virtual values, through long chains and along many paths. Each is visited once,
+    and computed once for all readers that need it in the same sharding, without recursion.
     """
 
     def __init__(self, axes: Axes, mesh: DeviceMesh) -> None:
         self._axes, self._mesh, self._names = axes, mesh, tuple(mesh.axis_names)
-        # By identity; the value is kept, lest another take its place.
+        # Keyed by identity; the value is kept alive so that no other object gets its identity.
         self._makers: dict[int, tuple[Any, Any, Sequence[Known], int]] = {}
-        self._rooted: set[int] = set()  # those that are made from others than constants, at whatever remove
+        self._rooted: set[int] = set()  # values that depend on more than constants
         self._makings: dict[Wanted, Making] = {}
         self._moves: dict[Wanted, bool] = {}
         self._made: dict[Hashable, dict[Wanted, Any]] = {}  # by purpose, within one body of a loop or branch
@@ -59,14 +59,14 @@ class Virtual:
         return id(value) in self._makers
 
     def add(self, eqn: Any, operands: Sequence[Known], made: Sequence[Any]) -> None:
-        """Notes what an equation made of its operands."""
+        """Records the results that an equation computed from its operands."""
         self._makers |= {id(value): (value, eqn, operands, i) for i, value in enumerate(made)}
         if any(spec is not None or id(x) in self._rooted for x, spec, _ in operands):
             self._rooted |= set(map(id, made))
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Within a loop's body or a branch: what is made there is not known outside."""
+        """The context of a loop's body or a branch: values computed there are not available outside."""
         before, self._made = self._made, {}
         try:
             yield
@@ -74,7 +74,7 @@ class Virtual:
             self._made = before
 
     def moves(self, value: Any, target: Spec) -> bool:
-        """Whether what a value is made from lies otherwise than it must to make the value in a sharding."""
+        """Whether some operand of a value must be resharded to compute the value in a sharding."""
         if id(value) not in self._rooted:
             return False
         for wanted in self._order((id(value), target), self._moves):
@@ -87,13 +87,13 @@ class Virtual:
     def made_as(
         self, value: Any, target: Spec, bring: Callable[[tuple[Any, Spec, str], Spec], Any], purpose: Hashable = None
     ) -> Any:
-        """The same value, made anew in a sharding.
+        """The same value, computed anew in a sharding.
 
         Args:
             value: The value.
             target: The sharding.
-            bring: Brings what it is made from to another sharding.
-            purpose: What is made for one purpose is not used for another.
+            bring: Reshards an operand.
+            purpose: Values computed for one purpose are not used for another.
         """
         done = self._made.setdefault(purpose, {})
         for wanted in self._order((id(value), target), done):
@@ -114,7 +114,7 @@ class Virtual:
         return done[id(value), target]
 
     def _order(self, last: Wanted, done: Container[Wanted]) -> Iterator[Wanted]:
-        """What is left to do to have a value in a sharding beside what is ``done``; each after what it is made from."""
+        """The values still to be computed for a value in a sharding, without those ``done``; operands come first."""
         stack, entered = [last], set[Wanted]()
         while stack:
             wanted = stack[-1]
