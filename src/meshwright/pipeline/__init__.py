@@ -1,1 +1,1 @@
-"""Pipeline: the second level of a plan; the model cut into stages, each on a submesh of its own."""
+"""Pipeline: the second level of a plan; the model is cut into stages, each on its own submesh."""

@@ -1,4 +1,4 @@
-"""Marks where a user wants layers to begin; the mark changes nothing about what is computed."""
+"""Marks where a user wants layers to begin; the mark does not change the computation."""
 
 from typing import Any
 

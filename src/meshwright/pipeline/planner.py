@@ -1,4 +1,4 @@
-"""Plans a function in stages: trace, find layers, search pipelines, and hold the best against one program for all."""
+"""Plans a function in stages: trace, find layers, search pipelines, compare with one program on all devices."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,25 +29,25 @@ from meshwright.plans.plan import PlanData
 
 Progress = Callable[[str], None]
 
-_FEW_KINDS = 3  # of hosts, up to which any of them may be left idle
-_EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan, its costs added up in another order
+_FEW_KINDS = 3  # kinds of hosts up to which any subset may be left idle
+_EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan; its costs are summed in another order
 
 
 def plan_stages(
     traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
 ) -> PlanData:
-    """The best plan with stages that a method allows; without, where one program over all devices is quicker.
+    """The best plan that a method allows, with stages unless one program over all devices is quicker.
 
     Args:
         traced: The function, traced.
         cluster: The machines.
         method: `Auto` with ``pipeline=True``, or `ThreeD`.
-        say: Told what is being done.
+        say: Called with a description of each step.
         budget: The time for it; None takes the method's.
 
     Raises:
         DoesNotFit: No pipeline fits the memory.
-        ShardingError: The method asks for what the model, the batch or the cluster does not allow.
+        ShardingError: The model, the batch or the cluster does not allow the method.
     """
     budget = budget or Budget(method.seconds)
     whole, started = start_search(traced, cluster, method, say, budget), clock()
@@ -64,7 +64,7 @@ def plan_stages(
 
 
 def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tuple[Search, PlanData | None]:
-    """The search that found the best pipeline, and the plan without stages, where that is quicker.
+    """The search that found the best pipeline, and the plan without stages if that is quicker.
 
     Where hosts are of several kinds, it may be quicker to leave some kinds idle.
 
@@ -101,7 +101,7 @@ def _parts(whole: Search) -> Iterator[Search]:
 
 
 def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
-    """What to say of hosts that a plan leaves idle."""
+    """A remark on the hosts that a plan leaves idle."""
     all_names, used = (Counter(group.name for group in some.groups) for some in (cluster, search.catalogue.cluster))
     left = [*(all_names - used).elements()]
     return {"idle": f"{' and '.join(left)}: quicker without"} if left else {}
@@ -110,7 +110,7 @@ def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
 def start_search(
     traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
 ) -> Search:
-    """Everything that the search needs, nothing searched yet."""
+    """A search with all of its inputs, before any searching."""
     graph = traced.graph
     flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
     say("finding layers")

@@ -1,4 +1,4 @@
-"""What a fresh pipelined plan knows of its program and of the search; each view of its stages is solved once more."""
+"""The record of a fresh pipelined plan: its program and its search; each view of its stages is solved once more."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -25,14 +25,14 @@ from meshwright.plans.records.judgement import Judgement
 from meshwright.plans.records.record import Record
 from meshwright.plans.records.staged_record import StagedRecord, StageView
 
-_Key = tuple[int, tuple[int, ...], Way, int]  # group of hosts, the stage's mesh, what it does, rows of a replica
+_Key = tuple[int, tuple[int, ...], Way, int]  # group of hosts, the stage's mesh, its way, rows of a replica
 
 
 @dataclass(frozen=True)
 class StagedDetails:
-    """The details of a pipelined plan; what is sent and how operations are split, stages tell by themselves.
+    """The details of a pipelined plan; its stages themselves hold their communication and the splits of operations.
 
-    It holds what prices were made from, not the prices: those of all views that were tried take more than the model.
+    It holds the inputs of the prices, not the prices: the prices of all views take more memory than the model.
 
     Attributes:
         rows, layers, cluster, limits, grid: As in `Catalogue`.
@@ -66,7 +66,7 @@ class StagedDetails:
 
 
 def make_staged_record(plan: StagedDetails) -> StagedRecord:
-    """The record of a plan's stages, given what the plan holds of them."""
+    """The record of a plan's stages, made from the plan's details."""
     layers, graph = plan.layers, plan.rows.whole
     keys = [_key(plan, stage) for stage in plan.stages]
     distinct = list(dict.fromkeys(keys))
@@ -83,7 +83,7 @@ def make_staged_record(plan: StagedDetails) -> StagedRecord:
 
 
 def _key(plan: StagedDetails, stage: FoundStage) -> _Key:
-    """Between two numbers of rows that were priced, a stage is split as with the fewer."""
+    """The key of a stage's view; between two priced numbers of rows, the split of the smaller one holds."""
     sizes = stage.option.mesh.sizes
     rows = plan.rows.batch // plan.num_microbatches // sizes[0]
     way = stage.option.way if prod(sizes[1:]) > 1 else FREE
@@ -101,7 +101,7 @@ def _view(plan: StagedDetails, key: _Key) -> StageView:
 
 
 class _Recorder(Pricing):
-    """Prices once more, and keeps the choice that it reads the prices from."""
+    """Prices a view again, and keeps the choice behind the prices."""
 
     _back: Readback | None = None
 
@@ -149,7 +149,7 @@ def _enlarged(record: Record, whole: Resized) -> Record:
 
 
 def _sent(back: Readback) -> tuple[list[tuple], Ints, Ints]:
-    """Distinct communication, which of it happens, and at which operation."""
+    """Distinct collectives, the index of each one that occurs, and the operation at which it occurs."""
     at = {op.serial: i for i, op in enumerate(back.graph.ops)}
     known: dict[tuple, int] = {}
     sent, ops = [], []

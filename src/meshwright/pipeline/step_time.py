@@ -1,4 +1,4 @@
-"""The time of a step from the times of its stages: what `recipe.price_recipe` adds up, for stages that are there."""
+"""The time of a step from the times of a plan's stages: the same sum as in `equal_stages.price_recipe`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,9 +12,9 @@ class StageSeconds(NamedTuple):
 
     Attributes:
         own: One microbatch, forward and backward.
-        weights: The part of these that makes weights' gradients, as far as other stages can fill it.
-        sent: Handing one microbatch on and taking its gradient back.
-        once: What is done once a step.
+        weights: The part of ``own`` that computes gradients of weights, as far as other stages can fill it.
+        sent: Sending one microbatch on and receiving its gradient.
+        once: The work done once a step.
     """
 
     own: float

@@ -1,4 +1,4 @@
-"""Writes a pipeline that was found down as a plan: devices, times and bytes of every stage."""
+"""Converts a pipeline that the search found into a plan: devices, times and bytes of every stage."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,12 @@ from meshwright.plans.stage import Stage, StageTime, Submesh
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.solver.problem.gap import relative_gap
 
-_SPREAD = ("", "optimizer", "optimizer and gradients", "all state")  # what the replicas share, by ZeRO's stages
+_SPREAD = (
+    "",
+    "optimizer",
+    "optimizer and gradients",
+    "all state",
+)  # state sharded over replicas, by ZeRO stage
 _INNER = {"x": "y", "y": "z"}  # names of a view's axes behind that of the replicas
 _WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
@@ -43,7 +48,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     sent += busiest.gradients.communication_s + busiest.update.communication_s
     fullest = max(stages, key=lambda s: s.peak_bytes)
     cost = Cost(found.total_s - sent, sent)
-    bound = min(search.bound_s, cost.total)  # which may differ in the last digit
+    bound = min(search.bound_s, cost.total)  # the two may differ in the last digit
     limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state, found.stages[0].option, catalogue.rows.batch))
@@ -140,7 +145,7 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
 
 
 def _words(option: Option) -> str:
-    """What splits a stage."""
+    """How a stage is split, in words."""
     words = ["x: batch"] if option.data > 1 else []
     words += [f"x: {_SPREAD[option.zero]}"] if option.zero else []
     words += [f"{', '.join(option.mesh.names[1:])}: {_split(option.way)}"] if option.inner > 1 else []
@@ -148,7 +153,7 @@ def _words(option: Option) -> str:
 
 
 def _split(way: Way) -> str:
-    """What the axes of a view split."""
+    """What the axes of a view split, in words."""
     if isinstance(way, Own):
         return "tensors" if way.memory is None else "tensors, less memory"
     return _WORDS.get(way, "tensors")
@@ -191,7 +196,7 @@ def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
 
 
 def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: int) -> Iterator[Tensor]:
-    """All arguments; what is no stage's state is data, which the stages that read it get, split as on the first."""
+    """All arguments; those that are no stage's state are data, split as on the first stage that reads them."""
     graph = traced.graph
     axes, parts = ["x"] if option.data > 1 else [], option.prices.batch_parts
     for name, size in list(option.mesh.shape.items())[1:]:
@@ -208,7 +213,7 @@ def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: i
 
 
 def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:
-    """All results; next values of arguments lie where these do."""
+    """All results; the next values of arguments are placed like the arguments."""
     graph, by_path = traced.graph, {t.path: t for t in arguments}
     for position in traced.call.results.positions:
         if position is None:

@@ -141,7 +141,7 @@ def test_kinds_say_which_part_a_tensor_plays():
     assert plan.kind("state/params/layers/0/down") == "tensor (row)"
     assert plan.kind("state/nu/layers/0/down") == "tensor (row)"
     assert plan.kind("state/params/embed") == "vocabulary"
-    assert plan.kind("state/params/layers/0/attn_norm/scale") == "data (replicated)"
+    assert plan.kind("state/params/layers/0/attn_norm/scale") == "replicated (data parallel)"
     assert plan.kind("batch/tokens") == "data (split over x)"
     assert plan.kind("out/0/params/layers/0/up") == "tensor (column)"
     assert set(plan.kind("state/params/layers/*/q").values()) == {"tensor (column)"}
@@ -152,7 +152,7 @@ def test_kinds_of_sharded_state_and_of_experts():
     assert plan.kind("state/params/layers/0/up") == plan.kind("state/mu/layers/0/up") == "zero (sharded over data)"
     plan = plan_of("mlp", (8,), mw.Zero(1))
     weight = next(t.path for t in plan.arguments if t.role == "parameters" and len(t.shape) == 2)
-    assert plan.kind(weight) == "data (replicated)"
+    assert plan.kind(weight) == "replicated (data parallel)"
     assert plan.kind(weight.replace("params", "mu")) == "zero (sharded over data)"
     plan = plan_of("moe-tiny", (4, 2), mw.TensorParallel())
     assert plan.kind("state/params/layers/0/up") == "expert"

@@ -2,8 +2,9 @@
 
 An axis that splits a parameter plays the part that the products with it show (`uses.py`): ``tensor (column)``,
 ``tensor (row)``, ``expert``, ``vocabulary``. Where most of the work is done with the parameter whole along that axis,
-it is gathered before use: ``zero``. Optimizer state goes by its parameter; what splits the state alone is ``zero``,
-too. A parameter that no axis splits is ``data (replicated)`` where some axis splits the batch, else ``replicated``.
+it is gathered before use: ``zero``. Optimizer state has the kind of its parameter; an axis that splits the state alone
+is ``zero``, too. A parameter that no axis splits is ``replicated (data parallel)`` where some axis splits the batch,
+else ``replicated``.
 """
 
 from collections import Counter
@@ -73,7 +74,7 @@ class Kinds:
         if value is None or tensor.role not in ("parameters", "optimizer"):
             return self._activation(tensor, value)
         if not split:
-            return "data (replicated)" if self.data_axes else "replicated"
+            return "replicated (data parallel)" if self.data_axes else "replicated"
         parts = self.parts(value, tensor.spec)
         words = dict.fromkeys(_WORDS[part] for part in parts.values() if part != ZERO)
         gathered = [axis for axis, part in parts.items() if part == ZERO]

@@ -159,7 +159,7 @@ def _kind(tensor: Tensor, data: Sequence[str], sizes: Mapping[str, set[int]]) ->
         words = [f"{'data (split over' if dim == 0 else 'split (over'} {axis})" for dim, axis in split]
         return ", ".join(words) or "replicated"
     if not split:
-        return "data (replicated)" if data else "replicated"
+        return "replicated (data parallel)" if data else "replicated"
     return " + ".join(dict.fromkeys(_part(tensor, dim, axis, data, sizes) for dim, axis in split))
 
 

@@ -1,7 +1,7 @@
 """The graph of a microbatch of any size, from two traces: sizes grow in step with the rows of the batch.
 
 Tracing a large model takes seconds, and a search tries a dozen sizes of microbatch. Every dim of every tensor, and
-every loop of every loop nest, is ``a + b · rows``; two traces tell ``a`` and ``b``.
+every loop of every loop nest, is ``a + b · rows``; two traces determine ``a`` and ``b``.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,11 +36,11 @@ class Rows:
 
     @property
     def resizes(self) -> bool:
-        """Whether the batch may have other rows than it has."""
+        """Whether the number of rows of the batch can be changed."""
         return self._pairs is not None
 
     def at(self, rows: int) -> Resized | None:
-        """The graph with so many rows and its loop nests by signature; None where sizes would not be whole."""
+        """The graph with a number of rows and its loop nests by signature; None if a size would not be an integer."""
         if rows == self.batch:
             columns = self.whole.columns
             return self.whole, {n: loop_nest(columns.signatures[n]) for n in columns.examples}
@@ -80,7 +80,7 @@ class _Pairs:
 
 
 class _NotWholeError(Exception):
-    """A size that would not be a whole number at some number of rows."""
+    """A size would not be an integer at some number of rows."""
 
 
 Size = Callable[[int, int], int]
@@ -121,7 +121,7 @@ def _batch(traced: Traced) -> tuple[int, list[int]]:
 
 
 def _doubled(traced: Traced, leaves: list[int], rows: int) -> Graph | None:
-    """The graph with twice the rows; None where the function cannot be traced so."""
+    """The graph with twice the rows; None if the function cannot be traced with them."""
     import jax
 
     types = list(traced.call.types)

@@ -8,28 +8,28 @@ import numpy as np
 from meshwright.graph.repeats import Run, find_runs
 from meshwright.pipeline.layers.forward_pass import Array, Flow, Ints
 
-_TOLERANCES = (0.5, 1.0, np.inf)  # how far a layer's compute may lie from what it should be, as a part of that
-_IMBALANCE = 0.1  # bytes of a mean cut that one whole layer out of balance is worth
+_TOLERANCES = (0.5, 1.0, np.inf)  # tried relative deviations of a layer's compute from its target
+_IMBALANCE = 0.1  # price of an imbalance of one whole layer, in bytes of a mean cut
 
 
 def balanced_cuts(
     flow: Flow, start: int, stop: int, weights: Sequence[float], aligned: bool = False
 ) -> tuple[list[int], float]:
-    """Where to cut the operations ``[start, stop)`` into layers, and how bad that is.
+    """Where to cut the operations ``[start, stop)`` into layers, and the penalty of these cuts.
 
-    Of all cuts that leave each layer within a tolerance of its share of the compute, those over which the fewest bytes
-    go; of equal ones the most balanced.
+    Of all cuts that leave each layer within a tolerance of its share of the compute, it takes the cuts that the fewest
+    bytes cross; ties go to the most balanced.
 
     Args:
         flow: The forward pass.
         start: The first operation.
         stop: One past the last.
         weights: The layers' shares of the compute, in any unit.
-        aligned: Whether what repeats is cut at the same place each time.
+        aligned: Whether repeated blocks are all cut at the same place.
 
     Returns:
-        The operations before which to cut, one fewer than layers, and the mean bytes that cross a cut, imbalance added;
-        where there are not so many places to cut, all of them.
+        The operations before which to cut, one fewer than layers, and the mean bytes that cross a cut plus the penalty
+        for imbalance; if there are too few places to cut, all of them.
     """
     places = _candidates(flow, start, stop, aligned)
     work = np.concatenate([[0.0], np.cumsum(_work(flow, start, stop))])
@@ -53,7 +53,7 @@ def _work(flow: Flow, start: int, stop: int) -> Array:
 
 
 def _candidates(flow: Flow, start: int, stop: int, aligned: bool) -> list[int]:
-    """Of the places between two operations that compute, the one over which the fewest bytes go; the last of equals."""
+    """Between each two operations that compute, the place that the fewest bytes cross; the last of equals."""
     working = np.flatnonzero(_work(flow, start, stop) > 0) + start
     found: dict[int, int] = {}  # by the number of the gap
     for gap, (before, after) in enumerate(pairwise(working.tolist())):
@@ -83,7 +83,7 @@ def repeated(flow: Flow, start: int, stop: int) -> Run | None:
 
 
 def _solve(done: Array, bytes_at: Array, wanted: Array, tolerance: float) -> tuple[list[int] | None, float]:
-    """The best cuts, as indices of `done`; None where nothing keeps the tolerance."""
+    """The best cuts, as indices of `done`; None if no cuts keep the tolerance."""
     num_layers, last = len(wanted), len(done) - 1
     unit = _IMBALANCE * (bytes_at[1:-1].mean() if last > 1 else 1.0)
     best = np.where(np.arange(last + 1) == 0, 0.0, np.inf)

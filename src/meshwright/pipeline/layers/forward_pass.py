@@ -1,4 +1,4 @@
-"""What a graph's forward pass is made of, as far as cutting it is concerned."""
+"""The properties of a graph's forward pass that matter for cutting it into layers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-_LARGE = 0.25  # of the forward pass: a loop that does so much of it is a loop over layers
+_LARGE = 0.25  # share of the forward pass from which a loop counts as a loop over layers
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Flow:
 
     @cached_property
     def from_data(self) -> Bools:
-        """Whether a value depends on the batch; all others every stage can make for itself."""
+        """Whether a value depends on the batch; every stage can compute all other values itself."""
         return self.reached(self.roles.data)
 
     def reached(self, values: Iterable[int]) -> Bools:
@@ -83,14 +83,14 @@ class Flow:
     def loops(self) -> tuple[tuple[int, int, int], ...]:
         """Loops over layers: first operation, one past the last, number of trips.
 
-        A loop of forward work alone; a loop that holds backward work, too, is one over microbatches.
+        Such a loop holds forward work alone; a loop that also holds backward work is one over microbatches.
         """
         columns, total = self.graph.columns, self.flops[self.forward].sum()
         found: list[tuple[int, int, int]] = []
         for start, stop in sorted(self.graph.loops, key=lambda loop: (loop[0], -loop[1])):
             inside = slice(start, stop)
             if found and start < found[-1][1]:
-                continue  # within one that is taken
+                continue  # inside a loop that is already taken
             if (columns.phase[inside] != PHASES.index(FORWARD)).any():
                 continue
             trips = int(np.median(columns.trips[inside]))
@@ -100,7 +100,7 @@ class Flow:
 
     @cached_property
     def crossing_bytes(self) -> Array:
-        """Bytes that the forward pass hands on from before each operation to it and what follows."""
+        """Bytes of the values computed before each operation that it or a later forward operation reads."""
         columns, size = self.graph.columns, len(self.graph.columns.signature)
         forward = columns.phase[columns.reader] == PHASES.index(FORWARD)
         read, reader = columns.reads[forward], columns.reader[forward]

@@ -1,7 +1,8 @@
 """Layers: the forward pass cut where little data crosses, and every other operation with the layer it belongs to.
 
-A layer is a run of forward operations between two cheap cuts, or one trip of a loop over layers. How many there are
-follows from the program: from what repeats, from the trips of its loops, or from the user's own marks.
+A layer is a run of forward operations between two cheap cuts, or one iteration of a loop over layers. The number of
+layers follows from the program: from its repeated blocks, from the trip counts of its loops, or from the user's own
+marks.
 """
 
 import re
@@ -19,16 +20,16 @@ from meshwright.pipeline.layers.cuts import balanced_cuts, repeated
 from meshwright.pipeline.layers.forward_pass import Array, Flow, Ints
 from meshwright.pipeline.layers.placement import Places, follow
 
-_MOST = 16  # layers of a program in which nothing repeats
+_MOST = 16  # layers of a program without repeated blocks
 _WRAPPED = re.compile(r"^(?:jvp|vmap|jit|checkpoint|transpose)\((.*)\)$")
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user lays down about layers.
+    """The user's constraints on layers.
 
     Attributes:
-        layers: How many, or their shares of the compute; None to find out.
+        layers: Their number, or their shares of the compute; None to infer them.
         boundaries: Globs of name scopes: a layer begins where one is entered.
     """
 
@@ -37,7 +38,7 @@ class Wishes:
 
     @property
     def shares(self) -> list[float] | None:
-        """The layers' shares of the compute; None where they are to be found.
+        """The layers' shares of the compute; None if they are to be inferred.
 
         Raises:
             ShardingError: They are not numbers above 0.
@@ -56,10 +57,10 @@ class Wishes:
 
     @property
     def globs(self) -> tuple[str, ...]:
-        """The globs, one alone too.
+        """The globs as a tuple; the user may give a single one.
 
         Raises:
-            ShardingError: They are no texts.
+            ShardingError: They are not strings.
         """
         found = (self.boundaries,) if isinstance(self.boundaries, str) else self.boundaries
         if not isinstance(found, Sequence) or not all(isinstance(glob, str) for glob in found):
@@ -71,14 +72,14 @@ class Wishes:
 class Layers:
     """The layers of a graph.
 
-    Operations belong to *units*: a layer, or a loop whose trips are several layers alike.
+    Operations belong to *units*: a unit is a layer, or a loop whose iterations are several equal layers.
 
     Attributes:
-        num_layers: How many there are.
+        num_layers: The number of layers.
         first: The first layer of each unit.
         count: The number of layers of each unit.
         places: The unit of each operation and argument.
-        crossing_bytes: Activations that go over the cut before each layer; 0 before the first.
+        crossing_bytes: Bytes of activations that cross the cut before each layer; 0 before the first.
     """
 
     num_layers: int
@@ -88,7 +89,7 @@ class Layers:
     crossing_bytes: Array = field(repr=False)
 
     def gather(self, unit: Ints, weights: Array) -> Array:
-        """Sums by layer of what belongs to units; the layers of a unit have equal shares."""
+        """Sums weights of units by layer; the layers of a unit have equal shares."""
         units, layers = self._shares
         per_layer = np.bincount(unit, weights, len(self.first)) / self.count
         found: Array = np.bincount(layers, per_layer[units], self.num_layers).astype(float)  # where there are none, too
@@ -104,7 +105,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A run of forward operations: ``layers`` of them, by cuts, or by trips where it is a loop."""
+    """A run of forward operations of ``layers`` layers, separated by cuts or, in a loop, by its iterations."""
 
     cuts: tuple[int, ...]  # starts of its units, then its end
     trips: int = 0
@@ -122,7 +123,7 @@ def find_layers(flow: Flow, wishes: Wishes) -> Layers:
     whole = any(piece.trips for piece in pieces)
     for number, piece in enumerate(pieces):
         if whole and not piece.trips and len(piece.cuts) == 2 and _is_light(flow, piece, pieces):
-            # What stands before a loop belongs to its first layer, what stands after it to its last.
+            # Operations before a loop belong to its first layer, operations after it to its last.
             first.append(max(layer - 1, 0) if number else 0)
             count.append(1)
             starts.append(piece.cuts[0])
@@ -160,7 +161,7 @@ def _marked(flow: Flow, marks: list[int]) -> list[_Piece]:
 
 
 def _found(flow: Flow, shares: list[float] | None) -> list[_Piece]:
-    """The pieces that the program suggests, or as many as the user asks for."""
+    """The pieces that the program suggests, or the number that the user asks for."""
     forward = flow.forward
     if not len(forward):
         raise ShardingError("the function has no forward pass to cut into layers; plan it without pipeline=True")
@@ -194,7 +195,7 @@ def _wanted(flow: Flow, first: int, last: int, weights: list[float]) -> list[int
 
 
 def _cut(flow: Flow, start: int, stop: int, target: float) -> list[int]:
-    """Cuts a stretch into layers of about the given compute; nowhere, if it has less."""
+    """Cuts a run into layers of about the given compute; a run with less compute stays whole."""
     share = _forward_flops(flow, start, stop) / target if target else 0.0
     options = sorted({max(int(share), 1), max(int(np.ceil(share)), 1)})
     tried = [balanced_cuts(flow, start, stop, [1.0] * n, aligned=True) if n > 1 else ([], np.inf) for n in options]
@@ -202,7 +203,7 @@ def _cut(flow: Flow, start: int, stop: int, target: float) -> list[int]:
 
 
 def _repeated(flow: Flow) -> float:
-    """Compute of what repeats most: one layer's."""
+    """Compute of one layer: of the most repeated block."""
     working = flow.forward[flow.flops[flow.forward] > 0]
     total = float(flow.flops[working].sum())
     run = repeated(flow, int(flow.forward[0]), int(flow.forward[-1]) + 1)
@@ -222,7 +223,7 @@ def _is_light(flow: Flow, piece: _Piece, pieces: list[_Piece]) -> bool:
 
 
 def _carried(flow: Flow, start: int) -> float:
-    """Bytes that a loop hands on from trip to trip; 0 for what is no loop."""
+    """Bytes that a loop carries from iteration to iteration; 0 if the operation starts no loop."""
     stop = next((b for a, b, _ in flow.loops if a == start), start)
     inside = [t.carry for t in flow.graph.ties if start <= flow.graph.columns.producer[t.carry] < stop]
     return float(sum(flow.num_bytes[v] for v in inside if flow.from_data[v]))
@@ -248,7 +249,7 @@ def _marks(flow: Flow, globs: Sequence[str]) -> list[int]:
 
 
 def _entered(scope: str, globs: Sequence[str]) -> str:
-    """The part of a scope that a glob matches, with all that stands before it; empty for none."""
+    """The prefix of a scope up to the part that a glob matches; empty for none."""
     parts = scope.split("/")
     for i, part in enumerate(parts):
         while (inner := _WRAPPED.match(part)) is not None:

@@ -1,9 +1,10 @@
-"""Gives every operation and argument a place: backward and update work follow the forward pass.
+"""Assigns every operation and argument to a unit: backward and update work follow the forward pass.
 
 A backward operation reads cotangents, which come from later layers, and residuals of the forward pass. It belongs to
-the latest unit that is no later than any of its cotangents' and at which every residual is at hand: where it was made
-or read. (The earliest unit of all operands would put a weight's gradient where its input was made, a layer too early.)
-Update work goes where its largest operand is. What depends on neither data nor parameters can be had anywhere.
+the latest unit that is no later than any of its cotangents' units and at which every residual is available: a unit that
+computes or reads it. (The earliest unit of all operands would put a weight's gradient where its input was made, a layer
+too early.) Update work belongs to the unit of its largest operand. Values that depend on neither data nor parameters
+can be computed anywhere.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ Homes = dict[int, set[int]]
 
 @dataclass(frozen=True)
 class Places:
-    """The unit of each operation, and for each argument the units that use it, the first one owning it."""
+    """The unit of each operation, and for each argument the units that use it; the first one owns it."""
 
     unit: Ints
     arguments: dict[int, tuple[int, ...]]
 
 
 def follow(flow: Flow, unit: Ints, num_units: int) -> Places:
-    """Places everything, given units by position; those of forward operations on data stay."""
+    """Assigns all units, given units by position; forward operations on data keep theirs."""
     columns = flow.graph.columns
     unit = unit.copy()
     start, reads = columns.start.tolist(), columns.reads.tolist()
@@ -43,7 +44,7 @@ def follow(flow: Flow, unit: Ints, num_units: int) -> Places:
 
 
 def _pull_weights(flow: Flow, unit: Ints, forward: Sequence[int], operands: list[list[int]]) -> None:
-    """Work on parameters alone (a cast that stands before a loop) goes where its result is first read."""
+    """Moves work on parameters alone (such as a cast before a loop) to the unit that first reads its result."""
     columns = flow.graph.columns
     earliest: dict[int, int] = {}
     for i in reversed(forward):
@@ -56,7 +57,7 @@ def _pull_weights(flow: Flow, unit: Ints, forward: Sequence[int], operands: list
 
 
 def _homes(flow: Flow, unit: Ints, forward: Sequence[int], operands: list[list[int]]) -> Homes:
-    """For each value of the forward pass that depends on something, the units that make or read it."""
+    """For each value of the forward pass that depends on an argument, the units that compute or read it."""
     matters = flow.reached((*flow.roles.data, *flow.roles.parameters))
     found: Homes = {}
     for i in forward:
@@ -121,7 +122,7 @@ def _unit_of(value: int, where: dict[int, int], producer: Ints, unit: Ints) -> i
 def _arguments(
     flow: Flow, unit: Ints, by_phase: list[list[int]], operands: list[list[int]]
 ) -> dict[int, tuple[int, ...]]:
-    """Units that use each argument: those of the forward pass, or of the update where only that reads it."""
+    """Units that use each argument: in the forward pass or, if only the update reads it, in the update."""
     inputs = set(flow.graph.inputs)
     found: dict[int, tuple[int, ...]] = {}
     for ops in (by_phase[0], by_phase[2]):

@@ -1,9 +1,9 @@
-"""Prices of all layers, by kind of host, view and rows of a microbatch; each is worked out when first asked for.
+"""Prices of all layers, by kind of host, view and rows of a microbatch; each is computed on first use.
 
-A stage's devices are seen as ``data × view``: the batch of a microbatch is split over the first axis, and what the one
-or two axes of the view do is the intra-op planner's choice. Replicas along the first axis do the same work, so a price
-depends on the view and on the rows that one replica works on, and a handful of solves serves clusters of any size. Rows
-are priced on a grid; between two of its points all is taken to be linear, for every method alike.
+A stage's devices form a mesh ``data × view``: the batch of a microbatch is split over the first axis, and the intra-op
+planner chooses the use of the one or two axes of the view. Replicas along the first axis do the same work, so a price
+depends only on the view and on the rows of one replica, and a handful of solves suffices for clusters of any size.
+Prices are computed on a grid of rows and interpolated linearly between its points, for every method alike.
 """
 
 import math
@@ -27,8 +27,8 @@ from meshwright.planner.grouping.roles import find_roles
 View = tuple[int, ...]  # sizes of the axes inside a replica
 
 
-_SMALL_ROWS = 4  # this many of the smallest sizes of microbatch are priced, and
-_LARGE_ROWS = 2  # this many of the others
+_SMALL_ROWS = 4  # number of the smallest sizes of microbatch that are priced
+_LARGE_ROWS = 2  # number of the larger sizes that are priced
 _MORE_HOSTS = (2, 4, 8)  # hosts over which a view may run; recipes may have more
 _MOST_INNER = 16  # devices, or two hosts if that is more: larger views are tried with few sizes of microbatch
 _MOST_SQUARES = 4  # views of two axes inside a host
@@ -46,18 +46,18 @@ class Catalogue:
         self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
         self._known: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
-        self._widened: set[int] = set()  # rows of microbatches with which views may run over many hosts
+        self._widened: set[int] = set()  # rows of microbatches for which views may span many hosts
         self._own: dict[tuple[Cluster, View, int], list[Own]] = {}  # by rows of a replica
         self._solved: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
 
     def unpruned(self) -> "Catalogue":
-        """The same with prices of what can never fit, too."""
+        """The same catalogue, which also prices options that can never fit."""
         other = copy(self)
         other._prunes, other._known = False, {}
         return other
 
     def part(self, groups: Sequence[int]) -> "Catalogue":
-        """The same of some groups of hosts as a cluster of their own; what is priced is priced for both."""
+        """The catalogue of some groups of hosts as a cluster of their own; both share their prices."""
         other, kept = copy(self), [self.cluster.groups[number] for number in groups]
         other.cluster = mixed(" + ".join(group.name for group in kept), kept)
         other.limits = [self.limits[number] for number in groups]
@@ -65,12 +65,12 @@ class Catalogue:
 
     @cached_property
     def microbatches(self) -> list[int]:
-        """Rows that a microbatch may have: those that divide the batch."""
+        """The legal numbers of rows of a microbatch: the divisors of the batch."""
         return divisors(self.rows.batch) if self.rows.resizes else [self.rows.batch]
 
     @cached_property
     def grid(self) -> list[int]:
-        """The rows that are priced: some of those that leave all sizes whole."""
+        """The numbers of rows that are priced: a subset of the numbers for which all sizes remain integers."""
         sizes = [n for n in self.microbatches if self.rows.at(n) is not None]
         small, large = sizes[:_SMALL_ROWS], sizes[_SMALL_ROWS:]
         if len(large) > _LARGE_ROWS:
@@ -78,12 +78,12 @@ class Catalogue:
         return [*small, *large]
 
     def tensor_sizes(self, group: int, num_devices: int) -> list[int]:
-        """Over how many devices a recipe may split weights on a submesh: part of a host, or whole ones."""
+        """The numbers of devices over which a recipe may split weights on a submesh: part of a host, or whole hosts."""
         per_host = self.cluster.groups[group].devices_per_host
         return [k for k in divisors(num_devices) if per_host % k == 0 or k % per_host == 0]
 
     def ways(self, group: int, num_devices: int, rows: int) -> list[tuple[View, Way]]:
-        """What the programme may do on a submesh with microbatches of so many rows: views, and what is done on each."""
+        """The views of a submesh, each with a use of its axes, that the dynamic programme may choose for ``rows``."""
         machines = self.cluster.groups[group]
         views = _views(machines) + (_wide_views(machines) if rows in self._widened else ())
         found = [(view, way) for view, way in views if num_devices % math.prod(view) == 0]
@@ -93,13 +93,13 @@ class Catalogue:
         return found
 
     def widen(self, rows: int) -> bool:
-        """Lets views run over more hosts with microbatches of so many rows; False where they may already."""
+        """Allows views over more hosts for microbatches of ``rows``; returns False if these were already allowed."""
         new = rows not in self._widened and any(_wide_views(machines) for machines in self.cluster.groups)
         self._widened.add(rows)
         return new
 
     def add(self, group: int, view: View, way: Own, rows: int) -> bool:
-        """Adds a stage's own way to those of a view with so many rows for each replica; False if it is one of them."""
+        """Adds a stage's own way to those of a view with ``rows`` per replica; returns False if it is already there."""
         prices, machines = self.prices(group, view, way, rows), self.cluster.groups[group]
         own = self._own.setdefault((machines, view, rows), [])
         ways: list[Way] = [*WAYS, *own]
@@ -110,10 +110,11 @@ class Catalogue:
         return True
 
     def least_s(self, group: int, view: View, way: Way) -> float:
-        """Seconds below which no pipeline whose stages all have a view and a way brings the batch to an end.
+        """A lower bound on the step of any pipeline whose stages all use one view and way.
 
-        The whole batch in one go, with all the memory of the world. Time per row falls with the rows: every part of a
-        cost is a fixed time and one in proportion, or a product, whose efficiency grows with its size.
+        It is the time of the whole batch as one microbatch with unlimited memory. Time per row falls with the rows:
+        every part of a cost is a fixed time plus a proportional one, or a product, whose efficiency grows with its
+        size.
         """
         prices = self._solve(group, view, FREE if view == (1,) else way, self.rows.batch)
         if prices is None:
@@ -131,7 +132,7 @@ class Catalogue:
         return found
 
     def prices(self, group: int, view: View, way: Way, rows: int) -> LayerPrices | None:
-        """The layers' prices with so many rows for each replica; None where that cannot be, or can never fit."""
+        """The layers' prices with ``rows`` per replica, or None if that is infeasible or can never fit."""
         way = FREE if view == (1,) else way
         if rows in self.grid:
             return self._priced(group, view, way, rows)
@@ -147,7 +148,7 @@ class Catalogue:
         return LayerPrices(items, low.batch_parts, low.specs, low.local_bytes)
 
     def _priced(self, group: int, view: View, way: Way, rows: int) -> LayerPrices | None:
-        if way == STEADY and rows == self.rows.batch:  # there is but one microbatch
+        if way == STEADY and rows == self.rows.batch:  # there is only one microbatch
             way = FREE
         key = (self.cluster.groups[group], view, way, rows)
         if key not in self._known:
@@ -176,7 +177,7 @@ class Catalogue:
         return self._solved[key]
 
     def _hopeless(self, fewer: LayerPrices | None, group: int) -> bool:
-        """Whether not even fewer rows fit, whatever is kept for the backward pass."""
+        """Whether not even fewer rows fit, whichever activations are kept for the backward pass."""
         return fewer is None or bool(fewer.items[Item.TRANSIENT_BYTES].max() > self.limits[group])
 
     def _pricing(self, rows: int) -> Pricing | None:
@@ -189,11 +190,11 @@ class Catalogue:
 
 @lru_cache(maxsize=64)
 def _views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
-    """Views of some of a group's devices and what is done on each.
+    """Views of some of a group's devices, each with a use of its axes.
 
-    On one device all ways are the same. One axis over several hosts is for splitting weights: what else it could do,
-    replicas do. Of two axes at most one leaves the host, and what they do is free; splitting weights over both is what
-    one axis does.
+    On one device all ways are the same. One axis over several hosts splits weights: its other uses are equivalent to
+    replicas. Of two axes at most one spans hosts, and their use is free; splitting weights over both is equivalent to
+    one axis.
     """
     per_host = machines.devices_per_host
     found: list[tuple[View, Way]] = [((1,), FREE)]
@@ -205,19 +206,19 @@ def _views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
 
 @lru_cache(maxsize=64)
 def _wide_views(machines: Cluster) -> tuple[tuple[View, Way], ...]:
-    """Views over more hosts than those of `_views`, and what is done on each."""
+    """Views over more hosts than those of `_views`, each with a use of its axes."""
     per_host = machines.devices_per_host
     many = [n for n in _hosts(machines) if per_host * n > max(_MOST_INNER, 2 * per_host)]
     return tuple(_over_hosts(per_host, many))
 
 
 def _hosts(machines: Cluster) -> list[int]:
-    """Numbers of hosts over which a view may run."""
+    """Numbers of hosts that a view may span."""
     return [n for n in _MORE_HOSTS if n <= machines.num_hosts]
 
 
 def _over_hosts(per_host: int, hosts: list[int]) -> list[tuple[View, Way]]:
-    """Views over some numbers of hosts: one axis for weights; two, one of them inside the hosts, for anything."""
+    """Views over some numbers of hosts: one axis for weights, or two, one of them inside the hosts, for any use."""
     found: list[tuple[View, Way]] = [((n * per_host,), TENSOR) for n in hosts]
     if per_host > 1:
         found += [((n, per_host), way) for n in hosts for way in (FREE, STEADY, LEAN)]
@@ -225,7 +226,7 @@ def _over_hosts(per_host: int, hosts: list[int]) -> list[tuple[View, Way]]:
 
 
 def _squares(machines: Cluster) -> list[View]:
-    """Views of two axes inside a host, the most even ones; of two that a switch makes alike, one."""
+    """Views of two axes inside a host, the most even ones; behind a switch, only one of each pair of transposes."""
     alike = machines.intra.topology == "switch"
     pairs: list[View] = [(a, k // a) for k in divisors(machines.devices_per_host) for a in divisors(k) if 1 < a < k]
     pairs = [pair for pair in pairs if pair[0] <= pair[1] or not alike]

@@ -19,7 +19,7 @@ def _collective(ways, num_bytes):
 
 @kernel(interpretable=False, nan=True)
 def _shared(ties, tie_s, tie_bytes, first, last):
-    """What a range pays for parameters that it shares with layers outside: seconds, and bytes where they own them."""
+    """A range's cost of parameters shared with layers outside it: seconds, and bytes of those that it does not own."""
     seconds, size = 0.0, 0.0
     for tie in range(len(ties)):
         owns, copies = first <= ties[tie, 0] < last, first <= ties[tie, 1] < last
@@ -36,26 +36,26 @@ def price_ranges(
 ):  # fmt: skip
     """For each number of microbatches in flight and each range of layers, the options that fit and can be best.
 
-    One that adds less to the time of all and takes no more time of its own is at least as good in every pipeline, since
-    what it adds counts in full, and how busy it is besides at most. So what another one beats in both is left out.
+    The time of a step is Σ fill + max busy, so an option that has less of both than another is at least as good in
+    every pipeline: only the options on the Pareto front are kept.
 
     Args:
         sums: For each option the rows named above, summed up to each layer.
-        transient: For each option and layer, bytes needed while it works.
-        ways: For each option the ways of up to two collectives that bring a range's gradients together.
+        transient: For each option and layer, bytes needed while it runs.
+        ways: For each option the algorithms of up to two collectives that sum a range's gradients.
         ties: Pairs of layers that share a parameter, its owner first.
         tie_bytes, tie_s: For each option and pair, bytes of a copy of it with its gradient, and seconds to exchange it.
         transfer: Seconds, there and back, over the cut before each layer and after the last.
         limit: Bytes of a device.
         num_microbatches: How many.
         hides: How often a stage's weights' gradients fill a gap of the pipeline: twice in a zero-bubble schedule.
-        floor: The least that the layers up to each add to the time of all, whoever has them.
-        best_s: A time that is known to be had; what cannot be part of a quicker step is left out.
-        fill, busy, which: Filled in, by rank: what a stage adds to the time of all, its own time beyond that, and the
-            option. The first rank has the least time of its own.
+        floor: The least fill of the layers up to each, under any option.
+        best_s: The time of the incumbent; options that cannot be part of a quicker step are left out.
+        fill, busy, which: Outputs, by rank: the time that a stage adds to the fill of the pipeline, its own time beyond
+            that, and the option. The first rank has the least time of its own.
 
     Returns:
-        How many ranks there are; if more than were given room, the tables are not complete.
+        The number of ranks; if it exceeds the allocated number, the tables are not complete.
     """
     num_options, num_layers = transient.shape
     ranks, most, peak = 0, fill.shape[1], np.zeros(num_options)
@@ -99,11 +99,11 @@ def price_ranges(
 
 @kernel(interpretable=False, nan=True)
 def _rank(options, front, fill, busy, which, first, last):
-    """Writes down the options that no other one beats in both times, for each number of microbatches in flight.
+    """Stores the options that no other one beats in both times, for each number of microbatches in flight.
 
     Args:
-        options: What each option adds to the time of all, its own time, how many microbatches it can hold, its number.
-        front: Room for the options that are kept.
+        options: The fill and the busy time of each option, how many microbatches it can hold, its number.
+        front: Space for the options that are kept.
         fill, busy, which, first, last: As in `price_ranges`.
 
     Returns:
@@ -146,10 +146,10 @@ def _ends(busy, limit):
 
 @kernel(interpretable=False, nan=True)
 def _window(busy, kind_of, ends, size, limit, num_devices):
-    """For each layer, the devices that the layers from it on need at the least, and those that earlier ones leave them.
+    """For each layer, the least devices that the layers from it on need, and the most that earlier layers leave them.
 
-    Each range takes its smallest submesh on which it is no busier than the limit, whatever it holds and wherever it
-    lies: a bound on what any stages need.
+    Each range takes its smallest submesh on which it is no busier than the limit, whatever its microbatches in flight
+    and its placement: a lower bound on the devices that any stages need.
 
     Args:
         busy: As in `_ends`.
@@ -157,7 +157,7 @@ def _window(busy, kind_of, ends, size, limit, num_devices):
         ends: As of `_ends`.
         size: Devices of each kind.
         limit: See there.
-        num_devices: All there are.
+        num_devices: All devices.
     """
     num_rows, num_layers, _ = busy.shape
     least = np.full((num_layers, num_layers + 1), num_devices + 1)
@@ -181,8 +181,8 @@ def _window(busy, kind_of, ends, size, limit, num_devices):
 def cheapest(fill, busy, size, allowed, limit):
     """F(k, d): the least sum of `fill` over stages that hold the layers from ``k`` on, on the last ``d`` devices.
 
-    Ranges that are too busy at every later end, too, are left out, and so are numbers of devices that are too few for
-    the layers from ``k`` on, or leave too few to those before.
+    Ranges that are also too busy at every later end are skipped, and so are numbers of devices that are too few for the
+    layers from ``k`` on, or leave too few for the layers before.
 
     Args:
         fill, busy: For each kind of submesh, each first layer and end; no stage may be busier than ``limit``.
@@ -250,7 +250,7 @@ def cheapest_staged(fill, busy, size, allowed, limit, in_flight):
 
 @kernel(interpretable=False, nan=True)
 def least_peak(need, size, allowed, in_flight):
-    """For each number of stages, the least that the fullest of them may need.
+    """For each number of stages, the least need of the fullest stage.
 
     Args:
         need: For each kind of submesh, microbatches in flight (one less), first layer and end, what a stage needs.

@@ -1,4 +1,4 @@
-"""What is known of every layer on one view: seconds and bytes, item by item."""
+"""The prices of every layer on one view: seconds and bytes, item by item."""
 
 from dataclasses import dataclass
 from enum import IntEnum, auto
@@ -8,13 +8,13 @@ from meshwright.plans.tensor import Spec
 
 
 class Item(IntEnum):
-    """What is known of a layer on one view: seconds of one microbatch or step, and bytes on one device."""
+    """An item of a layer's price on one view: seconds of one microbatch or step, or bytes on one device."""
 
     FORWARD = 0  # compute
     FORWARD_SENT = auto()  # communication
-    BACKWARD = auto()  # compute; with what the user's own checkpoints repeat
+    BACKWARD = auto()  # compute, including recomputation by the user's own checkpoints
     BACKWARD_SENT = auto()
-    WEIGHTS = auto()  # the part of BACKWARD that makes weights' gradients
+    WEIGHTS = auto()  # the part of BACKWARD that computes gradients of weights
     FORWARD_PRODUCTS = auto()  # the part of FORWARD in matrix products
     BACKWARD_PRODUCTS = auto()
     REPEATED = auto()  # the part of BACKWARD that repeats forward work
@@ -22,21 +22,21 @@ class Item(IntEnum):
     AGAIN = auto()  # the part of FORWARD that selective recomputation repeats
     AGAIN_PRODUCTS = auto()
     AGAIN_SENT = auto()
-    GRADIENTS_SENT = auto()  # bringing gradients together inside the view, once a step
+    GRADIENTS_SENT = auto()  # reductions of gradients inside the view, once a step
     UPDATE = auto()
     UPDATE_SENT = auto()
     PARAMETER_BYTES = auto()
-    READ_BYTES = auto()  # the same and, of parameters that belong to another layer, those that are read here
-    GRADIENT_BYTES = auto()  # of the parameters; none where no gradient is taken
+    READ_BYTES = auto()  # the same, plus parameters of other layers that this layer reads
+    GRADIENT_BYTES = auto()  # gradients of the parameters; 0 where no gradient is taken
     OPTIMIZER_BYTES = auto()
-    COPY_BYTES = auto()  # of parameters in another type
+    COPY_BYTES = auto()  # copies of parameters in another data type
     HELD_BYTES = auto()  # for the backward pass of one microbatch
     KEPT_BYTES = auto()  # the part of these that selective recomputation keeps
-    INPUT_BYTES = auto()  # what comes over the cut before the layer
-    TRANSIENT_BYTES = auto()  # at the most while it works on one microbatch
+    INPUT_BYTES = auto()  # activations that cross the cut before the layer
+    TRANSIENT_BYTES = auto()  # the peak of temporaries while it runs on one microbatch
 
 
-ALL_SECONDS = [  # the parts of no other item: together, the time of a step
+ALL_SECONDS = [  # items that are not part of another: their sum is the time of a step
     Item.FORWARD,
     Item.FORWARD_SENT,
     Item.BACKWARD,

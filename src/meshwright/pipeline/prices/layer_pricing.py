@@ -1,7 +1,7 @@
-"""Prices every layer at once: one intra-op solve on one view, its costs and bytes told apart by layer.
+"""Prices every layer at once: one intra-op solve on one view, its costs and bytes attributed to layers.
 
-The number of solves therefore does not depend on how many layers there are, or ranges of layers: a range costs what its
-layers cost together.
+The number of solves therefore does not depend on the number of layers or of ranges of layers: the cost of a range is
+the sum of the costs of its layers.
 """
 
 import math
@@ -28,10 +28,10 @@ from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.reading.readback import Readback
 from meshwright.solver import ChoiceProblem, solve
 
-_DEAR = 100.0  # how much dearer than the step the least memory that would do is made, to find who needs little
+_DEAR = 100.0  # price of the least feasible memory, in times of the step, that makes the solver minimise memory
 
 
-_SECONDS = 20.0  # for one solve: they are proven optimal in a few hundredths of one, once kernels are loaded
+_SECONDS = 20.0  # limit for one solve: optimality is proved in a few hundredths of a second once kernels are loaded
 
 
 class Pricing:
@@ -46,16 +46,16 @@ class Pricing:
         self.flow = Flow(self.graph, self.grouping.nests, self.roles)
         self._folded: dict[str, Folded] = {}
         self._pricers: dict[Mesh, Pricer] = {}
-        self._known: dict[tuple[Mesh, int, bytes], LayerPrices] = {}  # by view, what is tied, and choice
+        self._known: dict[tuple[Mesh, int, bytes], LayerPrices] = {}  # by view, tied values, and choice
         self._last: tuple[tuple[Mesh, str], Formulation] | None = None
 
     def price(self, mesh: Mesh, method: Method, dear: bool = False) -> LayerPrices | None:
-        """The layers' prices under the fastest choice for one microbatch; None if there is none.
+        """The layers' prices under the fastest choice for one microbatch, or None if no choice is feasible.
 
         Args:
             mesh: The view.
-            method: What is laid down.
-            dear: The choice that needs least memory instead.
+            method: The constraints on the choice.
+            dear: Whether to take the choice that needs least memory instead.
         """
         try:
             formulation = self.formulate(mesh, method)
@@ -64,7 +64,7 @@ class Pricing:
         return self.solve(formulation, formulation.problem({}, None, dear=_dear(formulation) if dear else {}))
 
     def solve(self, formulation: Formulation, problem: ChoiceProblem) -> LayerPrices | None:
-        """The layers' prices under the best choice of a view's problem, whatever its costs; None if there is none."""
+        """The layers' prices under the best choice of a view's problem, whatever its costs; None if infeasible."""
         choice = solve(problem, seconds=_SECONDS, workers=1, keep_interrupted=False).choice
         if choice is None:
             return None
@@ -74,7 +74,7 @@ class Pricing:
         return self._known[key]
 
     def formulate(self, mesh: Mesh, method: Method) -> Formulation:
-        """The problem of one view; the last one is kept, since it is asked for twice."""
+        """The problem of one view; the last one is cached, since it is used twice."""
         key = (mesh, method.name)
         if self._last is None or self._last[0] != key:
             if method.name not in self._folded:
@@ -176,7 +176,7 @@ class Pricing:
         for layer, values in self._inputs.items():
             items[Item.INPUT_BYTES, layer] = local[values].sum()
         items[Item.KEPT_BYTES] += items[Item.INPUT_BYTES]
-        for item in (Item.KEPT_BYTES, Item.INPUT_BYTES):  # the user's own checkpoints may leave less to keep
+        for item in (Item.KEPT_BYTES, Item.INPUT_BYTES):  # the user's own checkpoints may keep less
             items[item] = np.minimum(items[item], items[Item.HELD_BYTES])
         brief = live.stored & (live.stop > live.start) & (columns.producer >= 0)
         brief &= live.stop <= self._update_at
@@ -197,17 +197,17 @@ class Pricing:
 
     @property
     def copies(self) -> Ints:
-        """Copies of parameters that wait for the backward pass."""
+        """Copies of parameters that are kept for the backward pass."""
         return self._held[1]
 
     def homes(self, values: Ints) -> Ints:
-        """The unit of each of some values: its owner's or, where an operation makes it, that one's."""
+        """The unit of each of some values: that of its owner or, if an operation computes it, that of the operation."""
         made, arguments = self.graph.columns.producer[values], self.layers.places.arguments
         found = [arguments[v][0] if at < 0 else -1 for v, at in zip(values.tolist(), made.tolist(), strict=True)]
         return np.where(made < 0, np.array(found, np.int64), self.layers.places.unit[made])
 
     def often(self, checkpoint: str) -> Array:
-        """How often a microbatch does each operation; what the user computes again is there twice already."""
+        """How often a microbatch runs each operation; the user's own recomputation is already in the program twice."""
         if checkpoint == "none" or self.flow.recomputed.any():
             return np.ones(len(self.graph.columns.signature))
         return 1 + self._masks["forward" if checkpoint == "full" else "again"]
@@ -228,7 +228,7 @@ class Pricing:
 
     @cached_property
     def _masks(self) -> dict[str, Array]:
-        """For each operation, 1 where it is part of something."""
+        """For each item, 1 at the operations that belong to it."""
         columns, flow = self.graph.columns, self.flow
         phase = {name: columns.phase == PHASES.index(name) for name in (FORWARD, BACKWARD, UPDATE)}
         masks = {
@@ -243,9 +243,10 @@ class Pricing:
 
     @cached_property
     def ends(self) -> Bools:
-        """Backward work that no contraction or summing scatter of the backward pass waits for: weights' gradients.
+        """Backward operations on which no contraction or summing scatter of the backward pass depends: weights'
+        gradients.
 
-        Their sums over devices wait until all microbatches are added up.
+        Their reductions over devices are deferred until the gradients of all microbatches are summed.
         """
         columns, backward = self.graph.columns, self.graph.columns.phase == PHASES.index(BACKWARD)
         leads = [nest.leads for nest in self.grouping.nests]
@@ -264,7 +265,7 @@ class Pricing:
 
     @cached_property
     def _on_weights(self) -> Bools:
-        """Contractions of activations with weights: what selective recomputation does not repeat."""
+        """Contractions of activations with weights, which selective recomputation does not repeat."""
         columns, flow = self.graph.columns, self.flow
         weights = np.zeros(len(columns.signature), bool)
         weights[columns.reader[~flow.from_data[columns.reads]]] = True
@@ -278,7 +279,7 @@ class Pricing:
 
     @cached_property
     def _held(self) -> tuple[Ints, Ints, Ints]:
-        """Values of the forward pass that wait for the backward pass: activations, copies of weights, what is kept."""
+        """Values kept for the backward pass: activations, copies of weights, and those kept when recomputing."""
         columns, live = self.graph.columns, self.live
         backward = np.flatnonzero(columns.phase == PHASES.index(BACKWARD))
         none = np.zeros(0, np.int64)
@@ -294,7 +295,7 @@ class Pricing:
 
     @cached_property
     def _inputs(self) -> dict[int, Ints]:
-        """For each layer the values that come over the cut before it."""
+        """For each layer the values that cross the cut before it."""
         columns, flow, unit = self.graph.columns, self.flow, self.layers.places.unit
         forward = columns.phase[columns.reader] == PHASES.index(FORWARD)
         made = columns.producer[columns.reads]
@@ -314,7 +315,7 @@ class Pricing:
 
 
 def _dear(formulation: Formulation) -> dict[int, float]:
-    """A price of memory, at the moment at which the least is needed, beyond what time is worth."""
+    """A price of memory, at the point where the least is needed, that outweighs time."""
     least = formulation.memory.least()
     rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
     return {least.peak_at: rate / max(least.peak_bytes, 1)}

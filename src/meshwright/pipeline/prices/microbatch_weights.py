@@ -1,7 +1,8 @@
-"""Costs of a view's problem as stages with many microbatches have them: what is done once a step counts for less.
+"""Costs of a view's problem for stages with many microbatches: work done once a step counts for less.
 
-A step is some microbatches and, once, the sums of gradients and the update. The problem of one microbatch counts all of
-it alike; what is best for it may bring gradients together cheaply and every microbatch's activations dearly.
+A step consists of its microbatches and, once, the reductions of gradients and the update. The problem of one microbatch
+weights all of these equally; its optimum may make reductions of gradients cheap and those of activations, which every
+microbatch repeats, expensive.
 """
 
 from collections.abc import Iterator
@@ -18,15 +19,15 @@ from meshwright.priced.problem import EdgeKey
 Edges = dict[EdgeKey, tuple[float, Array]]  # as `Formulation.edges`
 
 _UPDATE = PHASES.index(UPDATE)
-_ANYWHERE = ("compute", "reshard")  # purposes that are no sums
+_ANYWHERE = ("compute", "reshard")  # purposes other than reductions
 
 
 class Weights(NamedTuple):
-    """What counts how much, by the operation at which it happens.
+    """Weights of costs, by the operation at which they arise.
 
     Attributes:
-        work: Work of each operation, and what is sent to it.
-        sums: Settling the sums that it leaves.
+        work: The compute of each operation and the resharding of its operands.
+        sums: The reductions of its partial sums.
     """
 
     work: Array
@@ -38,7 +39,7 @@ def once_s(formulation: Formulation, ends: Bools) -> Iterator[Array]:
 
     Args:
         formulation: The problem.
-        ends: For each operation, whether it is of those that make weights' gradients.
+        ends: For each operation, whether it computes a gradient of weights.
     """
     phase, ops = formulation.grouping.graph.columns.phase, formulation.grouping.ops
     for table, members in zip(formulation.tables, formulation.folded.members, strict=True):
@@ -53,20 +54,20 @@ def once_s(formulation: Formulation, ends: Bools) -> Iterator[Array]:
 
 
 def steady_weights(formulation: Formulation, ends: Bools, share: float, often: Array) -> Weights:
-    """Weights with what is done once a step counted in part.
+    """Weights in which work done once a step counts only in part.
 
     Args:
         formulation: The problem.
         ends: As in `once_s`.
-        share: How much of it counts: one part of as many as there are microbatches.
-        often: How often each operation counts besides.
+        share: The weight of work done once a step: 1 ÷ the number of microbatches.
+        often: A further factor for each operation.
     """
     updates = formulation.grouping.graph.columns.phase == _UPDATE
     return Weights(np.where(updates, share, 1.0) * often, np.where(updates | ends, share, 1.0) * often)
 
 
 def weighed(formulation: Formulation, weights: Weights) -> tuple[list[Array], Edges]:
-    """Costs of nodes, all that they stand for together, and of edges: as `Pricing.read` tells them apart."""
+    """Weighted costs of nodes (summed over the groups of each) and of edges, split as in `Pricing.read`."""
     ops = formulation.grouping.ops
     costs = [np.zeros(len(cost)) for cost in formulation.costs]
     for which, members in enumerate(formulation.folded.members):
@@ -83,7 +84,7 @@ def weighed(formulation: Formulation, weights: Weights) -> tuple[list[Array], Ed
 
 
 def _counts(formulation: Formulation, weights: Weights) -> tuple[Array, Array]:
-    """For each kind of edge, what is sent over it counts so much, and so much what is saved where sums are joined."""
+    """For each kind of edge, the weight of its transfers and the weight of the savings where reductions are merged."""
     folded, grouping = formulation.folded, formulation.grouping
     source, _, which = folded.untied
     at = _reading(formulation)
@@ -96,7 +97,7 @@ def _counts(formulation: Formulation, weights: Weights) -> tuple[Array, Array]:
 
 
 def _reading(formulation: Formulation) -> Ints:
-    """For each edge the operation at which its value is sent: what reads it, or else makes it; -1 for neither."""
+    """For each edge the operation at which its value is resharded: its reader, else its producer; -1 for neither."""
     folded, grouping = formulation.folded, formulation.grouping
     slots, (_, reader, which), num_groups = grouping.slots, folded.untied, len(grouping.groups)
     slot = np.array([key[3] for key in formulation.edges], np.int64)[which]
@@ -109,7 +110,7 @@ def _reading(formulation: Formulation) -> Ints:
 
 
 def _settling(formulation: Formulation) -> Ints:
-    """For each group the operation whose sum it settles; -1 for none."""
+    """For each group the operation whose partial sum it reduces; -1 for none."""
     ops, folded = formulation.grouping.ops, formulation.folded
     found = np.full(len(formulation.grouping.groups), -1)
     for which, members in enumerate(folded.members):

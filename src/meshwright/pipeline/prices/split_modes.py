@@ -1,4 +1,4 @@
-"""What a view's axes may do: a name of `WAYS`, or what is best for one stage by itself."""
+"""How the axes of a view are used: one of the names in `WAYS`, or a split optimised for a single stage."""
 
 from meshwright.hardware import Mesh
 from meshwright.pipeline.prices.layer_prices import LayerPrices
@@ -19,7 +19,7 @@ _MANY = 16  # microbatches
 
 
 def price_way(pricing: Pricing, mesh: Mesh, way: Way) -> LayerPrices | None:
-    """The layers' prices on a view; None where it cannot be had."""
+    """The layers' prices on a view, or None if the view is infeasible."""
     if isinstance(way, Own):
         return price_own(pricing, mesh, way)
     if way == STEADY:

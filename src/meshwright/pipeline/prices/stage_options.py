@@ -16,7 +16,7 @@ from meshwright.pipeline.prices.transfer import exchange_s
 from meshwright.plans.stage import EXCHANGED
 
 CHECKPOINTS = ("none", "selective", "full")
-_RANKS = 4  # options of a range for which room is made at first
+_RANKS = 4  # options per range for which space is allocated at first
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Option:
 
     Attributes:
         mesh: Its devices: replicas of the batch, then the axes of a replica's view.
-        way: What the view does.
-        zero: How much of the state is spread over the replicas, as ZeRO counts it: 1 the optimizer's, 2 gradients, too,
-            3 parameters, too (FSDP).
-        checkpoint: What is computed again: ``none``, ``selective`` or ``full``.
+        way: How the axes of the view are used.
+        zero: The ZeRO stage: 1 shards the optimizer's state over the replicas, 2 gradients as well, 3 parameters as
+            well (FSDP).
+        checkpoint: The activation recomputation: ``none``, ``selective`` or ``full``.
         prices: The layers' prices on the view.
     """
 
@@ -52,7 +52,7 @@ class Option:
         return self.mesh.sizes[1:]
 
     def again(self, items: Array) -> tuple[Array, Array]:
-        """Compute and communication that each layer repeats in the backward pass, but for what the user repeats."""
+        """Compute and communication that each layer repeats in the backward pass, beyond the user's own checkpoints."""
         if self.checkpoint == "none":
             return np.zeros(items.shape[1:]), np.zeros(items.shape[1:])
         work = (Item.FORWARD, Item.FORWARD_SENT) if self.checkpoint == "full" else (Item.AGAIN, Item.AGAIN_SENT)
@@ -66,9 +66,9 @@ class Option:
 
     @cached_property
     def transient(self) -> Array:
-        """Bytes that each layer needs while it works: with recomputation, what it makes again, too.
+        """Bytes of temporaries that each layer needs while it runs, recomputed activations included.
 
-        What is spread over the replicas is whole while its layer works.
+        State that is sharded over the replicas is gathered while its layer runs.
         """
         items = self.prices.items
         needed = items[Item.TRANSIENT_BYTES] + items[Item.HELD_BYTES] - self.held(items)
@@ -76,7 +76,7 @@ class Option:
         return needed + (items[Item.READ_BYTES] + items[Item.COPY_BYTES] if self.zero > 2 else 0.0)
 
     def parts(self, stage: int) -> int:
-        """Over how many devices ZeRO spreads what it spreads from a stage on."""
+        """The number of devices that shard the state which ZeRO shards from a given ZeRO stage on."""
         return self.data if self.zero >= stage else 1
 
     def state_bytes(self, items: Array) -> Array:
@@ -95,7 +95,7 @@ class Option:
     def exchanged(self, items: Array) -> tuple[Array, Array]:
         """Communication between replicas for each layer and microbatch: in the forward and in the backward pass.
 
-        Spread parameters are fetched for each pass, and spread gradients summed up where they lie after each.
+        Sharded parameters are gathered for each pass, and sharded gradients are reduce-scattered after each.
         """
         fetched = returned = np.zeros(items.shape[1:])
         if self.zero > 1:
@@ -110,21 +110,21 @@ class Option:
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """What brings the gradients of all replicas together once a step, and new parameters back to them."""
+        """The collectives that sum the gradients of all replicas once a step and return new parameters to them."""
         if self.data == 1:
             return ()
         return EXCHANGED[self.zero][0]
 
 
 class Pace(NamedTuple):
-    """How stages of any size work together, as far as their own prices ask for it.
+    """The properties of a pipeline on which the price of a single stage depends.
 
     Attributes:
-        most: Microbatches in flight at the most.
-        num_microbatches: How many there are.
+        most: The largest number of microbatches in flight.
+        num_microbatches: The number of microbatches in a step.
         hides: How often a stage's weights' gradients fill a gap of the pipeline.
-        floor: The least that the layers up to each add to the time of all.
-        best_s: A time that is known to be had.
+        floor: The least time that the layers up to each add to the fill of the pipeline.
+        best_s: The time of the incumbent.
     """
 
     most: int
@@ -150,7 +150,7 @@ class Options:
         self.sums = np.array([_sums(option) for option in options])
         self.transient = np.array([option.transient for option in options])
         self.ways = _ways(options)
-        self._ranks = _RANKS  # room that was needed so far
+        self._ranks = _RANKS  # the largest number needed so far
 
     @property
     def num_layers(self) -> int:
@@ -161,15 +161,15 @@ class Options:
         return self._catalogue.limits[self.group]
 
     def least_fill(self, hides: float) -> Array:
-        """The least that each layer adds to the time of all, whatever the option."""
+        """The least time that each layer adds to the fill of the pipeline, over all options."""
         return np.diff(self.sums[:, MICROBATCH] - hides * self.sums[:, WEIGHTS]).min(axis=0)
 
     def least_s(self, num_microbatches: int, share: float) -> Array:
-        """A part of the time of a step below which no layer stays, whatever its option and its stage.
+        """For each layer, a lower bound on its part of the time of a step, whatever its option and its stage.
 
-        With T = Σ fill + max busy, every stage ``s`` says T ≥ fill_s + busy_s + Σ fill of the others. The mean of these
-        over the stages, each with its share of the cluster, is a sum over layers once collectives are taken without
-        their fixed times; and a layer adds at least what the best of all schedules lets it add.
+        With T = Σ fill + max busy, every stage ``s`` gives the bound T ≥ fill_s + busy_s + Σ fill of the others. The
+        mean of these bounds over the stages, weighted by their shares of the cluster, is a sum over layers if the fixed
+        times of collectives are left out; and a layer adds at least its fill under the best of all schedules.
 
         Args:
             num_microbatches: How many.
@@ -184,7 +184,7 @@ class Options:
         return (share * (num_microbatches * own + once) + (1 - share) * adds).min(axis=0)
 
     def least_bytes(self, most: int) -> Array:
-        """The least that any option needs for a range: by microbatches in flight, one less, and layers."""
+        """The least bytes that any option needs for a range: by microbatches in flight (minus one), and layers."""
         num_options, num_layers = self.transient.shape
         fixed, held = np.full((2, num_options, num_layers, num_layers + 1), np.inf)
         for first in range(num_layers):
@@ -198,7 +198,7 @@ class Options:
         return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
 
     def price(self, pace: Pace, transfer: Array) -> tuple[Array, Array, Ints]:
-        """What every range adds, how busy it is besides, and its option: by rank, microbatches in flight, and layers.
+        """The fill, the busy time and the option of every range: by rank, microbatches in flight, and layers.
 
         Args:
             pace: See there.
@@ -218,15 +218,15 @@ class Options:
 def find_options(
     catalogue: Catalogue, group: int, num_devices: int, rows: int, checkpoint: str, tensor: int | None = None
 ) -> Options | None:
-    """The ways to split a stage on some devices, ``rows`` being those of a whole microbatch; None if there are none.
+    """The ways to split a stage on a submesh, or None if there are none.
 
     Args:
         catalogue: The prices.
         group: Number of the group of hosts.
         num_devices: Devices of the submesh.
-        rows: Rows of a microbatch.
-        checkpoint: What is computed again.
-        tensor: Only weights split over so many devices; all views and ways by default.
+        rows: Rows of a whole microbatch.
+        checkpoint: The activation recomputation.
+        tensor: Consider only weights split over this many devices; all views and ways by default.
     """
     machines = submesh(catalogue.cluster.groups[group], num_devices)
     found: list[Option] = []
@@ -240,15 +240,15 @@ def find_options(
 
 
 def _alike(option: Option, view: View, prices: LayerPrices) -> bool:
-    """Whether an option is what another way comes to on its view."""
+    """Whether another way gives the same split as an option does on its view."""
     return option.view == view and np.array_equal(option.prices.items, prices.items)
 
 
 def _spread(option: Option, catalogue: Catalogue, num_microbatches: int, limit: float) -> list[Option]:
-    """An option with less and less of its state on every replica, as far as memory can ask for that.
+    """An option at each ZeRO stage that memory may call for.
 
-    Gradients or parameters that are spread are exchanged for every microbatch instead of once a step, so what is spared
-    once a step is no more than what a single microbatch takes longer: that is never quicker.
+    Sharded gradients or parameters are exchanged for every microbatch instead of once a step. The time saved once a
+    step is at most the time lost in a single microbatch, so a higher ZeRO stage is never quicker.
     """
     if option.data == 1:
         return [option]
@@ -283,7 +283,7 @@ def _sums(option: Option) -> Array:
 
 
 def _ways(options: list[Option]) -> Array:
-    """The ways of each option's collectives, as many for each: what is missing never wins, or costs nothing."""
+    """The algorithms of each option's collectives, padded with entries that never win or cost nothing."""
     found = [[option.mesh.alternatives(kind, (0,)) for kind in option.collectives] for option in options]
     most = max((len(ways) for steps in found for ways in steps), default=1)
     table = np.zeros((len(options), 2, most, 2))

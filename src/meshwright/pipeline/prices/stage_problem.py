@@ -1,15 +1,15 @@
-"""The problem of a stage by itself: its own layers, its own microbatches, its own memory.
+"""The choice problem of a single stage: its own layers, its own microbatches, its own memory.
 
-A solve of the whole model on a view splits every layer as is best for all of them. A stage may want something else:
-its layers are some of them, what it does once a step counts the less the more microbatches there are, what it computes
-again counts twice, what its replicas exchange goes by the bytes of its parameters, and its memory may be short. All of
-these are weights of the same problem. The stage's split is the choice with the least
+A solve of the whole model on a view splits every layer as is best for the whole model. Another split may be better for
+one stage: it holds only some of the layers, its once-per-step work counts less the more microbatches there are,
+recomputed work counts twice, the exchange between its replicas grows with the bytes of its parameters, and its memory
+may be short. All of these are weights of the same problem. The stage's split is the choice with the least
 
     Σ w · seconds + exchange_s ÷ microbatches · parameter bytes + byte_s · (state + in flight × activations)
 
-where ``w`` says how often something is in the stage (`steady.Weights`), and ``byte_s`` what memory is worth, which
-`refine` finds. Layers of other stages count a little, so that they are split sensibly, too: the choice is one for the
-whole model, priced by layer like any other, and any stage may have it.
+where ``w`` counts how often the stage does each piece of work (`microbatch_weights.Weights`), and ``byte_s`` is the
+price of memory, which `refine` finds. Layers of other stages get a small weight, so that they too are split sensibly:
+the choice covers the whole model, is priced by layer like any other, and may be used by any stage.
 """
 
 from collections.abc import Iterator
@@ -30,16 +30,16 @@ from meshwright.planner.pricing.formulation import Formulation
 from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import ChoiceProblem
 
-_OTHERS = 1e-4  # what layers of other stages count
+_OTHERS = 1e-4  # the weight of layers of other stages
 
 
 class Dearness(NamedTuple):
-    """What a stage's memory is worth to it.
+    """The price of a stage's memory.
 
     Attributes:
         byte_s: Seconds of a microbatch that a byte is worth.
         in_flight: Microbatches in flight; of an interleaved stage, as parts of all its layers.
-        spread: Over how many replicas the optimizer's state, gradients and parameters are spread.
+        spread: Numbers of replicas over which the optimizer's state, the gradients and the parameters are sharded.
     """
 
     byte_s: float
@@ -48,14 +48,14 @@ class Dearness(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A stage that is to be split for itself.
+    """A stage whose split is optimised on its own.
 
     Attributes:
         chunks: Its layers; None for all of them.
-        num_microbatches: How many there are.
-        checkpoint: What is computed again.
-        exchange_s: Seconds per byte of a parameter in which replicas exchange gradients or parameters, once a step.
-        memory: What its memory is worth to it; None where that does not bind.
+        num_microbatches: The number of microbatches in a step.
+        checkpoint: The activation recomputation.
+        exchange_s: Seconds per byte of a parameter that replicas take to exchange gradients or parameters once a step.
+        memory: The price of its memory; None where memory does not bind.
     """
 
     chunks: tuple[tuple[int, int], ...] | None
@@ -73,7 +73,7 @@ class Own(NamedTuple):
 
 
 def price_own(pricing: Pricing, mesh: Mesh, own: Own) -> LayerPrices | None:
-    """The layers' prices under the choice that is best for a stage; None where there is none."""
+    """The layers' prices under the best choice for a stage, or None if no choice is feasible."""
     try:
         formulation = pricing.formulate(mesh, Auto())
     except ShardingError:
@@ -116,7 +116,7 @@ def _held(
 
 
 def _by_class(pricing: Pricing, formulation: Formulation, values: Ints, times: Array) -> Iterator[tuple[int, Array]]:
-    """Bytes of some values on one device, so many times each: summed up by class, for each strategy."""
+    """Bytes of some values on one device, each times its count: summed by class, for each strategy."""
     grouping = pricing.grouping
     counted = (grouping.placed.home[values] >= 0) & (times > 0)
     values, times = values[counted], times[counted]

@@ -1,4 +1,4 @@
-"""Time of what one stage sends to another: over the wires between hosts, or inside one."""
+"""The time of a transfer from one stage to another, between hosts or inside one."""
 
 from functools import lru_cache
 
@@ -6,11 +6,11 @@ from meshwright.hardware import Cluster, Mesh
 
 
 def transfer_s(cluster: Cluster, num_bytes: float, near: bool = False) -> float:
-    """Seconds, one way, in which each device of a stage sends some bytes to the next stage.
+    """Seconds, one way, that each device of a stage takes to send some bytes to the next stage.
 
     Args:
         cluster: The machines.
-        num_bytes: What a device sends.
+        num_bytes: Bytes that a device sends.
         near: Whether both stages are on one host.
     """
     near = near or cluster.num_hosts == 1
@@ -18,13 +18,13 @@ def transfer_s(cluster: Cluster, num_bytes: float, near: bool = False) -> float:
 
 
 def exchange_s(cluster: Cluster, num_bytes: float) -> float:
-    """Seconds in which two stages that share a parameter add up its gradient and hand it back."""
+    """Seconds that two stages which share a parameter take to sum its gradient and to return the parameter."""
     return 2 * transfer_s(cluster, num_bytes)
 
 
 @lru_cache(maxsize=64)
 def _neighbours(cluster: Cluster, near: bool) -> tuple[Mesh, ...]:
-    """For each kind of host two of them as a mesh, or two devices of one."""
+    """For each kind of host, a mesh of two such hosts, or of two devices of one host."""
     found = []
     for group in cluster.groups:
         if not near:

@@ -1,4 +1,4 @@
-"""The devices of a cluster in a line, along which stages are laid, and those that each stage gets in the end."""
+"""The devices of a cluster in a line, along which stages are placed, and the final devices of each stage."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -18,9 +18,9 @@ _MOST_ORDERS = 6
 
 
 class Line:
-    """The groups of hosts one after another; stages are laid along it.
+    """The groups of hosts one after another; stages are placed along this line.
 
-    Within a group any order will do: sizes divide each other or are whole hosts, so the largest can be placed first.
+    Within a group any order suffices: sizes divide each other or are whole hosts, so the largest can be placed first.
 
     Attributes:
         cluster: The machines.
@@ -48,7 +48,7 @@ class Line:
             self.kinds += [(number, n * per_host) for n in range(step, group.num_hosts + 1, step)]
 
     def allowed(self, group: int, devices: int) -> NDArray[np.bool_]:
-        """For each number of units left, whether a stage of so many devices of a group can come next."""
+        """For each number of units left, whether a stage of ``devices`` devices of a group can come next."""
         start = (self.num_units - np.arange(self.num_units + 1)) * self.unit
         first, last = self._edges[group]
         return (start >= first) & (start + devices <= last)

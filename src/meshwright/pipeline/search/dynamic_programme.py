@@ -1,20 +1,20 @@
 """The inter-operator dynamic programme: which layers go on which submesh, for one number of microbatches.
 
-With stages ``s`` of a pipeline, each adding ``fill_s`` to the time until a microbatch is through and being ``busy_s``
-besides, a step takes
+If each stage ``s`` of a pipeline adds ``fill_s`` to the time that a microbatch takes through the pipeline, and is busy
+for ``busy_s`` besides, a step takes
 
     T = Σ_s fill_s + max_s busy_s.
 
 As in Alpa's inter-operator pass, the second term is fixed first: F(s, k, d; t_max) is the least Σ fill of ``s`` stages
-that hold the layers from ``k`` on, on exactly ``d`` devices, none busier than ``t_max`` (`kernel.cheapest_staged`). The
-number of stages counts because the ``s``-th from the end holds ``in_flight(s)`` microbatches.
+that hold the layers from ``k`` on, on exactly ``d`` devices, none busier than ``t_max`` (`kernels.cheapest_staged`).
+The number of stages matters because the ``s``-th from the end holds ``in_flight(s)`` microbatches.
 
 Not every ``t_max`` need be tried. F grows as ``t_max`` falls, so after a solution with sum ``g`` and busiest stage
 ``b``, limits between ``b`` and the last one give nothing new, and one of ``T* − g`` or more cannot beat the best
-``T*``: the next limit is the smaller of the two, until nothing fits. A limit also says how many devices the layers from
-``k`` on need at the least, and those before: other ``d`` are left out (`kernel._window`). And if a solution of the
-programme without ``s``, in which each range costs the least it may, fits as it is, no other is better: F(s, k, d) is
-asked for only where memory binds.
+``T*``: the next limit is the smaller of the two, until nothing fits. A limit also gives the least number of devices
+that the layers from ``k`` on need, and that the layers before need: other ``d`` are skipped (`kernels._window`). If a
+solution of the relaxed programme without ``s``, in which each range has its least cost, is feasible, it is optimal:
+F(s, k, d) is computed only where memory binds.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def solve_stages(ranges: Ranges, in_flight: InFlight, best_s: float = np.inf) ->
     Args:
         ranges: The costs.
         in_flight: For a number of stages, the microbatches that each of them holds; None where it is not allowed.
-        best_s: A time that is known to be had.
+        best_s: The time of the incumbent.
     """
     relaxed = _relaxed(ranges, range(1, ranges.fill.shape[1] + 1), best_s)
     if relaxed is None:
@@ -84,14 +84,14 @@ def solve_stages(ranges: Ranges, in_flight: InFlight, best_s: float = np.inf) ->
 
 
 def may_beat(ranges: Ranges, best_s: float) -> bool:
-    """Whether any stages take less than ``best_s``, if each range costs the least that it does with any number."""
+    """Whether any stages take less than ``best_s`` if each range has its least cost over the numbers in flight."""
     return _relaxed(ranges, range(1, ranges.fill.shape[1] + 1), best_s, once=True) is not None
 
 
 def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | None:
-    """Where memory binds: all numbers of stages at once, if what a stage holds depends on those behind it alone.
+    """Where memory binds: all numbers of stages at once, if a stage's microbatches depend only on the stages after it.
 
-    Else one number after another, those left out that are too slow even if each stage held what is best for it.
+    Otherwise one number of stages after another, without the numbers that are too slow even in the relaxation.
     """
     most = min(ranges.fill.shape[2], ranges.allowed.shape[1] - 1)
     held = {count: numbers for count in range(1, most + 1) if (numbers := in_flight(count)) is not None}
@@ -110,9 +110,9 @@ def _staged(ranges: Ranges, in_flight: InFlight, best_s: float) -> Solution | No
 
 
 def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float, once: bool = False) -> Solution | None:
-    """The best stages, whatever their number, if each range cost the least that it does with some of ``held``.
+    """The best stages, whatever their number, if each range has its least cost over the numbers in ``held``.
 
-    Or, asked for ``once``, the first that are better than ``best_s``.
+    With ``once``, the first stages that are better than ``best_s``.
     """
     places = [number - 1 for number in held]
     fill, busy = ranges.fill[:, places].min(axis=1), ranges.busy[:, places].min(axis=1)
@@ -131,7 +131,7 @@ def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float, once: bool = Fa
 
 
 def _holding(ranges: Ranges, relaxed: Solution, held: Sequence[int]) -> Solution | None:
-    """A relaxed solution with what its stages really hold; None where that makes it any slower."""
+    """A relaxed solution with the true numbers of microbatches in flight; None if that makes it slower."""
     parts = tuple(part._replace(in_flight=n) for part, n in zip(relaxed.parts, held, strict=True))
     places = [_place(part, 4) for part in parts]
     total = sum(float(ranges.fill[p]) for p in places) + max(float(ranges.busy[p]) for p in places)
@@ -139,7 +139,7 @@ def _holding(ranges: Ranges, relaxed: Solution, held: Sequence[int]) -> Solution
 
 
 def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: int | None) -> Solution | None:
-    """The best with any number of stages, or exactly so many."""
+    """The best solution with any number of stages, or with an exact number."""
     held = np.array(from_end, np.int64)
 
     def solve(limit: float) -> list[Part] | None:
@@ -161,7 +161,7 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
 def _descend(
     solve: Callable[[float], list[Part] | None], fill: Array, busy: Array, best_s: float, once: bool = False
 ) -> Solution | None:
-    """Lowers the limit on the busiest stage until nothing can be better; or until the first, if that is all."""
+    """Lowers the limit on the busiest stage until no better solution exists, or until the first is found."""
     found, limit = None, best_s
     while (parts := solve(limit)) is not None:
         places = [_place(part, fill.ndim) for part in parts]

@@ -1,4 +1,4 @@
-"""Recipes: the experts' way to lay out a pipeline, all stages alike, and what one costs."""
+"""Recipes: pipelines of equal stages, as experts lay them out by hand, and their costs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ class ThreeD(Method):
         microbatch: Rows of a microbatch for each replica.
         schedule: ``gpipe``, ``1f1b``, ``zb-h1`` or ``inference``.
         interleave: Chunks of the model on each stage.
-        checkpoint: What is computed again in the backward pass: ``none``, ``selective`` (all but products with weights)
-            or ``full`` (everything but the inputs of layers).
+        checkpoint: The activations that the backward pass recomputes: ``none``, ``selective`` (all but products with
+            weights) or ``full`` (everything but the inputs of layers).
         layers, boundaries: As in `Auto`.
         memory_fraction: As in every `Method`.
 
@@ -74,7 +74,7 @@ class ThreeD(Method):
 class Priced(NamedTuple):
     """A pipeline of equal submeshes: the time of a step, the option of each stage, and the bytes that it needs.
 
-    Where a stage does not fit, the time is infinite, and every option the one that needs least.
+    Where a stage does not fit, the time is infinite, and every option is the one that needs least memory.
     """
 
     total_s: float
@@ -83,7 +83,7 @@ class Priced(NamedTuple):
 
 
 class Split:
-    """Layers dealt out to stages in chunks, as evenly as they allow."""
+    """Layers distributed over stages in chunks, as evenly as possible."""
 
     def __init__(self, work: Array):
         self.work = np.concatenate([[0.0], np.cumsum(np.asarray(work, float) / max(np.sum(work), 1e-30))])
@@ -119,9 +119,9 @@ class Split:
 def price_recipe(
     options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, transfer: Array
 ) -> Priced:
-    """What stages on equal submeshes cost, with the options that are best for all together.
+    """The cost of stages on equal submeshes, with the options that are best for the whole pipeline.
 
-    The sums are those of `kernel.price_ranges`, over the chunks of a stage.
+    The sums are those of `kernels.price_ranges`, over the chunks of a stage.
 
     Args:
         options: The ways to split a stage.
@@ -155,8 +155,8 @@ def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Arra
     """Sums over the layers of stages, for each option.
 
     Returns:
-        The rows of `kernel` by option, row and stage; by option and stage the seconds that are spent once a step, and
-        the bytes that are needed whatever is in flight.
+        The rows of `kernels` by option, row and stage; by option and stage the seconds spent once a step, and the bytes
+        needed whatever the number of microbatches in flight.
     """
     first, last = chunks
     part = (options.sums[:, :, last] - options.sums[:, :, first]).sum(axis=3)
@@ -173,9 +173,10 @@ def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Arra
 
 
 def choose(adds: Array, rest: Array) -> Ints:
-    """For each stage the option so that the sum of what they add and the most of the rest is least.
+    """For each stage the option, such that Σ adds + max rest over the stages is least.
 
-    As in `stages`, the most is fixed first and lowered until nothing is left; of equal additions, the least rest.
+    As in `dynamic_programme`, the maximum is fixed first and lowered until nothing is feasible; ties take the least
+    rest.
 
     Args:
         adds, rest: For each option and stage; infinite where it does not fit.
@@ -194,7 +195,7 @@ def choose(adds: Array, rest: Array) -> Ints:
 
 
 def _most(transient: Array, first: Ints, last: Ints) -> Array:
-    """For each option and stage, the most that any of its layers needs."""
+    """For each option and stage, the largest need of any of its layers."""
     stages = zip(first.tolist(), last.tolist(), strict=True)
     found = [[transient[:, a:b].max(axis=1) for a, b in zip(*stage, strict=True)] for stage in stages]
     return np.array(found).max(axis=1).T

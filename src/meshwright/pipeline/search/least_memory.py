@@ -1,4 +1,4 @@
-"""How near a model that fits nowhere came to fitting: the least memory with which some pipeline would."""
+"""For a model that does not fit: the least memory with which some pipeline would fit."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from meshwright.schedules import in_flight
 
 
 def note_nearest(search: Search) -> None:
-    """Finds the stages of any size of which the fullest needs least; where hosts differ, in parts of what they have.
+    """Finds the stages whose fullest needs least memory; where hosts differ, as a fraction of the device's memory.
 
-    More rows of a microbatch only need more, but where they divide among more replicas.
+    More rows of a microbatch need more memory, unless they divide among more replicas.
     """
-    search.say("looking for the least memory that would do")
+    search.say("looking for the least memory that suffices")
     thorough = Search(search.catalogue.unpruned(), search.flow, search.say)
     cluster, sizes = search.catalogue.cluster, search.catalogue.microbatches
     few = [n for n in sizes if n <= max(group.num_devices for group in cluster.groups)] or sizes[:1]
@@ -26,13 +26,13 @@ def note_nearest(search: Search) -> None:
 
 
 def _least(search: Search, rows: int, checkpoint: str, line: Line) -> tuple[float, int]:
-    """The least that the fullest stage needs, in parts of its memory, and the number of stages."""
+    """The least need of the fullest stage, as a fraction of its memory, and the number of stages."""
     tried = [(g, n, search.options(g, n, rows, checkpoint)) for g, n in line.kinds]
     found = [(g, n, options) for g, n, options in tried if options is not None]
     if not found:
         return np.inf, 0
     most = min(search.split.num_layers, line.num_units)
-    schedule = "1f1b" if search.trains else "inference"  # which hold no more than any other
+    schedule = "1f1b" if search.trains else "inference"  # these hold no more than any other schedule
     held = in_flight(schedule, most, search.catalogue.rows.batch // rows)[::-1]
     need = np.array([options.least_bytes(max(held)) / options.limit for _, _, options in found])
     size = np.array([n // line.unit for _, n, _ in found])

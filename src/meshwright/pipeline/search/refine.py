@@ -1,12 +1,14 @@
-"""Splits the stages of the best pipeline each for itself, and searches on with these splits.
+"""Optimises the split of each stage of the best pipeline on its own, and resumes the search with these splits.
 
-Until here every stage is split as a solve of the whole model says. What a stage would rather do is found by a solve of
-its own (`own`), and joins the options of its submesh: for this stage, and for every other one that is tried. With these
-the programme is asked again, until that gains nothing. Options are only ever added, so nothing gets worse.
+Up to this point the split of every stage comes from a solve of the whole model. A solve of the stage alone
+(`stage_problem`) finds its best split, which joins the options of its submesh, for this stage and for every other one.
+With these options the dynamic programme is solved again, until that gains nothing. Options are only added, so no result
+gets worse.
 
-Where a stage's best split does not fit, the best that does is looked for by what memory is worth. The time and the
-bytes of splits are points in a plane; a price per byte finds those on the lower hull of all. Between one that fits and
-one that does not, the price at which both are worth the same finds one below their line, or shows that there is none.
+Where a stage's best split does not fit, a price of memory finds the best split that does. The time and the bytes of
+splits are points in a plane; solves with a price per byte find the points on their lower convex hull. Between a split
+that fits and one that does not, the price at which both cost the same finds a split below their line, or shows that
+there is none.
 """
 
 import math
@@ -24,14 +26,14 @@ from meshwright.pipeline.search.result import Found, FoundStage
 from meshwright.pipeline.search.search import Search
 from meshwright.plans.stage import EXCHANGED
 
-_GAIN = 1e-4  # of the step, below which it is not searched on
+_GAIN = 1e-4  # relative gain of the step below which the search ends
 _ROUNDS = 8
-_DEAR = 100.0  # times the stage's own time, for all of its memory: what finds the least that it can do with
-_PRICES = 6  # of memory that are tried between two splits
+_DEAR = 100.0  # price of all of a stage's memory, in times of its own time, that finds its split of least memory
+_PRICES = 6  # prices of memory that are tried between two splits
 
 
 def refine(search: Search) -> None:
-    """Replaces a search's best pipeline by better ones, with microbatches of its size or of the next, if there are."""
+    """Improves a search's best pipeline, if possible, with microbatches of its size or of the next."""
     for _ in range(_ROUNDS):
         before = search.best
         if before is None or search.is_over:
@@ -47,7 +49,7 @@ def refine(search: Search) -> None:
 
 
 def _add_splits(search: Search, found: Found, rows: int) -> bool:
-    """Adds the stages' own splits for one size of microbatch to the options; returns whether there were new ones."""
+    """Adds the stages' own splits for one size of microbatch to the options; returns whether any was new."""
     catalogue, added = search.catalogue, False
     for stage in found.stages:
         option = stage.option
@@ -60,7 +62,7 @@ def _add_splits(search: Search, found: Found, rows: int) -> bool:
 
 
 class _Splitting:
-    """One stage and the ways to split it for itself."""
+    """One stage and the splits that are optimised for it alone."""
 
     def __init__(self, search: Search, found: Found, stage: FoundStage, option: Option, rows: int):
         self.search, self.stage, self.option, self.rows = search, stage, option, rows
@@ -69,7 +71,7 @@ class _Splitting:
         self.limit = search.catalogue.limits[stage.group]
 
     def ways(self) -> Iterator[Own]:
-        """The best way and, where that does not fit, those nearby that do or nearly do."""
+        """The best way and, where that does not fit, ways near it that fit or nearly fit."""
         best = self._way(None)
         best_s, needed = self._priced(best)
         yield best
@@ -100,7 +102,7 @@ class _Splitting:
         return Own(self.stage.chunks, self.number, option.checkpoint, self._exchange_s(), memory)
 
     def _exchange_s(self) -> float:
-        """Seconds per byte that replicas exchange in a step, by the way that is quickest for what they do now."""
+        """Seconds per byte that replicas exchange in a step, by the quickest algorithm for the current bytes."""
         mesh, items = self.option.mesh, self.option.prices.items
         if mesh.sizes[0] == 1 or not self.option.trains:
             return 0.0

@@ -8,7 +8,7 @@ from meshwright.plans.stage import Pipeline
 
 @dataclass(frozen=True)
 class FoundStage:
-    """A stage as it was found.
+    """A stage of a pipeline that the search found.
 
     Attributes:
         chunks: Its layers.

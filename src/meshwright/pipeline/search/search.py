@@ -2,7 +2,7 @@
 
 First every recipe of equal stages is priced, which is quick and gives a time to beat; then, for each size of
 microbatch, recomputation and schedule, the dynamic programme looks for stages that beat it. All are priced by the same
-sums over the same prices, so what is found is no worse than any recipe.
+sums over the same prices, so the result is no worse than any recipe.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +32,12 @@ class Search:
     """The best pipeline so far.
 
     Attributes:
-        best: It, or None.
-        flops: Of each layer in one step, without what the user's own checkpoints repeat.
+        best: The incumbent, or None.
+        flops: Of each layer in one step, without recomputation by the user's own checkpoints.
         tried: How many pipelines and dynamic programmes were priced.
-        bound_s: No plan that was asked for is quicker: each layer at its least, as if there were memory without end and
-            all devices were always busy (`Options.least_s`), for the best size of microbatch.
-        beat_s: A time that is known to be had otherwise; what takes as long is not looked for.
+        bound_s: A lower bound on all plans of the method: each layer at its least time, with unlimited memory and all
+            devices always busy (`Options.least_s`), for the best size of microbatch.
+        beat_s: The time of a plan known from elsewhere; only quicker pipelines are searched for.
         nearest_bytes: The least bytes of a device that would let a pipeline fit, where none does; `nearest` says which.
     """
 
@@ -62,7 +62,7 @@ class Search:
         self.nearest_bytes, self.nearest = np.inf, ""
         rates = [1 / group.chip.matmul_s(_LARGE_FLOPS) for group in catalogue.cluster.groups]
         total = sum(rate * group.num_devices for rate, group in zip(rates, catalogue.cluster.groups, strict=True))
-        self._share = [rate / total for rate in rates]  # of one device in the cluster's compute
+        self._share = [rate / total for rate in rates]  # one device's share of the cluster's compute
         self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
         self._outside_s = np.inf  # a bound on plans that are no pipelines
         self._transfers: dict[tuple[int, int, bool], Array] = {}
@@ -93,16 +93,16 @@ class Search:
 
     @property
     def bound_s(self) -> float:
-        if self._is_cut:  # what was not priced may be quicker than all that was
+        if self._is_cut:  # a pipeline that was not priced may be quicker
             return 0.0
         return min([self._outside_s, *(float(least.sum()) for least in self._least.values())])
 
     def note_bound(self, seconds: float) -> None:
-        """Remembers a bound on plans that are no pipelines."""
+        """Records a lower bound on plans without stages."""
         self._outside_s = min(self._outside_s, seconds)
 
     def transfer(self, rows: int, num_devices: int, near: bool) -> Array:
-        """Seconds, there and back, over each cut, when a stage of so many devices sends, inside a host or not."""
+        """Seconds, both ways, over each cut, for a stage of ``num_devices`` that sends inside its host or not."""
         key = (rows, num_devices, near)
         if key not in self._transfers:
             crossing = self.catalogue.layers.crossing_bytes * rows / self.catalogue.rows.batch / num_devices
@@ -132,7 +132,7 @@ class Search:
                     self._recipes(num_stages, devices, None, rows, checkpoint)
 
     def _recipes(self, num_stages: int, devices: int, tensor: int | None, rows: int, checkpoint: str) -> None:
-        """All schedules of one shape, those that cannot win left out."""
+        """Prices all schedules of one shape that can beat the incumbent."""
         if self.is_over:
             return
         options = self.options(0, devices, rows, checkpoint, tensor)
@@ -185,7 +185,7 @@ class Search:
         self.best = Found(priced.total_s, pipeline, stages)
 
     def note_misfit(self, needed_bytes: float, words: str) -> None:
-        """Remembers what came nearest to fitting."""
+        """Records the pipeline that came nearest to fitting."""
         if needed_bytes < self.nearest_bytes:
             self.nearest_bytes, self.nearest = needed_bytes, words
 
@@ -203,21 +203,21 @@ class Search:
     # Stages of any size, by dynamic programming.
 
     def all_programmes(self) -> None:
-        """Looks for unequal stages that beat the best so far."""
+        """Searches for unequal stages that beat the incumbent."""
         batch = self.catalogue.rows.batch
         for rows in self.catalogue.microbatches:
             self.say(f"cutting stages for {batch // rows} microbatches of {rows} rows")
             self._programmes(rows)
 
     def _programmes(self, rows: int) -> None:
-        """Looks for better stages with one size of microbatch."""
+        """Searches for better stages with one size of microbatch."""
         for checkpoint in self.checkpoints:
             for schedule in ("zb-h1", "1f1b") if self.trains else ("inference",):
                 for order in orders(len(self.catalogue.cluster.groups)):
                     self._programme(rows, checkpoint, schedule, order)
 
     def _programme(self, rows: int, checkpoint: str, schedule: str, order: Sequence[int]) -> None:
-        """Looks for better stages with one size of microbatch, recomputation, schedule and order of groups."""
+        """Searches for better stages with one size of microbatch, recomputation, schedule and order of groups."""
         if self.is_over:
             return
         line = Line(self.catalogue.cluster, order)
@@ -230,9 +230,9 @@ class Search:
             self.best = found
 
     def again(self, found: Found, rows: int) -> None:
-        """Looks once more for pipelines with one size of microbatch, with what is priced by now.
+        """Searches again for pipelines with one size of microbatch, with the options priced by now.
 
-        Stages of any size and, where one that was found has equal ones, these in any number of chunks.
+        It tries stages of any size and, if a pipeline already found has equal stages, those in any number of chunks.
         """
         sizes = set(found.sizes)
         self._options = {key: options for key, options in self._options.items() if key[2] != rows}

@@ -21,13 +21,14 @@ Kind = tuple[int, int, Options]  # group of hosts, devices, the ways to split a 
 class Programme:
     """One dynamic programme.
 
-    Stages are found as if all sent over the wires between hosts, and priced by where they lie in the end.
+    The search assumes that all stages send over the links between hosts; the result is priced by the final placement.
 
     Attributes:
         pipeline: How the stages work together.
-        line: Where they lie.
-        kinds: What a stage can be.
-        transfer: Seconds, there and back, over each cut, when a stage of so many devices sends, inside a host or not.
+        line: The line of devices on which they are placed.
+        kinds: The kinds of submesh that a stage can have.
+        transfer: Seconds, both ways, over each cut, by the devices of the sending stage and whether it sends inside a
+            host.
     """
 
     pipeline: Pipeline
@@ -38,7 +39,8 @@ class Programme:
     def solve(self, best_s: float) -> Found | None:
         """The best stages that take less than ``best_s``; None if there are none.
 
-        With a single microbatch in flight every option fits that ever does: what is too slow then needs no other look.
+        With a single microbatch in flight every option fits that fits at all: if this bound is too slow, so is the
+        rest.
         """
         if not self.kinds:
             return None
@@ -73,7 +75,7 @@ class _Priced:
         self.ranges = Ranges(fill, busy, size, allowed.reshape(len(size), line.num_units + 1))
 
     def found(self, solution: Solution) -> Found:
-        """A solution as a pipeline, priced by where its stages lie."""
+        """A solution as a pipeline, priced by the placement of its stages."""
         programme, ranges = self._programme, self.ranges
         near = neighbours(place(programme.line.cluster, [self._kinds[part.kind][:2] for part in solution.parts]))
         stages, adds, rest = [], [], []

@@ -37,7 +37,7 @@ MW.figures = (plan, named = true) => {
   const c = plan.cost, m = plan.memory;
   const time = [{ name: "compute", size: c.compute, colour: "var(--compute)", text: MW.cost(c.compute, plan) }, { name: "communication", size: c.communication, colour: "var(--send)", text: MW.cost(c.communication, plan) }];
   const held = Object.entries(m.arguments).filter(([, size]) => size).map(([name, size], i) => ({ name, size, colour: `var(--r${i})`, text: MW.bytes(size) }));
-  const rest = { name: "in passing", size: Math.max(0, m.peak - held.reduce((s, h) => s + h.size, 0)), colour: "var(--r4)" };
+  const rest = { name: "temporaries", size: Math.max(0, m.peak - held.reduce((s, h) => s + h.size, 0)), colour: "var(--r4)" };
   rest.text = MW.bytes(rest.size);
   const free = m.limit ? [{ name: "free", size: Math.max(0, m.limit - m.peak), colour: "transparent", text: MW.bytes(Math.max(0, m.limit - m.peak)) }] : [];
   const out = MW.el("div", { class: "cards" },
