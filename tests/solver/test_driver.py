@@ -8,6 +8,7 @@ from meshwright.solver import ChoiceProblem, Status, price, solve
 from meshwright.solver import run as run_module
 from meshwright.solver.exact import resumable
 from meshwright.solver.run import Run
+from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 from tests.solver.problems import brute_force, random_problem
 
@@ -31,12 +32,11 @@ def test_small_problems_end_optimal_or_infeasible_as_brute_force_says(seed):
 
 
 @pytest.mark.parametrize("going_on", [0.0, 1e6])
-def test_a_solve_up_to_a_gap_goes_on_for_a_while_and_stops_with_a_true_bound(monkeypatch, going_on):
-    monkeypatch.setattr(resumable, "_GO_ON", going_on)
-    stopped = 0
+def test_a_solve_up_to_a_gap_goes_on_for_a_while_and_stops_with_a_true_bound(going_on):
+    tuning, stopped = Tuning(extra_time=going_on), 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
-        proven, near = solve(problem, seconds=20), solve(problem, seconds=20, gap=0.2)
+        proven, near = solve(problem, seconds=20), solve(problem, seconds=20, gap=0.2, tuning=tuning)
         assert proven.status == Status.OPTIMAL
         assert near.gap <= 0.2
         assert price(problem, near.choice).legal
@@ -62,12 +62,11 @@ def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatc
     simplify, begin = run_module.simplify, resumable.Closing._begin
     monkeypatch.setattr(run_module, "simplify", lambda *args: simplified.append(args) or simplify(*args))
     monkeypatch.setattr(resumable.Closing, "_begin", lambda *args: begun.append(args) or begin(*args))
-    monkeypatch.setattr(resumable, "_GO_ON", 0.0)
     left = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
         proven = solve(problem, seconds=20, workers=1)
-        run = Run(problem)
+        run = Run(problem, tuning=Tuning(extra_time=0.0))
         for calls in (simplified, begun):
             calls.clear()
         first, told = run.solve(20, gap=0.2), run.history
@@ -84,7 +83,6 @@ def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatc
 
 
 def test_a_solve_that_begins_again_keeps_its_choice(monkeypatch):
-    monkeypatch.setattr(resumable, "_GO_ON", 0.0)
     known = []
     begin = resumable.Closing.__init__
 
@@ -94,7 +92,7 @@ def test_a_solve_that_begins_again_keeps_its_choice(monkeypatch):
 
     monkeypatch.setattr(resumable.Closing, "__init__", noted)
     problem = example(True, num_nodes=14, num_states=5, seed=0)
-    run = Run(problem)
+    run = Run(problem, tuning=Tuning(extra_time=0.0))
     first = run.solve(20, gap=0.2)
     run.begin_again()
     second = run.solve(20)

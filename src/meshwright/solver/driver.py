@@ -8,6 +8,7 @@ import numpy as np
 from meshwright.errors import ProblemError
 from meshwright.solver.problem.problem import ChoiceProblem
 from meshwright.solver.problem.solution import Progress, Solution
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 def solve(
@@ -21,6 +22,7 @@ def solve(
     keep_interrupted: bool = True,
     gap: float = 0.0,
     goal: float = math.inf,
+    tuning: Tuning = TUNING,
 ) -> Solution:
     """Finds the cheapest choice that fits the memory limit.
 
@@ -40,6 +42,7 @@ def solve(
             again as it took to get there, since a better choice or the proof is often near. 0 to go on until the choice
             is proven.
         goal: A cost from which on choices are of no use: the search ends once it is proven that none is cheaper.
+        tuning: Numbers that change how soon and how well a problem is solved, never whether the answer is right.
 
     Examples:
         >>> problem = ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])
@@ -59,5 +62,5 @@ def solve(
         raise ProblemError(f"goal is {goal!r}: give a cost, or inf for none")
     from meshwright.solver.run import Run
 
-    run = Run(problem, seed, workers, on_progress, initial, steps, keep_interrupted)
+    run = Run(problem, seed, workers, on_progress, initial, steps, keep_interrupted, tuning)
     return run.solve(seconds, gap, goal)

@@ -1,11 +1,13 @@
-"""One solve from beginning to end: simplify, close if small, search if giant, and keep the books."""
+"""One solve from beginning to end: reductions, branch and bound if small, local search if large."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from meshwright.jit import clock
-from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.deadline import Deadline
+from meshwright.solver.exact.branch_and_bound import Options
 from meshwright.solver.exact.resumable import Closing
 from meshwright.solver.least_memory import least_limit
 from meshwright.solver.model.model import extent, from_problem, maximal_times
@@ -14,17 +16,13 @@ from meshwright.solver.problem.gap import relative_gap
 from meshwright.solver.problem.problem import IMPOSSIBLE, ChoiceProblem
 from meshwright.solver.problem.solution import Progress, Solution, Status
 from meshwright.solver.reductions.simplify import Simplified, simplify
+from meshwright.solver.tuning import TUNING, Tuning
 
-_SMALL_STATES, _FEW_NODES = 40_000, 3_000  # up to here, or here, closing is tried before anything else
-_FEW_TIMES = 400
 _HALF = 0.5  # a unit: of whole numbers, what is not so much cheaper is not cheaper
-_FEWEST_TIMES = 12  # up to here even many strategies are mostly closed
-_GIANT_STATES = 20_000  # strategies of the full problem from which several processes search it
-_WORTH_A_CREW = 8.0  # seconds left from which further processes earn their start-up
 
 
 class Run:
-    """The books of one problem's solves: the clock, its best choice, the bound, the history of the latest."""
+    """What is known of one problem: its incumbent, the lower bound, the deadline, the history of the latest solve."""
 
     def __init__(
         self,
@@ -35,10 +33,12 @@ class Run:
         initial: Sequence[int] | np.ndarray | None = None,
         steps: int | None = None,
         keep_interrupted: bool = False,
+        tuning: Tuning = TUNING,
+        clock: Callable[[], float] = clock,
     ):
-        """As `driver.solve` is given them."""
-        self.start = clock()
-        self.deadline = np.inf
+        """As `driver.solve` is given them; the clock tells the time in seconds."""
+        self.tuning, self.deadline = tuning, Deadline(clock=clock)
+        self.start = self.deadline.now
         self.problem = problem
         self.seed, self.workers, self.steps = seed, workers, steps
         self.keep_interrupted = keep_interrupted
@@ -53,26 +53,27 @@ class Run:
         extents = [extent(part, IMPOSSIBLE) for part in (problem.cost, problem.matrix)]
         self.tolerance = whole_tolerance(problem, extents)
         self.most = most_possible(problem, extents) + self.tolerance
-        self.giant = problem.num_strategies > _GIANT_STATES
+        self.giant = problem.num_strategies > tuning.giant_states
         self._simple: Simplified | None = None
         self._closing: Closing | None = None
         if initial is not None:
             self.offer(np.asarray(initial))
 
     def solve(self, seconds: float, gap: float = 0.0, goal: float = np.inf) -> Solution:
-        """Simplifies, closes what is small, searches what is not; called again, it goes on from there."""
+        """Reduces, proves what is small, searches what is not; called again, it resumes."""
         if self._simple is not None:
-            self.start, self.history = clock(), []
-        self.deadline, self.gap, self.goal = self.start + seconds, gap, goal
+            self.start, self.history = self.deadline.now, []
+        self.deadline, self.gap, self.goal = replace(self.deadline, at=self.start + seconds), gap, goal
         try:
             if self._simple is None:
-                self._simple = simplify(from_problem(self.problem), self.deadline)
+                self._simple = simplify(from_problem(self.problem), self.deadline, self.tuning)
             simple = self._simple
             if simple.infeasible:
                 return self.finish_infeasible(simple.excess)
             model = simple.model
-            small = len(model.cost) <= _SMALL_STATES or model.num_nodes <= _FEW_NODES
-            if small and len(model.cap) <= _FEW_TIMES and self._closed(simple):
+            tuning = self.tuning
+            small = len(model.cost) <= tuning.small_states or model.num_nodes <= tuning.few_nodes
+            if small and len(model.cap) <= tuning.few_times and self._closed(simple):
                 return self.finish()
             self._search(simple)
         except KeyboardInterrupt:
@@ -94,13 +95,13 @@ class Run:
 
     def _closed(self, simple: Simplified) -> bool:
         """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
-        now = clock()
-        part = 0.03 if self.giant and len(simple.model.cap) > _FEWEST_TIMES else 0.7
-        until = min(self.deadline, now + max(1.0, part * (self.deadline - now)))
+        tuning = self.tuning
+        is_hard = self.giant and len(simple.model.cap) > tuning.fewest_times
+        until = self.deadline.part(tuning.giant_exact_share if is_hard else tuning.exact_share, least=1.0)
         if self._closing is None:
             known = None if self.choice is None else simple.restrict(self.choice)
-            closer = Closer(self.tolerance, until, improve=_improved)
-            self._closing = Closing(closer, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
+            options = Options(self.tolerance, _improved, tuning=self.tuning)
+            self._closing = Closing(options, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
         found = self._closing.go_on(until, self.gap, min(self.goal, self.most) - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
@@ -113,9 +114,9 @@ class Run:
         from meshwright.solver.parallel.worker import Crew
 
         crew = None
-        left = self.deadline - clock()
-        if self.giant and self.workers > 1 and self.steps is None and left > _WORTH_A_CREW:
-            crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers)
+        left = self.deadline.left
+        if self.giant and self.workers > 1 and self.steps is None and left > self.tuning.crew_seconds:
+            crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers, self.tuning)
 
         def tell(cost: float, choice: np.ndarray) -> None:
             self.offer(simple.expand(choice))
@@ -136,7 +137,16 @@ class Run:
             return self._enough(cost + simple.offset, bound + simple.offset)
 
         search = Search(
-            simple.model, self.tolerance, self.deadline, self.seed, self.steps, tell, self._told, poll, enough
+            simple.model,
+            self.tolerance,
+            self.deadline,
+            self.seed,
+            self.steps,
+            tell,
+            self._told,
+            poll,
+            enough,
+            self.tuning,
         )
         self._offset = simple.offset
         search.cost = self.cost - simple.offset
@@ -189,8 +199,8 @@ class Run:
         """Ends without a choice, with the least limit that would do as far as the time allows to find it."""
         self.choice, self.cost, least = None, np.inf, None
         if np.isfinite(self.problem.limit):
-            now = clock()
-            least = least_limit(self.problem, excess, min(self.deadline, now + max(1.0, 0.3 * (self.deadline - now))))
+            until = self.deadline.part(self.tuning.infeasible_share, least=1.0)
+            least = least_limit(self.problem, excess, until, self.tuning)
         return self._solution(Status.INFEASIBLE, np.inf, least)
 
     def _solution(self, status: Status, bound: float, least_limit: float | None) -> Solution:
@@ -201,19 +211,19 @@ class Run:
             lower_bound=bound,
             peak_usage=self.peak,
             least_limit=least_limit,
-            seconds=clock() - self.start,
+            seconds=self.deadline.now - self.start,
             history=tuple(self.history),
         )
 
     def _tell(self) -> None:
-        progress = Progress(clock() - self.start, self.cost, min(self.bound, self.cost), self.peak)
+        progress = Progress(self.deadline.now - self.start, self.cost, min(self.bound, self.cost), self.peak)
         self.history.append(progress)
         if self.on_progress is not None:
             self.on_progress(progress)
 
 
 def _improved(*args) -> np.ndarray | None:
-    """`starts.improved`, loaded where it is needed: most small problems are closed without it."""
+    """`polish.improved`, loaded where it is needed: most small problems are closed without it."""
     from meshwright.solver.local_search.polish import improved
 
     return improved(*args)

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from meshwright.jit import clock
 from meshwright.solver import ChoiceProblem, lower_bound, solve
+from meshwright.solver.tuning import Tuning
+
+_BRIEF = Tuning(rows=100, some_rows=100, patient_rows=100, relaxed_rows=100)  # kernels are interpreted meanwhile
 
 
 def reach_kernels() -> None:
@@ -12,7 +14,7 @@ def reach_kernels() -> None:
 
     for memory in (False, True):
         problem = example(memory, num_nodes=10)
-        solve(problem, seconds=600)
+        solve(problem, seconds=600, tuning=_BRIEF)
         lower_bound(problem)
     search_kernels()
     scan(b'{"problem": [[1, 2], [3]]}')
@@ -40,9 +42,9 @@ def search_kernels() -> None:
     from meshwright.solver.bounds.bundle import highest
     from meshwright.solver.bounds.dual import Dual
     from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
+    from meshwright.solver.deadline import NEVER, Deadline
     from meshwright.solver.exact.bucket_elimination import eliminate
     from meshwright.solver.exact.drop_small_memory import coarsened
-    from meshwright.solver.exact.frontier_search import search
     from meshwright.solver.exact.repair import mended, relaxed
     from meshwright.solver.local_search.anytime import Search
     from meshwright.solver.model.model import from_problem
@@ -50,7 +52,7 @@ def search_kernels() -> None:
     from meshwright.solver.reductions.simplify import simplify
 
     model = from_problem(example(True, num_nodes=30))
-    reduce_model(model, deadline=0.0)
+    reduce_model(model, deadline=Deadline(0.0))
     simple = simplify(model)
     if not simple.infeasible:
         dual = Dual(simple.model)
@@ -59,7 +61,6 @@ def search_kernels() -> None:
         cheapest(dual.links, dual.model.off, dual.theta, buckets)
         highest(np.ones((2, 1)), np.zeros(2), np.ones(1), 1.0, 1)
         coarsened(dual.model, 1e-3)
-        search([dual], np.inf, 8)
-        relaxed(dual, 8)
+        relaxed(dual, _BRIEF)
         mended(simple.model, dual.links, dual.decode())
-        Search(from_problem(example(True, num_nodes=8, num_states=3)), 0.5, clock() + 600, steps=2).run()
+        Search(from_problem(example(True, num_nodes=8, num_states=3)), 0.5, NEVER, steps=2, tuning=_BRIEF).run()

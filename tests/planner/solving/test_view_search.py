@@ -14,6 +14,7 @@ from meshwright.planner.planner import Task
 from meshwright.planner.solving import fit_memory
 from meshwright.planner.solving import view_search as search_module
 from meshwright.planner.solving.fit_memory import View, least_memory
+from meshwright.planner.solving.tuning import VIEW_TUNING, ViewTuning
 from meshwright.solver.problem.solution import Solution, Status
 from meshwright.solver.run import Run
 from tests.planner.examples import mesh, mlp_step, traced_zoo
@@ -90,7 +91,7 @@ def test_without_memory_no_solve_is_begun_that_could_not_be_accepted(monkeypatch
     monkeypatch.setattr(Run, "solve", noted)
     at = planner_of(trace(step, *args), (4,))
     at(0.9 * at(None).memory.peak_bytes)
-    short, long = fit_memory.ALLOWANCES[0][0], fit_memory.ALLOWANCES[-1][0]
+    short, long = VIEW_TUNING.allowances[0][0], VIEW_TUNING.allowances[-1][0]
     assert max(seconds for is_held, seconds in given if is_held) == short
     without = [seconds for is_held, seconds in given if not is_held]
     assert max(without) == long and min(without) > short  # all the time that is left, where that is limited
@@ -182,7 +183,7 @@ class Scripted(View):
     """A view that takes given steps: its floor after each, and what it costs from some step on."""
 
     def __init__(self, sizes, floors, cost, fits_after=1):
-        large = {"costs": [np.zeros(1)], "memory": SimpleNamespace(num_steps=fit_memory.SMALL + 1)}  # held in rounds
+        large = {"costs": [np.zeros(1)], "memory": SimpleNamespace(num_steps=VIEW_TUNING.small + 1)}  # held in rounds
         super().__init__(SimpleNamespace(mesh=SimpleNamespace(sizes=sizes), **large), 1.0, floor=floors[0])
         self.floors, self.found, self.missing, self.goals = list(floors[1:]), cost, fits_after, []
 
@@ -234,10 +235,10 @@ def test_only_the_best_view_is_given_more_than_one_allowance_to_the_end_while_it
     wide, close = Scripted((8,), (0.9, 0.97), 1.0), Scripted((8,), (0.9, 0.985), 1.0)
     last = ((0.5, 1e-2),)
     for view in (wide, close):
-        assert view._allowed(1.0) == view._allowed(np.inf) == fit_memory.ALLOWANCES
+        assert view._allowed(1.0) == view._allowed(np.inf) == VIEW_TUNING.allowances
         assert view.advance() and view.is_near
         assert view._allowed(1.0) == last
-    assert wide._allowed(np.inf) == fit_memory.ALLOWANCES and close._allowed(np.inf) == last
+    assert wide._allowed(np.inf) == VIEW_TUNING.allowances and close._allowed(np.inf) == last
 
 
 def test_a_view_that_is_taken_up_starts_from_the_best_choice_that_can_be_carried_to_it():
@@ -268,7 +269,8 @@ def test_a_solve_that_is_far_off_when_its_seconds_are_over_begins_again():
         def begin_again(self):
             done.append("again")
 
-    assert len(list(fit_memory._solves(Far(), ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2))))) == 3
+    tuning = ViewTuning(allowances=((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2)))
+    assert len(list(fit_memory._solves(Far(), tuning))) == 3
     assert done == [1.0, "again", 3.0, "again", 20.0]
 
 
@@ -290,7 +292,7 @@ def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(mon
 
     monkeypatch.setattr(Run, "__init__", noted)
     monkeypatch.setattr(Run, "solve", unproven)
-    view.allowances = ((1.0, np.inf),)
+    view.tuning = ViewTuning(allowances=((1.0, np.inf),))
     while not view.fits:
         view.step(0.1)
     before, fitted = len(begun), view.fitted.choice

@@ -9,11 +9,12 @@ from scipy.optimize import linprog
 from meshwright.solver.bounds.bundle import Bundle, highest
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.memory_prices import climb_prices, settle_prices
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
 
-FOREVER = np.inf
+FOREVER = NEVER
 
 
 def _several_times(seed, num_nodes=8, num_states=3, num_times=4):
@@ -61,7 +62,7 @@ def test_past_the_deadline_prices_stay():
     dual.converge(20)
     climb_prices(dual, 0.1 * abs(dual.bound), 60)
     prices = dual.prices.copy()
-    assert settle_prices(dual, np.inf, 0.0) == []
+    assert settle_prices(dual, np.inf, Deadline(0.0)) == []
     assert dual.prices == pytest.approx(prices)
 
 

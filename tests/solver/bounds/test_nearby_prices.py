@@ -5,11 +5,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.solver.bounds import nearby_prices
 from meshwright.solver.bounds.dual import Dual, ascend_prices
 from meshwright.solver.bounds.nearby_prices import Fan
+from meshwright.solver.deadline import NEVER
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import from_problem
+from meshwright.solver.tuning import TUNING
 from meshwright.solver.warm import example
 
 
@@ -32,7 +33,7 @@ def test_no_dual_of_a_fan_rules_out_a_cheaper_choice(seed):
     rng = np.random.default_rng(seed)
     for _ in range(3):
         made.note(_at(dual.model, dual.prices + rng.random(len(dual.prices)) * dual.prices.max()))
-    model, duals = dual.model, made.around(dual, np.inf)
+    model, duals = dual.model, made.around(dual, NEVER)
     assert len(duals) > 3
     for choice in product(*map(range, np.diff(model.off))):
         state = State.of(model, np.array(choice))
@@ -46,7 +47,7 @@ def test_no_dual_of_a_fan_rules_out_a_cheaper_choice(seed):
     (
         [4.0, 1.0, 5.0, 2.0, 3.0],
         [
-            [0, 0, 15], [15], [0, 0, 0, 0, 15], [0, 0, 0, 15],  # all at one of the four dearest
+            [0, 0, 15], [15], [0, 0, 0, 0, 15], [0, 0, 0, 15],  # all at one of the four most expensive
             [9, 1, 0, 2, 3], [4, 1, 0, 2, 8], [0, 1, 9, 2, 3], [0, 1, 5, 2, 7], [4, 1, 8, 2, 0], [7, 1, 5, 2, 0],
         ],
     ),
@@ -61,7 +62,7 @@ def test_memory_is_worth_as_much_at_other_times(worth, expected):
     prices[: len(cap)] = np.array(worth) / cap
     dual = Dual(model, prices=prices)
     dual.sweep()
-    first, *others = Fan().around(dual, np.inf)
+    first, *others = Fan().around(dual, NEVER)
     assert first is dual
     got = sorted((one.prices * model.cap).round(9).tolist() for one in others)
     assert got == sorted(row + [0.0] * (size - len(row)) for row in expected)
@@ -69,21 +70,21 @@ def test_memory_is_worth_as_much_at_other_times(worth, expected):
 
 def test_prices_that_were_best_elsewhere_are_tried_where_they_differ_most():
     dual, made = _dual(2, num_nodes=20), Fan()
-    plain = len(made.around(dual, np.inf))
+    plain = len(made.around(dual, NEVER))
     far, near = dual.prices * 5.0 + dual.prices.max(), dual.prices * (1 + 1e-3)
     for prices in (near, far, far, np.zeros_like(far)):
         made.note(_at(dual.model, prices))
     assert len(made.seen) == 3  # no prices, no dual of its own
-    (only,) = made.around(dual, np.inf)[plain:]
+    (only,) = made.around(dual, NEVER)[plain:]
     assert only.prices == pytest.approx(far)
 
 
 def test_no_more_than_a_few_of_them_are_tried():
     dual, made = _dual(1), Fan()
-    plain = len(made.around(dual, np.inf))
+    plain = len(made.around(dual, NEVER))
     for scale in range(2, 20):
         made.note(_at(dual.model, dual.prices * scale + scale * dual.prices.max()))
-    assert len(made.around(dual, np.inf)) == plain + nearby_prices._OTHERS
+    assert len(made.around(dual, NEVER)) == plain + TUNING.fan_others
 
 
 def test_prices_are_carried_to_the_times_that_are_left():
@@ -91,6 +92,6 @@ def test_prices_are_carried_to_the_times_that_are_left():
     elsewhere = _at(dual.model, 3.0 * dual.prices + dual.prices.max())
     elsewhere.model = dual.model._replace(when=dual.model.when + 1)  # a part that holds all but the first, and one more
     made.note(elsewhere)
-    *_, last = made.around(dual, np.inf)
+    *_, last = made.around(dual, NEVER)
     assert (np.diff(dual.model.when) == 1).all()
     assert last.prices == pytest.approx([0.0, *elsewhere.prices[:-1]])

@@ -6,14 +6,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.jit import clock
 from meshwright.solver import ChoiceProblem, Status, price, run, solve
 from meshwright.solver.bounds.dual import Dual, ascend_prices
 from meshwright.solver.bounds.memory_prices import climb_prices
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.exact import branch_and_bound
-from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.exact.branch_and_bound import Closer, Options
 from meshwright.solver.exact.branching import split
-from meshwright.solver.exact.frontier_search import search
+from meshwright.solver.exact.bucket_elimination import eliminate
 from meshwright.solver.exact.resumable import Closing, close
 from meshwright.solver.exact.subproblem import Closed, decoded_found, mended_found
 from meshwright.solver.highs_oracle import solve_mip
@@ -22,6 +22,7 @@ from meshwright.solver.model.choice import State, cost_of
 from meshwright.solver.model.half_edges import link
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.reductions.simplify import simplify
+from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 from tests.solver.layers import layered_problem
 
@@ -64,26 +65,27 @@ def test_no_help_is_sought_once_time_is_up_unless_there_is_no_choice_yet(late):
     model = from_problem(layered_problem((8, 2), layers=1, limit_part=0.2))
     dual, asked = Dual(model), []
     dual.converge(20)
-    known = close(Closer(1e-9, np.inf), model)
-    closer = Closer(1e-9, -np.inf if late else np.inf, improve=lambda _, choice, *__: asked.append(choice))
+    known = close(Options(1e-9), model)
+    options = Options(1e-9, improve=lambda _, choice, *__: asked.append(choice))
+    closer = Closer(options, Deadline(-np.inf) if late else NEVER)
     for choice, cost in ((None, np.inf), (known.choice, 2 * known.cost)):
         closer._helped(dual, Closed(choice, cost, dual.bound), np.inf)
     assert len(asked) == (1 if late else 2)
-    assert closer.helped != late  # what time did not do for is done when it is gone on with
+    assert closer.effort.helped != late  # what the time did not suffice for is done when the solve is resumed
 
 
 def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
     model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
-    closing, given = Closing(Closer(1e-9, np.inf), model), []
+    closing, given = Closing(Options(1e-9), model), []
 
     def noted(closer, dual, best, cutoff, enough):
-        given.append(closer.deadline - clock())
+        given.append(closer.deadline.left)
         return replace(best, bound=0.99 * best.cost)
 
     monkeypatch.setattr(Closer, "below", noted)
-    closing.go_on(np.inf, gap=0.9)
+    closing.go_on(gap=0.9)
     closing._seconds = 50.0
-    closing.go_on(np.inf, gap=0.9)
+    closing.go_on(gap=0.9)
     assert len(given) == 4 and given[0] == given[2] == np.inf
     assert given[1] < 40.0 and 50.0 <= given[3] < 90.0
 
@@ -91,21 +93,21 @@ def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_time_did_not_do_for_is_done_when_it_is_gone_on_with(monkeypatch, cut):
     model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
-    best, look, looked = close(Closer(1e-9, np.inf), model), Closer._coarsely_below, []
+    best, look, looked = close(Options(1e-9), model), Closer._coarsely_below, []
 
     def noted(closer, dual, goal, enough):
         looked.append(goal)
         found = look(closer, dual, goal, enough)
         if len(looked) > 1:
             return found
-        closer.deadline = -np.inf  # time is up
+        closer.deadline = Deadline(-np.inf)  # time is up
         return Closed(None, np.inf, dual.bound) if cut else found
 
     monkeypatch.setattr(Closer, "_coarsely_below", noted)
-    closing = Closing(Closer(1e-9, np.inf, improve=lambda _, choice, *__: choice), model)
-    found = closing.go_on(np.inf)
+    closing = Closing(Options(1e-9, improve=lambda _, choice, *__: choice), model)
+    found = closing.go_on()
     assert len(looked) == 1 and found.bound < found.cost
-    found = closing.go_on(np.inf)
+    found = closing.go_on()
     assert (len(looked) > 1) == cut
     assert found.bound == pytest.approx(found.cost) == pytest.approx(best.cost)
 
@@ -133,11 +135,12 @@ def test_sweeps_go_on_while_the_bound_rises(monkeypatch):
 @pytest.mark.parametrize("limit_part", [0.1, 0.2, 0.3])
 def test_a_choice_is_found_close_to_the_bound_even_where_a_gap_would_do(limit_part):
     model = simplify(from_problem(layered_problem((8, 2), layers=1, limit_part=limit_part))).model
-    best = close(Closer(1e-9, np.inf), model)
+    best = close(Options(1e-9), model)
     dual = Dual(model)
     dual.converge(30)
     climb_prices(dual, 0.03 * abs(dual.bound), 60)
-    found = Closer(1e-9, np.inf, slack=abs(best.cost))._coarsely_below(dual, best.cost * (1 + 1e-3), np.inf)
+    closer = Closer(Options(1e-9)).copy(slack=abs(best.cost))
+    found = closer._coarsely_below(dual, best.cost * (1 + 1e-3), np.inf)
     assert found.choice is not None
     assert found.cost <= best.cost * (1 + 1e-9)
 
@@ -145,27 +148,20 @@ def test_a_choice_is_found_close_to_the_bound_even_where_a_gap_would_do(limit_pa
 @pytest.mark.parametrize(("states", "nodes", "closed"), [(0, 0, False), (10**6, 0, True), (0, 10**6, True)])
 def test_what_has_few_states_or_few_nodes_is_closed(monkeypatch, states, nodes, closed):
     searched = []
-    monkeypatch.setattr(run, "_SMALL_STATES", states)
-    monkeypatch.setattr(run, "_FEW_NODES", nodes)
     monkeypatch.setattr(run.Run, "_search", lambda run, simple: searched.append(simple))
-    solution = solve(layered_problem((8, 2), layers=1, limit_part=0.2), seconds=60)
+    tuning = Tuning(small_states=states, few_nodes=nodes)
+    solution = solve(layered_problem((8, 2), layers=1, limit_part=0.2), seconds=60, tuning=tuning)
     assert (solution.status == Status.OPTIMAL, len(searched)) == (closed, 0 if closed else 1)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_halves_that_are_closed_by_themselves_make_up_the_whole(monkeypatch, seed):
-    """With every split taken for one that tears a model apart, and no elimination, which would leave none to make."""
-    torn, last = [], Closer._last
-    monkeypatch.setattr(branch_and_bound, "_TORN", -np.inf)
-    monkeypatch.setattr(Closer, "_briefly", lambda closer, dual, count: None)
-    monkeypatch.setattr(Closer, "_patiently", lambda closer, count: None)
-    monkeypatch.setattr(Closer, "_last", lambda closer, dual, *args: torn.append(dual) or last(closer, dual, *args))
+@pytest.mark.parametrize("seed", range(6))
+def test_splits_alone_prove_what_elimination_would(seed):
     problem = example(True, num_nodes=12, num_states=4, seed=seed)
-    solution = solve(problem, seconds=60, workers=1)
+    solution = solve(problem, seconds=60, workers=1, tuning=Tuning(most_combinations=0.0))
     best = _highs(problem)
     assert (solution.status == Status.INFEASIBLE) == np.isinf(best)
     if np.isfinite(best):
-        assert torn and solution.status == Status.OPTIMAL
+        assert solution.status == Status.OPTIMAL
         assert price(problem, solution.choice).cost == pytest.approx(best, rel=1e-6)
 
 
@@ -173,7 +169,7 @@ def test_a_cutoff_below_the_optimum_is_proven_empty():
     problem = example(True, seed=3)
     simple = simplify(from_problem(problem))
     best = solve(problem, seconds=60).cost - simple.offset
-    closed = close(Closer(0.5, clock() + 60), simple.model, best)
+    closed = close(Options(0.5), simple.model, best)
     assert closed.choice is None
     assert closed.bound >= best - 0.5
 
@@ -189,18 +185,18 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
         ascend_prices(dual, np.inf, 50)
         cost = cost_of(simple.model, best.choice)
         assert dual.bound <= cost + 1e-6
-        found = search([dual], cost + 0.5, 10_000)
+        found = eliminate([dual], cost + 0.5, 1e5)
         assert found.reached == cost + 0.5
         assert cost_of(simple.model, found.choice) == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("memory", [False, True])
-@pytest.mark.parametrize("few", [0, 1], ids=["depth first", "least bound first"])
+@pytest.mark.parametrize("few", [0, 100])
 def test_splitting_proves_what_one_search_would(seed, memory, few):
     simple = simplify(from_problem(example(memory, num_nodes=14, num_states=4, seed=seed)))
-    whole = close(Closer(1e-9, clock() + 60, few=np.inf), simple.model)
-    split = close(Closer(1e-9, clock() + 60, few=few, effort=10), simple.model)
+    whole = close(Options(1e-9, combinations=np.inf), simple.model)
+    split = close(Options(1e-9, combinations=few), simple.model)
     assert split.cost == pytest.approx(whole.cost, rel=1e-9)
     assert split.bound == pytest.approx(split.cost, rel=1e-9)
 
@@ -217,13 +213,13 @@ class _Clock:
 
 @pytest.mark.parametrize("few", [0, 1, 2e5])
 @pytest.mark.parametrize("seed", range(3))
-def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(monkeypatch, few, seed):
+def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(few, seed):
     model = from_problem(example(True, num_nodes=14, num_states=4, seed=seed))
-    best = close(Closer(1e-9, clock() + 60, few=np.inf), model).cost
+    best = close(Options(1e-9, combinations=np.inf), model).cost
     closed = 0
-    for deadline in (*range(1, 40, 3), *range(40, 400, 40)):
-        monkeypatch.setattr(branch_and_bound, "clock", _Clock())
-        found = close(Closer(1e-9, deadline, few=few, effort=10, improve=improved), model)
+    for deadline in (*range(1, 40, 3), *range(40, 400, 40), 4000):
+        options = Options(1e-9, improve=improved, combinations=few)
+        found = close(options, model, deadline=Deadline(deadline, _Clock()))
         assert found.bound <= best + 1e-9
         assert found.cost >= best - 1e-9
         assert found.choice is None or State.of(model, found.choice).fits(model)
@@ -234,9 +230,8 @@ def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(monkeypatch, few, se
 def test_past_the_deadline_no_effort_is_left():
     dual = Dual(from_problem(example(True, num_nodes=10)))
     dual.converge(5)
-    for few in (0, 1e5):
-        look = Closer(1e-9, clock() - 1, few=few)._patiently(10.0 if few else np.inf)
-        assert look([dual], 1e9).reached < 1e9
+    look = Closer(Options(1e-9), Deadline.after(-1.0))._patiently(10.0)
+    assert look([dual], 1e9).reached < 1e9
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -269,7 +264,7 @@ def test_what_no_half_can_hold_is_ruled_out():
     model = from_problem(example(memory=False, num_nodes=6, num_states=4, seed=2))
     dual = Dual(model)
     dual.converge(50)
-    best = close(Closer(1e-9, clock() + 60), model)
+    best = close(Options(1e-9), model)
     parts = split(dual, best.cost + 1e-6).parts
     assert len(parts) == 1 and parts[0][model.off[:-1] + best.choice].all() and not parts[0].all()
 
@@ -307,10 +302,10 @@ def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
         dual.converge(10)
         climb_prices(dual, 0.03 * abs(dual.bound), 60)
         start = Closed(None, np.inf, dual.bound)
-        found = Closer(1e-9, clock() + 60).mixed(dual, start, np.inf)
+        found = Closer(Options(1e-9)).mixed(dual, start, np.inf)
         optimum = solve(problem, seconds=60, workers=1)
         assert optimum.status == Status.OPTIMAL and State.of(simple.model, found.choice).fits(simple.model)
         assert optimum.cost - 1e-9 <= price(problem, simple.expand(found.choice)).cost <= 1.01 * optimum.cost
         cutoff = optimum.cost - simple.offset  # nothing costs less, and what costs as much is of no use
-        again = Closer(1e-9, clock() + 60).mixed(dual, start, (1 - 1e-9) * cutoff)
+        again = Closer(Options(1e-9)).mixed(dual, start, (1 - 1e-9) * cutoff)
         assert again.choice is None

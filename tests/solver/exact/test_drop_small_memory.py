@@ -5,15 +5,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.jit import clock
 from meshwright.solver import ChoiceProblem, Status, price, solve
 from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.exact.branch_and_bound import Closer, Options
 from meshwright.solver.exact.drop_small_memory import coarsened
 from meshwright.solver.exact.subproblem import Closed
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.reductions.times import dense_usage
+from meshwright.solver.tuning import Tuning
 from tests.solver.problems import brute_force, random_problem
 
 
@@ -65,15 +65,14 @@ def test_problems_with_small_rows_are_solved_exactly(seed):
     assert price(problem, solution.choice).cost == pytest.approx(brute_force(problem), rel=1e-9)
 
 
-def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit(monkeypatch):
-    monkeypatch.setattr("meshwright.solver.exact.branch_and_bound._SMALL", 0.01)
-    proven = mended = 0
+def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit():
+    options, proven, mended = Options(1e-9, tuning=Tuning(small_memory=0.01)), 0, 0
     for seed in range(40):
         problem = _large_and_small(seed)
         dual = Dual(from_problem(problem))
         dual.converge(10)
         start, best = Closed(None, np.inf, dual.bound), brute_force(problem)
-        found = Closer(1e-9, clock() + 60)._coarsely(dual, start, np.inf, np.inf)
+        found = Closer(options)._coarsely(dual, start, np.inf, np.inf)
         assert best - 0.3 < found.bound <= best + 1e-9
         if found.choice is not None:
             state = State.of(dual.model, found.choice)
@@ -95,11 +94,10 @@ def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trus
 
     monkeypatch.setattr(Closer, "_coarsely_below", tell)
     monkeypatch.setattr(Closer, "mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
-    monkeypatch.setattr("meshwright.solver.exact.branch_and_bound._SMALL", 0.01)
-    monkeypatch.setattr("meshwright.solver.exact.branch_and_bound._FIRST_REACH", 1e-9)
+    tuning = Tuning(small_memory=0.01, first_reach=1e-9)
     for seed in range(30):
         problem = _large_and_small(seed)
-        solution = solve(problem, seconds=60, workers=1)
+        solution = solve(problem, seconds=60, workers=1, tuning=tuning)
         assert solution.status == Status.OPTIMAL
         assert solution.cost == pytest.approx(brute_force(problem), rel=1e-9)
     assert True in told and False in told

@@ -52,7 +52,7 @@ def test_a_relaxed_choice_mends_into_one_near_the_optimum(seed):
     dual.converge(20)
     climb_prices(dual, 0.1 * abs(dual.bound), 60)
     dual.sweep()
-    found = mended(model, dual.links, relaxed(dual, 30))
+    found = mended(model, dual.links, relaxed(dual))
     if found.fits(model):
         assert best.cost <= found.cost <= 1.5 * best.cost
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from meshwright.jit import clock
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.bounds.dual import Dual
+from meshwright.solver.deadline import NEVER
 from meshwright.solver.local_search.anytime import Search
 from meshwright.solver.local_search.decimation import decimate, settled
 from meshwright.solver.local_search.level import Level
@@ -15,11 +15,12 @@ from meshwright.solver.model.model import from_problem
 from meshwright.solver.parallel.shared_board import Board
 from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.run import Run
+from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 
 
 def _forever():
-    return clock() + 600
+    return NEVER
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +151,7 @@ def test_the_board_gives_the_cheapest_whole_choice(tmp_path):
 
 def test_two_workers_search_together(problem, monkeypatch):
     monkeypatch.setattr(Run, "_closed", lambda self, simple: False)
-    from meshwright.solver import run
-
-    monkeypatch.setattr(run, "_WORTH_A_CREW", 0.0)
-    monkeypatch.setattr(run, "_GIANT_STATES", 0)
-    solution = solve(problem, seconds=6, workers=2)
+    solution = solve(problem, seconds=6, workers=2, tuning=Tuning(crew_seconds=0.0, giant_states=0))
     assert price(problem, solution.choice).legal
 
 

@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 
-from meshwright.jit import clock
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.memory_prices import climb_prices
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.exact import resumable
-from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.exact.branch_and_bound import Closer, Options
 from meshwright.solver.exact.repair import mended
 from meshwright.solver.local_search.polish import improved
 from meshwright.solver.model.choice import State, cost_of
 from meshwright.solver.model.half_edges import link
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
+from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 
-FOREVER = 1e18
+FOREVER = NEVER
 
 
 def lumps(num_nodes: int = 60, seed: int = 0) -> ChoiceProblem:
@@ -67,7 +68,7 @@ def test_a_poor_choice_is_improved_to_within_two_percent_of_the_bound(seed):
 def test_without_time_the_given_choice_comes_back_or_better():
     model = from_problem(lumps())
     poor = np.zeros(model.num_nodes, dtype=np.int64)
-    found = improved(_priced(model), poor, 1e-9, clock())
+    found = improved(_priced(model), poor, 1e-9, Deadline.after(0.0))
     assert State.of(model, found).fits(model)
     assert cost_of(model, found) <= cost_of(model, poor)
 
@@ -81,20 +82,19 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
             told.append("split")
         return found
 
-    def improve(dual, choice, tolerance, deadline):
+    def improve(dual, choice, tolerance, deadline, tuning):
         told.append("improved")
-        return improved(dual, choice, tolerance, deadline)
+        return improved(dual, choice, tolerance, deadline, tuning)
 
-    def closed(model):
+    def closed(model, **tuning):
         told.clear()
-        return resumable.close(Closer(1e-9, clock() + 60, improve=improve), model), tuple(told)
+        options = Options(1e-9, improve=improve, tuning=Tuning(improve_gap=-1.0, **tuning))
+        return resumable.close(options, model), tuple(told)
 
-    monkeypatch.setattr(resumable, "_DEAR", -1.0)
     monkeypatch.setattr(Closer, "_look", look)
     models = [from_problem(example(True, num_nodes=16, seed=seed)) for seed in range(12)]
     easy = [closed(model) for model in models]
-    monkeypatch.setattr(Closer, "_briefly", lambda closer, dual, count: None)
-    hard = [closed(model) for model in models]
+    hard = [closed(model, most_combinations=0.0) for model in models]
     for (found, _), (other, order) in zip(easy, hard, strict=True):
         assert other.cost == pytest.approx(found.cost) and other.bound == pytest.approx(other.cost)
         assert "split" not in order or order[0] == "improved"

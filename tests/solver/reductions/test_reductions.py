@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.solver import ChoiceProblem, price
+from meshwright.solver.deadline import Deadline
 from meshwright.solver.model.model import from_problem, maximal_times
 from meshwright.solver.reductions import memory, rules
 from meshwright.solver.reductions.mutable_graph import INFEASIBLE, STATUS, build
@@ -119,7 +120,7 @@ def test_simplify_keeps_the_optimum(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_past_the_deadline_every_state_still_has_a_partner(seed):
     problem = random_problem(seed, memory=seed % 3 != 0)
-    reduced = reduce_model(from_problem(problem), deadline=0.0)
+    reduced = reduce_model(from_problem(problem), deadline=Deadline(0.0))
     _agrees(problem, reduced)
     model, sizes = reduced.model, np.diff(reduced.model.off)
     for u, v, begin in zip(model.eu, model.ev, model.eoff, strict=True):

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.judging.words import label_words
-from meshwright.planner.solving.fit_memory import ALLOWANCES, View
+from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.tuning import VIEW_TUNING
 from meshwright.plans.records.record import Edge, Record
 from meshwright.strategy.reshard import SLICE, Resharding
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 _CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to its bound as planning itself asks
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
-_PATIENT = ALLOWANCES[-1:]  # a solve that ran out of time while the solver was loaded would begin again
+_PATIENT = replace(
+    VIEW_TUNING, allowances=VIEW_TUNING.allowances[-1:]
+)  # a solve that ran out of time while the solver was loaded would begin again
 _ROUNDS = 6
 _ALWAYS = 8  # shardings are priced without memory, however long it takes
 _ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
@@ -91,7 +94,7 @@ class Pricing:
             cost = self.problem.cost_of(choice)
             profile = self.problem.memory.profile(choice, self.problem.copies_made(choice))
             return Priced(-1, cost, cost, profile.peak_bytes, choice)
-        view = View(self.problem, None, allowances=_PATIENT)
+        view = View(self.problem, None, tuning=_PATIENT)
         view.step()
         assert view.solution is not None
         return Priced(-1, view.cost, view.proven, view.peak_bytes, view.solution.choice)
@@ -204,7 +207,7 @@ class Pricing:
         strategies = self.problem.nodes[node].codes == code
         start = self.problem.choice.copy()
         start[node] = np.flatnonzero(strategies)[0]
-        return View(self.problem.forced(node, strategies), None, initial=start, allowances=_PATIENT)
+        return View(self.problem.forced(node, strategies), None, initial=start, tuning=_PATIENT)
 
     def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
         peak = view.peak_bytes
@@ -214,7 +217,7 @@ class Pricing:
             if view.fits or seconds <= 0:
                 break
             started = time.perf_counter()
-            view.allowances = ((seconds, _CLOSE),)
+            view.tuning = replace(_PATIENT, allowances=((seconds, _CLOSE),))
             possible = view.step(_CLOSE)
             seconds -= time.perf_counter() - started
             if not possible:

@@ -52,9 +52,10 @@ def _round_lines(plan: "PlanData", number: int, found: "Round") -> Iterator[str]
 def _stage_lines(subject: Subject) -> Iterator[str]:
     """A stage is part of a solve of all layers; how its own problem goes is told by solving it."""
     from meshwright.planner.solving.fit_memory import View
+    from meshwright.planner.solving.tuning import ViewTuning
 
     problem = subject.record.problem
-    view = View(problem, problem.limit, initial=problem.choice, allowances=((_SECONDS, 1e-2),))
+    view = View(problem, problem.limit, initial=problem.choice, tuning=ViewTuning(allowances=((_SECONDS, 1e-2),)))
     view.step()
     yield from ("", f"stage {subject.number}: {len(problem.nodes)} nodes, {len(problem.edges)} edges, solved again:")
     for number, found in enumerate(view.rounds):

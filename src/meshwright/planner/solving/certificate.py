@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.jit import clock, kernel
+from meshwright.jit import kernel
 from meshwright.planner.grouping.numbering import ranges, starts
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.solving.fit_memory import View
 from meshwright.priced.copies import EdgeKey
 from meshwright.solver import ChoiceProblem
 from meshwright.solver.bounds.dual import Dual, ascend_prices
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem import validate
 
@@ -41,7 +42,7 @@ class Held(NamedTuple):
     worth: Mapping[int, float] = MappingProxyType({})
 
 
-def certified(view: View, limit: float | None, deadline: float = np.inf) -> float:
+def certified(view: View, limit: float | None, deadline: Deadline = NEVER) -> float:
     """What no plan that fits a limit costs less than on a view's mesh, as far as its formulation allows it."""
     formulation, free = view.formulation, view.free
     assert free is not None
@@ -59,7 +60,7 @@ def certified(view: View, limit: float | None, deadline: float = np.inf) -> floa
 
 
 def unfolded_bound(
-    formulation: Formulation, target: float, held: Held | None = None, deadline: float = np.inf
+    formulation: Formulation, target: float, held: Held | None = None, deadline: Deadline = NEVER
 ) -> float:
     """No choice on this mesh costs less, tied or not; without `held`, whatever the memory.
 
@@ -67,7 +68,7 @@ def unfolded_bound(
         formulation: The folded problem.
         target: A cost that the bound cannot exceed by much: the sweeps stop when it is close.
         held: Where memory is short; copies that resharding makes are not counted.
-        deadline: `jit.clock()` at which to stop: bounds hold whenever that is.
+        deadline: When to stop: bounds hold whenever that is.
     """
     which = formulation.folded.untied.which
     folded, keys, prices = _folded(formulation, target, held, deadline)
@@ -80,7 +81,7 @@ def unfolded_bound(
     before = -np.inf  # `Dual.converge` looks at ten sweeps at a time, which here take as long as all the rest
     for _ in range(int(np.clip(_WORK // max(work, 1), *_SWEEPS))):
         bound = dual.sweep()
-        if bound >= reach or bound - before <= _GAIN * abs(bound) or clock() > deadline:
+        if bound >= reach or bound - before <= _GAIN * abs(bound) or deadline.is_over:
             break
         before = bound
     # Sums of thousands of floats may round upwards: give away more than they can.
@@ -103,7 +104,7 @@ def _unfolded(formulation: Formulation, prices: dict[int, float]) -> ChoiceProbl
 
 
 def _folded(
-    formulation: Formulation, target: float, held: Held | None, deadline: float
+    formulation: Formulation, target: float, held: Held | None, deadline: Deadline
 ) -> tuple[Dual, list[EdgeKey], dict[int, float]]:
     """The dual of the folded problem, its edges, which are all whose ends are not tied, and its prices of memory."""
     costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.jit import clock
 from meshwright.planner.budget import Budget
+from meshwright.planner.solving.tuning import VIEW_TUNING, ViewTuning
 from meshwright.plans.search_log import Improvement, Round
 from meshwright.priced.copies import Copied, EdgeKey, Route, Spans, find_routes
 from meshwright.priced.problem import Usage
@@ -24,23 +24,9 @@ from meshwright.solver.problem.solution import Status
 if TYPE_CHECKING:
     from meshwright.solver.run import Run
 
-# Problems under a tight memory limit may take long to close the last percent, far below what the costs themselves
-# are worth. What is neither proven optimal nor as close to its bound as an allowance asks when its seconds
-# are over (a slow machine, kernels that had to be compiled first) is given the next. Answers on the way to one that
-# fits need not be that close.
-ALLOWANCES = ((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2), (20.0, 5e-2))
-_HARDER = 4.0  # how many times as long as without memory the first may take,
-_LAST = 0.5  # and the part of it that going on from a choice that is near to the best may take
-_ON_THE_WAY = 2e-2  # the gap that will do for them,
-_FAR_OFF = 5.0  # and how many times as far they may be when their seconds are over
-_GOOD = 7.5e-3  # the gap that will do at the end: solving further mostly gains less than a thousandth
-_STILL_FOUND = 0.25  # the part of such a gap that choices mostly gain, at the least, when solved to the end
-_LONG = 20.0  # from this allowance on, problems without a limit need not be proven either
-_MAX_ROUNDS = 24
-_DEAR = 100.0  # how much dearer than the step itself its memory is made, to find the least that would do
-_DEAR_ROUNDS = 4
+_EXPENSIVE = 100.0  # how much more than the step itself its memory costs where the least memory is sought
+_ROUNDS = 4  # solves in which it is sought
 _PROVEN = (Status.OPTIMAL, Status.INFEASIBLE)
-SMALL = 200_000  # strategies times operations, up to which memory is held at all moments at once rather than in rounds
 
 
 class Priced(Protocol):
@@ -87,7 +73,7 @@ class View:
         is_near: Whether a choice fits that is as close to the best as those on the way need be.
         done: Whether the latest solution fits and is as good as it will be.
         seconds: Time spent.
-        allowances: How long to try, each with the gap to the bound that will do when its seconds are over.
+        tuning: Options, among them how long to try.
         budget: The time that is left for it.
         initial: A choice to start from: the one that was given, then the last that fitted; None for none.
         rounds: Every solve so far.
@@ -106,7 +92,7 @@ class View:
     is_near: bool = False
     done: bool = False
     seconds: float = 0.0
-    allowances: tuple[tuple[float, float], ...] = ALLOWANCES
+    tuning: ViewTuning = VIEW_TUNING
     budget: Budget = field(default_factory=Budget)
     initial: NDArray[np.int64] | None = None
     rounds: list[Round] = field(default_factory=list)
@@ -139,7 +125,7 @@ class View:
     @property
     def promise(self) -> float:
         """What the best choice may cost; where it is nearly known, more likely than at the least."""
-        return self.cost - _STILL_FOUND * (self.cost - self.floor) if self.is_near else self.floor
+        return self.cost - self.tuning.still_found * (self.cost - self.floor) if self.is_near else self.floor
 
     def advance(self, goal: float = np.inf) -> bool:
         """Takes the next step towards a choice that fits, and from there to the best; False where nothing can fit.
@@ -150,12 +136,12 @@ class View:
         self._num_advances += 1
         if self._num_advances == 1 and self.is_small and self.limit is not None:
             self.hold_throughout()
-        gap = 0.0 if self.is_near and not self._is_within(_GOOD) else _ON_THE_WAY
-        found = not self.budget.is_over and self._num_advances <= _MAX_ROUNDS and self.step(gap, goal)
+        gap = 0.0 if self.is_near and not self._is_within(self.tuning.good_gap) else self.tuning.near_gap
+        found = not self.budget.is_over and self._num_advances <= self.tuning.max_rounds and self.step(gap, goal)
         if not found and self.floor < goal:
             found = self.done = self.fitted is not None or self.squeeze()
         if self.fitted is not None:
-            self.is_near |= self.floor < goal or self._is_within(_ON_THE_WAY)
+            self.is_near |= self.floor < goal or self._is_within(self.tuning.near_gap)
         if self.done:
             self.settle()
         return found or self.floor >= goal
@@ -168,7 +154,7 @@ class View:
     @property
     def is_small(self) -> bool:
         """Whether the problem is solved with memory held throughout, rather than moment by moment."""
-        return sum(map(len, self.formulation.costs)) * self.formulation.memory.num_steps <= SMALL
+        return sum(map(len, self.formulation.costs)) * self.formulation.memory.num_steps <= self.tuning.small
 
     def step(self, gap: float = 0.0, goal: float = np.inf) -> bool:
         """Solves once, up to a gap, and notes where memory is short; False where nothing can fit.
@@ -176,9 +162,9 @@ class View:
         It is left as soon as the floor is no lower than the goal, then perhaps without a choice. Where nothing more is
         held than the last time, the solve goes on from there.
         """
-        started = clock()
+        started = self.budget.now
         run, routes = self._run()
-        for solution in _solves(run, self._allowed(goal), gap, goal, self.budget):
+        for solution in _solves(run, replace(self.tuning, allowances=self._allowed(goal)), gap, goal, self.budget):
             self.rounds.append(_round(len(self.times), solution))
         moments = sorted(self.times)
         self.worth = {moments[time]: price for time, price in run.prices.items()} or self.worth
@@ -192,10 +178,10 @@ class View:
             if self.fits and (self.fitted is None or solution.cost <= self.cost):
                 self._fitted = self.solution
         will_do = gap == 0.0 or solution.status == Status.OPTIMAL
-        self.done = self.fits and (will_do or (self._is_within(_GOOD) and self.floor < goal))
+        self.done = self.fits and (will_do or (self._is_within(self.tuning.good_gap) and self.floor < goal))
         if self.done or solution.status in _PROVEN:
             self._begun = None
-        self.seconds += clock() - started
+        self.seconds += self.budget.now - started
         self._least = solution.least_limit
         return solution.choice is not None
 
@@ -215,11 +201,11 @@ class View:
 
         There is but a part of it for a view that is nearly solved, unless it is the best and its gap is still wide.
         """
-        (seconds, close), *later = self.allowances
+        (seconds, close), *later = self.tuning.allowances
         free = 0.0 if self.free is None else self.free.seconds
-        first = max(seconds, _HARDER * free)
-        if self.is_near and (goal < np.inf or self._is_within(_ON_THE_WAY)):
-            return ((_LAST * first, close),)
+        first = max(seconds, self.tuning.harder * free)
+        if self.is_near and (goal < np.inf or self._is_within(self.tuning.near_gap)):
+            return ((self.tuning.last * first, close),)
         return ((first, close), *later)
 
     def _is_within(self, gap: float) -> bool:
@@ -300,10 +286,10 @@ def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     """A choice that holds memory dearer than time, at every moment at which such a choice peaks; and its peak."""
     least = formulation.memory.least()
     # The dearest strategies, since on an abstract mesh the cheapest are free.
-    rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
+    rate = _EXPENSIVE * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
     dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
-    for _ in range(_DEAR_ROUNDS):
+    for _ in range(_ROUNDS):
         *_, solution = _solves(_begin(formulation.problem({}, None, dear=dear)))
         choice = solution.choice
         assert choice is not None
@@ -323,7 +309,7 @@ def _begin(problem: ChoiceProblem, choice: NDArray[np.int64] | None = None) -> "
 
 def _solves(
     run: "Run",
-    allowances: tuple[tuple[float, float], ...] = ALLOWANCES,
+    tuning: ViewTuning = VIEW_TUNING,
     gap: float = 0.0,
     goal: float = np.inf,
     budget: Budget | None = None,
@@ -331,14 +317,17 @@ def _solves(
     """Solves for as long as each allowance says, until one will do; where no memory is held, only long ones would."""
     budget = budget or Budget()
     held = len(run.problem.row_node) > 0
-    for number, (seconds, close) in enumerate([one for one in allowances if held or one[0] >= _LONG] or allowances):
+    allowances = [one for one in tuning.allowances if held or one[0] >= tuning.long_s] or tuning.allowances
+    for number, (seconds, close) in enumerate(allowances):
         if number:
             run.begin_again()  # far off, what is looked for around a better choice finds more than going on does
         solution = run.solve(budget.of_one_solve(seconds), gap, goal)
         yield solution
         if solution.lower_bound >= goal or budget.is_over:
             break
-        if solution.status in _PROVEN or (solution.gap <= max(close, _FAR_OFF * gap) and (held or seconds >= _LONG)):
+        if solution.status in _PROVEN or (
+            solution.gap <= max(close, tuning.far_off * gap) and (held or seconds >= tuning.long_s)
+        ):
             break
 
 

@@ -10,7 +10,7 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import unfolded
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.solving.certificate import certified
-from meshwright.planner.solving.fit_memory import SMALL, View
+from meshwright.planner.solving.fit_memory import View
 from meshwright.plans.plan import PROVEN_GAP
 from meshwright.solver.problem.gap import relative_gap
 
@@ -38,7 +38,7 @@ def _may_gain(view: View, budget: Budget) -> bool:
     """Whether anything is tied in a problem that is small without ties."""
     formulation = view.formulation
     size = sum(n * len(cost) for n, cost in zip(formulation.copies, formulation.costs, strict=True))
-    is_small = size * formulation.memory.num_steps <= SMALL
+    is_small = size * formulation.memory.num_steps <= view.tuning.small
     return max(formulation.copies) > 1 and is_small and not budget.is_over
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.hardware import Mesh
-from meshwright.jit import clock
 from meshwright.planner.budget import Budget
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.remedies import remedies
@@ -26,9 +25,7 @@ from meshwright.plans.plan import Considered
 from meshwright.solver.problem.solution import Status
 from meshwright.units import format_bytes
 
-_LESS = 1 - 1e-9  # of a cost: what is worth having,
-_MUCH_LESS = 0.999  # and what is worth solving another view to the end
-_TIED = 0.4  # the part of the time that small problems are solved in with layers tied: untied, they may gain much
+_LESS = 1 - 1e-9  # of a cost: less is equal, by the tolerance of a solve
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def search(
     misfits: list[Misfit] = []
     refused: list[ShardingError] = []
     views: list[View] = []
-    begun = clock()
+    begun = budget.now
 
     def misses(mesh: Mesh, limit: float | None, least: float, make: Callable[[], MeshProblem]) -> bool:
         if limit is None or least <= limit:
@@ -85,7 +82,7 @@ def search(
         limit = limit_of(mesh)
         if misses(mesh, limit, floor_bytes(mesh), partial(formulate, mesh)):
             continue
-        started = clock()
+        started = budget.now
         try:
             view = View(formulate(mesh), limit, budget=budget)
         except ShardingError as error:
@@ -101,11 +98,11 @@ def search(
             remarks[mesh.sizes] = Considered(mesh.sizes, None, None, message)
             continue
         view.floor, view.free = view.cost, view.solution
-        view.seconds = clock() - started
+        view.seconds = budget.now - started
         views.append(view)
-    budget.hold_memory(clock() - begun)
+    budget.hold_memory(budget.now - begun)
     if all(view.is_small for view in views) and any(max(view.formulation.copies) > 1 for view in views):
-        budget = budget.part(_TIED)
+        budget = budget.part(budget.tuning.tied_share)
         for view in views:
             view.budget = budget
     best = _best(views, remarks, misfits, say, budget)
@@ -128,7 +125,9 @@ def _best(
         *_, number = heappop(waiting)
         view = views[number]
         mesh = view.formulation.mesh
-        goal = np.inf if best is None or best is view else best.cost * (_MUCH_LESS if view.is_near else _LESS)
+        goal = (
+            np.inf if best is None or best is view else best.cost * (view.tuning.much_less if view.is_near else _LESS)
+        )
         if best is not None and budget.is_over:
             goal = -np.inf
         if view.promise < goal and not view.done:

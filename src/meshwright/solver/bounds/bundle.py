@@ -7,11 +7,7 @@ the next prices to look at are those where the model is highest, less a penalty 
 import numpy as np
 
 from meshwright.jit import kernel
-
-_CUTS = 12  # the latest that are kept
-_ENOUGH, _GOOD = 0.1, 0.5  # parts of what was promised: to go on as far as before, and to go further
-_FURTHER, _LESS_FAR = 2.0, 0.5
-_ROUNDS = 300
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Bundle:
@@ -26,7 +22,8 @@ class Bundle:
         step: How far the next are from the center, times the slope.
     """
 
-    def __init__(self, center: np.ndarray, value: float, slope: np.ndarray, step: float):
+    def __init__(self, center: np.ndarray, value: float, slope: np.ndarray, step: float, tuning: Tuning = TUNING):
+        self.tuning = tuning
         self.center, self.best, self.step, self.promised = center, value, step, 0.0
         self.slopes, self.bases = [slope], [value - float(slope @ center)]
 
@@ -37,17 +34,17 @@ class Bundle:
         """
         slopes = np.array(self.slopes)
         here = np.maximum(np.array(self.bases) + slopes @ self.center, self.best)
-        prices = highest(slopes, here, self.center, self.step, _ROUNDS)
+        prices = highest(slopes, here, self.center, self.step, self.tuning.bundle_rounds)
         self.promised = float((here + slopes @ (prices - self.center)).min()) - self.best
         return prices
 
     def tell(self, prices: np.ndarray, value: float, slope: np.ndarray) -> bool:
         """Notes what was found at the prices that were asked for; returns whether they are better."""
-        self.slopes, self.bases = [*self.slopes, slope][-_CUTS:], [*self.bases, value - float(slope @ prices)][-_CUTS:]
+        cuts = self.tuning.bundle_cuts
+        self.slopes, self.bases = [*self.slopes, slope][-cuts:], [*self.bases, value - float(slope @ prices)][-cuts:]
         gained = value - self.best
-        self.step *= (
-            _FURTHER if gained > _GOOD * self.promised else 1.0 if gained > _ENOUGH * self.promised else _LESS_FAR
-        )
+        enough, good = self.tuning.bundle_serious
+        self.step *= 2.0 if gained > good * self.promised else 1.0 if gained > enough * self.promised else 0.5
         if gained > 0.0:
             self.center, self.best = prices, value
         return gained > 0.0

@@ -2,13 +2,11 @@
 
 import numpy as np
 
-from meshwright.jit import clock
 from meshwright.solver.bounds import message_passing
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.half_edges import Links, link
 from meshwright.solver.model.model import Model
-
-_PATIENCE = 5  # steps without gain before the step shrinks
-_LEAST_STEP = 0.005
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 def carried(prices: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -72,13 +70,13 @@ class Dual:
         self.now = self.bound
 
     def converge(
-        self, iterations: int, tolerance: float = 1e-7, deadline: float = np.inf, goal: float = np.inf
+        self, iterations: int, tolerance: float = 1e-7, deadline: Deadline = NEVER, goal: float = np.inf
     ) -> float:
         """Sweeps with fixed prices until ten sweeps gain less than `tolerance` of the bound, or it reaches the goal."""
         marker = self.sweep()
         for i in range(1, iterations):
             value = self.sweep()
-            if value >= goal or clock() > deadline:
+            if value >= goal or deadline.is_over:
                 break
             if i % 10 == 0:
                 if value - marker <= tolerance * abs(value):
@@ -113,7 +111,7 @@ class Dual:
         return message_passing.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, False)
 
 
-def at_prices(dual: Dual, prices: np.ndarray, deadline: float = np.inf) -> Dual:
+def at_prices(dual: Dual, prices: np.ndarray, deadline: Deadline = NEVER) -> Dual:
     """A dual of the same model at other prices, after a few sweeps."""
     other = Dual(dual.model, dual.links, prices)
     other.m[:] = dual.m
@@ -129,24 +127,24 @@ class PriceAscent:
     whenever a few steps in a row bring no gain. Slopes come from the nodes' own minima, not from a decoded choice.
     """
 
-    def __init__(self, dual: Dual, step: float = 0.5):
-        self.dual, self.step = dual, step
+    def __init__(self, dual: Dual, step: float = 0.5, tuning: Tuning = TUNING):
+        self.dual, self.step, self.tuning = dual, step, tuning
         self.size = np.zeros(len(dual.price))
         self.motion = np.zeros(len(dual.price))
 
-    def run(self, target: float, iterations: int, deadline: float = np.inf) -> float:
+    def run(self, target: float, iterations: int, deadline: Deadline = NEVER) -> float:
         """Makes up to `iterations` steps; a target of inf means that no cost is known yet."""
         dual, stale = self.dual, 0
         for _ in range(iterations):
-            if clock() > deadline or dual.bound >= target:
+            if deadline.is_over or dual.bound >= target:
                 break
             before = dual.bound
             if not self._move(target):
                 break
             dual.sweep()
             stale = 0 if dual.bound > before + 1e-6 * abs(before) else stale + 1
-            if stale >= _PATIENCE:
-                stale, self.step = 0, max(_LEAST_STEP, self.step * 0.7)
+            if stale >= self.tuning.ascent_patience:
+                stale, self.step = 0, max(self.tuning.ascent_step, self.step * 0.7)
                 self.motion[:] = 0.0
                 dual.restore()
                 dual.sweep()
@@ -171,6 +169,13 @@ class PriceAscent:
         return True
 
 
-def ascend_prices(dual: Dual, target: float, iterations: int, deadline: float = np.inf, step: float = 0.5) -> float:
+def ascend_prices(
+    dual: Dual,
+    target: float,
+    iterations: int,
+    deadline: Deadline = NEVER,
+    step: float = 0.5,
+    tuning: Tuning = TUNING,
+) -> float:
     """One ascent from scratch; see `PriceAscent`."""
-    return PriceAscent(dual, step).run(target, iterations, deadline)
+    return PriceAscent(dual, step, tuning).run(target, iterations, deadline)

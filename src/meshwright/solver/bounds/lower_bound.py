@@ -23,11 +23,11 @@ def lower_bound(
     >>> round(lower_bound(ChoiceProblem(costs=[[1, 2], [0, 5]], edges=[(0, 1, [[9, 0], [0, 9]])])), 6)
     2.0
     """
-    from meshwright.jit import clock
     from meshwright.solver.bounds.dual import Dual, ascend_prices
+    from meshwright.solver.deadline import Deadline
     from meshwright.solver.model.model import from_problem
 
-    deadline = clock() + seconds
+    deadline = Deadline.after(seconds)
     model = from_problem(problem)
     ceiling = _ceiling(model)
     dual = Dual(model._replace(cost=np.minimum(model.cost, ceiling), mat=np.minimum(model.mat, ceiling)))

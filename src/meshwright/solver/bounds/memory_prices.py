@@ -2,30 +2,23 @@
 
 import numpy as np
 
-from meshwright.jit import clock
 from meshwright.solver.bounds.bundle import Bundle
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import Model
-
-_EACH = 2  # sweeps at each prices
-_PATIENCE = 0.4  # the part of the sweeps that may pass before memory seems to bind
-_WORTH, _LEAST_WORTH = 1e-4, 1e-6  # parts of the bound that the next prices must promise, at first and at last
-_SMALLER = 0.5  # from one such part to the next
-_GAINED = 1e-5  # the part of the bound that sweeps at the best prices gain where they are worth going on from
-_COMBINATIONS = 2e5  # of states, with which the cheapest choice takes a few milliseconds
-_WIDEST = 0.1  # the part of the bound within which states are looked at,
-_NARROWER, _NARROWINGS = 0.4, 10  # and how dearer states are left out until there are few enough combinations
-_EVALUATIONS = 20
-_FIRST_STEP = 0.3  # of the worth of the dearest time
-_PROMISED = 1e-5  # the part of the bound that the next prices must promise
-_FEW = 6  # choices: where there are no more, those at the best prices times these are added
-_AROUND = (0.5, 0.8, 1.25, 2.0)
-_SWEEPS = 12  # at the best prices, in the end
+from meshwright.solver.tuning import TUNING, Tuning
 
 
-def climb_prices(dual: Dual, reach: float, sweeps: int, target: float = np.inf, deadline: float = np.inf) -> float:
+def climb_prices(
+    dual: Dual,
+    reach: float,
+    sweeps: int,
+    target: float = np.inf,
+    deadline: Deadline = NEVER,
+    tuning: Tuning = TUNING,
+) -> float:
     """Raises a dual's bound over the prices by a bundle of what two sweeps at each say.
 
     Sweeps go on from the best messages so far, so that what was said of other prices grows out of date: where that
@@ -36,37 +29,38 @@ def climb_prices(dual: Dual, reach: float, sweeps: int, target: float = np.inf, 
         reach: How much higher the first prices are to raise it.
         sweeps: About how many to make.
         target: The bound at which to stop.
-        deadline: `jit.clock()` at which to stop.
+        deadline: When to stop.
+        tuning: Options.
     """
     dual.restore()
     dual.sweep()
-    made, worth, steepness = 1, _WORTH, _steepness(dual)
-    while steepness == 0.0 and made < _PATIENCE * sweeps and clock() < deadline:
+    made, worth, steepness = 1, tuning.price_gains[0], _steepness(dual)
+    while steepness == 0.0 and made < tuning.price_patience * sweeps and not deadline.is_over:
         dual.sweep()  # what binds may show only once messages have settled
         made, steepness = made + 1, _steepness(dual)
-    bundle = _known(dual, reach / max(steepness, 1e-300))
-    while steepness > 0.0 and made < sweeps and dual.bound < target and clock() < deadline:
+    bundle = _known(dual, reach / max(steepness, 1e-300), tuning)
+    while steepness > 0.0 and made < sweeps and dual.bound < target and not deadline.is_over:
         prices = bundle.ask()
         stale = bundle.promised <= worth * abs(bundle.best)
         if stale:
             dual.restore()
         else:
             dual.set_prices(prices / _unit(dual.model))
-        for _ in range(_EACH):
+        for _ in range(tuning.sweeps_per_price):
             dual.sweep()
-        made += _EACH
+        made += tuning.sweeps_per_price
         if not stale:
             if not bundle.tell(prices, dual.now, _slope(dual)):
                 dual.m[:] = dual.messages
-        elif len(bundle.bases) == 1 and dual.bound <= bundle.best + _GAINED * abs(bundle.best):
+        elif len(bundle.bases) == 1 and dual.bound <= bundle.best + tuning.price_gain * abs(bundle.best):
             break
         else:
-            bundle, worth = _known(dual, bundle.step), max(_SMALLER * worth, _LEAST_WORTH)
+            bundle, worth = _known(dual, bundle.step, tuning), max(0.5 * worth, tuning.price_gains[1])
     dual.restore()
     return dual.bound
 
 
-def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]:
+def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning = TUNING) -> list[np.ndarray]:
     """Raises a dual's bound over the prices by a bundle of cheapest choices; returns these choices.
 
     The cheapest choice at some prices, memory apart, says what no sweep can: its cost at any other prices is no less
@@ -75,7 +69,8 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]
     Args:
         dual: The dual, whose prices are near the best, left at its best.
         reach: How far above the bound the states are that may be part of the cheapest choices.
-        deadline: `jit.clock()` at which to stop.
+        deadline: When to stop.
+        tuning: Options.
     """
     dual.restore()
     model, unit = dual.model, _unit(dual.model)
@@ -83,16 +78,16 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]
     dearest = float((dual.prices * unit).max(initial=0.0))
     if dearest <= 0.0:
         return []
-    reach = min(reach, _WIDEST * abs(dual.bound))
-    for _ in range(_NARROWINGS):
-        buckets = arrange(dual.links, model.off, dual.floor <= dual.bound + reach, _COMBINATIONS)
-        if buckets.combinations <= _COMBINATIONS:
+    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.some_combinations
+    for _ in range(10):  # a minimum over fewer states than are left then says little
+        buckets = arrange(dual.links, model.off, dual.floor <= dual.bound + reach, most, tuning.few_nodes)
+        if buckets.combinations <= most:
             break
-        reach *= _NARROWER
-    if buckets.combinations > _COMBINATIONS or buckets.sizes.min() == 0:
+        reach *= 0.4
+    if buckets.combinations > most or buckets.sizes.min() == 0:
         return []
     bundle, prices = None, dual.prices * unit
-    while len(found) < _EVALUATIONS and clock() < deadline:
+    while len(found) < tuning.minima and not deadline.is_over:
         dual.set_prices(prices / unit)
         _, choice = cheapest(dual.links, model.off, dual.theta, buckets)
         state = State.of(model, choice)
@@ -102,20 +97,21 @@ def settle_prices(dual: Dual, reach: float, deadline: float) -> list[np.ndarray]
         slope = (state.load - model.cap) / unit
         value = state.cost + float(prices @ slope)
         if bundle is None:
-            bundle = Bundle(prices, value, slope, _FIRST_STEP * dearest / max(float(np.abs(slope).max()), 1e-300))
+            # The first step changes the worth of the most expensive time by about a third.
+            bundle = Bundle(prices, value, slope, 0.3 * dearest / max(float(np.abs(slope).max()), 1e-300), tuning)
         else:
             bundle.tell(prices, value, slope)
         prices = bundle.ask()
-        if bundle.promised <= _PROMISED * abs(bundle.best):
+        if bundle.promised <= tuning.price_gain * abs(bundle.best):
             break
-    if bundle is not None and len(found) < _FEW:
-        for scale in _AROUND:
+    if bundle is not None and len(found) < tuning.few_minima:
+        for scale in tuning.price_scales:
             dual.set_prices(scale * bundle.center / unit)
             found.append(cheapest(dual.links, model.off, dual.theta, buckets)[1])
     dual.restore()
-    if bundle is not None and bundle.best > dual.bound + _GAINED * abs(dual.bound):
+    if bundle is not None and bundle.best > dual.bound + tuning.price_gain * abs(dual.bound):
         dual.set_prices(bundle.center / unit)
-        dual.converge(_SWEEPS, 1e-7, deadline)
+        dual.converge(tuning.part_price_sweeps, 1e-7, deadline)
         dual.restore()
     return found
 
@@ -136,6 +132,6 @@ def _steepness(dual: Dual) -> float:
     return float(np.square(slope[(slope > 0.0) | (dual.price > 0.0)]).sum())
 
 
-def _known(dual: Dual, step: float) -> Bundle:
+def _known(dual: Dual, step: float, tuning: Tuning) -> Bundle:
     """A bundle of nothing but what sweeps at the best prices say."""
-    return Bundle(dual.prices * _unit(dual.model), dual.bound, _slope(dual), step)
+    return Bundle(dual.prices * _unit(dual.model), dual.bound, _slope(dual), step, tuning)

@@ -12,34 +12,29 @@ from itertools import permutations
 import numpy as np
 
 from meshwright.solver.bounds.dual import Dual, at_prices, carried
-
-_SCALES = (0.5, 0.8, 1.3, 2.0)
-_DEAREST = 4  # times of which each has the worth of all in turn,
-_TRADING = 3  # and between which that of one is moved to another
-_MOVED, _MOVED_OF_TWO = 1.0, 0.5  # the part of it that is
-_OTHERS = 4  # most duals at prices that were best elsewhere,
-_APART = 0.02  # and how far they are from all others at least, as a part of what all memory is worth
-_REMEMBERED = 100
+from meshwright.solver.deadline import Deadline
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Fan:
     """Makes such duals for one part of a model after another."""
 
-    def __init__(self) -> None:
-        self.seen: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_REMEMBERED)
+    def __init__(self, tuning: Tuning = TUNING) -> None:
+        self.tuning = tuning
+        self.seen: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=100)  # so that comparing them stays quick
 
     def note(self, dual: Dual) -> None:
         """Remembers the prices at which a part has its best bound."""
         if dual.prices.any():
             self.seen.appendleft((dual.model.when, dual.prices.copy()))
 
-    def around(self, dual: Dual, deadline: float) -> list[Dual]:
+    def around(self, dual: Dual, deadline: Deadline) -> list[Dual]:
         """The dual at its best; others at which memory is worth as much, at other times; and at other parts' prices.
 
         Those of parts that differ most come first.
         """
         dual.restore()
-        tried = [dual.prices.copy(), *_changed(dual)]
+        tried = [dual.prices.copy(), *_changed(dual, self.tuning)]
         tried += self._others(np.array(tried), dual)
         return [dual, *(at_prices(dual, prices, deadline) for prices in tried[1:])]
 
@@ -50,25 +45,25 @@ class Fan:
         if not len(seen):
             return found
         apart = (np.abs(seen[:, None] - tried) * cap).sum(axis=2).min(axis=1)
-        while len(found) < _OTHERS and apart.max() > _APART * float(dual.prices @ cap):
+        while len(found) < self.tuning.fan_others and apart.max() > self.tuning.fan_apart * float(dual.prices @ cap):
             found.append(seen[np.argmax(apart)])
             apart = np.minimum(apart, (np.abs(seen - found[-1]) * cap).sum(axis=1))
         return found
 
 
-def _changed(dual: Dual) -> Iterator[np.ndarray]:
+def _changed(dual: Dual, tuning: Tuning) -> Iterator[np.ndarray]:
     """Prices at which what memory is worth in all lies at one time, or some of it at another; of one time, scaled."""
     cap, worth = dual.model.cap, dual.prices * dual.model.cap
-    dearest = [time for time in np.argsort(-worth, kind="stable")[:_DEAREST] if worth[time] > 0]
+    dearest = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan_times] if worth[time] > 0]
     if len(dearest) == 1:
-        yield from (scale * dual.prices for scale in _SCALES)
+        yield from (scale * dual.prices for scale in tuning.price_scales)
         return
     for time in dearest:
         prices = np.zeros(len(cap))
         prices[time] = worth.sum() / cap[time]
         yield prices
-    part = _MOVED if len(dearest) > 2 else _MOVED_OF_TWO
-    for giver, taker in permutations(dearest[:_TRADING], 2):
+    part = 1.0 if len(dearest) > 2 else 0.5  # all of it, unless that is what the loop above has tried
+    for giver, taker in permutations(dearest[: tuning.fan_traded], 2):
         prices = dual.prices.copy()
         prices[taker] += part * worth[giver] / cap[taker]
         prices[giver] *= 1.0 - part

@@ -11,8 +11,6 @@ import numpy as np
 from meshwright.jit import inline, kernel, place
 from meshwright.solver.model.half_edges import Links
 
-_MOST_NODES = 4000
-
 
 class Buckets(NamedTuple):
     """The order of elimination and where each bucket's table lies, for the states of a model that are alive."""
@@ -29,9 +27,12 @@ class Buckets(NamedTuple):
     combinations: float  # of states in all buckets
 
 
-def arrange(links: Links, off: np.ndarray, alive: np.ndarray, most: float) -> Buckets:
-    """The buckets of a model, as far as they have no more than so many combinations of states."""
-    if len(off) > _MOST_NODES:
+def arrange(links: Links, off: np.ndarray, alive: np.ndarray, most: float, most_nodes: int = 4_000) -> Buckets:
+    """The buckets of a model, as far as they have no more than so many combinations of states.
+
+    Models of more nodes have none: the time to order them grows with their square.
+    """
+    if len(off) > most_nodes:
         none = np.zeros(0, dtype=np.int64)
         return Buckets(none, none, none, none, none, none, none, np.inf)
     return arranged(links, off, alive, most)

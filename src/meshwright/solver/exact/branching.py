@@ -6,10 +6,7 @@ import numpy as np
 
 from meshwright.jit import inline, kernel
 from meshwright.solver.bounds.dual import Dual, ascend_prices
-
-_CANDIDATES = 3  # nodes in a row that are tried without either half of their states being ruled out
-_MOST_CANDIDATES = 64
-_TRIAL_STEPS = 6
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Split(NamedTuple):
@@ -30,7 +27,7 @@ class Split(NamedTuple):
 NONE = Split((), (), 1.0)
 
 
-def split(dual: Dual, goal: float) -> Split:
+def split(dual: Dual, goal: float, tuning: Tuning = TUNING) -> Split:
     """Rules out states, or parts those of one node.
 
     Candidates are, where memory is priced, the nodes whose two best states differ most in priced memory, parted between
@@ -46,13 +43,15 @@ def split(dual: Dual, goal: float) -> Split:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
     ruled_out = np.zeros(len(model.cost), dtype=bool)
     best, found, tried = -1.0, NONE, 0
-    for node in np.argsort(-scores, kind="stable")[:_MOST_CANDIDATES]:
-        if tried == _CANDIDATES or scores[node] == -np.inf:  # it has one state only, and so have all that follow
+    for node in np.argsort(-scores, kind="stable")[: tuning.most_split_candidates]:
+        if (
+            tried == tuning.split_candidates or scores[node] == -np.inf
+        ):  # it has one state only, and so have all that follow
             break
         own = np.zeros(len(model.cost), dtype=bool)
         own[model.off[node] : model.off[node + 1]] = True
         high, rest = own & ~low, own & low
-        gains = [_gain(dual, banned, goal) for banned in (high, rest)]
+        gains = [_gain(dual, banned, goal, tuning) for banned in (high, rest)]
         if min(gains) >= 1.0:
             return NONE
         if max(gains) >= 1.0:
@@ -68,14 +67,14 @@ def split(dual: Dual, goal: float) -> Split:
     return Split((~ruled_out,), (dual.now,), 1.0) if ruled_out.any() else found
 
 
-def _gain(dual: Dual, banned: np.ndarray, goal: float) -> float:
+def _gain(dual: Dual, banned: np.ndarray, goal: float, tuning: Tuning) -> float:
     """By how much the bound rises within a few sweeps without some states, as a part of the gap."""
     gap = max(goal - dual.now, 1e-12 * abs(dual.now))
     trial = Dual(dual.model._replace(cost=dual.model.cost + 4.0 * gap * banned), dual.links, dual.price)
     trial.m[:] = dual.m
     trial.sweep()
     if len(dual.model.cap):
-        ascend_prices(trial, goal, _TRIAL_STEPS, step=0.2)
+        ascend_prices(trial, goal, tuning.trial_sweeps, step=0.2, tuning=tuning)
     return max(trial.bound - dual.now, 0.0) / gap
 
 

@@ -2,8 +2,8 @@
 
 Nodes are eliminated one by one. What was decided around a node becomes a table: rows of what it costs and the memory it
 takes, for each combination of states of the nodes around that are still open. Parts that do not touch are tables of
-their own and meet only at the end, where the search over a frontier would carry every combination of one through the
-whole of the other.
+their own and meet only at the end, where a search node by node would carry every combination of one through the whole
+of the other.
 
 A row is dropped where some dual (same model, other prices), with the least that all other tables add, puts it above the
 goal, where it does not fit with the least that all others take, or where another row of the same states costs no more
@@ -11,6 +11,7 @@ and takes no more at any time that can still bind. None of this loses the cheape
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from meshwright.solver.bounds.unlimited_minimum import arrange
 from meshwright.solver.exact.elimination_tables import (
     Beam,
     Costs,
+    Limits,
     fits,
     hash_of,
     new_rows,
     new_tables,
+    node_bases,
     open_nodes,
     others_of,
     strictest,
@@ -31,24 +34,36 @@ from meshwright.solver.exact.elimination_tables import (
     two_alike,
     two_smallest,
 )
-from meshwright.solver.exact.frontier_search import Found, node_bases
 from meshwright.solver.reductions.times import dense_usage
+from meshwright.solver.tuning import TUNING, Tuning
 
-_WIDEST = 24  # most open nodes around one table
-_COMBINATIONS = 1e15  # of states in all tables, with which elimination is not even begun
-_PART = 6  # a table may have this part of all rows that are made
-_NARROW = 64  # rows that are kept of each table once all are made
-_COMPARED = 0.003  # what comparing two rows takes of what making one does
-_MOST_COMPARED = 4096
+_WIDEST = 24  # most open nodes around one table: the width of its array
+_COMBINATIONS = 1e15  # of states in all tables, beyond which their number is not exact
 
 
-def eliminate(duals: Sequence[Dual], goal: float, effort: float) -> Found:
+@dataclass(frozen=True)
+class Found:
+    """Result of an elimination.
+
+    Attributes:
+        choice: The cheapest choice met; None if none.
+        num_rows: How many rows were made.
+        reached: Cost up to which nothing was left out: the goal, unless some were dropped for room.
+    """
+
+    choice: np.ndarray | None
+    num_rows: int
+    reached: float
+
+
+def eliminate(duals: Sequence[Dual], goal: float, effort: float, tuning: Tuning = TUNING) -> Found:
     """Searches all choices that no dual puts above the goal, or above a lower one as far as that takes too much effort.
 
     Args:
         duals: Duals of one model of at least one node; each is swept backward once more here.
         goal: Cost up to which to look, finite.
         effort: About how many rows to make in all, those with many times counting more.
+        tuning: Options.
     """
     model, links = duals[0].model, duals[0].links
     alive = np.max([dual.floor for dual in duals], axis=0) <= goal
@@ -58,7 +73,7 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float) -> Found:
         node_bases(links, model.off, dual.theta, dual.m, base[i])
     budget = goal - bounds
     alive &= (base <= budget[:, None]).all(axis=0)
-    buckets = arrange(links, model.off, alive, _COMBINATIONS)
+    buckets = arrange(links, model.off, alive, _COMBINATIONS, tuning.few_nodes)
     if buckets.combinations > _COMBINATIONS:
         return Found(None, 0, -np.inf)
     if buckets.sizes.min() == 0:
@@ -67,31 +82,35 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float) -> Found:
         links, model.off, alive, base, np.stack([dual.m for dual in duals]), duals[0].spent(),
         np.ascontiguousarray(dense_usage(model).T), model.cap, budget,
     )  # fmt: skip
-    lowered, choice, made = eliminate_all(costs, buckets.order, float(effort), _WIDEST, _MOST_COMPARED, _COMPARED)
+    limits = Limits(
+        float(effort), _WIDEST, tuning.table_share, tuning.narrow_rows, tuning.rows_compared, tuning.compare_cost,
+        tuning.alike_memory,
+    )  # fmt: skip
+    lowered, choice, made = eliminate_all(costs, buckets.order, limits)
     return Found(choice if choice[0] >= 0 else None, int(made), goal - lowered)
 
 
 @kernel(interpretable=False)
-def eliminate_all(costs, order, effort, widest, compare, compared):
+def eliminate_all(costs, order, limits):
     """Eliminates all nodes in turn; returns by how much the goal was lowered, the cheapest choice (-1: none), the rows.
 
     The goal is lowered to minus infinity where a table would be too wide.
     """
     num_nodes, num_duals, num_times = len(costs.off) - 1, len(costs.budget), len(costs.cap)
     choice, nodes, dropped = np.full(num_nodes, -1), open_nodes(costs), np.zeros(2)
-    each = 1.0 + num_times / 32.0
+    each, effort, widest = 1.0 + num_times / 32.0, limits.effort, limits.widest
     room = int(effort / each)
-    pool = new_rows(room + 2 * num_nodes * _NARROW, num_duals, num_times, widest)
-    new = new_rows(room // _PART + _NARROW, num_duals, num_times, widest)
+    pool = new_rows(room + 2 * num_nodes * limits.narrow, num_duals, num_times, widest)
+    new = new_rows(room // limits.table_share + limits.narrow, num_duals, num_times, widest)
     tables = new_tables(2 * num_nodes, num_duals, num_times, widest)
     table, decided, made, n = 0, 0, 0.0, 0
     while True:
         u = order[decided] if decided < num_nodes else -1
-        s, t = two_smallest(tables, table, u) if u >= 0 else two_alike(tables, table, costs.cap)
+        s, t = two_smallest(tables, table, u) if u >= 0 else two_alike(tables, table, costs.cap, limits.alike)
         if u < 0 and t < 0:
             break
         others = others_of(nodes, tables, table, s, t, u if t < 0 else -1)
-        beam = Beam(max(_NARROW, min(len(new.own), int(0.5 * (effort - made) / each))), dropped)
+        beam = Beam(max(limits.narrow, min(len(new.own), int(0.5 * (effort - made) / each))), dropped)
         if t >= 0:
             n = _join(costs, pool, tables, s, t, table, others, new, beam)
         else:
@@ -102,7 +121,7 @@ def eliminate_all(costs, order, effort, widest, compare, compared):
         dropped[1] = 0.0
         if n == 0:
             break
-        made += compared * _keep(costs, pool, tables, table, others, new, n, compare)
+        made += limits.compare_cost * _keep(costs, pool, tables, table, others, new, n, limits.compared)
         if s >= 0:
             tables.live[s] = False
         if t >= 0:

@@ -4,11 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.jit import inline
-from meshwright.solver.exact.frontier_search import mix
+from meshwright.jit import inline, kernel
 from meshwright.solver.model.half_edges import Links
-
-_SMALL = 1e-3  # the part of each cap by which tables hardly differ
 
 
 class Costs(NamedTuple):
@@ -23,6 +20,18 @@ class Costs(NamedTuple):
     usage: np.ndarray  # float64 [states, times]
     cap: np.ndarray  # float64 [times]
     budget: np.ndarray  # float64 [duals], what a choice may add to each dual's bound
+
+
+class Limits(NamedTuple):
+    """How much work an elimination may do; the entries of `Tuning` that its kernel reads."""
+
+    effort: float
+    widest: int
+    table_share: int
+    narrow: int
+    compared: int
+    compare_cost: float
+    alike: float
 
 
 class Rows(NamedTuple):
@@ -132,7 +141,7 @@ def two_smallest(tables, count, u):
 
 
 @inline
-def two_alike(tables, count, cap):
+def two_alike(tables, count, cap, alike_part):
     """The two live tables with fewest rows of those that hardly differ in memory, else of those that do, else of all.
 
     What small rows save is a choice of its own: joined with each other first, they are not told apart time and again.
@@ -142,7 +151,7 @@ def two_alike(tables, count, cap):
         if tables.live[i]:
             alike = True
             for t in range(len(cap)):
-                alike = alike and tables.most[i, t] - tables.least[i, t] <= _SMALL * cap[t]
+                alike = alike and tables.most[i, t] - tables.least[i, t] <= alike_part * cap[t]
             if alike:
                 small, smaller = _smaller(tables, i, small, smaller)
             else:
@@ -233,3 +242,26 @@ def trace(pool, begin, end, choice):
             choice[pool.node[row]] = pool.right[row]
         else:
             stack.append(pool.right[row])
+
+
+@kernel
+def node_bases(links, off, theta, m, base):
+    """base(s) = θ_u + Σ m, less its minimum."""
+    for u in range(len(off) - 1):
+        least = np.inf
+        for s in range(off[u + 1] - off[u]):
+            value = theta[off[u] + s]
+            for h in range(links.hoff[u], links.hoff[u + 1]):
+                value += m[links.msg[h] + s]
+            base[off[u] + s] = value
+            least = min(least, value)
+        for s in range(off[u + 1] - off[u]):
+            base[off[u] + s] -= least
+
+
+@inline
+def mix(node, state):
+    """A 64-bit hash of one node's state, summed up over the states of a row."""
+    z = np.uint64(node * 1000003 + state + 1) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return z ^ (z >> np.uint64(27))

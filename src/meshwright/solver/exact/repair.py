@@ -4,17 +4,16 @@ import numpy as np
 
 from meshwright.jit import inline, kernel
 from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.exact.frontier_search import search
+from meshwright.solver.exact.bucket_elimination import eliminate
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import Links
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.times import dense_usage
+from meshwright.solver.tuning import TUNING, Tuning
 
-_MOST_PAIRS = 20_000_000  # comparisons of two changes, in all
 
-
-def relaxed(dual: Dual, width: int) -> np.ndarray | None:
-    """A choice that is cheap at the dual's prices, whether or not it fits: a narrow search that holds no memory."""
+def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
+    """A choice that is cheap at the dual's prices, whether or not it fits: a short elimination without memory."""
     model = dual.model
     none, nowhere = model.usage[:0], model.rnode[:0]
     free = Dual(
@@ -26,11 +25,11 @@ def relaxed(dual: Dual, width: int) -> np.ndarray | None:
     )  # fmt: skip
     free.m[:] = dual.m
     free.sweep()
-    ceiling = free.now + max(abs(free.now), 1.0) * 1e3  # finite, to rank labels by the dual's budget
-    return search([free], ceiling, width).choice
+    ceiling = free.now + max(abs(free.now), 1.0) * 1e3  # finite, since rows are ranked by their distance from it
+    return eliminate([free], ceiling, tuning.relaxed_rows, tuning).choice
 
 
-def mended(model: Model, links: Links, choice: np.ndarray) -> State:
+def mended(model: Model, links: Links, choice: np.ndarray, tuning: Tuning = TUNING) -> State:
     """The choice after changes of single nodes: first those that lower the excess at least cost, then cheaper ones.
 
     A change that makes it cheaper but does not fit may be paired with one elsewhere that makes room. The result may
@@ -38,7 +37,7 @@ def mended(model: Model, links: Links, choice: np.ndarray) -> State:
     """
     state = State.of(model, choice)
     choice, load = state.choice.copy(), state.load.copy()
-    mend(links, model.off, model.cost, dense_usage(model).T.copy(), model.cap, choice, load, _MOST_PAIRS)
+    mend(links, model.off, model.cost, dense_usage(model).T.copy(), model.cap, choice, load, tuning.most_work)
     return State.of(model, choice)
 
 

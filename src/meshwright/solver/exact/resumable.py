@@ -1,91 +1,89 @@
-"""A model on the way to its cheapest choice: a first bound and choice, then all that a `Closer` finds in its time.
+"""A branch and bound that can be resumed: a first bound and incumbent, then all that a `Closer` finds in its time.
 
-A solve may be left, for another that promises more, and gone on with later from where it was.
+A solve may be left for another that promises more, and resumed later from where it was.
 """
 
 from dataclasses import replace
 
 import numpy as np
 
-from meshwright.jit import clock
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.memory_prices import climb_prices
-from meshwright.solver.exact.branch_and_bound import Closer
-from meshwright.solver.exact.subproblem import REACH, Closed, decoded_found
+from meshwright.solver.deadline import NEVER, Deadline
+from meshwright.solver.exact.branch_and_bound import Closer, Options
+from meshwright.solver.exact.subproblem import Closed, decoded_found
 from meshwright.solver.model.choice import cost_of
 from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.model import Model
 
-_SWEEPS, _RISING = 400, 5e-4  # most at first, and the part of the bound by which ten of them raise it as they go on
-_CLIMB = 60  # sweeps at changing prices
-_DEAR = 0.005  # the part of the cost by which a choice is above its bound where it is improved
-_GO_ON = 1.0  # how many times as long as it took so far the search goes on where there is a choice that will do
-
 
 def close(
-    closer: Closer,
+    options: Options,
     model: Model,
     cutoff: float = np.inf,
     prices: np.ndarray | None = None,
     known: np.ndarray | None = None,
+    deadline: Deadline = NEVER,
 ) -> Closed:
     """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff).
 
     Args:
-        closer: Options.
+        options: What is wanted.
         model: The model.
         cutoff: Choices that cost as much do not matter.
         prices: Prices of memory to begin with.
         known: A choice that costs the cutoff, to begin with where nothing cheaper is soon found.
+        deadline: When to stop.
     """
-    return Closing(closer, model, cutoff, prices, known).go_on(closer.deadline)
+    return Closing(options, model, cutoff, prices, known).go_on(deadline)
 
 
 class Closing:
-    """A model on the way to its cheapest choice, which may be left and gone on with.
+    """A model on the way to its cheapest choice, which may be left and resumed.
 
     Args:
-        closer, model, cutoff, prices, known: As in `close`.
+        options, model, cutoff, prices, known: As in `close`.
         offset: What the model leaves out of the cost.
     """
 
     def __init__(
         self,
-        closer: Closer,
+        options: Options,
         model: Model,
         cutoff: float = np.inf,
         prices: np.ndarray | None = None,
         known: np.ndarray | None = None,
         offset: float = 0.0,
     ):
-        self._closer, self._model, self._cutoff, self._known = replace(closer), model, cutoff, known
+        self._closer, self._model, self._cutoff, self._known = Closer(options), model, cutoff, known
         self._offset = offset
         self._order = decision_order(model)
         self._dual = Dual(permuted(model, self._order), prices=prices)
         self._found: Closed | None = None
         self._seconds = 0.0
 
-    def go_on(self, deadline: float, gap: float = 0.0, goal: float = np.inf) -> Closed:
+    def go_on(self, deadline: Deadline = NEVER, gap: float = 0.0, goal: float = np.inf) -> Closed:
         """What `close` finds, from where it was left.
 
         Args:
-            deadline: `jit.clock()` at which to stop.
+            deadline: When to stop.
             gap: The gap that suffices, as a part of the bound.
             goal: A bound at which to stop, whatever was found.
         """
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
         if model.num_nodes == 0:
             return Closed(np.zeros(0, dtype=np.int64), 0.0, 0.0) if cutoff > 0 else Closed(None, np.inf, cutoff)
-        begun, closer.deadline = clock() - self._seconds, deadline
-        closer.coarse |= closer.cut
+        begun, closer.deadline = deadline.now - self._seconds, deadline
+        effort, tolerance = closer.effort, closer.options.tolerance
+        effort.coarse |= effort.cut
         found = self._found or self._begin(gap, goal)
-        closer.slack = slack = self._slack(gap)
+        effort.slack = slack = self._slack(gap)
         found = closer.below(dual, found, cutoff, goal)
-        if slack > closer.tolerance and found.cost - slack <= found.bound < min(found.cost, goal):
-            now = clock()
-            closer.slack, closer.deadline = closer.tolerance, min(deadline, now + _GO_ON * (now - begun))
+        if slack > tolerance and found.cost - slack <= found.bound < min(found.cost, goal):
+            effort.slack = tolerance
+            closer.deadline = deadline.within(closer.tuning.extra_time * (deadline.now - begun))
             found = closer.below(dual, found, cutoff, goal)
-        self._found, self._seconds = found, clock() - begun
+        self._found, self._seconds = found, deadline.now - begun
         if found.choice is None or found.cost >= cutoff:
             return Closed(None, np.inf, found.bound)
         choice = np.empty(model.num_nodes, dtype=np.int64)
@@ -100,16 +98,18 @@ class Closing:
     def _begin(self, gap: float, goal: float) -> Closed:
         """A first bound and, as far as one is found, a first choice."""
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
-        dual.converge(_SWEEPS, _RISING, closer.deadline)
+        options, tuning, effort = closer.options, closer.tuning, closer.effort
+        dual.converge(tuning.first_sweeps, tuning.first_rise, closer.deadline)
         if len(model.cap):
-            climb_prices(dual, REACH * abs(dual.bound), _CLIMB, cutoff, closer.deadline)
-        hard = closer.splits and closer.improve is not None and len(model.cap) > 0
-        closer.slack, closer.dear = self._slack(gap), _DEAR * abs(dual.bound + self._offset)
-        closer.coarse, closer.helped = hard, not hard
+            reach = tuning.price_reach * abs(dual.bound)
+            climb_prices(dual, reach, tuning.price_sweeps, cutoff, closer.deadline, tuning)
+        hard = options.splits and options.improve is not None and len(model.cap) > 0
+        effort.slack, effort.dear = self._slack(gap), tuning.improve_gap * abs(dual.bound + self._offset)
+        effort.coarse, effort.helped = hard, not hard
         start = decoded_found(dual, cutoff)
         if start.choice is None and self._known is not None:
             start = replace(start, choice=self._known[self._order], cost=cost_of(model, self._known))
         return closer.mixed(dual, start, cutoff) if hard else closer.probed(dual, start, cutoff, goal)
 
     def _slack(self, gap: float) -> float:
-        return max(self._closer.tolerance, gap * abs(self._dual.bound + self._offset))
+        return max(self._closer.options.tolerance, gap * abs(self._dual.bound + self._offset))

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.solver.bounds.dual import Dual, carried
 from meshwright.solver.bounds.memory_prices import climb_prices
+from meshwright.solver.deadline import Deadline
 from meshwright.solver.exact.repair import mended, relaxed
 from meshwright.solver.local_search.decimation import settled
 from meshwright.solver.model.choice import State
@@ -13,12 +14,7 @@ from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import WayBack, reduce_model
 from meshwright.solver.reductions.times import tighten_times
-
-REACH = 0.03  # the part of the bound that the first change of prices aims at, where no cost is known
-
-_BEAM = 30
-_REORDERED = 0.7  # where fewer of its nodes are left, their order is sought anew
-_CLIMB = 12  # sweeps at changing prices, where good ones are known
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +67,13 @@ class Part:
 
 
 def reduced(
-    part: Part, alive: np.ndarray, goal: float, tolerance: float, deadline: float, model: Model | None = None
+    part: Part,
+    alive: np.ndarray,
+    goal: float,
+    tolerance: float,
+    deadline: Deadline,
+    model: Model | None = None,
+    tuning: Tuning = TUNING,
 ) -> Part | Closed:
     """What is left of a part without the states that are not alive; or its best choice, where none is to be made.
 
@@ -80,23 +82,23 @@ def reduced(
     """
     dual = part.dual
     dual.restore()
-    found = reduce_model(model or settled(dual), alive, growth=16.0, most_work=20_000_000, deadline=deadline)
+    found = reduce_model(model or settled(dual), alive, tuning.part_growth, tuning.most_work, deadline)
     if found.infeasible:
         return Closed(None, np.inf, goal)
-    model = tighten_times(found.model)
+    model = tighten_times(found.model, tuning)
     offset, target = part.offset + found.offset, goal - part.offset - found.offset
     if model.num_nodes == 0:
         choice = np.zeros(0, dtype=np.int64)
         # Without the states that are gone it is the best; with them, nothing is proven beyond the goal.
         best = Part(dual, offset, ((choice, found.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
         return replace(best, bound=min(best.bound, goal))
-    alike = model.num_nodes > _REORDERED * dual.model.num_nodes
+    alike = model.num_nodes > tuning.reordered * dual.model.num_nodes
     order = np.arange(model.num_nodes) if alike else decision_order(model)
     smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
     smaller.converge(20, 1e-7, deadline)
     if len(model.cap) and smaller.bound < target - tolerance:
-        reach = target - smaller.bound if target < np.inf else REACH * abs(smaller.bound)
-        climb_prices(smaller, reach, _CLIMB, target, deadline)
+        reach = target - smaller.bound if target < np.inf else tuning.price_reach * abs(smaller.bound)
+        climb_prices(smaller, reach, tuning.part_price_sweeps, target, deadline, tuning)
     return Part(smaller, offset, ((order, found.way_back), *part.steps))
 
 
@@ -123,7 +125,7 @@ def decoded_found(dual: Dual, cutoff: float) -> Closed:
     return Closed(None, np.inf, dual.bound)
 
 
-def fitted(dual: Dual, found: Closed, cutoff: float) -> Closed:
+def fitted(dual: Dual, found: Closed, cutoff: float, tuning: Tuning = TUNING) -> Closed:
     """What was found, mended where it does not fit; without its choice where that fails or costs as much as the cutoff.
 
     Its bound stays: what was found may leave some memory out, and is no dearer then than what is cheapest at all.
@@ -132,19 +134,19 @@ def fitted(dual: Dual, found: Closed, cutoff: float) -> Closed:
         return found
     state = State.of(dual.model, found.choice)
     if not state.fits(dual.model):
-        state = mended(dual.model, dual.links, found.choice)
+        state = mended(dual.model, dual.links, found.choice, tuning)
     if not state.fits(dual.model) or state.cost >= cutoff:
         return Closed(None, np.inf, found.bound)
     return Closed(state.choice, state.cost, found.bound)
 
 
-def mended_found(dual: Dual, found: Closed, cutoff: float = np.inf) -> Closed:
+def mended_found(dual: Dual, found: Closed, cutoff: float = np.inf, tuning: Tuning = TUNING) -> Closed:
     """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
     model = dual.model
     dual.restore()
-    for choice in (found.choice, relaxed(dual, _BEAM)):
+    for choice in (found.choice, relaxed(dual, tuning)):
         if choice is not None and len(model.cap):
-            state = mended(model, dual.links, choice)
+            state = mended(model, dual.links, choice, tuning)
             if state.cost < min(found.cost, cutoff) and state.fits(model):
                 found = replace(found, choice=state.choice, cost=state.cost)
     return found

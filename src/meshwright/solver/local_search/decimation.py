@@ -2,13 +2,23 @@
 
 import numpy as np
 
-from meshwright.jit import clock, kernel
+from meshwright.jit import kernel
 from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
+from meshwright.solver.deadline import Deadline
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import Reduced, WayBack, reduce_model
+from meshwright.solver.tuning import TUNING, Tuning
 
 
-def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.005, sweeps: int = 2, seed: int = 0):
+def decimate(
+    model: Model,
+    prices: np.ndarray,
+    deadline: Deadline,
+    part: float = 0.005,
+    sweeps: int = 2,
+    seed: int = 0,
+    tuning: Tuning = TUNING,
+):
     """A choice of the model that fits all caps, or None where the rounds end in a dead end or the time is up.
 
     Every round sweeps the dual of what is left, fixes the `part` of the nodes whose best state leads by most, and lets
@@ -19,11 +29,11 @@ def decimate(model: Model, prices: np.ndarray, deadline: float, part: float = 0.
     chain: list[WayBack] = []
     rng = np.random.default_rng(seed)
     step = part
-    while model.num_nodes and clock() < deadline:
+    while model.num_nodes and not deadline.is_over:
         dual = Dual(model, prices=prices)
         dual.converge(sweeps, 1e-9, deadline)
         if len(model.cap) and prices.any():
-            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), sweeps, deadline)
+            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), sweeps, deadline, tuning=tuning)
             prices = dual.prices
         model = settled(dual)
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
@@ -70,10 +80,10 @@ def settle(off, eu, ev, eoff, mat, of_edge, m, new_cost, new_mat):
             new_cost[off[v] + t] += m[there + t]
 
 
-def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: float) -> tuple[Reduced | None, int]:
+def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: Deadline) -> tuple[Reduced | None, int]:
     """Fixes the best states of up to `count` nodes; one that alone proves impossible is ruled out instead."""
     noise = rng.random(model.num_nodes)
-    while clock() < deadline:
+    while not deadline.is_over:
         alive = lead(model.off, model.eu, model.ev, model.eoff, model.mat, costs, noise, count)
         reduced = reduce_model(model, alive, deadline=deadline)
         if not reduced.infeasible:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.solver.bounds.dual import Dual, PriceAscent, carried
+from meshwright.solver.deadline import Deadline
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import WayBack, reduce_model, restrict
 from meshwright.solver.reductions.times import tighten_times
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 @dataclass(eq=False)
@@ -18,22 +20,23 @@ class Level:
     dual: Dual
     offset: float = 0.0
     chain: tuple[WayBack, ...] = ()
+    tuning: Tuning = TUNING
 
     def __post_init__(self) -> None:
-        self.ascent = PriceAscent(self.dual)
+        self.ascent = PriceAscent(self.dual, tuning=self.tuning)
 
     @classmethod
-    def top(cls, model: Model) -> "Level":
-        return cls(model, Dual(model))
+    def top(cls, model: Model, tuning: Tuning = TUNING) -> "Level":
+        return cls(model, Dual(model), tuning=tuning)
 
-    def below(self, alive: np.ndarray, deadline: float) -> "Level | None":
+    def below(self, alive: np.ndarray, deadline: Deadline) -> "Level | None":
         """The level that is left when only the marked states may be chosen; None where nothing fits any more."""
-        reduced = reduce_model(self.model, alive, growth=8.0, deadline=deadline)
+        reduced = reduce_model(self.model, alive, growth=self.tuning.part_growth, deadline=deadline)
         if reduced.infeasible:
             return None
-        model = tighten_times(reduced.model)
+        model = tighten_times(reduced.model, self.tuning)
         dual = Dual(model, prices=carried(self.dual.prices, self.model.when, model.when))
-        return Level(model, dual, self.offset + reduced.offset, (*self.chain, reduced.way_back))
+        return Level(model, dual, self.offset + reduced.offset, (*self.chain, reduced.way_back), self.tuning)
 
     def expand(self, choice: np.ndarray) -> np.ndarray:
         """The choice of the top model that a choice of this level stands for."""

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from meshwright.jit import clock
 from meshwright.solver.bounds import message_passing
 from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
-from meshwright.solver.exact.branch_and_bound import Closer
+from meshwright.solver.deadline import Deadline
+from meshwright.solver.exact.branch_and_bound import Closer, Options
 from meshwright.solver.local_search.tree_moves import Trees
 from meshwright.solver.local_search.windows import cut_window, grow_window, index_rows
 from meshwright.solver.model.choice import State, cost_of, load_of
@@ -14,22 +14,14 @@ from meshwright.solver.model.half_edges import Links, link
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times, with_times
-
-_LEAST, _MOST = 4, 1500  # nodes of a window
-_LAZY_ROUNDS = 4
-_UP, _DOWN = 1.02, 0.93  # how a window's size follows: about one in five may be too large to be solved exactly
-_STAGES = 20  # of a kick, each with a little less of the memory's price
-_PEAKS = (0.5, 2.0)  # of the memory's price at which kicks begin
-_SPREAD = 0.5  # of the logarithm of the price from node to node
-_LONGEST = 2.0  # seconds to find the best mix of two choices
-_EFFORT = 1e5  # labels of one search for it
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Neighbourhood:
     """Improves choices of one model move by move.
 
     Kicks anneal tree moves, which are fast and local, into another choice that is about as good, and keep the parts of
-    it that are better. Windows are freed and solved by the frontier search, exactly where they are small enough: memory
+    it that are better. Windows are freed and solved by bucket elimination, exactly where they are small enough: memory
     that one of their parts frees can serve another.
 
     Attributes:
@@ -47,8 +39,9 @@ class Neighbourhood:
         seed: int,
         links: Links | None = None,
         timed: bool = True,
+        tuning: Tuning = TUNING,
     ):
-        self.model = model
+        self.model, self.tuning = model, tuning
         self.links = link(model) if links is None else links
         self.rows = index_rows(model)
         self.tolerance = tolerance
@@ -67,25 +60,28 @@ class Neighbourhood:
         self.active |= prices > 0
         self.focus, self.trees = self._focused()
 
-    def step(self, state: State, deadline: float) -> bool:
+    def step(self, state: State, deadline: Deadline) -> bool:
         """Solves one window; puts the better choice into the state and returns True if there is one."""
-        begin, before = clock(), self._value(state)
+        before = self._value(state)
         if self.timed:  # no window may take all that is left of the time
-            deadline = min(deadline, begin + max(1.0, 0.02 * (deadline - begin)))
+            deadline = deadline.part(0.02, least=1.0)
         found, fit = self._solved_window(state, self._window(), None, deadline)
-        self.size = min(max(self.size * (_UP if fit else _DOWN), _LEAST), _MOST)
+        # About one window in five may be too large to be solved exactly.
+        (up, down), (least, most) = self.tuning.window_steps, self.tuning.window_nodes
+        self.size = min(max(self.size * (up if fit else down), least), most)
         if found is not None:
             self._take(state, found)
         gain = before - self._value(state)
         return gain > 0.1 * self.tolerance
 
-    def kick(self, state: State, deadline: float) -> bool:
+    def kick(self, state: State, deadline: Deadline) -> bool:
         """Anneals around the state, anywhere or in a part of the model, and mixes; returns whether that improved it."""
         nodes = np.arange(self.model.num_nodes)
         if self.rng.random() < 0.75:
             parts = int(self.rng.integers(1, 4))
-            nodes = self._grown(max(_LEAST, int(self.rng.uniform(0.05, 0.25) * len(nodes)) // parts), parts)
-        return self.mix(state, self.anneal(state.choice, nodes, self.rng.uniform(*_PEAKS), _SPREAD), deadline)
+            nodes = self._grown(int(self.rng.uniform(0.05, 0.25) * len(nodes)) // parts, parts)
+        peak = self.rng.uniform(*self.tuning.kick_peaks)
+        return self.mix(state, self.anneal(state.choice, nodes, peak, self.tuning.price_spread), deadline)
 
     def anneal(self, choice: np.ndarray, nodes: np.ndarray, peak: float, spread: float) -> np.ndarray:
         """Tree moves around the given nodes, with memory dear at first, then cheaper and cheaper.
@@ -96,7 +92,7 @@ class Neighbourhood:
         focus, choice = self.focus, choice.copy()
         rates = np.exp(spread * self.rng.standard_normal(self.model.num_nodes))
         spent = (_priced(focus, self.prices[self.active]) - focus.cost) * np.repeat(rates, np.diff(focus.off))
-        for share in np.linspace(peak, 0.0, _STAGES) if spent.any() else (0.0,):
+        for share in np.linspace(peak, 0.0, self.tuning.kick_stages) if spent.any() else (0.0,):
             roots = self.rng.choice(nodes, max(50, len(nodes) // 3))
             self.trees.move(
                 choice, load_of(focus, choice), focus.cost + share * spent, roots, int(self.rng.integers(1 << 30))
@@ -104,7 +100,7 @@ class Neighbourhood:
         self._broken(load_of(self.model, choice))
         return choice
 
-    def mix(self, state: State, other: np.ndarray, deadline: float) -> bool:
+    def mix(self, state: State, other: np.ndarray, deadline: Deadline) -> bool:
         """Takes each node's state from either choice so that all is cheapest; returns whether that improved the state.
 
         The parts in which two choices differ meet only in memory: what is left after reductions is small.
@@ -127,7 +123,7 @@ class Neighbourhood:
     def _focused(self) -> tuple[Model, Trees]:
         """The model at the active times alone, and the tree moves on it."""
         focus = with_times(self.model, self.active)
-        return focus, Trees(focus, self.links)
+        return focus, Trees(focus, self.links, self.tuning)
 
     def _broken(self, load: np.ndarray) -> bool:
         """Whether a load breaks caps; where it does, the worst of every stretch of such times becomes active."""
@@ -149,7 +145,7 @@ class Neighbourhood:
             state.choice, state.cost, state.load = found.choice, found.cost, found.load
 
     def _solved_window(
-        self, state: State, nodes: np.ndarray, alive: np.ndarray | None, deadline: float
+        self, state: State, nodes: np.ndarray, alive: np.ndarray | None, deadline: Deadline
     ) -> tuple[State | None, bool]:
         """Frees some nodes, or those of their states that are alive, and solves them under the memory that is left.
 
@@ -157,7 +153,7 @@ class Neighbourhood:
         only; a choice that breaks another time makes it active, and the window is solved again.
         """
         complete = True
-        for _ in range(_LAZY_ROUNDS):
+        for _ in range(self.tuning.window_rounds):
             window = cut_window(self.model, self.links, self.rows, nodes, state.choice, state.load, self.active)
             if self.share > 0.0:
                 window = window._replace(cost=_priced(window, self.share * self.prices[self.active]))
@@ -174,11 +170,11 @@ class Neighbourhood:
     def _window(self) -> np.ndarray:
         """One random connected part, or several: parts that share memory can only improve together."""
         parts = int(self.rng.choice([1, 1, 2, 3]))
-        return self._grown(max(_LEAST, int(self.size * self.rng.uniform(0.5, 1.3)) // parts), parts)
+        return self._grown(int(self.size * self.rng.uniform(0.5, 1.3)) // parts, parts)
 
     def _grown(self, most: int, parts: int) -> np.ndarray:
         """Some random connected parts of up to so many nodes each, not too far from one another."""
-        chosen = np.zeros(0, dtype=np.int64)
+        most, chosen = max(self.tuning.window_nodes[0], most), np.zeros(0, dtype=np.int64)
         root = self._root()
         for _ in range(parts):
             seed = int(self.rng.integers(1 << 30))
@@ -194,7 +190,7 @@ class Neighbourhood:
         return int(self.rng.integers(self.model.num_nodes))
 
     def _solve(
-        self, window: Model, alive: np.ndarray | None, now: float, deadline: float
+        self, window: Model, alive: np.ndarray | None, now: float, deadline: Deadline
     ) -> tuple[np.ndarray | None, bool]:
         """States of a window below its present cost, or None; and whether the search was complete."""
         reduced = reduce_model(window, alive, deadline=deadline)
@@ -204,7 +200,7 @@ class Neighbourhood:
             if reduced.offset < now - self.tolerance:
                 return reduced.way_back.expand(np.zeros(0, dtype=np.int64)), True
             return None, True
-        model = tighten_times(reduced.model)
+        model = tighten_times(reduced.model, self.tuning)
         prices = (1.0 - self.share) * carried(self.prices, self.model.when, model.when)
         target = now - reduced.offset
         choice, complete = self._search(model, prices, target, alive is not None, deadline)
@@ -212,22 +208,19 @@ class Neighbourhood:
             return None, complete
         return reduced.way_back.expand(choice), complete
 
-    def _search(self, model: Model, prices: np.ndarray, target: float, thorough: bool, deadline: float):
-        """The frontier search; thorough where every node has few states, so that it has a chance to be complete."""
+    def _search(self, model: Model, prices: np.ndarray, target: float, thorough: bool, deadline: Deadline):
+        """Bucket elimination; with splits where every node has few states, so that it has a chance to be complete."""
         order = decision_order(model)
         dual = Dual(permuted(model, order), prices=prices)
         dual.converge(11, 1e-4, deadline)
         if dual.bound >= target - self.tolerance:
             return None, True
         if thorough:
-            ascend_prices(dual, target, 30, deadline, step=0.2)
+            ascend_prices(dual, target, 30, deadline, 0.2, self.tuning)
             if self.timed:
-                deadline = min(deadline, clock() + _LONGEST)
-            closer = Closer(self.tolerance, deadline, effort=_EFFORT, few=0, splits=self.timed)
-        else:
-            width = max(60, min(500, 50_000 // (len(model.cap) + 1)))
-            closer = Closer(self.tolerance, deadline, effort=np.inf, width=width, few=0, splits=False)
-        found = closer.attempt(dual, target)
+                deadline = deadline.within(self.tuning.mix_seconds)
+        options = Options(self.tolerance, splits=thorough and self.timed, tuning=self.tuning)
+        found = Closer(options, deadline).attempt(dual, target)
         complete = found.bound >= min(target, found.cost) - self.tolerance
         if found.choice is None:
             return None, complete

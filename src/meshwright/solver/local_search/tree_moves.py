@@ -12,10 +12,8 @@ import numpy as np
 from meshwright.jit import inline, kernel, place
 from meshwright.solver.model.half_edges import Links
 from meshwright.solver.model.model import Model
+from meshwright.solver.tuning import TUNING, Tuning
 
-_LEAST, _MOST = 10, 40  # nodes of a tree
-_MOST_STATES = 4_000  # of all its nodes
-_TAXES = 2  # times at which memory is charged before a tree is given up
 _INSIDE = 1 << 20  # added to `touched` of the tree's own nodes
 
 
@@ -50,36 +48,40 @@ class Tree(NamedTuple):
 class Trees:
     """Improves choices of one model by tree moves."""
 
-    def __init__(self, model: Model, links: Links):
-        self.model, self.links = model, links
+    def __init__(self, model: Model, links: Links, tuning: Tuning = TUNING):
+        self.model, self.links, self.tuning = model, links, tuning
         order = np.argsort(model.rnode, kind="stable")
         first = np.searchsorted(model.rnode[order], np.arange(model.num_nodes + 1)).astype(np.int64)
         self.rows = Rows(first, model.rstart[order], model.rend[order], model.roff[order], model.usage)
         widest = int(np.diff(model.off).max(initial=1))
         self.tree = Tree._make(
-            [np.empty(_MOST + 1, dtype=np.int64) for _ in range(6)]
-            + [np.empty(_MOST_STATES + widest) for _ in range(3)]
+            [np.empty(tuning.tree_nodes[1] + 1, dtype=np.int64) for _ in range(6)]
+            + [np.empty(tuning.tree_states + widest) for _ in range(3)]
             + [np.empty(widest) for _ in range(2)]
             + [np.zeros(model.num_nodes, dtype=np.int32), np.empty(len(links.far) + 1, dtype=np.int64)]
         )
 
     def move(self, choice: np.ndarray, load: np.ndarray, cost: np.ndarray, roots: np.ndarray, seed: int) -> None:
         """Makes one move around each root, in place; no move raises the sum of the given costs and the edges'."""
-        move_trees(self.tree, self.links, self.rows, self.model.off, cost, self.model.cap, choice, load, roots, seed)
+        sizes = (*self.tuning.tree_nodes, self.tuning.tree_states, self.tuning.tree_taxes)
+        move_trees(
+            self.tree, self.links, self.rows, self.model.off, cost, self.model.cap, choice, load, roots, sizes, seed
+        )
 
 
 @kernel(interpretable=False)
-def move_trees(tree, links, rows, off, cost, cap, choice, load, roots, seed):
-    """One tree around every root."""
+def move_trees(tree, links, rows, off, cost, cap, choice, load, roots, sizes, seed):
+    """One tree around every root; sizes are its least and most nodes, its most states, and the taxes tried."""
+    least_nodes, most_nodes, most_states, taxes = sizes
     np.random.seed(seed)
     for root in roots:
-        count = grow(tree, links, off, root, np.random.randint(_LEAST, _MOST + 1))
+        count = grow(tree, links, off, root, np.random.randint(least_nodes, most_nodes + 1), most_states)
         for i in range(count):
             tree.old[i] = choice[tree.node[i]]
         charge(tree, links, off, cost, choice, count)
         release(tree, links, count)
         before = value(tree, tree.cost, links, tree.old, count)
-        for tax in range(_TAXES + 1):
+        for tax in range(taxes + 1):
             if not solve(tree, links, count):
                 break
             if tax > 0 and value(tree, tree.cost, links, tree.new, count) > before:
@@ -91,12 +93,12 @@ def move_trees(tree, links, rows, off, cost, cap, choice, load, roots, seed):
                     choice[tree.node[i]] = tree.new[i]
                 break
             shift(tree, rows, load, tree.new, tree.old, count)
-            if tax == _TAXES or not levy(tree, links, rows, when, count):
+            if tax == taxes or not levy(tree, links, rows, when, count):
                 break
 
 
 @inline
-def grow(tree, links, off, root, most):
+def grow(tree, links, off, root, most, most_states):
     """Grows a random tree in which only parent and child are linked; returns its number of nodes."""
     count, waiting = 0, 0
     u, parent, half = root, -1, -1
@@ -119,7 +121,7 @@ def grow(tree, links, off, root, most):
             waiting -= 1
             tree.rim[pick] = tree.rim[waiting]
             u = links.far[h]
-            if tree.touched[u] == 1 and tree.off[count] + off[u + 1] - off[u] <= _MOST_STATES:
+            if tree.touched[u] == 1 and tree.off[count] + off[u + 1] - off[u] <= most_states:
                 half = h
         if half < 0:
             return count

@@ -6,14 +6,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from meshwright.jit import clock
+from meshwright.solver.deadline import Deadline
 from meshwright.solver.local_search.anytime import Search
 from meshwright.solver.model.model import Model
 from meshwright.solver.parallel.shared_board import Board
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Crew:
@@ -24,12 +27,14 @@ class Crew:
     folder that only this user can enter.
     """
 
-    def __init__(self, model: Model, tolerance: float, seconds: float, seed: int, workers: int):
+    def __init__(
+        self, model: Model, tolerance: float, seconds: float, seed: int, workers: int, tuning: Tuning = TUNING
+    ):
         self.folder = tempfile.TemporaryDirectory(prefix="meshwright-", dir=_shared_memory())
         path = Path(self.folder.name)
         for name, array in model._asdict().items():
             np.save(path / f"{name}.npy", array, allow_pickle=False)
-        task = {"tolerance": tolerance, "until": time.time() + seconds, "workers": workers}
+        task = {"tolerance": tolerance, "until": time.time() + seconds, "workers": workers, "tuning": asdict(tuning)}
         (path / "task.json").write_text(json.dumps(task))
         self.board = Board(path / "board", workers, model.num_nodes, create=True)
         command = [sys.executable, "-m", "meshwright.solver.parallel.worker", str(path)]
@@ -60,7 +65,8 @@ def work(folder: Path, slot: int, seed: int) -> None:
     task = json.loads((folder / "task.json").read_text())
     model = Model(*(np.load(folder / f"{name}.npy", allow_pickle=False) for name in Model._fields))
     board = Board(folder / "board", task["workers"], model.num_nodes)
-    deadline = clock() + task["until"] - time.time()
+    deadline = Deadline.after(task["until"] - time.time())
+    tuning = _tuning(task["tuning"])
     parent = os.getppid()
 
     def poll() -> tuple[float, np.ndarray] | None:
@@ -76,7 +82,14 @@ def work(folder: Path, slot: int, seed: int) -> None:
         tell=lambda cost, choice: board.post(slot, cost, choice),
         tell_bound=lambda bound: board.post_bound(slot, bound),
         poll=poll,
+        tuning=tuning,
     ).run()
+
+
+def _tuning(entries: dict[str, Any]) -> Tuning:
+    """A tuning that was written as JSON, which has no tuples."""
+    read: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in entries.items()}
+    return Tuning(**read)
 
 
 def main() -> None:

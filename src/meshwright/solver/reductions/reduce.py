@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.jit import clock, kernel
+from meshwright.jit import kernel
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions import memory, undo
 from meshwright.solver.reductions.mutable_graph import (
@@ -82,7 +83,7 @@ def reduce_model(
     alive_state: np.ndarray | None = None,
     growth: float = 4.0,
     most_work: int = 2_000_000,
-    deadline: float = np.inf,
+    deadline: Deadline = NEVER,
 ) -> Reduced:
     """Applies all reductions until none fits (or the deadline passes, which is always safe).
 
@@ -91,7 +92,7 @@ def reduce_model(
         alive_state: Marks the states that may still be chosen; None for all.
         growth: How much larger than the matrices it replaces a new matrix may be.
         most_work: Most elementary steps for one reduction of one node.
-        deadline: `jit.clock()` at which to stop.
+        deadline: When to stop.
     """
     work = build(model, alive_state)
     while work.used[STATUS] != INFEASIBLE:
@@ -99,15 +100,15 @@ def reduce_model(
         if work.used[STATUS] == INFEASIBLE or work.used[QUEUED] == 0:
             break
         work = _drained(work, growth, most_work, deadline)
-        if clock() > deadline:
+        if deadline.is_over:
             settle_fresh(work)
             break
     return _extract(work, len(model.off) - 1)
 
 
-def _drained(work: Work, growth: float, most_work: int, deadline: float) -> Work:
+def _drained(work: Work, growth: float, most_work: int, deadline: Deadline) -> Work:
     """Empties the queue, giving the pools more room as needed."""
-    while work.used[QUEUED] and work.used[STATUS] != INFEASIBLE and clock() < deadline:
+    while work.used[QUEUED] and work.used[STATUS] != INFEASIBLE and not deadline.is_over:
         drain(work, growth, most_work, 1000)
         if work.used[STATUS] == FULL:
             work = grown(work)

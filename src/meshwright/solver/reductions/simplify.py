@@ -4,13 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.jit import clock
+from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import WayBack, reduce_model, restrict
 from meshwright.solver.reductions.times import tighten_times
-
-_SMALL_STATES = 40_000  # up to here every sweep saved later is worth comparing large nodes' states
-_MOST_WORK, _LITTLE_WORK = 20_000_000, 2_000_000
+from meshwright.solver.tuning import TUNING, Tuning
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +32,22 @@ class Simplified:
         return restrict(self.chain, choice)
 
 
-def simplify(model: Model, deadline: float = np.inf, growth: float = 4.0) -> Simplified:
+def simplify(model: Model, deadline: Deadline = NEVER, tuning: Tuning = TUNING) -> Simplified:
     """Reduces, drops implied times, and reduces again while that removes a good part of the nodes."""
     chain: list[WayBack] = []
     offset = 0.0
     while True:
-        work = _MOST_WORK if len(model.cost) <= _SMALL_STATES else _LITTLE_WORK
-        reduced = reduce_model(model, growth=growth, most_work=work, deadline=deadline)
+        # In a small model every sweep that is saved later is worth comparing the states of large nodes.
+        work = tuning.most_work if len(model.cost) <= tuning.small_states else tuning.most_work // 10
+        reduced = reduce_model(model, growth=tuning.growth, most_work=work, deadline=deadline)
         chain.append(reduced.way_back)
         offset += reduced.offset
         if reduced.infeasible:
             return Simplified(reduced.model, offset, True, reduced.excess, tuple(chain))
         before, model = model.num_nodes, reduced.model
-        if clock() > deadline or (len(chain) > 1 and model.num_nodes > 0.9 * before):
+        if deadline.is_over or (len(chain) > 1 and model.num_nodes > tuning.shrunk * before):
             break
-        tight = tighten_times(model)
+        tight = tighten_times(model, tuning)
         if len(tight.cap) == len(model.cap):
             break
         model = tight

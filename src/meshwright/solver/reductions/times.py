@@ -4,40 +4,36 @@ import numpy as np
 
 from meshwright.jit import inline, kernel
 from meshwright.solver.model.model import Model
-
-_MOST_STATES = 20_000  # comparing two times costs one step per state
-_MOST_CELLS = 30_000_000
-_WINDOW = 8
-_PROBES = 16
-_MOST_COMPARED = 200
+from meshwright.solver.tuning import TUNING, Tuning
 
 
-def tighten_times(model: Model) -> Model:
+def tighten_times(model: Model, tuning: Tuning = TUNING) -> Model:
     """The same model with only the times that can decide whether a choice fits.
 
     Proof: time t is implied by time p if Σ_nodes max_s (usage_t(s) - usage_p(s)) ≤ cap_t - cap_p, for then any choice
     that fits at p fits at t. Comparisons run against recent times first, then against all, tightest first.
     """
-    if len(model.cap) == 0 or len(model.cost) > _MOST_STATES:
+    if len(model.cap) == 0 or len(model.cost) > tuning.giant_states:  # two times are compared state by state
         return model
     starts = np.argsort(model.rstart, kind="stable")
     ends = np.argsort(model.rend, kind="stable")
-    probes = _probes(model)
-    recent = keep_recent(model, starts, ends, probes, _WINDOW)
+    probes = _probes(model, tuning.times_probes)
+    recent = keep_recent(model, starts, ends, probes, tuning.times_window)
     model = with_times(model, recent)
-    if len(model.cap) * len(model.cost) <= _MOST_CELLS:
+    if len(model.cap) * len(model.cost) <= tuning.most_work:
         dense = dense_usage(model)
         most = np.maximum.reduceat(dense, model.off[:-1], axis=1).sum(axis=1)
         order = np.argsort(model.cap - most, kind="stable")
-        keep = keep_tightest(model.off, model.cap, dense, order, _excess(model, dense, probes), _MOST_COMPARED)
+        excess = _excess(model, dense, probes)
+        keep = keep_tightest(model.off, model.cap, dense, order, excess, tuning.times_compared)
         model = with_times(model, keep)
     return model
 
 
-def _probes(model: Model) -> np.ndarray:
+def _probes(model: Model, count: int) -> np.ndarray:
     """A few random choices, as places of states: time p can imply time t only if none of them exceeds t's cap more."""
     sizes = np.diff(model.off)
-    draws = np.random.default_rng(0).random((_PROBES, len(sizes)))
+    draws = np.random.default_rng(0).random((count, len(sizes)))
     return model.off[:-1] + (draws * sizes).astype(np.int64)
 
 

@@ -1,0 +1,151 @@
+"""What is each mechanism of the solver worth, and how much does each of its constants matter?
+
+Every row is one change of `Tuning`: a mechanism switched off, or a constant halved or doubled. It is compared with the
+default on the problems of `problem_set.py` whose solve reads that constant; others cannot change. Costs and bounds are
+those of the answers, times are CPU times with a deadline on CPU time, so that a busy machine does not matter much; the
+row *default again* shows what is left of the noise. Half of the problems were never used for tuning (*held out*).
+
+    python benchmarks/ablation.py --quick                      # a small set, mechanisms alone
+    python benchmarks/ablation.py --quick --constants          # and every constant
+    python benchmarks/ablation.py --only small_memory --quick  # one mechanism or constant
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from problem_set import ROOT, Case, kept
+from report import RESULTS, table
+
+from meshwright.solver.problem.solution import Solution, Status
+from meshwright.solver.run import Run
+from meshwright.solver.tuning import TUNING, Tuning
+
+MECHANISMS: dict[str, dict[str, object]] = {
+    "default again": {},
+    "no model without small memory rows first": {"small_memory": 0.0},
+    "no improvement of incumbents before splits": {"improve_gap": math.inf},
+    "no elimination of whole models": {"most_combinations": 0.0},
+    "no exact minima at several prices": {"minima": 0},
+    "no duals at prices of other subproblems": {"fan_others": 0},
+    "no prices moved between times": {"fan_times": 1, "fan_traded": 1},
+    "no goals below the incumbent": {"nearly": 0.0},
+    "no strong branching": {"split_candidates": 1},
+    "no extra time once the gap suffices": {"extra_time": 0.0},
+    "no restarts of the local search": {"restart": 0.0},
+    "no kicks": {"kick_patience": -1},
+    "no windows": {"turn_share": 0.0},
+}
+RESULT, DECISIONS = RESULTS / "ablation.md", "\n## Decisions"  # which are written by hand, and stay
+HEADER = ("change", "half", "problems", "cost ÷", "worst", "bound ÷", "CPU time ÷", "proofs lost", "won")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one solve found, in how much CPU time, and which constants it read."""
+
+    solution: Solution
+    seconds: float
+    read: frozenset[str]
+
+
+class Noting(Tuning):
+    """The default, which notes the constants that are read."""
+
+    noted: set[str] = set()  # noqa: RUF012
+
+    def __getattribute__(self, name: str) -> object:
+        if not name.startswith("_") and name != "noted":
+            Noting.noted.add(name)
+        return super().__getattribute__(name)
+
+
+def solved(case: Case, tuning: Tuning) -> Outcome:
+    Noting.noted.clear()
+    started = time.process_time()
+    solution = Run(case.problem, tuning=tuning, clock=time.process_time).solve(case.seconds)
+    return Outcome(solution, time.process_time() - started, frozenset(Noting.noted))
+
+
+def changes(only: list[str], constants: bool) -> Iterator[tuple[str, dict[str, object]]]:
+    """The changes to try, by name."""
+    for name, change in MECHANISMS.items():
+        if not only or name in only:
+            yield name, change
+    for field in fields(Tuning):
+        if field.name in only or (constants and not only):
+            for factor in (0.5, 2.0):
+                yield f"{field.name} × {factor:g}", {field.name: scaled(getattr(TUNING, field.name), factor)}
+
+
+def scaled(value, factor: float):
+    if isinstance(value, tuple):
+        return tuple(scaled(it, factor) for it in value)
+    return max(1, round(value * factor)) if isinstance(value, int) else value * factor
+
+
+def rows_of(name: str, pairs: list[tuple[Case, Outcome, Outcome]]) -> Iterator[tuple[object, ...]]:
+    """A row for each half: the outcomes of a change against those of the default."""
+    for half in ("tuning", "held out"):
+        here = [(before, after) for case, before, after in pairs if case.half == half]
+        found = [(b.solution, a.solution) for b, a in here if np.isfinite(b.solution.cost + a.solution.cost)]
+        if not found:
+            continue
+        costs = [after.cost / before.cost for before, after in found]
+        bounds = [after.lower_bound / before.lower_bound for before, after in found]
+        proofs = [(b.solution.status == Status.OPTIMAL, a.solution.status == Status.OPTIMAL) for b, a in here]
+        yield (
+            name, half, len(here), f"{_mean(costs):.4f}", f"{max(costs):.4f}", f"{_mean(bounds):.4f}",
+            f"{sum(a.seconds for _, a in here) / sum(b.seconds for b, _ in here):.2f}",
+            sum(was and not now for was, now in proofs), sum(now and not was for was, now in proofs),
+        )  # fmt: skip
+
+
+def _mean(ratios: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+def main() -> None:
+    options = _options()
+    cases = kept(options.folder, options.quick)
+    for case in cases[:1]:
+        solved(case, TUNING)  # loads the kernels
+    before = {case.name: solved(case, Noting()) for case in cases}
+    rows: list[tuple[object, ...]] = []
+    for name, change in changes(options.only, options.constants):
+        read = [case for case in cases if not change or before[case.name].read & change.keys()]
+        pairs = [(case, before[case.name], solved(case, replace(TUNING, **change))) for case in read]
+        found = list(rows_of(name, pairs)) or [(name, "both", 0, "", "", "", "", 0, 0)]
+        rows += found
+        for row in found:
+            print("| " + " | ".join(map(str, row)) + " |", flush=True)
+    if not options.only:
+        kept_text = RESULT.read_text(encoding="utf-8") if RESULT.exists() else ""
+        table("Ablation", __doc__ or "", HEADER, rows)
+        decisions = kept_text[kept_text.index(DECISIONS) :] if DECISIONS in kept_text else ""
+        RESULT.write_text(RESULT.read_text(encoding="utf-8") + decisions, encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small set of problems")
+    parser.add_argument("--constants", action="store_true", help="every constant, too, halved and doubled")
+    parser.add_argument("--only", nargs="+", default=[], help="names of mechanisms or constants; nothing is kept")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "test-output" / "problems", help="where problems are kept"
+    )
+    options = parser.parse_args()
+    if unknown := set(options.only) - {field.name for field in fields(Tuning)} - MECHANISMS.keys():
+        parser.error(f"nothing is called {', '.join(sorted(unknown))}; constants are the fields of Tuning")
+    return options
+
+
+if __name__ == "__main__":
+    main()
