@@ -148,7 +148,7 @@ def test_recipes_that_do_not_suit_are_refused(recipe, words):
         (lambda: mw.ThreeD(memory_fraction="all"), "memory_fraction is 'all'; give a fraction"),
         (lambda: mw.ThreeD(checkpoint="some"), "choose one of none, selective, full"),
         (lambda: mw.Auto(layers=3), "add pipeline=True"),
-        (lambda: mw.Auto(fix={"x": ("x",)}, pipeline=True), "speak of one mesh"),
+        (lambda: mw.Auto(fix={"x": ("x",)}, pipeline=True), "describe one mesh"),
     ],
 )
 def test_methods_are_checked_when_they_are_made(make, words):

@@ -1,4 +1,4 @@
-"""Planner: from a traced function and a mesh to a plan. Importing it loads no JAX, so that plans are read without."""
+"""Makes a plan from a traced function and a mesh. Importing it does not load JAX, which reading plans does not need."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """The time that planning may take: one clock, which every phase reads.
 
-Where the user says how many seconds, they hold for all of planning, tracing included. Where not, everything up to the
-best choice without a memory limit takes the time it needs, and bringing that under the limit a few times as long: on
-toys a few seconds, on models that take long to price more.
+If the user gives a number of seconds, it limits all of planning, tracing included. Otherwise everything up to the best
+choice without a memory limit takes the time it needs, and the search for a choice under the limit may take a few times
+as long: a few seconds on toys, more on models that take long to price.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class Budget:
     """Seconds that are left.
 
     Args:
-        seconds: What all of planning may take; None for a limit on what memory may take, once that is known to matter.
-        clock: Tells the time in seconds.
+        seconds: The limit on all of planning; None limits only the search under the memory limit, if there is one.
+        clock: Returns the time in seconds.
         tuning: Options.
     """
 
@@ -48,7 +48,7 @@ class Budget:
 
     @property
     def is_for_solving(self) -> bool:
-        """Whether so much of the given seconds is spent that the rest is needed to solve what is priced."""
+        """Whether so much of the given seconds is spent that the rest is needed to solve the views priced so far."""
         return self.seconds is not None and self.left <= (1.0 - self.tuning.pricing_share) * self.seconds
 
     @property
@@ -57,12 +57,12 @@ class Budget:
         return Deadline.after(self.left)
 
     def hold_memory(self, spent: float) -> None:
-        """Limits what memory may take, unless seconds were given or that was done, by what was spent without it."""
+        """Limits the search under the memory limit by the time spent without it, unless a limit is set already."""
         if self._end.at == np.inf:
             self._end = Deadline.after(max(self.tuning.memory_s, self.tuning.harder * spent), self._end.clock)
 
     def of_one_solve(self, seconds: float) -> float:
-        """Seconds of a solve that would take so many."""
+        """The seconds that a solve may take, given how many it would take."""
         return max(min(seconds, self.left), self.tuning.shortest_s)
 
     def part(self, share: float) -> "Budget":

@@ -8,10 +8,10 @@ _LARGE_HOST = 8
 
 
 def auto_meshes(cluster: Cluster) -> list[Mesh]:
-    """Views whose axes follow the machines: each axis lies within hosts or runs over whole hosts.
+    """Views whose axes follow the machines: each axis is within hosts or spans whole hosts.
 
-    A view that cuts across (200 devices of 50 hosts × 4 as 40 × 5) sends every collective over the slow link without
-    offering a split that an aligned one lacks. Of a kind of view with many members, members spread evenly are taken.
+    A view that does not (200 devices of 50 hosts × 4 as 40 × 5) sends every collective over the slow link without
+    offering a split that an aligned view lacks. Of many views of one kind, an evenly spaced selection is taken.
     """
     hosts, devices = cluster.num_hosts, cluster.devices_per_host
     across = [d for d in range(2, hosts) if hosts % d == 0]

@@ -1,4 +1,4 @@
-"""Methods: what is laid down before the rest is optimised, from nothing (`Auto`) to everything (`Manual`).
+"""Methods: which choices are fixed before the others are optimised, from none (`Auto`) to all (`Manual`).
 
 Every method's plan is priced by the same model, so plans can be compared; and since every method is `Auto`'s own
 problem with some choices fixed, `Auto` is never worse than any of them on the same mesh.
@@ -22,13 +22,13 @@ from meshwright.strategy.sharding import Axes
 
 @dataclass(frozen=True)
 class Method:
-    """Lays down some choices; the solver makes the others.
+    """Fixes some choices; the solver makes the others.
 
     Args:
         memory_fraction: The part of a device's memory that the plan may use on a cluster; the rest is left to the
             runtime's own buffers. An abstract mesh's memory is used whole.
-        seconds: The time that all of planning may take, tracing included; None lets it take what it needs, and limits
-            only how long plans are sought that fit the memory. What is found by then is the plan, with its gap.
+        seconds: The time that all of planning may take, tracing included. None lets it take the time it needs, and
+            limits only the search for plans that fit the memory. The best plan found by then is returned, with its gap.
     """
 
     memory_fraction: float = field(default=0.9, kw_only=True)
@@ -46,7 +46,7 @@ class Method:
 
     @property
     def staged(self) -> bool:
-        """Whether the model may be cut into stages, each on devices of its own."""
+        """Whether the model may be cut into stages, each on its own devices."""
         return False
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
@@ -54,7 +54,7 @@ class Method:
         return [cluster.mesh((cluster.num_devices,))]
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
-        """Marks on values that have restrictions of their own, so that folding keeps them apart."""
+        """Marks on values that have their own restrictions, so that folding does not tie them to others."""
         return {}
 
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
@@ -67,11 +67,11 @@ class Auto(Method):
     """Finds the fastest plan that fits.
 
     Args:
-        fix: Shardings that are laid down: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
-            Where several globs match a path, the last one holds.
+        fix: Shardings that are fixed: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
+            If several globs match a path, the last one applies.
         mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
-        pipeline: Whether to look for pipelines, too: see ``docs/guides/pipelines.md``.
-        layers: How many layers to cut a pipelined model into, or their shares of the compute; None finds out.
+        pipeline: Whether to search for pipelines, too: see ``docs/guides/pipelines.md``.
+        layers: How many layers to cut a pipelined model into, or their shares of the compute; None searches for them.
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
         memory_fraction, seconds: As in every `Method`.
@@ -102,7 +102,7 @@ class Auto(Method):
             raise ShardingError("layers and boundaries are for pipelined models; add pipeline=True, or leave them out")
         if self.pipeline and (self.fix or self.mesh_shapes is not None or type(self) is not Auto):
             raise ShardingError(
-                "fix and mesh_shapes speak of one mesh, and a pipeline has several; leave pipeline=True out"
+                "fix and mesh_shapes describe one mesh, and a pipeline has several; leave pipeline=True out"
             )
 
     @property
@@ -139,7 +139,7 @@ class Auto(Method):
 
 @dataclass(frozen=True)
 class Manual(Auto):
-    """Lays down shardings by path and replicates every argument that no glob matches.
+    """Fixes shardings by path and replicates every argument that no glob matches.
 
     Args:
         fix: Globs of paths to ``PartitionSpec``s, as in `Auto`.
@@ -230,7 +230,7 @@ class Zero(Method):
 
 @dataclass(frozen=True)
 class TensorParallel(Method):
-    """Splits every parameter matrix over the last axis, used where it lies; the batch over the other axes.
+    """Splits every parameter matrix over the last axis, without gathering it, and the batch over the other axes.
 
     On a cluster of several hosts the last axis is a host's devices, on one host it is all of them. Options: see
     `Method`.
@@ -266,7 +266,7 @@ METHOD_NAMES = {"auto": Auto(), **METHOD_NAMES}
 
 
 def find_method(given: Method | str | None) -> Method:
-    """The method that is meant, wherever a user gives one: a `Method`, its short name, or None for `Auto`.
+    """The method that a user gives as a `Method`, as its short name, or as None for `Auto`.
 
     Examples:
         >>> find_method("zero3"), find_method("Zero-3").name
@@ -291,7 +291,7 @@ def find_method(given: Method | str | None) -> Method:
 
 
 def find_methods(given: str | Iterable[Method | str]) -> tuple[Method, ...]:
-    """Several methods: a list of them or of their names, or names with commas between them."""
+    """Several methods: a list of methods or of their names, or names separated by commas."""
     parts = given.split(",") if isinstance(given, str) else given
     found = tuple(find_method(part) for part in parts if not isinstance(part, str) or part.strip())
     if not found:
@@ -309,7 +309,7 @@ def _by_role(roles: Roles) -> dict[int, Hashable]:
 
 
 def _split_batch(graph: Graph, roles: Roles, mesh: Mesh, axes: Axes, over: Iterable[int]) -> dict[int, frozenset[int]]:
-    """Data leaves with the batch's leading dim are split over the axes, the others (keys, scalars) are replicated."""
+    """Splits data leaves with the batch's leading dim over the axes, and replicates the others (keys, scalars)."""
     used = [a for a in over if axes.sizes[a] > 1]
     shapes = {v: graph.types[v].shape for v in roles.data}
     leading = Counter(shape[0] for shape in shapes.values() if shape)
@@ -339,7 +339,7 @@ def _most_split(shape: tuple[int, ...], axes: Axes) -> frozenset[int]:
 
 
 def _split_over(shape: tuple[int, ...], axes: Axes, axis: int) -> frozenset[int]:
-    """The shardings that use one axis alone; for vectors replication too, and where nothing else is legal."""
+    """The shardings that use one axis alone; also replication, for vectors and if nothing else is legal."""
     codes = axes.legal_codes(shape)
     held = axes.unpack(codes)
     alone = (held >= 0).sum(axis=1) == (held[:, axis] >= 0)

@@ -51,12 +51,12 @@ class Task:
     """A traced function and a method: all that does not depend on the mesh."""
 
     def __init__(self, traced: Traced, method: Method, folding: bool = True, refined: Refinements | None = None):
-        """Groups and folds; refinements that fail are errors unless it is said what to do about them."""
+        """Groups and folds; refinements that fail are errors unless a fallback is given for them."""
         self.traced = traced
         self.method = method
         self.graph = traced.graph
         self.refined = Refinements(strict=True) if refined is None else refined
-        self._alone = self.refined.again()  # those that do not depend on others are tried even where these failed
+        self._alone = self.refined.again()  # independent refinements are tried even if others failed
         self.grouping = Grouping(self.graph, refined=self.refined)
         if not len(self.grouping.placed.leader):
             name = getattr(traced.function, "__name__", repr(traced.function))
@@ -97,16 +97,16 @@ class Task:
         return self._read_back(best, considered, budget)
 
     def floor_bytes(self, mesh: Mesh) -> float:
-        """Bytes of the arguments when every one of them is split as far as the mesh can."""
+        """Bytes of the arguments if every one of them is split as far as the mesh allows."""
         axes = Axes(mesh.sizes)
         counts = Counter(self.graph.kind[list(self.graph.inputs)].tolist())
         kinds = [(self.graph.kinds[number], n) for number, n in counts.items()]
         return float(sum(n * kind.num_bytes / axes.num_parts(axes.legal_codes(kind.shape)).max() for kind, n in kinds))
 
     def can_fit(self, mesh: Mesh) -> bool:
-        """Whether memory leaves a choice, as far as that is known without a problem.
+        """Whether some choice may fit the memory, as far as that is known before the problem is formulated.
 
-        At its fullest moment, the devices together hold everything that is live then at least once.
+        At the moment of peak memory, the devices together hold every live value at least once.
         """
         limit = self.limit(mesh)
         if limit is None:
@@ -193,7 +193,7 @@ class Task:
     def _lie(self, back: Readback, values: Sequence[int], codes: Sequence[int]) -> list[Lie]:
         """Shape, dtype and sharding of arguments or results, given by their codes.
 
-        What has no elements lies whole, since JAX cannot read back what it split then.
+        Arrays without elements are replicated, since JAX cannot read them back if they are split.
         """
         rows = list(zip(self.graph.kind[list(values)].tolist(), codes, strict=True))
         known = {}
@@ -217,7 +217,7 @@ def unsplittable(graph: Graph) -> tuple[str, ...]:
 
 
 def provenance(traced: Traced, mesh: Mesh) -> dict[str, Any]:
-    """What was planned, and how the numbers of the plan are known."""
+    """Which function was planned, and where the numbers of the plan come from."""
     import jax
 
     where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
@@ -232,7 +232,7 @@ def provenance(traced: Traced, mesh: Mesh) -> dict[str, Any]:
 
 
 def _model(function: Any) -> str:
-    """What a function is called; empty where it has no name of its own."""
+    """The name of a function; empty if it has none."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     name = str(getattr(function, "__qualname__", "")).rsplit("<locals>.", 1)[-1]

@@ -1,6 +1,6 @@
-"""What would help where nothing fits: even splits, microbatches, checkpointing, and about how much each would need.
+"""Suggests remedies if no plan fits: even splits, microbatches, checkpointing, and about how much each would need.
 
-The estimates start from the choice that needs least memory, at its fullest moment, by what holds it then. They are
+The estimates start from the choice that needs least memory, and from the roles of the values live at its peak. They are
 rough: a plan for the changed function may choose otherwise.
 """
 
@@ -17,17 +17,17 @@ from meshwright.planner.reading.readback import MeshProblem
 from meshwright.units import format_bytes
 
 Ints = NDArray[np.int64]
-_REMADE = ("checkpoint", "remat")  # in the name scopes of what is computed again
+_REMADE = ("checkpoint", "remat")  # in the name scopes of recomputed operations
 
 
 def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) -> str:
-    """Sentences on what would help.
+    """Sentences on the remedies that would help.
 
     Args:
         formulation: The problem of the mesh that needs least.
         choice: The choice that needs least.
-        needed: What it needs, in bytes.
-        limit: What is allowed.
+        needed: The bytes it needs.
+        limit: The bytes allowed.
     """
     found = _Fullest(formulation, choice)
     told = [*found.uneven(needed, limit), *found.microbatches(needed, limit), *found.checkpointed(needed)]
@@ -36,7 +36,7 @@ def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) 
 
 
 class _Fullest:
-    """The fullest moment of a choice."""
+    """The moment of a choice's peak memory."""
 
     def __init__(self, formulation: MeshProblem, choice: Ints):
         self.formulation, self.choice = formulation, choice
@@ -52,12 +52,12 @@ class _Fullest:
         self.is_passing = np.isin(role, ("activations", "temporaries"))
         self.held = {name: float(self.size[role == name].sum()) for name in set(memory.roles)}
         self.held["copies"] = float(np.cumsum(made.change(memory.num_steps))[at])
-        # What grows with the rows of the batch, and what stays whatever their number.
+        # The bytes that grow with the rows of the batch, and the bytes that do not depend on them.
         self.passing = float(self.size[self.is_passing].sum())
         self.staying = sum(self.held.get(name, 0.0) for name in ("parameters", "optimizer", "data", "copies"))
 
     def uneven(self, needed: int, limit: float) -> Iterator[str]:
-        """Says that no dim can be split over the devices, where it would fit otherwise."""
+        """Names the tensors that cannot be split evenly over the devices, if the plan would fit otherwise."""
         axes, graph, whole = self.formulation.axes, self.graph, self.formulation.restrictions.whole
         lost, stuck, weights = 0.0, [], frozenset(self.roles.parameters)
         for value, path in zip(graph.inputs, graph.input_paths, strict=True):
@@ -80,10 +80,10 @@ class _Fullest:
         )
 
     def microbatches(self, needed: int, limit: float) -> Iterator[str]:
-        """The fewest microbatches with which it fits; or that none do."""
+        """The fewest microbatches with which the plan fits; or a sentence that no number suffices."""
         rows = self._rows_on_device()
         counts = [2**n for n in range(1, rows.bit_length()) if rows % 2**n == 0]
-        gradients = max(self.held.get(name, 0.0) for name in ("gradients", "parameters"))  # all are added up
+        gradients = max(self.held.get(name, 0.0) for name in ("gradients", "parameters"))  # all are accumulated
         sizes = [(count, self.staying + gradients + self.passing / count) for count in counts]
         enough = [(count, size) for count, size in sizes if size <= limit]
         if enough:
@@ -94,7 +94,7 @@ class _Fullest:
             yield f"Even with microbatches={count} (mw.parallelize) it would need about {format_bytes(size)}."
 
     def _rows_on_device(self) -> int:
-        """Rows of the batch on one device; 1 where there is no batch."""
+        """Rows of the batch on one device; 1 if there is no batch."""
         best = 1
         for value in self.roles.data:
             shape = self.graph.types[value].shape
@@ -107,7 +107,7 @@ class _Fullest:
         return best
 
     def checkpointed(self, needed: int) -> Iterator[str]:
-        """What is needed where each of the layers is computed again: inputs, and one layer with its gradients."""
+        """The memory needed if each layer is recomputed: the layers' inputs, and one layer with its gradients."""
         if any(word in scope for scope in self.graph.columns.scopes for word in _REMADE):
             return
         count, crossing, inside = self._layers()
@@ -119,7 +119,7 @@ class _Fullest:
             yield "With jax.checkpoint around the body of the loop over its layers it would need less."
 
     def _layers(self) -> tuple[int, float, NDArray[np.bool_]]:
-        """How many layers there are, how many bytes a device hands from one to the next, and the groups in them."""
+        """The number of layers, the bytes that a device passes from one to the next, and the groups in them."""
         grouping, formulation = self.formulation.grouping, self.formulation
         run, lap = laps(grouping, formulation.folded)
         leader, phase = grouping.placed.leader, self.graph.columns.phase

@@ -32,7 +32,7 @@ class _Attention:
         return (self.batch, heads, tokens, width) if self.heads_first else (self.batch, tokens, heads, width)
 
     def inputs(self) -> list[tuple[Dim, ...]]:
-        """Dims of query, key, value, bias, the two lengths, and of the offsets and page tables that must be empty."""
+        """Dims of query, key, value, bias, the two lengths, and the offsets and page tables, which must be empty."""
         bias, lengths = self.op.operands[3].shape, self.op.operands[4:6]
         whole = (self.batch, self.heads, self.query_tokens, self.tokens)
         return [
@@ -56,7 +56,7 @@ class _Attention:
         return (self.batch, self.heads, self.query_tokens)
 
     def flops(self, over_width: int, over_value_width: int) -> float:
-        """Of so many products over the heads' width and over the values'; half of them where the mask is causal."""
+        """Flops of so many products over the heads' width and over the values' width; half if the mask is causal."""
         sizes = [self.loops.loops[dim[0]].size for dim in (self.batch, self.query_tokens, self.tokens)]
         width, value_width = (self.loops.loops[dim[0]].size for dim in (self.width, self.value_width))
         full = 2.0 * prod(sizes) * self.num_heads * (over_width * width + over_value_width * value_width)
@@ -64,7 +64,7 @@ class _Attention:
 
 
 def _describable(op: Signature) -> bool:
-    """Packed sequences and page tables have no dims of their own, and dropout differs from shard to shard."""
+    """Whether loops can describe a call: packed sequences and page tables have no dims, dropout differs by shard."""
     return not any(prod(tensor.shape) for tensor in op.operands[6:10]) and not op.params["dropout_rate"]
 
 
@@ -78,7 +78,7 @@ def forward(op: Signature) -> LoopNest | None:
 
 
 def backward(op: Signature) -> LoopNest | None:
-    """Gradients of query, key and value; those of keys and values add up over the heads that share them."""
+    """Gradients of query, key and value; gradients of keys and values add up over the heads that share them."""
     if not _describable(op) or len(op.results) != 3:
         return None
     call = _Attention(op, "sum")

@@ -10,8 +10,8 @@ A loop nest says which loops index which dims of which operands and results. A d
 
 An operand that a loop does not index is needed whole by every device that shares that loop's work. A shard may use its
 own offset: it counts an iota from there, and looks up in, or writes to, only its part of a split table. Where results
-are partial, what stands outside the loop (the table that a scatter-add adds to) counts on one device and is the kind's
-identity on the others.
+are partial, an operand outside the loop (the table that a scatter-add adds to) is used by one device, and is replaced
+by the kind's identity on the others.
 """
 
 import re
@@ -43,7 +43,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """All that a rule may look at: the primitive, its parameters and the types of its operands and results."""
+    """The information that a rule may use: the primitive, its parameters and the types of operands and results."""
 
     primitive: str
     params: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Loop:
 
     Attributes:
         size: Number of iterations.
-        kind: ``parallel``, ``unsplittable`` or how partial results combine. A reducing loop leaves partial only those
+        kind: ``parallel``, ``unsplittable`` or how partial results combine. A reducing loop leaves partial only the
             results that it does not index.
         halo: Elements of the neighbours' shards of the first operand that a split needs, both borders together,
             counted along the dim that the loop leads.
@@ -82,10 +82,10 @@ class LoopNest:
         results: The same for the results.
         flops: Floating-point operations of the whole nest on the matrix unit; 0 where memory traffic decides the time.
         fusible: Whether a compiler merges the operation into its neighbours, so that it moves no memory of its own.
-        leads: Whether the operation's split is a choice of its own rather than that of its largest operand.
-        fetching: Indices of the loops of whose iterations each fetches a run of the first operand by itself: a row of
+        leads: Whether the operation's split is chosen, rather than taken from its largest operand.
+        fetching: Indices of loops each iteration of which fetches a contiguous run of the first operand: a row of
             pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
-        special: Whether each number takes a special function: a division, a root, an exponential or the like.
+        special: Whether each element takes a special function: a division, a root, an exponential or the like.
 
     Examples:
         >>> loops = (Loop(8), Loop(4, "sum"), Loop(2))
@@ -115,7 +115,7 @@ class LoopNest:
 
 
 def settled_as(kind: str, dtype: str) -> str:
-    """A reducing loop's kind, or ``unsplittable`` where no collective combines numbers of a dtype like that.
+    """A reducing loop's kind, or ``unsplittable`` if no collective combines numbers of a dtype in that way.
 
     Examples:
         >>> settled_as("or", "bool"), settled_as("or", "int32"), settled_as("max", "complex64")
@@ -130,7 +130,7 @@ NARROWEST = 4
 
 
 def settled_itemsize(nest: LoopNest, kind: TensorType) -> int:
-    """Bytes as which one number of a partial result is sent: floats are compared as integers of at least four.
+    """Bytes sent for one element of a partial result: floats are compared as integers of at least four bytes.
 
     Examples:
         >>> largest = LoopNest((Loop(8, "max"),), (((0,),),), ((),))
@@ -208,7 +208,7 @@ def nest(
 
 
 def _tensors(text: str, count: int, op: Signature, word: str) -> list[list[tuple[str, ...]]]:
-    """Splits one side of a spec into tensors of dims of loop names; each ``.`` gets a name of its own."""
+    """Splits one side of a spec into tensors of dims of loop names; each ``.`` gets a unique name."""
     parts = text.split(",") if count else []
     if len(parts) != count or (not count and text.strip()):
         raise RuleError(f"rule for {op.primitive!r}: {text!r} names {len(parts)} {word}s but there are {count}")

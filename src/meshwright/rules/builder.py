@@ -1,4 +1,4 @@
-"""Builds loop nests whose rank is known only from the operation; `nest` is the shorter way where a text can say it."""
+"""Builds loop nests whose rank depends on the operation; for a fixed rank, a text for `nest` is shorter."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +17,7 @@ class Loops:
         return (len(self.loops) - 1,)
 
     def fixed(self, shape: Iterable[int]) -> Dims:
-        """Dims that cannot be split, each with a loop of its own."""
+        """Dims that cannot be split, each with its own loop."""
         return tuple(self.add(size, "unsplittable") for size in shape)
 
     def spread(self, shape: Sequence[int], fixed: Iterable[int] = ()) -> Dims:
@@ -45,7 +45,7 @@ def same_shape(
 ) -> LoopNest | None:
     """One loop for each dim of the results' common shape.
 
-    Operands of rank 0 are needed whole, and so are dims of size 1 beside longer ones. None where shapes differ more.
+    Operands of rank 0 are needed whole, and so are dims of size 1 that are broadcast. None if shapes differ otherwise.
     """
     shape = op.results[0].shape
     if any(tensor.shape != shape for tensor in op.results):
@@ -71,7 +71,7 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def same_leading(op: Signature, *, fusible: bool = False) -> LoopNest | None:
-    """One operand and one result that share their leading dims; the further dims of the longer one stay whole."""
+    """One operand and one result that share their leading dims; further dims of either stay whole."""
     shapes = op.operands[0].shape, op.results[0].shape
     rank = min(len(shape) for shape in shapes)
     if shapes[0][:rank] != shapes[1][:rank]:

@@ -18,7 +18,7 @@ def dot_general(op: Signature) -> LoopNest:
 def ragged_dot_general(op: Signature) -> LoopNest | None:
     """Products of groups of rows with the matrix of their group, where the groups' sizes are data.
 
-    The sizes are small and needed whole: from them and its own offset each shard knows where its groups lie. So
+    The sizes are small and needed whole: from them and its own offset each shard computes where its groups begin. So
 
     * rows (``m``, or ``k`` in the gradient of the matrices) split like any loop: a shard clips the sizes to its rows;
     * groups split too: a shard multiplies the rows of its own groups. In ``m k, g k n -> m n`` it leaves zeros in the
@@ -38,7 +38,7 @@ def ragged_dot_general(op: Signature) -> LoopNest | None:
 
 
 def scaled_matmul(op: Signature) -> LoopNest | None:
-    """A product of narrow floats, each block of which along k has a scale of its own; blocks stay whole."""
+    """A product of narrow floats in which each block along k has its own scale; blocks stay whole."""
     lhs, scales = op.operands[0].shape, op.operands[2].shape
     if not scales[2] or lhs[2] % scales[2]:
         return None

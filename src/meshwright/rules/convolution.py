@@ -39,12 +39,12 @@ def _ordered(dims: dict[int, Dim]) -> tuple[Dim, ...]:
 def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -> tuple[Dim, Dim, Dim]:
     """Dims of the image, the window and the result in one spatial direction.
 
-    The element met is ``position · stride + offset · holes - low``, so position and offset play the same part. In a
-    forward pass positions are many and offsets few; in the gradient of a kernel it is the other way round, and the
-    offsets are a sum loop that can be split as the image is.
+    The element read is ``position · stride + offset · holes - low``, so position and offset are interchangeable. In a
+    forward pass there are many positions and few offsets; in the gradient of a kernel there are many offsets, which are
+    a sum loop that can be split like the image.
     """
     image, window, positions = sizes
-    if op.params["feature_group_count"] * op.params["batch_group_count"] > 1:  # no partitioner can, at the borders
+    if op.params["feature_group_count"] * op.params["batch_group_count"] > 1:  # no partitioner handles the borders
         return loops.fixed((image,))[0], loops.fixed((window,))[0], loops.fixed((positions,))[0]
     stride, holes = op.params["window_strides"][i], op.params["rhs_dilation"][i]
     low, dilation = op.params["padding"][i][0], op.params["lhs_dilation"][i]
@@ -58,10 +58,10 @@ def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -
 
 
 def _fetching(op: Signature, groups: list[int], inputs: Dim, right: dict[int, Dim], result: dict[int, Dim]) -> Dim:
-    """Loops of fetches under the windows: of each row of pixels, and where the row has holes of each of its features.
+    """Loops each iteration of which fetches once under the windows: over rows of pixels, and features of dilated rows.
 
-    Pixels of a row and their features lie side by side, so that they are fetched in one go. In the gradient of the
-    kernel of a convolution with strides there are holes, and it takes far longer.
+    Pixels of a row and their features are contiguous, so that one fetch reads them. In the gradient of the kernel of a
+    strided convolution there are gaps between pixels, and fetching takes far longer.
     """
     numbers, holes = op.params["dimension_numbers"], op.params["rhs_dilation"]
     found = [*groups, *(loop for at in numbers.out_spec[2:] for loop in result[at])]
@@ -75,7 +75,7 @@ def _fetching(op: Signature, groups: list[int], inputs: Dim, right: dict[int, Di
 
 
 def _flops(op: Signature) -> float:
-    """Two for each element of the result and of one filter; the zeros that dilation puts in are not counted."""
+    """Two flops for each element of the result and of one filter; zeros inserted by dilation are not counted."""
     outputs = op.operands[1].shape[op.params["dimension_numbers"].rhs_spec[0]]
     filter_size = prod(op.operands[1].shape) / max(outputs, 1)
     return 2.0 * prod(op.results[0].shape) * filter_size / prod(op.params["lhs_dilation"])

@@ -19,13 +19,13 @@ OTHER = """
     clamp layout_constraint name pvary regularized_incomplete_beta reshard select_n sharding_constraint stop_gradient
     philox2x32 philox4x32 threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
 """
-# Of these, the ones that take processors without a unit for them far longer than a sum or a product.
+# Operations that take far longer than a sum or a product on processors without a special-function unit.
 SPECIAL = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh div erf erf_inv erfc exp exp2 expm1 log log1p log2 logistic pow
     rsqrt sin sinh sqrt tan tanh
 """
 
-# One result, made of whole arrays of its shape and of scalars.
+# Operations with one result, computed from arrays of its shape and from scalars.
 EVEN = frozenset(f"{BINARY} {UNARY} clamp select_n".split())
 
 
@@ -36,7 +36,7 @@ def elementwise(op: Signature) -> LoopNest | None:
 
 
 def pairwise(op: Signature) -> LoopNest | None:
-    """Result ``i`` is operand ``i``, each pair with loops of its own, as in an optimization barrier."""
+    """Result ``i`` is operand ``i``; each pair has its own loops, as in an optimization barrier."""
     if [tensor.shape for tensor in op.operands] != [tensor.shape for tensor in op.results]:
         return None
     loops = Loops()

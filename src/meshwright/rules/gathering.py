@@ -14,7 +14,7 @@ from meshwright.rules.builder import Loops
 Dim = tuple[int, ...]
 
 SCATTERS = {
-    "scatter": "unsplittable",  # which of two writes to one place wins depends on their order
+    "scatter": "unsplittable",  # of two writes to one position, their order decides which wins
     "scatter-add": "sum",
     "scatter-sub": "sum",
     "scatter-mul": "prod",
@@ -24,7 +24,7 @@ SCATTERS = {
 
 
 def gather(op: Signature) -> LoopNest:
-    """A split table is looked up where it is local; the other shards give zeros, and a sum joins them."""
+    """Each shard looks up the rows of a split table that it has and gives zeros for others; a sum combines them."""
     numbers = op.params["dimension_numbers"]
     table, indices = op.operands[0].shape, op.operands[1].shape
     loops = Loops()
@@ -48,7 +48,7 @@ def gather(op: Signature) -> LoopNest:
 
 
 def _join(op: Signature) -> str:
-    """How shards of which one has the element and the others zeros are joined; random keys cannot be added."""
+    """How shards are combined, of which one has the element and the others have zeros; random keys cannot be added."""
     dtype = op.operands[0].dtype
     return "unsplittable" if dtype.startswith("key<") else "or" if dtype == "bool" else "sum"
 

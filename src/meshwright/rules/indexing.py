@@ -1,4 +1,4 @@
-"""Slices at fixed and at computed positions: parts that a split dim cannot give locally keep it whole."""
+"""Slices at fixed and at computed positions; a dim that is sliced in part stays whole."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def _window(op: Signature, whole: Sequence[int], part: Sequence[int]) -> LoopNes
 
 
 def dynamic_update_slice(op: Signature) -> LoopNest:
-    """A dim replaced whole is parallel, and so is one where a single position is written (a KV cache's sequence).
+    """A dim that is replaced whole is parallel, and so is a dim at a single position (a KV cache's sequence).
 
     The shard that holds the position writes it and the others do not; a longer window could cross a border.
     """

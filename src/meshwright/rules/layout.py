@@ -1,11 +1,11 @@
-"""Arrays made, cut and joined by position alone: iota, concatenate, pad, split, reverse and their kin."""
+"""Operations that create, cut and join arrays by position alone: iota, concatenate, pad, split, reverse and others."""
 
 from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops, same_shape
 
 
 def made(op: Signature) -> LoopNest:
-    """Arrays made from nothing: every shard counts from its own offset."""
+    """Arrays created without operands: every shard counts from its own offset."""
     loops = Loops()
     operands = [loops.fixed(tensor.shape) for tensor in op.operands]
     result = loops.spread(op.results[0].shape)

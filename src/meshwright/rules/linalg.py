@@ -1,4 +1,4 @@
-"""Transforms and matrix decompositions: batch dims are parallel, what is transformed stays whole."""
+"""Transforms and matrix decompositions: batch dims are parallel, transformed dims stay whole."""
 
 from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops

@@ -3,7 +3,7 @@
 from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops, same_leading, same_shape
 
-# Keys whose bits are a function of key and position alone, so that each shard can make its own.
+# Keys whose bits depend on key and position alone, so that each shard can compute its own.
 COUNTER_BASED = ("key<fry>", "key<fry4>", "key<phx2>", "key<phx4>")
 
 
@@ -46,7 +46,7 @@ def random_gamma(op: Signature) -> LoopNest | None:
 
 
 def whole(op: Signature) -> LoopNest:
-    """A generator with hidden state: every device makes all of it, so that its numbers do not depend on the split."""
+    """A generator with hidden state: every device generates all numbers, so that they do not depend on the split."""
     loops = Loops()
     return loops.nest([loops.fixed(t.shape) for t in op.operands], [loops.fixed(t.shape) for t in op.results])
 

@@ -26,7 +26,7 @@ FAMILIES = (
     "control_flow",
 )
 
-# Where primitives that run code from elsewhere keep its name; a "name" means something else on other primitives.
+# The parameter that holds the name of external code that a primitive runs; "name" means something else on others.
 _NAME_PARAMS = {
     "pallas_call": ("name", "name_and_src_info", "jaxpr"),
     "ffi_call": ("target_name",),
@@ -67,7 +67,7 @@ def builtin_rules() -> dict[str, Rule]:
 
 
 def loop_nest(op: Signature) -> LoopNest:
-    """The operation's loop nest; every dim is unsplittable where no rule describes it (see `has_rule`)."""
+    """The operation's loop nest; every dim is unsplittable if no rule describes the operation (see `has_rule`)."""
     answer = _described(op)
     if answer is None:
         return _opaque(op)
@@ -97,7 +97,7 @@ def kernel_name(op: Signature) -> str:
 
 
 def _described(op: Signature) -> LoopNest | None:
-    """What a rule says; None where there is none, or where a built-in one meets what it does not expect."""
+    """The rule's loop nest; None if there is no rule, or if a built-in one does not support the operation."""
     user = _USER_RULES.get(kernel_name(op)) or _USER_RULES.get(op.primitive)
     if user is not None:
         return user(op)

@@ -23,7 +23,7 @@ def reshape(op: Signature) -> LoopNest:
 
 
 def _common_loops(loops: Loops, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[Dims, Dims]:
-    """Walks both shapes from the major end, taking the largest loop that leads what is left of both dims."""
+    """Walks both shapes from the major end, taking the largest loop that leads the rest of both dims."""
     left = _Walk(loops, source)
     right = _Walk(loops, target)
     while left.more() and right.more():
@@ -53,7 +53,7 @@ class _Walk:
         self.loops = loops
         self.shape = shape
         self.dims: list[tuple[int, ...]] = []
-        self.rest = 1  # what the last dim of `dims` still lacks
+        self.rest = 1  # the factor that the last dim of `dims` still lacks
 
     def more(self) -> bool:
         """Moves to the next dim that is not covered; False at the end."""

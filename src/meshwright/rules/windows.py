@@ -42,7 +42,7 @@ class Sliding:
             halo = max(self.low // self.dilation, 0) + max((self.reach - 2 - self.low) // self.dilation + 1, 0)
         else:
             return None
-        # Beyond half the dim even two shards would each need most of the other's.
+        # With a halo beyond half the dim, even two shards would each need most of the other's elements.
         return halo if 2 * halo <= self.size else None
 
     def dims(self, loops: Loops, kind: str = "parallel") -> tuple[Dim, Dim]:

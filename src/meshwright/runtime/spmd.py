@@ -348,8 +348,8 @@ def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
     for tensor, array in zip(planned, given, strict=False):
         if isinstance(array, jax.Array) and array.is_deleted():
             raise ShardingError(
-                f"{tensor.path} is gone: it was donated to an earlier call, or deleted. Go on with what that call "
-                "returned, or keep arguments with donate_argnums=()"
+                f"{tensor.path} is gone: it was donated to an earlier call, or deleted. Continue with the results "
+                "of that call, or keep arguments with donate_argnums=()"
             )
 
 

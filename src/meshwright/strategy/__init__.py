@@ -1,1 +1,1 @@
-"""Strategies: how an operation can be split, and what moving between shardings costs."""
+"""Strategies: how an operation can be split, and the cost of resharding."""

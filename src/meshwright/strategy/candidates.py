@@ -1,4 +1,4 @@
-"""Strategies of one operation, derived from its loop nest: which axes split which loops, and what follows from that.
+"""Strategies of one operation, derived from its loop nest: which axes split which loops, and the resulting shardings.
 
 Assignments are arrays ``[strategy, axis] → loop or -1``; every function here handles all strategies at once.
 """
@@ -29,7 +29,7 @@ class Candidates:
 
 
 def enumerate_candidates(nest: LoopNest, axes: Axes, scatter: bool = True) -> Candidates:
-    """Every way to give each axis to one loop or to none, partial sums settled in every way."""
+    """Every assignment of each axis to one loop or to none, with every way to settle partial sums."""
     splittable = [i for i, loop in enumerate(nest.loops) if loop.kind != "unsplittable" and loop.size > 1]
     targets = range(len(nest.results[0])) if scatter and len(nest.results) == 1 else ()
     options: list[list[tuple[int, int]]] = []
@@ -52,13 +52,13 @@ def enumerate_candidates(nest: LoopNest, axes: Axes, scatter: bool = True) -> Ca
 
 
 def most_split(found: Candidates, axes: Axes) -> Candidates:
-    """Only the strategies that spread the work over the most devices."""
+    """The strategies that spread the work over the most devices."""
     parts = np.where(found.loops >= 0, np.array(axes.sizes), 1).prod(axis=1)
     return Candidates(found.loops[parts == parts.max()], found.scatter[parts == parts.max()])
 
 
 def uniform(found: Candidates) -> NDArray[np.bool_]:
-    """Which strategies treat two neighbouring axes alike: those that a mesh of fewer axes has, too."""
+    """Which strategies treat two neighbouring axes alike, as a strategy of a mesh with fewer axes does."""
     one, next_one = slice(None, -1), slice(1, None)
     alike = found.loops[:, one] == found.loops[:, next_one]
     alike &= found.scatter[:, one] == found.scatter[:, next_one]
@@ -73,7 +73,7 @@ def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
         kept[np.array([*unsplittable, False])[kept]] = -1
     used = np.bincount(kept.ravel() + 1, minlength=len(nest.loops) + 1)[1:].tolist()
     for i, loop in enumerate(nest.loops):
-        if not used[i] or loop.size % axes.num_devices == 0:  # then whatever axes split it do so evenly
+        if not used[i] or loop.size % axes.num_devices == 0:  # then any axes split it evenly
             continue
         parts = np.ones(len(kept), np.int64)
         for axis, size in enumerate(axes.sizes):
@@ -99,7 +99,7 @@ def _drop_minor(nest: LoopNest, axes: Axes, kept: Assignment, dim: tuple[int, ..
             for m in major:
                 parts = np.where(kept[:, :axis] == m, np.array(axes.sizes[:axis]), 1).prod(axis=1)
                 kept[on & (parts != nest.loops[m].size), axis] = -1
-            # and no later axis may go on splitting a loop that is major to one already split by this axis
+            # Earlier axes are major: this axis must not split a loop that is major to a loop that one of them splits.
             minor = dim[place + 1 :]
             for later in range(axis):
                 kept[(kept[:, axis] == loop) & np.isin(kept[:, later], minor), axis] = -1
@@ -118,7 +118,7 @@ def follow(nest: LoopNest, axes: Axes, dims: Dims, holders: Holders) -> Assignme
 
 
 def _follow_merged(nest: LoopNest, axes: Axes, held: NDArray[np.bool_], dim: list[int], loops: Assignment) -> None:
-    """Gives the axes of a merged dim to its loops, major first, going on to the next loop when one is used up."""
+    """Gives the axes of a merged dim to its loops, major first, and moves to the next loop when one is fully split."""
     place = np.zeros(len(held), np.int64)
     left = np.full(len(held), nest.loops[dim[0]].size, np.int64)
     sizes = np.array([nest.loops[loop].size for loop in dim] + [1], np.int64)
@@ -130,7 +130,7 @@ def _follow_merged(nest: LoopNest, axes: Axes, held: NDArray[np.bool_], dim: lis
         on = held[:, axis] & (left % size == 0) & (place < len(dim))
         loops[on, axis] = names[place[on]]
         left[on] //= size
-        place[held[:, axis] & ~on] = len(dim)  # what is more minor cannot be split any more
+        place[held[:, axis] & ~on] = len(dim)  # more minor loops can no longer be split
         left[held[:, axis] & ~on] = 0
 
 
@@ -151,7 +151,7 @@ def reducing_axes(nest: LoopNest, loops: Assignment, dims: Dims) -> NDArray[np.b
 
 
 def keeps_apart(nest: LoopNest, loops: Assignment) -> NDArray[np.bool_]:
-    """For each strategy, whether each device's contribution to a sum needs nothing of its neighbours' shards."""
+    """For each strategy, whether each device's contribution to a sum needs no data from its neighbours' shards."""
     reaches = np.array([*(loop.halo > 0 for loop in nest.loops), False])[loops]
     return np.equal(reaches.sum(axis=1), 0)
 

@@ -16,7 +16,7 @@ SLICE = "slice"
 
 
 class CollectiveTimes(Protocol):
-    """What resharding needs to know of a mesh."""
+    """The properties of a mesh that resharding needs."""
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
@@ -37,7 +37,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """All legal hops between shardings, those that a shape can have: parallel arrays, grouped by kind and axes."""
+    """All legal hops between the shardings that a shape can have: parallel arrays, grouped by kind and axes."""
 
     codes: Codes
     source: NDArray[np.int64]
@@ -96,7 +96,7 @@ class Resharding:
         return found
 
     def _weights(self, moves: _Moves, total_bytes: float) -> NDArray[np.float64]:
-        # A slice is free but for a hair, which makes the path with the fewest hops the cheapest of equals.
+        # A slice costs almost nothing, but not zero, so that the path with the fewest hops is the cheapest of equals.
         weight = np.full(len(moves.source), 1e-15)
         for kind, axes, members in moves.groups:
             if kind != SLICE:
@@ -162,7 +162,7 @@ def _incoming(target: NDArray[np.int64], num_states: int) -> NDArray[np.int64]:
 def _distances(moves: _Moves, weight: NDArray[np.float64]) -> NDArray[np.float64]:
     """All-pairs cheapest paths by relaxing every hop at once until nothing improves."""
     num_states = len(moves.codes)
-    reached = np.full((num_states, num_states), np.inf)  # [state, start], so that what is read together lies together
+    reached = np.full((num_states, num_states), np.inf)  # [state, start], so that reads are contiguous
     np.fill_diagonal(reached, 0.0)
     padded_source, padded_weight = np.append(moves.source, 0), np.append(weight, np.inf)
     hops = [(padded_source[slot], padded_weight[slot][:, None]) for slot in moves.incoming.T]

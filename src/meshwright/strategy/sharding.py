@@ -26,7 +26,7 @@ class Axes:
         self.sizes = sizes
         self.num_axes = len(sizes)
         self.num_devices = prod(sizes)
-        self.num_bits = self.num_axes * _BITS  # of a code
+        self.num_bits = self.num_axes * _BITS  # bits of a code
         self._shifts = np.arange(self.num_axes) * _BITS
         self._weights = 1 << self._shifts
 

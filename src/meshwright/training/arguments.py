@@ -1,4 +1,4 @@
-"""Calls as they are written, brought into one form: arguments by position, what is static apart, and a key for them."""
+"""Normalises calls: arguments by position, static arguments apart, and a key that is equal for like calls."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,31 +35,31 @@ class Bound:
     static: tuple[Any, ...]
 
     def key(self) -> Any:
-        """Equal for calls that the same plan serves."""
+        """A key that is equal for calls that can use the same plan."""
         leaves, tree = tree_flatten(self.values)
         found = self.static, self.names, tree, tuple(map(_type, leaves))
         try:
             hash(found)
         except TypeError as error:
             raise ShardingError(
-                f"what is no array in the arguments must be hashable, so that calls can be told apart: {error}; use a "
+                f"leaves of the arguments that are not arrays must be hashable, to tell calls apart: {error}; use a "
                 "tuple or a frozen dataclass there, or close over it"
             ) from None
         return found
 
     def python_numbers(self) -> tuple[bool, ...]:
-        """For each leaf, whether it is a number of Python."""
+        """For each leaf, whether it is a Python number."""
         return tuple(isinstance(leaf, _NUMBERS) for leaf in tree_flatten(self.values)[0])
 
     def keeps_numbers(self, planned: Sequence[Tensor]) -> bool:
-        """Whether a plan for these arguments keeps some number as it is, since the function's own code reads it."""
+        """Whether a plan for these arguments does not trace some number, since the function's Python code reads it."""
         return any(
             number and tensor.role == "static" for number, tensor in zip(self.python_numbers(), planned, strict=True)
         )
 
 
 class Arguments:
-    """Brings the arguments of calls, however they are written, into the order of the function's parameters."""
+    """Puts the arguments of calls, given by position or by keyword, into the order of the function's parameters."""
 
     def __init__(self, function: Callable[..., Any], static: tuple[int, ...], names: tuple[str, ...]):
         self.function = function
@@ -122,7 +122,7 @@ def argument_numbers(
     """The positions that an option names, counted from the front.
 
     Raises:
-        ShardingError: They are no positions, or the function has no such argument.
+        ShardingError: They are not positions, or the function has no such argument.
     """
     numbers = (given,) if isinstance(given, int) else given
     if isinstance(numbers, str) or not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
@@ -146,7 +146,7 @@ def argument_numbers(
 def named_arguments(
     given: str | Sequence[str], function: Callable[..., Any]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The positions of arguments that an option names, and the names of those that have none.
+    """The positions of arguments that an option names, and the names of keyword-only arguments.
 
     Raises:
         ShardingError: The function has no such argument.
@@ -155,7 +155,7 @@ def named_arguments(
     try:
         parameters = inspect.signature(function).parameters if wanted else {}
     except (TypeError, ValueError):
-        raise ShardingError(f"static_argnames is {given!r}, and {function!r:.60} does not say its names") from None
+        raise ShardingError(f"static_argnames is {given!r}, and {function!r:.60} has no signature to read") from None
     order = list(parameters)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in wanted:
@@ -188,7 +188,7 @@ def _first_free(taken: Collection[int]) -> tuple[int, ...]:
 
 
 def _type(leaf: Any) -> Any:
-    """What JAX would tell two leaves apart by; other leaves than arrays are told apart by themselves."""
+    """The part of a leaf that JAX compiles for: an array's type; the leaf itself if it is not an array."""
     try:
         aval = jax_compat.abstract(leaf)
     except (TypeError, OverflowError):

@@ -1,4 +1,4 @@
-"""What a checkpoint records of each leaf of a state, and how that is held against the state it is restored into."""
+"""A checkpoint's record of each leaf of a state, and how it is compared with the state it is restored into."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ from meshwright.errors import CheckpointError
 from meshwright.runtime.processes.sharing import put
 from meshwright.schema import Size
 
-# What separates keys, numbers equal paths, marks what is written out, or has no place in the name of a file.
+# Characters that separate keys, number equal paths, mark escapes, or are not allowed in the name of a file.
 _RESERVED = re.compile("[/#%\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text == "True",
@@ -29,17 +29,17 @@ _NUMBERS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class SavedLeaf:
-    """One leaf as a checkpoint records it; the numbers of arrays are stored apart, under its path.
+    """One leaf as a checkpoint records it; the elements of arrays are stored apart, under the leaf's path.
 
     Attributes:
         path: Pytree keys joined by ``/``, as `named_leaves` writes them.
-        kind: ``array``; ``key``, an array of random keys; ``number``, of Python; ``kept`` for anything else.
-        dtype: An array's dtype; else the name of the leaf's class.
-        shape: Of an array.
-        weak: Whether a scalar array takes on the dtype of what it meets, as Python numbers do.
+        kind: ``array``; ``key``, an array of random keys; ``number``, a Python number; ``kept`` for anything else.
+        dtype: An array's dtype; otherwise the name of the leaf's class.
+        shape: An array's shape.
+        weak: Whether a scalar array is weakly typed, as Python numbers are.
         text: A number as Python writes it; the implementation of keys.
-        words: Numbers in one key.
-        checksum: Of what is stored; empty where nothing is, and in checkpoints of the first version.
+        words: Number of words in one key.
+        checksum: Checksum of the stored array; empty where none is stored, and in checkpoints of the first version.
     """
 
     path: str
@@ -64,7 +64,7 @@ class SavedLeaf:
         if self.weak and self.shape:
             raise ValueError(f"{self.path} is recorded as a scalar of shape {self.shape}")
         if self.kind == "number":
-            self.number  # noqa: B018 - raises where the text is none
+            self.number  # noqa: B018 - raises where the text is not a number
 
     @property
     def number(self) -> Any:
@@ -82,24 +82,24 @@ class SavedLeaf:
 
     @property
     def is_stored(self) -> bool:
-        """Whether there are numbers to store: Orbax takes no empty arrays."""
+        """Whether there are elements to store: Orbax does not accept empty arrays."""
         return self.kind in ("array", "key") and 0 not in self.shape
 
 
 def named_leaves(tree: Any, escape: bool = True) -> list[tuple[str, Any]]:
-    """The leaves with their paths, each path once.
+    """The leaves with their paths, which are all different.
 
     Args:
         tree: The tree.
-        escape: Write out, as in web addresses, what keys must not hold: ``{"a": {"b": 1}, "a/b": 2}`` has leaves
-            ``a/b`` and ``a%2Fb``. Checkpoints of the first version did not.
+        escape: Whether to percent-encode characters that keys must not contain: ``{"a": {"b": 1}, "a/b": 2}`` has
+            leaves ``a/b`` and ``a%2Fb``. Checkpoints of the first version did not.
     """
     seen: Counter[str] = Counter()
     found = []
     for keys, leaf in tree_flatten_with_path(tree)[0]:
         parts = (keystr((key,), simple=True) for key in keys)
         path = "/".join(_escaped(part) if escape else part for part in parts) or "state"
-        seen[path] += 1  # a node of the user's own may give several children one key
+        seen[path] += 1  # a user-defined node may give several children one key
         found.append((path if seen[path] == 1 else f"{path}#{seen[path]}", leaf))
     return found
 
@@ -128,10 +128,10 @@ def stored(record: SavedLeaf, leaf: Any) -> Any:
     """The plain array that is stored for a leaf."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CheckpointError(
-            f"{record.path} of the state is gone, since it was donated to a step; save the state that the step returned"
+            f"{record.path} of the state is deleted: it was donated to a step; save the state that the step returned"
         )
     array = jax.random.key_data(leaf) if record.kind == "key" else leaf
-    # An array of one process alone is the same in all: the first one writes it.
+    # An array on one process's own devices is the same in all processes: the first one writes it.
     if not isinstance(array, jax.Array) or (jax.process_count() > 1 and array.is_fully_addressable):
         return np.asarray(array, record.stored_dtype)
     return array
@@ -139,14 +139,14 @@ def stored(record: SavedLeaf, leaf: Any) -> Any:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One leaf of the state that is restored.
+    """One leaf of the state that is to be restored.
 
     Attributes:
-        path: As of `SavedLeaf`.
-        leaf: What is there where it is no array.
+        path: As in `SavedLeaf`.
+        leaf: The leaf itself if it is not an array.
         dtype: An array's dtype; None for anything else.
         shape: Its shape.
-        sharding: Where it is to lie.
+        sharding: The sharding that it is to have.
     """
 
     path: str
@@ -159,7 +159,7 @@ class Wanted:
         return f"{self.dtype}{list(self.shape)}" if self.dtype is not None else str(describe(self.path, self.leaf))
 
     def takes(self, saved: SavedLeaf) -> bool:
-        """Whether what was saved is of the same type."""
+        """Whether the saved leaf has the same type."""
         if self.dtype is None:
             return saved.kind in ("number", "kept") and describe(self.path, self.leaf).kind == saved.kind
         if saved.kind == "number":
@@ -167,7 +167,7 @@ class Wanted:
         return (self.shape, self.dtype) == (saved.shape, saved.dtype)
 
     def fill(self, saved: SavedLeaf, array: Any) -> Any:
-        """The restored leaf, from its record and what was stored for it."""
+        """The restored leaf, from its record and the stored array."""
         if self.dtype is None:
             return saved.number if saved.kind == "number" else self.leaf
         if saved.kind == "number":

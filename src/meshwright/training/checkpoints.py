@@ -1,4 +1,4 @@
-"""Checkpoints of a training state, by Orbax: written whole or not at all, and restored onto any mesh."""
+"""Checkpoints of a training state, by Orbax: each is written completely or not at all, and restored onto any mesh."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ from meshwright.training.checksums import checksums
 from meshwright.training.parallelize import Parallelized
 
 _FORMAT = "meshwright-checkpoint"
-_VERSION = 2  # the first has no checksums, and paths in which keys are not told apart from paths
+_VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
 _ITEMS = ("arrays", "leaves")
 log = logging.getLogger("meshwright")
 
@@ -35,19 +35,19 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
     """Saves a training state.
 
     The call returns when everything is on disk: the state may be donated to the next step at once. A save that is
-    interrupted, by an error or by the end of the process, leaves all earlier checkpoints as they were; what it left
-    behind is removed by the next one. With several processes all of them must call it, with the same directory on a
-    disk that they share.
+    interrupted, by an error or by the end of the process, leaves all earlier checkpoints as they were; the next save
+    removes its partial files. With several processes all of them must call it, with the same directory on a disk that
+    they share.
 
     Args:
-        directory: Holds the checkpoints, one folder a step; it is made where there is none.
+        directory: Holds the checkpoints, one folder a step; it is created if there is none.
         step: The number of the step; a step is saved once.
         state: A pytree. Arrays, random keys and Python numbers are saved; other leaves, such as functions, are code and
             come from the program that restores.
         keep: How many checkpoints to keep, this one and the newest of the others; all by default.
 
     Raises:
-        CheckpointError: It could not be saved. The state and the earlier checkpoints are intact.
+        CheckpointError: The state could not be saved. It and the earlier checkpoints are intact.
 
     Examples:
         >>> import tempfile, jax.numpy as jnp, meshwright as mw
@@ -90,17 +90,17 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
             "save it again, here or elsewhere"
         ) from error
     if keep is not None:
-        _delete(directory, steps[: max(0, len(steps) - keep + 1)])  # only now: the new one is safe
+        _delete(directory, steps[: max(0, len(steps) - keep + 1)])  # last, once the new checkpoint is on disk
 
 
 def restore(directory: str | PathLike[str], *, like: Any, step: int | None = None) -> Any:
-    """Restores a training state, each array in parts, onto the devices where it belongs.
+    """Restores a training state, each array in parts, onto the devices of its sharding.
 
-    The mesh may be another than that of the run that saved it. Every array is held against the checksum that was saved
-    with it. Nothing is written, so that a run that is still saving into the same directory is not disturbed.
+    The mesh may differ from that of the run that saved the state. Every array is checked against the checksum that was
+    saved with it. Nothing is written, so that a run that is still saving into the same directory is not disturbed.
 
     Args:
-        directory: Where `save` put it.
+        directory: The directory that `save` wrote to.
         like: The parallelised function that the state is for, which must have a plan; or a pytree of arrays or
             `jax.ShapeDtypeStruct`s with shardings. Leaves that are neither arrays nor numbers come from it.
         step: The step to restore; the newest by default.
@@ -109,8 +109,8 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         The state.
 
     Raises:
-        CheckpointError: There is no such checkpoint, it cannot be read, its numbers are not those that were saved, or
-            it is of another state.
+        CheckpointError: There is no such checkpoint, it cannot be read, its arrays differ from those that were saved,
+            or it is of another state.
 
     Examples:
         >>> import tempfile, jax.numpy as jnp, meshwright as mw
@@ -153,32 +153,32 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
             raise CheckpointError(f"{where} cannot be read: {_reason(error)}{advice}") from error
     records = {s.path: s for s in saved}
     if version == 1:
-        log.warning("%s keeps no checksums, so that its numbers are taken as they are; save it again", where)
+        log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
     else:
         _verify(arrays, records, where, advice)
     return tree_unflatten(tree, [w.fill(records[w.path], arrays.get(w.path)) for w in wanted])
 
 
 def _verify(arrays: dict[str, Any], records: dict[str, SavedLeaf], where: str, advice: str) -> None:
-    """Refuses arrays that are not what was saved."""
+    """Refuses arrays that differ from the saved ones."""
     damaged = [path for path, found in checksums(arrays).items() if found != records[path].checksum]
     if damaged:
         named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
         raise CheckpointError(
-            f"{where} is damaged in {named}: what was read does not have the checksum of what was saved{advice}"
+            f"{where} is damaged in {named}: the checksum of the data read differs from the saved one{advice}"
         )
 
 
 def _check_like(like: Any) -> None:
     if isinstance(like, Parallelized) and like.last_plan is None:
         raise CheckpointError(
-            f"{like.__name__} has no plan yet, so it is not known where the state belongs; first call "
+            f"{like.__name__} has no plan yet, so the shardings of its state are not known; first call "
             f"{like.__name__}.plan(…) with the types of its arguments, or mw.create_state"
         )
 
 
 def _wanted(like: Any, version: int) -> tuple[list[Wanted], Any]:
-    """The leaves of the state that `like` is for, named as in a version of checkpoints, and its structure."""
+    """The leaves of the state of `like`, named as in a version of checkpoints, and the state's structure."""
     escape = version > 1
     if not isinstance(like, Parallelized):
         return [_wanted_leaf(path, leaf) for path, leaf in named_leaves(like, escape)], tree_structure(like)
@@ -227,7 +227,7 @@ def _read(note: Any, where: str) -> tuple[list[SavedLeaf], int]:
 
 
 def _checksum(listed: list[dict[str, Any]]) -> str:
-    """Of the list of leaves, which holds Python's numbers."""
+    """The checksum of the list of leaves, which contains the Python numbers."""
     return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
@@ -242,7 +242,7 @@ def _orbax() -> Any:
 
 
 def _path(directory: str | PathLike[str]) -> Any:
-    from etils import epath  # Orbax's own paths: they may lie in a bucket
+    from etils import epath  # Orbax's own paths, which may be in a bucket
 
     path = epath.Path(directory).expanduser()
     return path if path.is_absolute() else path.absolute()
@@ -264,9 +264,9 @@ def _delete(directory: str | PathLike[str], steps: list[int]) -> None:
 
 
 def _flush(path: Any) -> None:
-    """Waits until the disk has a finished checkpoint: Orbax leaves its small files to the system."""
+    """Waits until a finished checkpoint is on disk: Orbax does not flush its small files."""
     folder = Path(os.fspath(path))
-    if not folder.is_dir():  # in a bucket, where what is written is there
+    if not folder.is_dir():  # in a bucket, where writes are durable
         return
     try:
         for file in (*folder.rglob("*"), folder, folder.parent):
@@ -276,12 +276,12 @@ def _flush(path: Any) -> None:
             finally:
                 os.close(number)
     except OSError:
-        path.rmtree()  # it is not known what of it is on the disk
+        path.rmtree()  # it is not known which of its files are on disk
         raise
 
 
 def _clean(directory: str | PathLike[str]) -> None:
-    """Removes what a failed save left behind: it may be all that fills the disk."""
+    """Removes the partial files of a failed save, which may be what fills the disk."""
     is_leftover = _orbax().path.step.is_path_temporary
     for path in filter(is_leftover, list(_path(directory).iterdir())):
         path.rmtree()
@@ -316,7 +316,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, in one sentence; a full disk is said as such, however deep it lies."""
+    """The error in one sentence; a full disk is named, however deep in the chain of causes it is."""
     cause: BaseException | None = error
     while cause is not None:
         full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)

@@ -1,9 +1,9 @@
-"""Checksums of arrays that do not depend on how an array is split, made where its parts lie.
+"""Checksums of arrays that do not depend on how an array is split; each device computes them on its own part.
 
-Every word of an array is mixed with its position, and the mixed words are added up modulo 2³². A sum has no order, so
-each device adds up its own part and only the sums meet: nothing is gathered, and a pass costs one reading of memory.
-The mixing maps words one to one, so a change within one word always changes the sum; of other changes one in 2⁶⁴ is
-missed, since there are two sums. This is against accidents, not against forgers.
+Every word of an array is mixed with its position, and the mixed words are added up modulo 2³². Addition commutes, so
+each device adds up its own part and only the sums are sent: nothing is gathered, and memory is read once. The mixing
+maps words one to one, so a change within one word always changes the sum; of other changes one in 2⁶⁴ is missed, since
+there are two sums. The checksums protect against accidents, not against forgery.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ import numpy as np
 
 from meshwright.runtime.cpu_turns import in_turn
 
-_WIDTHS = (2, 4, 8, 16, 32)  # bits of the types that have an unsigned one as wide
-_SECOND = 0x9E3779B9  # makes the two sums differ; any number but 0 would
+_WIDTHS = (2, 4, 8, 16, 32)  # bit widths for which there is an unsigned type
+_SECOND = 0x9E3779B9  # makes the two sums differ; any number but 0 does
 
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """The checksum of each array; with several processes all must ask, and all are told the same."""
+    """The checksum of each array; with several processes all must call this, and all get the same result."""
     sums = jax.device_get({name: _run(_on_device(array)) for name, array in arrays.items()})
     return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in sums.items()}
 
 
 def _on_device(array: Any) -> Any:
-    """An array that is kept in the host's memory, in the device's: programs read no other."""
+    """An array, moved from the host's memory to the device's where needed: programs read only the latter."""
     if not isinstance(array, jax.Array):
         return array
     device: Any = next(iter(array.sharding.device_set))
@@ -53,19 +53,19 @@ def _sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _words(array: jax.Array) -> jax.Array:
-    """The bits of an array's numbers; those of 64 bits are two words each, along a dim of their own."""
+    """The bits of an array's elements; an element of 64 bits is two words, along an additional dim."""
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint32)
     bits = (jnp.finfo if jnp.issubdtype(array.dtype, jnp.floating) else jnp.iinfo)(array.dtype).bits
     if bits == 64:
         return jax.lax.bitcast_convert_type(array, jnp.uint32)
-    if bits not in _WIDTHS:  # float6: every number of it is one of float32
+    if bits not in _WIDTHS:  # float6: float32 represents each of its numbers
         array, bits = array.astype(jnp.float32), 32
     return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{bits}")).astype(jnp.uint32)
 
 
 def _places(shape: tuple[int, ...], number: int) -> jax.Array:
-    """A number for each position, as good as random; dim by dim, since there may be more positions than words."""
+    """A pseudo-random number for each position; dim by dim, since there may be more than 2³² positions."""
     found = jnp.full(shape, _mix(jnp.uint32(number)))
     for dim in range(len(shape)):
         found = _mix(found ^ jax.lax.broadcasted_iota(jnp.uint32, shape, dim))
@@ -73,7 +73,7 @@ def _places(shape: tuple[int, ...], number: int) -> jax.Array:
 
 
 def _mix(word: Any) -> Any:
-    """MurmurHash3's finaliser: one to one on 32 bits, and every bit of the result hangs on every one of the word."""
+    """MurmurHash3's finaliser: one to one on 32 bits, and every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     word = (word ^ (word >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return word ^ (word >> np.uint32(16))

@@ -1,4 +1,4 @@
-"""`mw.compare`: one function by several methods, priced by the same model, compiled and timed side by side."""
+"""`mw.compare`: plans one function by several methods with the same cost model, and compiles and times each plan."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from meshwright.training.comparison import ComparedMethod, Comparison
 from meshwright.training.parallelize import Parallelized, parallelize
 
 METHODS: tuple[Method, ...] = tuple(METHOD_NAMES.values())
-_ROUNDS = 5  # each method runs once in each, so that a machine that slows down does so for all of them
+_ROUNDS = 5  # each method runs once in each, so that a slow phase of the machine affects all of them
 
 Progress = Callable[[str], None]
 
@@ -37,14 +37,14 @@ def compare(
     run: bool = True,
     on_progress: Progress | None = None,
 ) -> Comparison:
-    """Plans a function by several methods and, where the devices are there, compiles and times them.
+    """Plans a function by several methods and, if the devices are available, compiles and times them.
 
     The arguments are copied, never donated. One method's copy is in memory at a time.
 
     Args:
-        function: A train step, plain or made by `mw.parallelize`; of the latter the settings hold but for the method.
-        *args: Its arguments, such as a state and a batch. With `jax.ShapeDtypeStruct`s nothing can be timed, but all is
-            planned and compiled.
+        function: A train step, plain or made by `mw.parallelize`, whose settings then apply except for the method.
+        *args: Its arguments, such as a state and a batch. With `jax.ShapeDtypeStruct`s the methods are planned and
+            compiled, but not timed.
         methods: Methods or their short names, such as ``["auto", "zero3"]``; `mw.Auto()`, data
             parallel, ZeRO 1 to 3 and tensor parallel by default.
         cluster: What `mw.plan` takes; the function's own, or the local devices, by default.
@@ -102,7 +102,7 @@ class _Candidate:
 
     Attributes:
         step: The function by this method.
-        row: What is known so far.
+        row: The figures known so far.
         compiled: Its program, once it is compiled.
         times: Seconds of each step that was timed.
     """
@@ -135,7 +135,7 @@ class _Candidate:
             )
 
     def run(self, args: Sequence[Any], steps: int) -> None:
-        """Takes one step to warm up, then some that are timed."""
+        """Runs one step to warm up, then the steps that are timed."""
         try:
             self._run(args, steps)
         except jax.errors.JaxRuntimeError as error:
@@ -182,11 +182,11 @@ def _time(candidates: Sequence[_Candidate], args: Sequence[Any], steps: int, say
 
 
 def _placed(plan: Plan, step: Parallelized, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Copies of the arguments where the plan wants them, as its compiled program takes them."""
+    """Copies of the arguments in the plan's shardings, as its compiled program takes them."""
     leaves, tree = tree_flatten(tuple(a for i, a in enumerate(args) if i not in step.settings.static_argnums))
     mesh = device_mesh(plan)
     kept = [i for i, tensor in enumerate(plan.arguments) if tensor.role != "static"]
-    # A copy even of what lies in place: the program may take its memory over.
+    # Arrays that have their sharding already are copied, too: the program may take over their memory.
     own = [x.copy() if isinstance(x, jax.Array) else x for x in (leaves[i] for i in kept)]
     filled: list[Any] = [None] * len(leaves)
     shardings = [NamedSharding(mesh, partition_spec(plan.arguments[i].spec)) for i in kept]
@@ -196,7 +196,7 @@ def _placed(plan: Plan, step: Parallelized, args: Sequence[Any]) -> tuple[Any, .
 
 
 def _following(args: Sequence[Any], made: Any) -> tuple[Any, ...] | None:
-    """The arguments of the next step: those that were donated come back among the results; None where one does not."""
+    """The arguments of the next step, with results in place of donated arguments; None where one has no such result."""
     results = list(made) if isinstance(made, tuple | list) else [made]
     found = []
     for arg in args:
@@ -220,7 +220,7 @@ def _are_arrays(args: Sequence[Any]) -> bool:
 
 def _allocated_bytes(compiled: Any) -> int | None:
     memory = compiled.memory_analysis()
-    if memory is None:  # a backend that does not say
+    if memory is None:  # not every backend reports it
         return None
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + results)

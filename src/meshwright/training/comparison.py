@@ -1,4 +1,4 @@
-"""What a comparison of methods found: a row for each, as a table for people and plain data for programs."""
+"""The result of a comparison of methods: one row for each, as a table for people and as plain data for programs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _NOTHING = "–"
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """One method: what its plan predicts, and what was found when it was compiled and run.
+    """One method: its plan's predictions, and the figures of the compiled program and of its runs.
 
     Attributes:
         method: Its name.
@@ -25,14 +25,14 @@ class ComparedMethod:
         predicted_s: Time of a step by the model (an abstract mesh's own units).
         measured_s: Median time of a step.
         predicted_peak_bytes: Memory of one device by the model.
-        compiled_peak_bytes: What XLA allocates on one device: arguments, temporaries, results that take no argument's
-            place.
+        compiled_peak_bytes: Bytes that XLA allocates on one device: arguments, temporaries, and results that alias no
+            argument.
         predicted_collective_bytes: Bytes of all collectives of one step, by the convention of `Mesh.collective_s`.
         compiled_collective_bytes: The same, of the compiled program.
         reason: Why there is no plan, or why it was not run; empty where nothing went wrong.
         plan: The plan.
 
-    What is not known is None.
+    Figures that are not known are None.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Batches that are fetched ahead, and lie on the devices where a parallelised function wants them."""
+"""Prefetches batches and puts them on the devices in the shardings that a parallelised function needs."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,29 +24,29 @@ from meshwright.runtime.spmd import device_mesh
 from meshwright.training.parallelize import Parallelized
 from meshwright.training.state import argument_tensors
 
-_AHEAD = 2  # batches that are fetched before they are asked for
-_STOP_S = 5.0  # how long to wait for an iterable that is busy when nobody wants its batches any more
+_AHEAD = 2  # batches that are prefetched
+_STOP_S = 5.0  # how long to wait for a busy iterable whose batches are no longer needed
 
 
 def batches(iterable: Iterable[Any], function: Parallelized) -> "Batches":
-    """Goes through batches, fetched ahead by a thread and placed as a function's plan wants them.
+    """Iterates over batches, which a thread prefetches and puts in the shardings of a function's plan.
 
     With one process each item is a whole batch. With several, each process gives its own part of every batch, and all
     get the whole as one array: of n processes, process p gives rows ``p·B/n`` to ``(p+1)·B/n`` of each leaf of B rows,
     in full along the other dims, and the same value of leaves without dims. The parts must be equally large, and all
-    processes must give equally many: this is agreed on ahead, and where it does not hold, or where one process's
+    processes must give the same number of batches: this is checked ahead, and if it does not hold, or if one process's
     iterable raises an error, all of them get an error that names the process and the cause, at the same batch. This
-    holds for every plan: where a plan wants the rows elsewhere, they are moved.
+    holds for every plan: rows that a plan needs on other devices are moved.
 
     Args:
-        iterable: Gives batches: pytrees of NumPy arrays, of what converts to them, or of `jax.Array`s. It is read in
-            another thread, two batches ahead, and may reuse its buffers.
+        iterable: Yields batches: pytrees of NumPy arrays, of objects that convert to them, or of `jax.Array`s. It is
+            read in another thread, two batches ahead, and may reuse its buffers.
         function: Made by `parallelize`; the batch is the first of its ``batch_argnums``. Until it has a plan for a
-            batch, that batch is passed on as it is, and the function plans when it is called with it.
+            batch, that batch is passed on unchanged, and the function plans when it is called with it.
 
     Returns:
-        An iterator; its `close` stops fetching, and so does dropping it. An error of the iterable is raised in its
-        place, after the batches before it.
+        An iterator; its `close` stops fetching, and so does deleting it. An error of the iterable is raised by the
+        iterator, after the batches that came before it.
 
     Examples:
         >>> import numpy as np, meshwright as mw
@@ -72,7 +72,7 @@ class Batches(Iterator[Any]):
             peers.current.announce(f"mw.batches for {function.__name__}", {}, is_next=True)
         self._placer = _Placer(function)
         self._feed = _Feed(iter(iterable), self._placer.prepare, function.__name__)
-        self._finalizer = weakref.finalize(self, self._feed.stop)  # when this is dropped, and when Python ends
+        self._finalizer = weakref.finalize(self, self._feed.stop)  # when this is deleted, and when Python ends
         self._feed.thread.start()
 
     def __next__(self) -> Any:
@@ -92,7 +92,7 @@ class Batches(Iterator[Any]):
 
 
 class _Feed:
-    """What the thread that fetches shares with the one that uses; it does not know the iterator it serves."""
+    """The state that the fetching thread shares with the consumer; it holds no reference to the iterator it serves."""
 
     def __init__(self, source: Iterator[Any], prepare: Any, name: str):
         self.thread = Thread(target=self._run, name="meshwright-batches", daemon=True)
@@ -104,7 +104,7 @@ class _Feed:
         self._agreement = Agreement(name, lambda: self._is_stopped)
 
     def take(self) -> tuple[Any, bool, BaseException | None]:
-        """The next batch; whether there is none, and why."""
+        """The next batch, whether the batches have ended, and the error that ended them."""
         taken = self._ready.get()
         self._room.release()
         return taken
@@ -141,12 +141,12 @@ class _Feed:
 
 @dataclass(frozen=True)
 class _Placement:
-    """Where one plan wants its batch.
+    """The shardings of one plan's batch.
 
     Attributes:
         tree: The batch's structure.
-        types: Shape and dtype of each array; None for leaves that are none.
-        shardings: Where each belongs; None for leaves that are no arrays.
+        types: Shape and dtype of each array; None for leaves that are not arrays.
+        shardings: The sharding of each array; None for leaves that are not arrays.
     """
 
     tree: Any
@@ -154,15 +154,15 @@ class _Placement:
     shardings: Sequence[NamedSharding | None]
 
     def fits(self, types: Sequence[Any]) -> bool:
-        """Whether arrays of these types are those that are placed."""
+        """Whether the batch has arrays of these types."""
         return all(wanted is None or wanted == found for wanted, found in zip(self.types, types, strict=True))
 
 
 class _Placer:
     """Places batches for one function.
 
-    With one process the thread that fetches does it, as soon as there is a plan. With several, all must do the same
-    things in the same order, so it is left to the thread that calls the function.
+    With one process the fetching thread places them, as soon as there is a plan. With several, all processes must act
+    in the same order, so the thread that calls the function places them.
     """
 
     def __init__(self, function: Parallelized):
@@ -172,13 +172,13 @@ class _Placer:
         self._placements: dict[int, tuple[Plan, _Placement | None]] = {}
 
     def prepare(self, batch: Any) -> Any:
-        """A batch as it is fetched: its own, and placed where that can be done."""
+        """A fetched batch, copied from buffers that may be reused, and placed if possible."""
         leaves, tree = tree_flatten(batch)
         own = tree_unflatten(tree, [_own(leaf) for leaf in leaves])
         return self.place(own) if jax.process_count() == 1 else own
 
     def place(self, batch: Any) -> Any:
-        """The batch where the plan for it wants it; as it is where there is no plan."""
+        """The batch in the shardings of its plan; unchanged if there is no plan."""
         leaves, tree = tree_flatten(batch)
         if jax.process_count() == 1:
             placement = self._find(tree, leaves, 1)
@@ -198,7 +198,7 @@ class _Placer:
 
     def _placement(self, plan: Plan) -> _Placement | None:
         if id(plan) not in self._placements:
-            self._placements[id(plan)] = plan, self._make(plan)  # with the plan, so that its id stays its own
+            self._placements[id(plan)] = plan, self._make(plan)  # the plan is kept alive so that its id is not reused
         return self._placements[id(plan)][1]
 
     def _make(self, plan: Plan) -> _Placement | None:
@@ -219,12 +219,12 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _own(leaf: Any) -> Any:
-    """The leaf, or a copy where the iterable might write into it again: on CPU JAX takes buffers over as they are."""
+    """The leaf, or a copy if the iterable might write into it again: on CPU, JAX may use the buffer without a copy."""
     return np.array(leaf) if not isinstance(leaf, jax.Array) and hasattr(leaf, "__array__") else leaf
 
 
 def _type(leaf: Any, num_parts: int) -> Any:
-    """Shape and dtype of the whole array that a part belongs to; None for leaves that are no arrays."""
+    """Shape and dtype of the whole array that a part belongs to; None for leaves that are not arrays."""
     try:
         aval = jax_compat.abstract(leaf)
     except TypeError:
@@ -238,7 +238,7 @@ def _whole(shape: Sequence[int], num_parts: int) -> tuple[int, ...]:
 
 
 def _put(leaves: Sequence[Any], shardings: Sequence[NamedSharding | None]) -> list[Any]:
-    """The arrays in place, in one go; Python numbers stay, since the function would plan again for arrays."""
+    """The arrays in their shardings, put at once; Python numbers stay, since arrays would need another plan."""
     moved = [i for i, leaf in enumerate(leaves) if _is_array(leaf) and shardings[i] is not None]
     placed = list(leaves)
     for i, array in zip(moved, put_in_turn([leaves[i] for i in moved], [shardings[i] for i in moved]), strict=True):
@@ -247,12 +247,12 @@ def _put(leaves: Sequence[Any], shardings: Sequence[NamedSharding | None]) -> li
 
 
 def _is_part(leaf: Any) -> bool:
-    """Whether a leaf is this process's part, and not an array of all processes already."""
+    """Whether a leaf is this process's part, rather than an array that spans all processes already."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
 
 def _put_part(part: Any, sharding: NamedSharding | None) -> Any:
-    """The whole array that this process's part belongs to; by rows, a part in each process, without a sharding."""
+    """The whole array that this process's part belongs to; without a sharding it is split by rows over processes."""
     if not _is_array(part) or not _is_part(part) or jax_compat.is_key_dtype(part.dtype):
         return part
     host = np.asarray(part)

@@ -1,4 +1,4 @@
-"""`mw.parallelize`: a function that plans itself for the arguments it is called with, and runs as planned."""
+"""`mw.parallelize`: makes a function that is planned for the arguments of its first call, and runs as planned."""
 
 import logging
 import time
@@ -51,13 +51,13 @@ def parallelize(
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
         method: A method or its short name, such as ``"zero3"``; `mw.Auto()` by default.
         microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
-            added up, so that a step needs less memory. The numbers stay those of the whole batch, but for random bits
-            drawn for each example: each part draws its own. Where they are not proven to stay (batch norm), the batch
+            added up, so that a step needs less memory. The results are those of the whole batch, except for random bits
+            drawn for each example: each part draws its own. If equal results cannot be proven (batch norm), the batch
             runs whole, and a warning and the plan's remarks say why.
         donate_argnums: Arguments whose memory the results may take over: they cannot be used after the call. By default
-            those that come back whole as results, such as a state.
+            these are the arguments that come back complete as results, such as a state.
         static_argnums: Arguments that are not arrays but values the function is compiled for; they must be hashable.
-        static_argnames: The same by name; arguments that can be given by keyword alone among them.
+        static_argnames: The same by name, including keyword-only arguments.
         batch_argnums: Arguments whose leaves are examples stacked along their first dim: by default the first that is
             neither state nor static.
         state_argnums: Arguments that make up the state, for `create_state` and `restore`, such as ``(0, 1)`` where
@@ -104,7 +104,7 @@ def parallelize(
 
 @dataclass(frozen=True)
 class Settings:
-    """How a function is to be parallelised; see `parallelize`. ``donate_argnums`` is None for those that come back."""
+    """Options of `parallelize`. If ``donate_argnums`` is None, the arguments that come back as results are donated."""
 
     cluster: Cluster | str | None
     mesh: Mesh | tuple[int, ...] | None
@@ -114,7 +114,7 @@ class Settings:
     static_argnums: tuple[int, ...]
     batch_argnums: tuple[int, ...]
     state_argnums: tuple[int, ...]
-    static_argnames: tuple[str, ...] = ()  # of arguments that have no position
+    static_argnames: tuple[str, ...] = ()  # of keyword-only arguments
 
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
@@ -137,7 +137,7 @@ class Parallelized:
     __name__: str
 
     def __init__(self, function: Callable[..., Any], settings: Settings):
-        self.__name__ = type(function).__name__  # of a callable that has no name of its own
+        self.__name__ = type(function).__name__  # for a callable without a name
         self.function = function
         self.settings = settings
         self.recent: Program | None = None
@@ -145,7 +145,7 @@ class Parallelized:
         self._plans: dict[Any, Plan] = {}
         self._steps: dict[Any, Callable[..., Any]] = {}
         self._remarks: dict[Any, tuple[str, ...]] = {}
-        self._reading: set[Any] = set()  # keys of calls whose Python numbers the function's own code reads
+        self._reading: set[Any] = set()  # keys of calls whose Python numbers the function's code reads
         self._arguments = Arguments(function, settings.static_argnums, settings.static_argnames)
         update_wrapper(self, function, updated=())
 
@@ -180,9 +180,9 @@ class Parallelized:
             raise
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for these arguments: arrays or `jax.ShapeDtypeStruct`s. Made once for equal types.
+        """The plan for these arguments: arrays or `jax.ShapeDtypeStruct`s. Equal types are planned once.
 
-        With several processes all of them must ask for it: the first one makes it, and the others take it over.
+        With several processes all of them must call this: the first one plans, and the others receive its plan.
         """
         return self._plan(self._arguments.bind(args, kwargs))
 
@@ -217,12 +217,12 @@ class Parallelized:
         key = self._key(bound)
         if key not in self._programs:
             plan = self._plan(bound)
-            key = self._key(bound)  # which it may have found to hang on more
+            key = self._key(bound)  # planning may have found that it depends on more
             self._programs[key] = Program(plan, self._step(bound), device_mesh(plan))
         return self._programs[key]
 
     def _key(self, bound: Bound) -> Any:
-        """Equal for calls that the same plan serves: a Python number is an array to it, unless it must be a number."""
+        """A key that is equal for calls with the same plan; a Python number counts as an array unless code reads it."""
         key = bound.key()
         return (key, bound.python_numbers()) if key in self._reading else key
 
@@ -267,7 +267,7 @@ class Parallelized:
         return self._steps[key]
 
     def _donating(self, traced: Traced, bound: Bound) -> Traced:
-        """The same with the arguments that are donated marked."""
+        """The traced function with its donated arguments marked."""
         graph, owners = traced.graph, traced.call.arguments.owners
         names = dict(zip(bound.names, bound.numbers, strict=True))
         if self.settings.donate_argnums is None:
@@ -281,7 +281,7 @@ class Parallelized:
 
 
 def _difference(before: Plan, after: Plan) -> str:
-    """What about the arguments changed from one plan to the next."""
+    """How the arguments changed from one plan to the next."""
     known = {t.path: t for t in before.arguments}
     for tensor in after.arguments:
         old = known.get(tensor.path)
@@ -293,13 +293,13 @@ def _difference(before: Plan, after: Plan) -> str:
                 "pad to one shape to plan and compile once"
             )
     return (
-        "its arguments have another structure or static value; what is no array in them must be equal from call to "
-        "call: make an optimizer or activation function once, not with each state"
+        "its arguments have another structure or static value; leaves that are not arrays must be equal from call to "
+        "call: create an optimizer or activation function once, not with each state"
     )
 
 
 def _explain(error: Exception, plan: PlanData, args: Sequence[Any]) -> None:
-    """Where memory ran out, raises an error that says what to do about it."""
+    """If memory ran out, raises an error that says what to do about it."""
     if "RESOURCE_EXHAUSTED" not in str(error):
         return
     leaves = [x for x in tree_flatten(args)[0] if isinstance(x, jax.Array)]

@@ -1,4 +1,4 @@
-"""States that are born where they belong, and functions that find them there."""
+"""Creates states in the shardings of a plan, and functions that use another function's shardings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,18 +23,18 @@ from meshwright.training.parallelize import Parallelized, Settings, parallelize
 
 
 def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, example: Sequence[Any] = ()) -> Any:
-    """Runs ``init(*args)`` so that every array of its result is made in parts, each on the device it belongs to.
+    """Runs ``init(*args)`` so that every array of its result is created in parts, each on its own device.
 
     Args:
-        init: Makes the state, e.g. from a random key.
+        init: Creates the state, e.g. from a random key.
         *args: Its arguments.
-        like: The function that the state is for: its first argument that is no batch, or those of its `state_argnums`,
-            of which ``init`` then returns a tuple.
-        example: The other arguments of that function: arrays or `jax.ShapeDtypeStruct`s. May be left out where the
-            function has a plan already.
+        like: The function that the state is for. The state is its first argument that is not a batch, or the arguments
+            of its `state_argnums`, of which ``init`` then returns a tuple.
+        example: The other arguments of that function: arrays or `jax.ShapeDtypeStruct`s. May be omitted if the function
+            has a plan already.
 
     Returns:
-        The state, placed as the function's plan says.
+        The state in the shardings of the function's plan.
 
     Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
@@ -58,7 +58,7 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     if example or plan is None:
         if not example:
             raise ShardingError(
-                f"{like.__name__} has no plan yet: give example=(…), its other arguments, so that one can be made"
+                f"{like.__name__} has no plan yet: give example=(…), its other arguments, so that it can be planned"
             )
         plan = like.plan(*_with_state(call.results.fill(types), example, like))
     tensors = [t for place in like.state_places for t in argument_tensors(plan, place) if t.role != "static"]
@@ -92,15 +92,15 @@ def argument_tensors(plan: Plan, place: int) -> tuple[Tensor, ...]:
 
 
 def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) -> "Follower":
-    """Parallelises a function so that it finds its arguments where another one keeps them.
+    """Parallelises a function so that its arguments have the shardings that another function gives them.
 
     Args:
         function: For example an evaluation step of the state, or of its parameters alone, and a batch.
-        leader: The function that made or trained them. It must have a plan when the follower is first called.
-        **settings: As of `mw.parallelize`; the cluster, mesh and method are the leader's.
+        leader: The function that computed or trained them. It must have a plan when the follower is first called.
+        **settings: As in `mw.parallelize`; the cluster, mesh and method are the leader's.
 
     Returns:
-        The function, parallelised. Arguments are told by their paths and shapes: ``params/w`` of the follower is
+        The function, parallelised. Arguments are matched by their paths and shapes: ``params/w`` of the follower is
         ``state/params/w`` of the leader.
 
     Examples:
@@ -130,7 +130,7 @@ def _check_parallelized(what: str, function: Any) -> None:
 
 
 class Follower(Parallelized):
-    """A function that runs on another's mesh with its arguments where the other keeps them."""
+    """A function that runs on another function's mesh, with its arguments in the other function's shardings."""
 
     def __init__(self, function: Callable[..., Any], settings: Settings, leader: Parallelized):
         super().__init__(function, settings)
@@ -154,7 +154,7 @@ class Follower(Parallelized):
 
 
 def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Any:
-    """Where the plan keeps the state's leaf of this path, or of one that ends in it; None where there is none."""
+    """The plan's sharding of the state's leaf whose path is, or ends in, this one; None if there is none."""
     kept = [t for t in plan.arguments if t.role in ("parameters", "optimizer") and t.shape == shape]
     exact = [t.spec for t in kept if t.path == path]
     found = exact or [t.spec for t in kept if t.path.endswith(f"/{path}")]

@@ -1,8 +1,8 @@
-"""Folding: groups that play the same part in repeated layers share one choice, so planning does not grow with depth.
+"""Folding: corresponding groups of repeated layers share one choice, so planning time does not grow with depth.
 
 Every second repetition is tied, not every one: tying neighbours would forbid layers that alternate (a product split by
-columns, the next by rows). A class is a set of tied groups. Groups are tied only if they are built alike, so tying is
-always legal; it can only cost optimality, which the unfolded problem's lower bound measures.
+columns, the next by rows). A class is a set of tied groups. Groups are tied only if they have the same structure, so
+tying is always legal; it can only cost optimality, which the unfolded problem's lower bound measures.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 class Shared(NamedTuple):
-    """A value read by several groups in one phase: it is resharded once for all of them, to a sharding of its own."""
+    """A value read by several groups in one phase: it is resharded once for all of them, to a chosen sharding."""
 
     value: int
     phase: str
@@ -35,7 +35,7 @@ class Shared(NamedTuple):
 
 
 class Untied(NamedTuple):
-    """Edges as columns: their two ends (groups, then shared readings), and the number of each one's class of edges."""
+    """Edges as columns: their two ends (groups, then shared readings), and the number of each edge's class."""
 
     source: Ints
     reader: Ints
@@ -48,13 +48,13 @@ class Folded:
 
     Attributes:
         group_class: Class of each group.
-        members: Groups of each class; the first stands for all of them.
-        alike: A number for each class, equal for classes of groups that are built alike though not tied.
+        members: Groups of each class; the first represents all of them.
+        alike: A number for each class, equal for classes of groups that have the same structure but are not tied.
         shared: All shared readings.
         shared_class: Class of each shared reading.
         shared_members: Shared readings of each class.
-        edges: For each (source class, position of the value, reader class, slot) how often it occurs; readers that
-            are shared come as (class, -1), and what they pass on as sources with position -1.
+        edges: For each (source class, position of the value, reader class, slot) how often it occurs; shared readings
+            are readers (class, -1), and as sources they have position -1.
         untied: The edges with nothing tied.
         through: For each of the grouping's slots, the shared reading that it reads through; -1 for none.
     """
@@ -75,8 +75,8 @@ def fold(grouping: Grouping, pins: Mapping[int, Hashable], stored: Bools, enable
 
     Args:
         grouping: The groups.
-        pins: Marks that tell arguments and results apart that have different restrictions.
-        stored: Whether each value is written to memory, which is a part of the price of what reads and makes it.
+        pins: Marks that distinguish arguments and results that have different restrictions.
+        stored: Whether each value is written to memory, which is part of the price of its readers and its producer.
         enabled: Whether anything is tied at all.
     """
     tokens = _priced_alike(grouping, tokens_of(grouping, pins), stored)
@@ -84,7 +84,7 @@ def fold(grouping: Grouping, pins: Mapping[int, Hashable], stored: Bools, enable
 
 
 def laps(grouping: Grouping, folded: Folded) -> tuple[Ints, Ints]:
-    """For each group the repeated run it belongs to, and which repetition; -1 where it repeats nothing."""
+    """For each group the repeated run it belongs to, and which repetition it is in; -1 if it is in no run."""
     led = np.flatnonzero(grouping.placed.leader >= 0)
     tokens = np.array([folded.alike[which] for which in folded.group_class], np.int64)
     run, lap = np.full(len(tokens), -1), np.full(len(tokens), -1)
@@ -101,10 +101,11 @@ def unfolded(grouping: Grouping, folded: Folded) -> Folded:
 
 
 def _priced_alike(grouping: Grouping, tokens: Ints, stored: Bools) -> Ints:
-    """Tokens that tell groups apart, too, whose prices differ though they are built alike.
+    """Tokens that also distinguish groups of the same structure whose prices differ.
 
-    What an operation moves depends on whether its operands and results are stored, and on their types there: on CPUs
-    some values are wider in memory than in the program. What its sums cost depends on how many start with them.
+    The bytes that an operation moves depend on whether its operands and results are stored, and on their types there:
+    on CPUs some values are wider in memory than in the program. The cost of its sums depends on how many sums start
+    together.
     """
     graph, columns, ops = grouping.graph, grouping.graph.columns, grouping.ops
     held = pack(graph.num_bytes, graph.sent_itemsize, stored.astype(np.int64))
@@ -116,7 +117,7 @@ def _priced_alike(grouping: Grouping, tokens: Ints, stored: Bools) -> Ints:
 
 
 def _classify(grouping: Grouping, tokens: Ints) -> Ints:
-    """The class of each group: its place in a run of groups that repeat; for arguments, where they are read."""
+    """The class of each group: its position in a repeated run; for arguments, the position of their readers."""
     is_led = grouping.placed.leader >= 0
     led, arguments = np.flatnonzero(is_led), np.flatnonzero(~is_led)
     classes = np.where(is_led, len(tokens) + np.arange(len(tokens)), tokens)
@@ -126,7 +127,7 @@ def _classify(grouping: Grouping, tokens: Ints) -> Ints:
         classes[led[run.start : run.stop]] = free + PERIODS * offset + lap % PERIODS
         free += PERIODS * run.period
     argument, neighbour, how = _neighbours(grouping, arguments)
-    # Arguments belong where their readers belong; optimizer state touches gradients first and parameters second.
+    # Arguments belong with their readers; optimizer state is read with gradients first and parameters second.
     for _ in range(3):
         seen = pack(classes[neighbour], how)
         _, distinct = np.unique(pack(argument, seen), return_index=True)  # in order of both
@@ -136,7 +137,7 @@ def _classify(grouping: Grouping, tokens: Ints) -> Ints:
 
 
 def _neighbours(grouping: Grouping, arguments: Ints) -> tuple[Ints, Ints, Ints]:
-    """For each argument, by its order, a group it is read by or reads from, and through which slot and position."""
+    """For each argument, in order, a group that reads it or that it reads from, and the slot and position."""
     slots, source = grouping.slots, grouping.placed.home[grouping.slots.value]
     how = pack(slots.rank, grouping.values.rank[slots.value])
     order = np.full(len(grouping.placed.leader), -1)
@@ -147,7 +148,7 @@ def _neighbours(grouping: Grouping, arguments: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _shared_readings(grouping: Grouping) -> tuple[list[Shared], Ints]:
-    """All shared readings, and for each slot the one it reads through; -1 for none."""
+    """All shared readings, and for each slot the shared reading that it reads through; -1 for none."""
     slots = grouping.slots
     direct = np.flatnonzero(slots.op >= 0)
     group, value, phase = slots.group[direct], slots.value[direct], grouping.graph.columns.phase[slots.op[direct]]
@@ -177,7 +178,7 @@ def _quotient(grouping: Grouping, tokens: Ints, group_class: Ints) -> Folded:
     shared_class = first_shared + number_stretches(label[readers], start, group_class[home[value]], place[value], phase)
     classes = np.concatenate([group_class, shared_class])
 
-    # First what shared readings read, then what groups read.
+    # The edges to shared readings come first, then the edges to groups.
     passed = through >= 0
     source = np.concatenate([home[value], np.where(passed, num_groups + through, home[slots.value])])
     position = np.concatenate([place[value], np.where(passed, -1, place[slots.value])])

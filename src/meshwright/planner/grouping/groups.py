@@ -1,8 +1,8 @@
 """Groups: operations that share one choice, so that a choice problem has hundreds of nodes instead of thousands.
 
 Contractions, summing gathers and scatters, arguments and loop carries lead a group; every other operation follows its
-largest operand into that operand's group. Values that cost nothing to make anywhere (broadcasts, iotas, masks, random
-bits) are *virtual*: they belong to no group and are made by each reader in the sharding it needs.
+largest operand into that operand's group. Values that cost nothing to compute (broadcasts, iotas, masks, random bits)
+are *virtual*: they belong to no group, and each reader computes them in the sharding it needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Slot:
-    """One place where a group reads a value of another group.
+    """One read of another group's value by a group.
 
     Attributes:
         value: The value read.
@@ -50,12 +50,12 @@ class Group:
     """Operations that share one choice.
 
     Attributes:
-        leader: Index of the leading operation, or None where an argument leads.
+        leader: Index of the leading operation, or None if an argument leads.
         argument: Value id of the leading argument, or None.
         ops: Indices of the operations, in order.
-        follows: For each of them the operand position it follows; -1 for the leader.
-        values: Ids of the values that belong to the group, in the order they are made.
-        slots: The values it reads from elsewhere.
+        follows: For each operation the position of the operand it follows; -1 for the leader.
+        values: Ids of the values that belong to the group, in the order they are computed.
+        slots: The values it reads from other groups.
     """
 
     leader: int | None
@@ -82,9 +82,9 @@ class Slots(NamedTuple):
     """The slots of all groups as columns, one group after another.
 
     Attributes:
-        start: Where the slots of each group begin.
-        group: Each one's group.
-        rank: Its place among the group's slots.
+        start: Index of the first slot of each group.
+        group: The slot's group.
+        rank: Its position among the group's slots.
         op: The operation that reads; -1 for a value that is taken on.
         value, member, operand, trips: As in `Slot`.
     """
@@ -107,19 +107,19 @@ class Grouping:
         home: Group index of each real value.
         place: Position of each real value within its group's `values`.
         nests: Loop nest of each operation.
-        accumulated: Operations whose results a loop adds up: what they leave partial is settled when it is over.
+        accumulated: Operations whose results a loop adds up: their partial sums are settled after the loop.
         joining: Which sums may be settled together, since they are added to one another.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
         starts: For each operation, the part of a collective's fixed time that settling its sums costs.
-        placed: Where operations and values went, as columns.
+        placed: The groups of operations and values, as columns.
         ops: Operations by group.
         values: Real values by group.
         reads: All reads of real values.
-        slots: Those of them that are slots, as columns.
+        slots: The reads that are slots, as columns.
     """
 
     def __init__(self, graph: Graph, known: Mapping[int, LoopNest] | None = None, refined: Refinements | None = None):
-        """Groups a graph; loop nests by signature's number may be ``known`` where rules could not tell them."""
+        """Groups a graph; ``known`` holds loop nests, by signature's number, that the rules could not provide."""
         refined = Refinements(strict=True) if refined is None else refined
         columns = graph.columns
         self.graph = graph
@@ -156,7 +156,7 @@ class Grouping:
         )
 
     def _in_groups(self, found: dict[int, Accumulated]) -> dict[int, Accumulated]:
-        """Those whose results are real: of vectors a product is larger than they are, and made by each reader."""
+        """The operations whose results are real: an outer product of vectors is virtual, being larger than they are."""
         group = self.placed.group
         return {op: one for op, one in found.items() if (group[[op, *one.chain]] >= 0).all()}
 
@@ -165,7 +165,7 @@ class Grouping:
         return value in self.home
 
     def pulled(self, value: int) -> list[int]:
-        """Operations that make a virtual value from real ones, last first."""
+        """Operations that compute a virtual value from real ones, last first."""
         found = self._pulls.get(value)
         if found is None:
             seen: set[int] = set()
@@ -180,7 +180,7 @@ class Grouping:
         return found
 
     def roots(self, value: int) -> list[int]:
-        """The real values that must be read to have this one."""
+        """The real values that must be read to compute this value."""
         if value in self.home:
             return [value]
         found = self._roots.get(value)
@@ -219,7 +219,7 @@ class Grouping:
         return Slots(start, *(np.concatenate(parts)[order] for parts in columns_of))
 
     def _taken_on(self) -> tuple[Ints, Ints, NDArray[np.float64]]:
-        """What arguments and carries of other groups take on: made value, argument or carry, trips."""
+        """Values that arguments and carries of other groups take on: the value, the argument or carry, trips."""
         graph, home = self.graph, self.placed.home
         pairs = [(t.made, t.carry, t.trips) for t in graph.ties]
         pairs += [(graph.outputs[o], graph.inputs[i], 1.0) for o, i in graph.state.items()]
@@ -230,7 +230,7 @@ class Grouping:
 
 
 class Groups(Lazy[Group]):
-    """All groups, put together from the grouping's columns."""
+    """All groups, built from the grouping's columns."""
 
     def __init__(self, grouping: Grouping):
         super().__init__(len(grouping.placed.leader))
@@ -258,7 +258,7 @@ def _split(items: list[Any], start: Ints) -> list[list[Any]]:
 
 
 def _facts(graph: Graph, nests: Mapping[int, LoopNest]) -> Facts:
-    """What placing looks at."""
+    """The facts that placement uses."""
     columns = graph.columns
     leads, parallel, carries = (np.zeros(len(columns.signatures), bool) for _ in range(3))
     for number, nest in nests.items():

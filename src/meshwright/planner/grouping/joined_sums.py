@@ -1,7 +1,7 @@
-"""Sums that are added to one another: where devices hold them alike, their contributions are added first, settled once.
+"""Sums that are added to one another: if they are sharded alike, contributions are added first and settled once.
 
-So it is with the gradient of what several products read, as queries, keys and values do: it is the sum of their own
-gradients. A sum may be transposed, reshaped or converted on the way, the latter only without loss (`hands_sums_on`).
+An example is the gradient of a value that several products read, as those of queries, keys and values do: it is the sum
+of their own gradients. A sum may be transposed, reshaped or converted without loss on the way (`hands_sums_on`).
 """
 
 from typing import NamedTuple
@@ -27,9 +27,9 @@ class Joining(NamedTuple):
     """Which sums may be settled together with which.
 
     Attributes:
-        paths: For a leading operation that joins or is joined, itself and what hands its sum on, in order; all of them
-            are of its group.
-        joins: For one that joins, the addition, of another group's path, that reads the end of its own path.
+        paths: For a leading operation that joins or is joined, itself and the operations that pass its sum on, in
+            order; all of them are in its group.
+        joins: For an operation that joins, the addition, on another group's path, that reads the end of its own path.
         joints: For each such addition the leading operation that joins there.
         until: For each leading operation that joins or is joined, the last addition at which that happens.
     """
@@ -41,9 +41,9 @@ class Joining(NamedTuple):
 
 
 def find_joining(graph: Graph, placed: Placed, accumulated: dict[int, Accumulated]) -> Joining:
-    """Follows every sum to where it is added to another; what a loop adds up waits for the loop's end instead."""
+    """Follows every sum to its addition to another sum; sums that a loop adds up wait for the loop's end instead."""
     columns = graph.columns
-    # The one operation that reads what each makes; whether it hands the sum on, in its group, or is another's addition.
+    # The only reader of each result: whether it passes the sum on within the group, or is another group's addition.
     after = _only_readers(graph)[columns.first_made]
     adds, passes = (
         np.array([s.primitive in names or (converts and hands_sums_on(s)) for s in columns.signatures], bool)[
@@ -88,7 +88,7 @@ def _owners(leaders, next_op):
 
 
 def _only_readers(graph: Graph) -> Ints:
-    """The operation that is the only one to read a value; -1 where there are several, or none, or it is a result."""
+    """The only operation that reads a value; -1 if several or none do, or if the value is a result."""
     columns = graph.columns
     reader, count = np.full(columns.num_values, -1), np.bincount(columns.reads, minlength=columns.num_values)
     count[[*graph.outputs, *(t.made for t in graph.ties)]] += 1
@@ -97,23 +97,23 @@ def _only_readers(graph: Graph) -> Ints:
 
 
 class PartialSum:
-    """How devices hold a sum before it is settled, on its way through operations, under each strategy of its group."""
+    """The sharding of a sum before it is settled, as operations pass it on, under each strategy of its group."""
 
     def __init__(self, axes: Axes, nest: LoopNest, loops: Assignment):
-        """What the leading operation makes under its assignments."""
+        """Starts with the leading operation's result under its assignments."""
         self._axes = axes
         apart = reducing_axes(nest, loops, nest.results[0]) & keeps_apart(nest, loops)[:, None]
-        self.over = apart @ (1 << np.arange(axes.num_axes))  # the axes that it is yet to be added up over, as bits
+        self.over = apart @ (1 << np.arange(axes.num_axes))  # the axes over which it is still to be added up, as bits
         self.before = axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
 
     def pass_through(self, nest: LoopNest, followed: int, loops: Assignment, after: Codes) -> None:
-        """Hands the sum on through an operation; where that would reshard it, settled or not, it ends.
+        """Passes the sum on through an operation; it ends where that would reshard it, settled or not.
 
         Args:
             nest: The operation.
-            followed: Which of its operands the sum is.
+            followed: The position of the sum among its operands.
             loops: Its assignments.
-            after: How the operand is held when it is settled.
+            after: The sharding of the operand once it is settled.
         """
         dims, axes = nest.operands[followed], self._axes
         unsettled = follow(nest, axes, dims, axes.unpack(self.before))
@@ -122,7 +122,7 @@ class PartialSum:
         self.before = axes.pack(tensor_holders(nest.results[0], unsettled, len(nest.loops)))
 
     def held(self, after: Codes) -> Codes:
-        """One number for the axes, how it is held before it is settled, and after; 0 where there is nothing to settle.
+        """One number for the axes and the shardings before and after settling; 0 if there is nothing to settle.
 
         Sums with the same number can be added up before they are settled.
         """

@@ -1,4 +1,4 @@
-"""Tokens of groups: equal for groups that are built alike, of the same operations, wired alike, restricted alike."""
+"""Tokens of groups, equal for groups of the same structure: the same operations, connections and restrictions."""
 
 from collections.abc import Hashable, Mapping
 
@@ -17,9 +17,9 @@ _OWN, _READ, _VIRTUAL, _SCALAR = range(4)  # what an operand is: the last digit 
 def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
     """The token of each group.
 
-    A group is written down as whole numbers: a code for each of its operations, followed by one for each operand, and
-    behind an operand that is virtual by one for each of its roots. What is read from elsewhere goes by the order in
-    which the group first reads it.
+    A group is encoded as whole numbers: a code for each of its operations, followed by a code for each operand, and
+    after a virtual operand a code for each of its roots. Values read from other groups are numbered in the order in
+    which the group first reads them.
     """
     columns, placed, (at, root) = grouping.graph.columns, grouping.placed, grouping.reads
     rank, taken = _first_reads(grouping)
@@ -35,7 +35,7 @@ def tokens_of(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
 
 @kernel
 def _write(ops, op_codes, start, reads, heads, rooted, first, codes):
-    """All that is written down of some operations, one after another, and where each begins."""
+    """The codes of some operations, one after another, and where each operation's codes begin."""
     size = len(ops)
     for op in ops:
         for operand in range(start[op], start[op + 1]):
@@ -67,7 +67,7 @@ def _op_codes(grouping: Grouping) -> Ints:
 
 
 def _recipes(grouping: Grouping) -> Ints:
-    """For each virtual value a number that tells by which operations it is made."""
+    """For each virtual value a number that identifies the operations that compute it."""
     signature, known = grouping.graph.columns.signature, dict[tuple[int, ...], int]()
     found = np.zeros(len(grouping.placed.rooted), np.int64)
     for value in np.flatnonzero(grouping.placed.rooted).tolist():
@@ -77,7 +77,7 @@ def _recipes(grouping: Grouping) -> Ints:
 
 
 def _first_reads(grouping: Grouping) -> tuple[Ints, Ints]:
-    """The order in which a group first reads a value of another, and for each group a number for what it takes on."""
+    """The order of a group's first reads of other groups' values, and for each group a number for values taken on."""
     placed, slots, (at, root) = grouping.placed, grouping.slots, grouping.reads
     group = placed.group[grouping.graph.columns.reader[at]]
     other = np.flatnonzero((group >= 0) & (group != placed.home[root]))
@@ -105,7 +105,7 @@ def _arguments(grouping: Grouping) -> Ints:
 
 
 def _pinned(grouping: Grouping, pins: Mapping[int, Hashable]) -> Ints:
-    """For each group a number for its values that are laid down, and how; 0 where there are none."""
+    """For each group a number for its restricted values and their restrictions; 0 if there are none."""
     laid_down: dict[int, tuple[tuple[int, Hashable], ...]] = {}
     for value in sorted(pins):
         if value in grouping.home:

@@ -1,4 +1,4 @@
-"""Numbers and sorts things by the thousand: equal ones alike, in the order in which they are first seen."""
+"""Numbers and sorts thousands of items: equal items get one number, in the order in which they are first seen."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ Ints = NDArray[np.int64]
 
 
 class Numbers(Mapping[int, int]):
-    """A mapping from whole numbers that is kept as an array, with -1 where there is nothing.
+    """A mapping from whole numbers that is kept as an array, with -1 for missing keys.
 
     >>> Numbers(np.array([-1, 7])).get(1), 0 in Numbers(np.array([-1, 7]))
     (7, False)
@@ -38,7 +38,7 @@ class Numbers(Mapping[int, int]):
 
 
 class Sorted(NamedTuple):
-    """Things by number: those of number ``n`` are ``items[start[n] : start[n + 1]]``, and each has its rank there."""
+    """Items sorted by number: items of number ``n`` are ``items[start[n] : start[n + 1]]``, with ranks within it."""
 
     items: Ints
     start: Ints
@@ -46,7 +46,7 @@ class Sorted(NamedTuple):
 
 
 def sort_by(numbers: Ints, count: int) -> Sorted:
-    """Sorts things by their numbers below ``count``; those with -1 are left out.
+    """Sorts items by their numbers below ``count``; items with -1 are left out.
 
     >>> sort_by(np.array([1, 0, -1, 1]), 2)
     Sorted(items=array([1, 0, 3]), start=array([0, 1, 3]), rank=array([ 0,  0, -1,  1]))
@@ -70,7 +70,7 @@ def _sorted(numbers, count):
 
 
 def starts(sizes: Ints) -> Ints:
-    """Where each of some stretches, one after another, begins, and where the last ends."""
+    """Where each of several consecutive stretches begins, and where the last ends."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
@@ -100,12 +100,12 @@ def number_rows(*columns: Ints) -> tuple[Ints, Ints]:
     rows = pack(*columns)
     found = _number(rows[:0], np.zeros(len(rows) + 1, np.int64), rows)
     first = np.empty(found.max(initial=-1) + 1, np.int64)
-    first[found[::-1]] = np.arange(len(rows))[::-1]  # what is written last stays
+    first[found[::-1]] = np.arange(len(rows))[::-1]  # the last write wins
     return found, first
 
 
 def number_stretches(values: Ints, start: Ints, *beside: Ints) -> Ints:
-    """The number of each stretch ``values[start[i] : start[i + 1]]``, told apart by what stands beside it as well.
+    """The number of each stretch ``values[start[i] : start[i + 1]]``, distinguished by ``beside`` as well.
 
     >>> number_stretches(np.array([4, 5, 5, 4, 5]), np.array([0, 2, 3, 5]))
     array([0, 1, 0])
@@ -115,7 +115,7 @@ def number_stretches(values: Ints, start: Ints, *beside: Ints) -> Ints:
 
 @kernel
 def _number(values, start, beside):
-    """Looks every stretch up in a table of those seen before."""
+    """Looks up every stretch in a hash table of the stretches seen before."""
     count = len(start) - 1
     found, size, seen = np.empty(count, np.int64), 4, 0
     while size < 2 * count:

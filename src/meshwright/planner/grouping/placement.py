@@ -1,4 +1,4 @@
-"""Places operations in groups, in one pass over all of them: which operand each one follows, and what is virtual."""
+"""Places operations in groups, in one pass: which operand each one follows, and which values are virtual."""
 
 from typing import NamedTuple
 
@@ -10,26 +10,26 @@ from meshwright.jit import inline, kernel
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_EXPANDING = 2  # a result this many times its operands' size is cheaper to make again than to move
-# Operations that a reader does again, at most, to have a value that is made from real ones: a longer chain is work that
-# is worth doing once. As many are looked through for what kernels make again (`graph.fusion`).
+_EXPANDING = 2  # a result this many times its operands' size is cheaper to recompute than to move
+# The most operations that a reader recomputes for a value that depends on real ones: a longer chain is worth computing
+# once. The model of fusion searches as many for values that kernels recompute (`graph.xla_gpu.fusion`).
 _MOST_AGAIN = 64
 _OWN, _STATE, _PARAMETER = 2**62, 2**61, 2**60  # ranks above those of leaders
 
 
 class Facts(NamedTuple):
-    """What placing looks at.
+    """The facts that placement uses.
 
     Attributes:
         start, reads: The values that operation ``i`` reads: ``reads[start[i] : start[i + 1]]``.
-        first_made, num_made: The first value it makes, the others following it, and how many there are.
-        leads: Whether its split is a choice of its own.
+        first_made, num_made: Its first result, which the others follow, and how many results there are.
+        leads: Whether its split is chosen, rather than taken from an operand.
         parallel: Whether all its loops are parallel.
         carries: Whether it is a loop's carry.
         updates: Whether it is part of the update.
         size: Number of elements of each value.
         shape: Number of each value's shape; 0 for scalars.
-        returned: Whether a value is a result, or what a loop hands to its next trip.
+        returned: Whether a value is a result, or is carried to a loop's next trip.
         state: The argument whose next value it is; -1 for none.
         forward: Whether a value is read before the update.
     """
@@ -50,14 +50,14 @@ class Facts(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where everything went; `place` fills it in.
+    """The groups of operations and values; `place` fills them in.
 
     Attributes:
         group: Group of each operation; -1 for none.
         follows: The operand it follows; -1 for a leader.
-        home: Group of each value; -1 for those that are virtual or scalars.
+        home: Group of each value; -1 for virtual values and scalars.
         virtual: Values that belong to no group.
-        rooted: Virtual values that are made from real ones.
+        rooted: Virtual values that depend on real ones.
         leader: Leading operation of each group; -1 where an argument leads.
         argument: Leading argument of each group; -1 where an operation leads.
     """
@@ -75,7 +75,7 @@ class Placed(NamedTuple):
 def place(facts, placed, num_groups):
     """Places every operation, given the arguments' groups; returns how many groups there are then."""
     p, q = facts, placed
-    again = np.zeros(len(p.size), np.int64)  # how many operations a reader does to have a value; some are counted twice
+    again = np.zeros(len(p.size), np.int64)  # operations a reader runs to compute a value; some are counted twice
     for i in range(len(p.leads)):
         begin, end, first = p.start[i], p.start[i + 1], p.first_made[i]
         position, rooted, count = -1, False, 1  # the first real operand
@@ -110,7 +110,7 @@ def place(facts, placed, num_groups):
 
 @inline
 def _has_dims(p, i):
-    """Whether an operation reads or makes anything that is not a scalar."""
+    """Whether an operation has an operand or result that is not a scalar."""
     found = False
     for k in range(p.start[i], p.start[i + 1]):
         found |= p.shape[p.reads[k]] > 0
@@ -121,13 +121,13 @@ def _has_dims(p, i):
 
 @inline
 def _is_virtual(p, q, i, real, rooted):
-    """Whether every reader should make an operation's results by itself."""
+    """Whether every reader should compute an operation's results anew."""
     begin, end, made = p.start[i], p.start[i + 1], 0
     for v in range(p.first_made[i], p.first_made[i] + p.num_made[i]):
         made += p.size[v]
         if p.carries[i] or p.returned[v]:
             return False
-    if not rooted:  # made of constants and scalars alone
+    if not rooted:  # computed from constants and scalars alone
         for k in range(begin, end):
             if not q.virtual[p.reads[k]] and p.shape[p.reads[k]] == 0:
                 return not p.leads[i]
@@ -157,7 +157,7 @@ def _followed(p, q, i):
         group = q.home[p.reads[k]]
         if group < 0 or p.size[p.reads[k]] != largest:
             continue
-        # Optimizer state before parameters, both before gradients: so each keeps a choice of its own.
+        # Optimizer state comes before parameters, and both before gradients, so that each keeps its own choice.
         argument = q.argument[group]
         rank = max(q.leader[group], 0)
         if state >= 0 and group == q.home[state]:
@@ -171,7 +171,7 @@ def _followed(p, q, i):
 
 @kernel
 def follow_gradients(facts, backward, gradient):
-    """Marks what the update reads, and what backward work of the same size hands on to it."""
+    """Marks values that the update reads, and values of the same size that the backward pass turns into them."""
     p = facts
     for i in range(len(p.leads) - 1, -1, -1):
         handed = backward[i] and gradient[p.first_made[i] : p.first_made[i] + p.num_made[i]].any()

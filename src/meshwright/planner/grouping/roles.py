@@ -1,4 +1,4 @@
-"""Tells what each argument is for: parameters, optimizer state or data."""
+"""Finds the role of each argument: parameters, optimizer state or data."""
 
 from dataclasses import dataclass
 
@@ -22,9 +22,9 @@ class Roles:
 
 
 def find_roles(graph: Graph) -> Roles:
-    """Reads the roles off the graph: what comes back is state; else one of the arguments is parameters.
+    """Derives the roles from the graph: arguments that are returned are state; otherwise one argument is parameters.
 
-    Where nothing is differentiated and an argument that does not come back looks like parameters, what comes back is
+    If nothing is differentiated, and an argument that is not returned looks like parameters, the returned arguments are
     data: the cache of a decoder.
     """
     state = {graph.inputs[i] for i in graph.state.values()}
@@ -39,9 +39,9 @@ def find_roles(graph: Graph) -> Roles:
 
 
 def _likely_parameters(graph: Graph, state: set[int]) -> set[int]:
-    """The largest argument whose leaves have several first dims, where those of a batch have one: its examples.
+    """The largest argument whose leaves differ in their first dims, which in a batch all count the examples.
 
-    If there is none, and nothing comes back either, the largest argument.
+    If there is none, and no argument is returned either, it is the largest argument.
     """
     values: dict[str, list[int]] = {}
     for path, value in zip(graph.input_paths, graph.inputs, strict=True):

@@ -1,7 +1,7 @@
 """Sums that start together: XLA combines collectives that do not wait for each other, so they share a fixed time.
 
-Those are the sums of gradients, which only the update reads, and the sums of the update itself, such as the norms of
-all gradients. Each costs its share of one start: a choice problem adds costs up and cannot say "once for all of them".
+These are the sums of gradients, which only the update reads, and the sums of the update itself, such as the norms of
+all gradients. Each costs its share of one start: a choice problem adds up costs and cannot count a cost once for all.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
 """Time of one operation's own work on one device: a roofline over matrix products and memory traffic.
 
-A convolution is a product once the pixels under its windows are fetched; how many fetches there are does not hang on
-the number of features, so where features are few, fetching takes most of the time. Special functions cost time even
-where they are fused with what makes or reads their numbers.
+A convolution is a product once the pixels under its windows are fetched; the number of fetches does not depend on the
+number of features, so with few features fetching takes most of the time. Special functions cost time even if they are
+fused with their producers or readers.
 """
 
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class ChipTimes(Protocol):
-    """What the roofline needs to know of a chip."""
+    """The properties of a chip that the roofline needs."""
 
     @property
     def launch_s(self) -> float: ...
@@ -46,7 +46,7 @@ def compute_s(
         chip: The chip; None on an abstract mesh, where compute is free.
         op: The operation.
         nest: Its loop nest.
-        num_parts: Over how many devices each strategy spreads the work; what is not split is done by everyone.
+        num_parts: Over how many devices each strategy spreads the work; every device repeats work that is not split.
         moved_bytes: Bytes that one device reads from and writes to memory.
         num_fetches: How many rows of pixels under a convolution's window one device fetches.
     """

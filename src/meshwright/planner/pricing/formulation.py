@@ -5,7 +5,7 @@ each node ``i`` minimises
 
     Σ_i  n_i · (compute_i(s_i) + collectives_i(s_i))                    (`_node_costs`)
   + Σ_e  n_e · (reshard(sharding made by s_u, sharding needed by s_v)   (`_edge_matrices`)
-                − what is saved where the sum of u joins v's)
+                − seconds saved if the sum of u joins v's)
 
 subject to, at every operation ``t`` of the step, ``Σ bytes live at t ≤ memory``   (`MemoryModel.usage`)
 
@@ -40,14 +40,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Restrictions:
-    """What a method or the user lays down beforehand.
+    """The choices that a method or the user fixes beforehand.
 
     Attributes:
         allowed: For an argument's value id, the codes it may have.
         results: For an output position, the code it must have.
         scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
         stay: Value ids of arguments that may not be resharded before the update.
-        whole: Value ids of arguments that are to be whole on every device, however their dims divide.
+        whole: Value ids of arguments that must be whole on every device, even if their dims could be split.
     """
 
     allowed: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -95,13 +95,13 @@ class Formulation:
         routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
         dear: Mapping[int, float] = MappingProxyType({}),
     ) -> ChoiceProblem:
-        """The folded problem with memory held at some times; see `choice_problem`."""
+        """The folded problem with the memory limit at some times; see `choice_problem`."""
         held, copied = self.memory if times or dear else Usage(0), self.copied if dear else {}
         return choice_problem(self.copies, self.costs, self.edges, held, times, limit, routes, dear, copied)
 
     @cached_property
     def copied(self) -> dict[EdgeKey, Copied]:
-        """What each edge copies."""
+        """The copies that each edge makes."""
         graph, order = self.grouping.graph, np.argsort(self.folded.untied.which, kind="stable")
         ends = np.searchsorted(self.folded.untied.which[order], np.arange(len(self.edges) + 1))
         times, found = self._lifetimes(), {}
@@ -120,7 +120,7 @@ class Formulation:
         return found
 
     def value_of(self, source: int, place: int) -> int:
-        """One of the values that an edge hands over, by its source and the position there."""
+        """One of the values that an edge transfers, by its source and the position there."""
         if place >= 0:
             return self.grouping.groups[self.folded.members[source][0]].values[place]
         return self.folded.shared[self.folded.shared_members[source - self.num_groups][0]].value
@@ -129,7 +129,7 @@ class Formulation:
         return self.tables[source].codes[place] if place >= 0 else self.shared_codes[source - self.num_groups]
 
     def _lifetimes(self) -> Lifetimes:
-        """When the copy of each untied edge is live: those of shared readings, then those of slots."""
+        """When the copy of each untied edge is live: copies of shared readings, then copies of slots."""
         slots, columns, shared = self.grouping.slots, self.grouping.graph.columns, self.folded.shared
         if not len(columns.signature):
             nothing = np.zeros(len(self.folded.untied.which), np.int64)
@@ -196,7 +196,7 @@ class Formulation:
         return found
 
     def joined_s(self, source: int, place: int, reader: int, slot: int) -> Array | None:
-        """Seconds that an edge saves, by strategies of its ends; None where no sum joins another."""
+        """Seconds that an edge saves, by strategies of its ends; None if no sum joins another."""
         is_between_groups = place >= 0 and slot >= 0
         return self.tables[source].joined_s(self.tables[reader], slot) if is_between_groups else None
 
@@ -204,7 +204,7 @@ class Formulation:
         """Seconds of resharding of an edge, by strategies of its ends."""
         value, made = self.value_of(source, place), self._made(source, place)
         free = None
-        stay = self.grouping.groups[self.grouping.home[value]].argument in self.restrictions.stay  # casts stay as well
+        stay = self.grouping.groups[self.grouping.home[value]].argument in self.restrictions.stay  # so do its casts
         if slot >= 0:
             group = self.grouping.groups[self.folded.members[reader][0]]
             needed, free, trips = (
@@ -231,7 +231,7 @@ class Formulation:
         return matrix
 
     def _can_follow(self, group: Group, slot: int) -> bool:
-        """Whether a group can read an argument where it lies: not in the update, nor where another argument leads."""
+        """Whether a group can read an argument without resharding: not in the update, nor if another argument leads."""
         member = group.slots[slot].member
         if member < 0 or group.argument is not None:
             return False
@@ -241,14 +241,14 @@ class Formulation:
 def lifetimes(live: Liveness, readers: Ints, begin: Ints, values: Ints) -> Lifetimes:
     """When copies of some values are live.
 
-    What is sent is on its way early, and what is not but a part of a value is taken out by the kernels that read it, if
-    they can take in work at all.
+    A copy that is sent is live early, since it is sent ahead. A copy that is only a slice of a value is computed inside
+    the kernels that read it, if they can fuse other work at all.
 
     Args:
-        live: When values can be sent, and which operations take in work.
-        readers: The operations that read the first copy, those that read the second and so on.
-        begin: Where those of each copy begin; it has one at least.
-        values: What is copied.
+        live: When values can be sent, and which operations fuse other work.
+        readers: The operations that read the first copy, then the operations that read the second and so on.
+        begin: Where the readers of each copy begin; each copy has at least one.
+        values: The value that each copy is of.
     """
     if not len(begin):
         return Lifetimes(NO_INTS, NO_INTS, NO_INTS, NO_INTS > 0)

@@ -1,4 +1,4 @@
-"""What pricing finds out about a group: for each of its strategies shardings, seconds and bytes."""
+"""The prices of a group: shardings, seconds and bytes for each of its strategies."""
 
 from dataclasses import dataclass, field
 
@@ -33,23 +33,23 @@ class GroupTable:
     """All strategies of one group.
 
     Attributes:
-        candidates: The leader's strategies; None where an argument leads.
+        candidates: The leader's strategies; None if an argument leads.
         codes: Sharding of each of the group's values, by position.
         needs: Sharding in which each slot's value is needed.
-        duplicate: Where a slot's resharding is already paid for by an earlier slot of the same value.
-        offers: Where the group's sum may join another one, how it is held before it is settled and after; 0 where it is
-            whole. None where it may not.
-        settling: What it then costs to settle it by itself.
-        takes: For slots at which another sum may join the group's own, how this one is held, likewise.
+        duplicate: Whether a slot's resharding is already priced at an earlier slot of the same value.
+        offers: If the group's sum may join another one, a number for its shardings before and after it is settled, 0 if
+            it needs no settling; None if it may not join.
+        settling: The cost of settling that sum separately.
+        takes: For slots at which another sum may join the group's own, the same number for this one.
         compute: Seconds of compute.
         communication: Seconds of collectives inside the group.
         sent: The same by kind and axes; resharding inside the group has no axes of its own.
-        transient: ``(member, bytes)`` of operands that are made for one operation only.
+        transient: ``(member, bytes)`` of operands that are computed for one operation only.
         assignments: For each member, which loop each axis splits.
-        events: The collectives, one by one; noted only where the table has a single strategy.
-        loads: Each member's work on one device; noted likewise.
-        items: ``(member, purpose, seconds)`` of what `compute` (purpose ``compute``) and `communication` are made of;
-            noted only where the pricer itemises.
+        events: The collectives, one by one; recorded only if the table has a single strategy.
+        loads: Each member's work on one device; recorded under the same condition.
+        items: ``(member, purpose, seconds)``: the parts of `compute` (purpose ``compute``) and of `communication`;
+            recorded only if the pricer itemises.
     """
 
     candidates: Candidates | None
@@ -85,6 +85,6 @@ class GroupTable:
         self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
 
     def joined_s(self, reader: "GroupTable", slot: int) -> Array | None:
-        """Seconds saved, by strategies of this group and a reader, where its sum joins the reader's at a slot."""
+        """Seconds saved if this group's sum joins a reader's at a slot, by strategies of both groups."""
         takes = reader.takes.get(slot)
         return None if takes is None or self.offers is None else joined_s(self.offers, self.settling, takes)

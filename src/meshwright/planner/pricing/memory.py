@@ -37,9 +37,9 @@ class MemoryModel(Usage):
     """Everything that takes memory, as columns: one per value position of a class, with the intervals of its copies.
 
     Attributes:
-        examples: For the first columns, which hold values, one of these; what comes after them is there in passing.
+        examples: For the first columns, which hold values, one value of each; the columns after them are temporary.
         group: For each span, the group whose strategy decides how many bytes it takes.
-        raw_gradients: The columns, of those that come after, that hold gradients before they are reduced.
+        raw_gradients: The temporary columns that hold gradients before they are reduced.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MemoryModel(Usage):
 
     @cached_property
     def roles(self) -> list[str]:
-        """What each column holds: one of ``MEMORY_ROLES`` of a record."""
+        """The role of each column's contents: one of ``MEMORY_ROLES`` of a record."""
         named = find_roles(self.grouping.graph)
         known = dict.fromkeys(named.parameters, "parameters") | dict.fromkeys(named.optimizer, "optimizer")
         known |= dict.fromkeys(named.data, "data") | dict.fromkeys(self.grouping.gradients, "gradients")
@@ -73,12 +73,12 @@ class MemoryModel(Usage):
         return found + ["gradients" if column in self.raw_gradients else "temporaries" for column in passing]
 
     def charge(self, prices: Mapping[int, float], costs: Array, first: Ints) -> None:
-        """Makes strategies dearer by what they take at some moments.
+        """Adds to the costs of strategies the price of the memory they take at some moments.
 
         Args:
             prices: Moments, each with the price of a byte there.
             costs: Costs of all strategies of all groups, with nothing tied.
-            first: Where those of each group begin.
+            first: Where the strategies of each group begin.
         """
         rate = self.share * sum(price * ((self.start <= time) & (time < self.stop)) for time, price in prices.items())
         some = np.flatnonzero(rate)
@@ -88,7 +88,7 @@ class MemoryModel(Usage):
         costs += np.bincount(places, np.repeat(rate[some], size[column]) * taken, len(costs))
 
     def _held(self) -> Copies:
-        """All that takes memory to be read later, whether it belongs to a group or not."""
+        """All values that are stored to be read later, whether they belong to a group or not."""
         live, copies = self.live, self.live.copies.only(self.live.stored[self.live.copies.value])
         values = np.flatnonzero(live.stored & (live.stop > live.start))
         own = Copies(values, live.start[values], live.stop[values], np.ones(len(values)))
@@ -106,18 +106,18 @@ class MemoryModel(Usage):
         return columns
 
     def _transients(self) -> Iterator[Span]:
-        """What is made for one operation only."""
+        """Operands that are computed for one operation only."""
         for which in range(len(self.folded.members)):
             for member, size in self.tables[which].transient:
                 yield from self._while_running(which, member, size)
 
     def _accumulators(self) -> Iterator[Span]:
-        """What a loop adds up is as large as before its partial sums are settled, until the loop is over."""
+        """Sums that a loop adds up: they keep their size before settling until the loop ends."""
         for index, found in self.grouping.accumulated.items():
             yield from self._unsettled(index, found.growth, found.start, found.stop)
 
     def _unsettled(self, index: int, growth: float, start: int, stop: int) -> Iterator[Span]:
-        """What an operation's result takes more as long as its partial sums are not settled."""
+        """The additional memory of an operation's result until its partial sums are settled."""
         group = int(self.grouping.placed.group[index])
         which, rank = self.folded.group_class[group], int(self.grouping.ops.rank[index])
         key = which, rank, growth
@@ -130,7 +130,7 @@ class MemoryModel(Usage):
             yield column, group, start, stop, 1.0
 
     def _add_partial(self, which: int, size: Array, made: int) -> int:
-        """Adds a column of what a value takes before it is reduced."""
+        """Adds a column for the bytes that a value takes before it is reduced."""
         column = self.add(which, size)
         if made in self.grouping.gradients:
             self.raw_gradients.add(column)
@@ -149,14 +149,14 @@ class MemoryModel(Usage):
         return graph.kinds[graph.kind[value]].num_bytes / self.axes.num_parts(codes)
 
     def _joining(self) -> Iterator[Span]:
-        """What may join another sum, and that one, are as large as before they are settled until they are added up."""
+        """Sums that may join one another: they keep their size before settling until they are added up."""
         for op, addition in self.grouping.joining.until.items():
             yield from self._unsettled(op, 1.0, op, addition + 1)
 
     def _gradients(self) -> Iterator[Span]:
-        """A gradient may wait, and what it reads is held as it needs it; any other is computed at once."""
+        """Operands of gradients that wait, in the shardings they are read in; results of gradients that do not wait."""
         runs, leader, slots = self.live.runs, self.grouping.placed.leader, self.grouping.slots
-        held: list[tuple[int, int, int, int]] = []  # when a gradient runs, what it reads, the column of that, its group
+        held: list[tuple[int, int, int, int]] = []  # when a gradient runs, its operand, the operand's column and group
         waits = (leader >= 0) & (np.diff(self.grouping.values.start) > 0)
         waits[waits] = runs[leader[waits]] > leader[waits]
         for which, members in enumerate(self.folded.members):
@@ -180,12 +180,12 @@ class MemoryModel(Usage):
                 until[value] = time + 1
 
     def _waiting(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:
-        """For each strategy, whether a gradient waits: if it is reduced in no more time than computing it takes.
+        """For each strategy, whether a gradient waits, which it does if reducing it takes no longer than computing it.
 
-        XLA computes one gradient while another is reduced. Where that is not enough, as it reckons between hosts, where
-        it lets each device send through a network card of its own, it fills the time with the backward pass itself, and
-        computes gradients when it comes to them. XLA's CPU backend orders operations depth first from the results:
-        there all gradients of weights are computed last.
+        XLA computes one gradient while another is reduced. If that does not fill the time of the reduction, as XLA
+        estimates between hosts, where it assumes one network card for each device, it fills the time with the backward
+        pass itself, and computes gradients in program order. XLA's CPU backend orders operations depth first from the
+        results: there all gradients of weights are computed last.
         """
         if self.mesh.is_cpu:
             return np.ones(len(size), bool)
@@ -195,12 +195,12 @@ class MemoryModel(Usage):
 
     @cached_property
     def _outer_beta(self) -> Array:
-        """`Mesh.outer_beta` of each set of axes, of which the first counts one, the second two, the third four."""
+        """`Mesh.outer_beta` of each set of axes, indexed by a bit mask of the axes."""
         every = product((False, True), repeat=self.axes.num_axes)
         return np.array([self.mesh.outer_beta(np.flatnonzero(chosen[::-1]).tolist()) for chosen in every])
 
     def _expanded(self) -> Iterator[Span]:
-        """What operations without a kernel take on CPUs while they run."""
+        """The memory that operations without a kernel take on CPUs while they run."""
         if not self.mesh.is_cpu:
             return
         columns, ops = self.grouping.graph.columns, self.grouping.ops
@@ -214,7 +214,7 @@ class MemoryModel(Usage):
                     yield from self._while_running(which, member, num_bytes / self.axes.num_parts(held))
 
     def _while_running(self, which: int, member: int, size: Array) -> Iterator[Span]:
-        """What an operation of each group of a class takes while it runs."""
+        """The memory that an operation of each group of a class takes while it runs."""
         column, ops, members = self.add(which, size), self.grouping.ops, self.folded.members[which]
         times = ops.items[ops.start[members] + member].tolist()
         yield from ((column, group, at, at + 1, 1.0) for group, at in zip(members, times, strict=True))
@@ -227,7 +227,7 @@ def expansions(op: Signature, nest: LoopNest) -> list[tuple[int, Dims]]:
     """The arrays that XLA's CPU backend writes for an operation without a kernel: bytes, and the loops of each dim.
 
     The gradient of max pooling finds the largest element of each window by its position, an index along each dim. A
-    product of groups of rows (`jax.lax.ragged_dot`) is one of all rows for every group.
+    product of groups of rows (`jax.lax.ragged_dot`) becomes a product of all rows for every group.
     """
     if op.primitive != "ragged_dot_general":
         whole = op.results[0].shape

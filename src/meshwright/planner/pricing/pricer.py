@@ -29,14 +29,14 @@ from meshwright.strategy.sharding import Axes, Codes, Holders
 
 Array = NDArray[np.float64]
 
-# On three axes a product has up to a thousand strategies. All that a mesh of two axes would have are kept, so that a
-# third axis does no harm, and the cheapest of the others: on 8 layers of Llama-3-8B, 2×4×8, that gave the optimum of
-# all in a fortieth of the time; the cheapest alone, without the former, were 22% off.
+# On three axes a product has up to a thousand strategies. All strategies that a mesh of two axes has are kept, so that
+# a third axis does not make the plan worse, and so are the cheapest of the others: on 8 layers of Llama-3-8B, 2×4×8,
+# that gave the optimum over all strategies in a fortieth of the time; the cheapest alone were 22% off.
 MAX_STRATEGIES = 160
 
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
-_TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than they give
-_PUTTING = ("dynamic_update_slice", "loop_stack")  # write no more than they are given; the rest stays where it is
+_TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
+_PUTTING = ("dynamic_update_slice", "loop_stack")  # write only the update; the rest stays in place
 
 
 class Pricer:
@@ -56,7 +56,7 @@ class Pricer:
     def price(self, group: Group, scatter: bool = True) -> GroupTable:
         """The table of one group; ``scatter`` says whether partial sums may be settled by reduce-scatter.
 
-        It is made once: methods that lay down different things share it, and must copy what they `select` from.
+        It is computed once: methods that fix different choices share it, and must copy a table they `select` from.
         """
         key = (group.leader, group.argument, scatter)
         if key not in self._tables:
@@ -74,7 +74,7 @@ class Pricer:
             key = (id(nest), scatter)
             if key not in self._candidates:
                 found = enumerate_candidates(nest, self.axes, scatter)
-                # Where compute is free, doing all the work everywhere would win: the research view asks for a split.
+                # If compute is free, replicating all work would win: on an abstract mesh the work must be split.
                 spread = self.mesh.is_abstract and nest.flops > 0
                 self._candidates[key] = most_split(found, self.axes) if spread else found
             table = GroupTable(self._candidates[key], [])
@@ -168,7 +168,7 @@ class _Walk:
             self.table.loads.append(Load(*work))
 
     def _hand_on(self, member: int, index: int, followed: int, loops: Assignment) -> None:
-        """Follows the group's sum to where it joins another or is joined."""
+        """Follows the group's sum to the additions at which it joins another or is joined."""
         nest, joining, table = self.grouping.nests[index], self.grouping.joining, self.table
         inputs, outputs = self.graph.ops[index].inputs, self.graph.ops[index].outputs
         if followed < 0:
@@ -189,7 +189,7 @@ class _Walk:
         return self.graph.types[value].num_bytes / self.pricer.axes.num_parts(made)
 
     def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
-        """Meets the need for one operand; returns the bytes of it that are read."""
+        """Prices the resharding of one operand; returns the bytes of it that are read."""
         kind = self.graph.types[value]
         if not kind.shape:
             return np.zeros(self.size)
@@ -207,7 +207,7 @@ class _Walk:
                     self._internal(member, root, root_need, op.phase, trips)
                 else:
                     self._need(root, root_need, op.phase)
-            in_place = position == 0 and op.primitive.startswith(_IN_PLACE)  # the result takes the operand's memory
+            in_place = position == 0 and op.primitive.startswith(_IN_PLACE)  # the result reuses the operand's memory
             if not nest.fusible and value not in self.graph.constants and not in_place:
                 self.table.transient.append((member, local))
                 return local
@@ -216,7 +216,7 @@ class _Walk:
     def _result(
         self, member: int, index: int, position: int, value: int, loops: Assignment, scatter: Holders | None
     ) -> Array:
-        """Settles one result's partial sums and notes its sharding; returns the bytes of it that are written."""
+        """Settles one result's partial sums and records its sharding; returns the bytes of it that are written."""
         kind, nest, axes = self.graph.types[value], self.grouping.nests[index], self.pricer.axes
         partial = reducing_axes(nest, loops, nest.results[position])
         made = axes.pack(tensor_holders(nest.results[position], loops, len(nest.loops)))
@@ -241,7 +241,7 @@ class _Walk:
         scatter: Holders | None,
         waits: Accumulated | None,
     ) -> None:
-        """Adds the reduce-scatters, then one all-reduce over the axes that are left."""
+        """Adds the reduce-scatters, then one all-reduce over the remaining axes."""
         if not partial.any():
             return
         scattered = np.zeros(partial.shape, bool) if scatter is None else scatter >= 0
@@ -265,8 +265,8 @@ class _Walk:
     def _halo(self, member: int, index: int, loops: Assignment) -> None:
         """A split window reads its neighbours' borders: permutes of the halo's share of the first operand.
 
-        One border comes from each side, so there are two of them but where a single number is read, as by most windows
-        of stride 2.
+        One border comes from each side, so there are two permutes, except where the halo is a single element, as for
+        most windows of stride 2.
         """
         op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
         for i, loop in enumerate(nest.loops):
@@ -285,7 +285,7 @@ class _Walk:
                     self._event("permute", (axis,), border, member, op.trips, "halo")
 
     def _internal(self, member: int, value: int, need: Codes, phase: str, trips: float) -> None:
-        """Reshards a value within the group where an operation needs it otherwise than it was made."""
+        """Reshards a value within the group if an operation needs it in another sharding."""
         have = self.table.codes[self.place[value]]
         if np.array_equal(have, need):
             return
@@ -304,7 +304,7 @@ class _Walk:
                     self.table.events.append(event)
 
     def _need(self, value: int, need: Codes, phase: str) -> None:
-        """Notes what a slot needs; the same need of the same value in one phase and body is met once."""
+        """Records the sharding that a slot needs; equal needs of a value in one phase and body are priced once."""
         slots, body = self.group.slots, self.graph.body
         number = len(self.table.needs)
         assert slots[number].value == value
@@ -323,7 +323,7 @@ class _Walk:
         return self.graph.ops[self.group.ops[member]].phase if member >= 0 else ""
 
     def _pull(self, value: int, need: Codes) -> list[tuple[int, Codes]]:
-        """What a virtual value, needed in some sharding, needs of the real values it is made from."""
+        """The shardings of the real values that a virtual value, needed in some sharding, is computed from."""
         axes = self.pricer.axes
         wanted: dict[int, Codes] = {value: need}
         for index in self.grouping.pulled(value):

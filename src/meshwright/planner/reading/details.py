@@ -1,4 +1,4 @@
-"""The details of a fresh plan, made from the solved problem when they are first asked for."""
+"""The details of a new plan, derived from the solved problem when they are first needed."""
 
 from dataclasses import dataclass
 from functools import cached_property

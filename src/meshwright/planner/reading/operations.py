@@ -1,4 +1,4 @@
-"""How a plan splits every operation: its operands and results, the axes it sums over, and which sums must wait."""
+"""How a plan splits every operation: its operands and results, the axes it sums over, and which sums are deferred."""
 
 from dataclasses import replace
 
@@ -50,13 +50,13 @@ class OpPlans:
         return tuple(plans.values())
 
     def _keeps_apart(self, index: int) -> bool:
-        """Whether devices can contribute to an operation's sums each by itself."""
+        """Whether each device can compute its contribution to an operation's sums on its own."""
         which = self.folded.group_class[int(self.grouping.placed.group[index])]
         assignments = self.formulation.tables[which].assignments[self.grouping.ops.rank[index]]
         return bool(keeps_apart(self.grouping.nests[index], assignments[[self.choice[which]]])[0])
 
     def _let_wait(self, plans: dict[int, OpPlan], index: int, chain: tuple[int, ...]) -> None:
-        """Marks an operation whose partial results a loop adds up before they are settled, and what hands them on."""
+        """Marks an operation whose partial sums a loop adds up before they are settled, and those that pass them on."""
         axes = plans[index].sums
         partial, settled = plans[index].partial[0], plans[index].results[0]
         waiting = {index: replace(plans[index], waits=axes)}
@@ -65,7 +65,7 @@ class OpPlans:
             if not axes or partial is None or settled is None or step is None:
                 return
             if any(spec != settled for spec in step.operands):
-                return  # it is resharded on the way, and must be settled before
+                return  # it is resharded on the way, so it must be settled first
             op = self.graph.ops[other]
             if op.primitive == "loop_stack":
                 partial, settled = ((), *partial), ((), *settled)
@@ -78,7 +78,7 @@ class OpPlans:
         plans.update(waiting)
 
     def _let_join(self, plans: dict[int, OpPlan], leader: int, path: tuple[int, ...]) -> None:
-        """Marks what hands a sum on until it joins another, or until the last other has joined it."""
+        """Marks operations that pass a sum on until it joins another, or until the last other sum has joined it."""
         if leader not in self.back.joined:
             last = max((i for i, op in enumerate(path) if op in self.back.joined.values()), default=-1)
             path = path[: last + 1]
@@ -95,7 +95,7 @@ class OpPlans:
             plans[index] = replace(plans[index], partial=(partial,), waits=plans[leader].sums)
 
     def _shared_copies(self) -> dict[tuple[int, int], Spec]:
-        """For each operation and operand that reads a shared copy, or is made from one alone, the copy's sharding."""
+        """The sharding of the shared copy that each operand reads, directly or through virtual values alone."""
         groups, found = self.grouping.groups, {}
         for reading, which in zip(self.folded.shared, self.folded.shared_class, strict=True):
             codes = self.formulation.shared_codes[which - self.formulation.num_groups]

@@ -26,13 +26,13 @@ class Resharded(NamedTuple):
     Attributes:
         value: The value.
         source: The sharding it has.
-        target: The sharding it is brought to.
-        readers: Operations for which the copy is made; the last of all where a result takes it on.
+        target: The sharding it is resharded to.
+        readers: Operations that read the copy; the program's last operation if a result takes the copy on.
         trips: How often that happens in one step.
         phase: Phase of the readers.
-        op: Index of the first operation that reads the copy, or that makes what an argument, carry or result takes on;
-            -1 for none.
-        taken: What takes the value on: an argument or carry; -1 where operations read it.
+        op: Index of the first operation that reads the copy, or of the producer of a value that an argument, carry or
+            result takes on; -1 for none.
+        taken: The argument or carry that takes the value on; -1 if operations read it.
         output: The output position that takes it on; -1 for none.
     """
 
@@ -53,7 +53,7 @@ class Readback:
     Args:
         formulation: The problem.
         choice: The choice.
-        unlimited: The best choice if memory were no matter, where it is known.
+        unlimited: The best choice without a memory limit, if it is known.
     """
 
     def __init__(self, formulation: Formulation, choice: NDArray[np.int64], unlimited: NDArray[np.int64] | None = None):
@@ -67,12 +67,12 @@ class Readback:
         self._explained: dict[tuple[int, int], GroupTable] = {}
 
     def code(self, value: int) -> int:
-        """The sharding in which a value is made; 0 for values that belong to no group."""
+        """The sharding in which a value is computed; 0 for values that belong to no group."""
         return int(self.made[value])
 
     @cached_property
     def made(self) -> Codes:
-        """The sharding in which each value is made; 0 for values that belong to no group."""
+        """The sharding in which each value is computed; 0 for values that belong to no group."""
         values, home = self.grouping.values, self.grouping.placed.home
         made = np.zeros(len(home), np.int64)
         made[values.items] = self._chosen("codes", home[values.items], values.rank[values.items])
@@ -86,7 +86,7 @@ class Readback:
         return np.array(chosen, np.int64)[np.array(self.folded.shared_class, np.int64) - first]
 
     def _chosen(self, part: str, groups: Ints, places: Ints) -> Ints:
-        """What a part of the groups' tables, a list of columns, holds at some places under the chosen strategies."""
+        """Entries of a part of the groups' tables, a list of columns, at some places under the chosen strategies."""
         lists = [getattr(table, part) for table in self.formulation.tables]
         start = np.cumsum([0, *map(len, lists)])
         pairs = zip(lists, self.choice, strict=False)  # shared readings come after the groups
@@ -155,14 +155,14 @@ class Readback:
         taken = np.full(len(moved), -1)
         late = read_by < 0
         taken[late] = values.items[values.start[slots.group[moved][late]] + slots.operand[moved][late]]
-        # The last operation's phase where none makes the value; forward if there is no operation at all.
+        # A value without a producer has the last operation's phase; forward if there are no operations at all.
         phases = [PHASES[number] for number in np.append(columns.phase, 0)[at].tolist()]
         value, source, target, trips = (x.tolist() for x in (value, source[moved], target[moved], slots.trips[moved]))
         readers = [(index,) if index >= 0 else () for index in at.tolist()]
         return map(Resharded, value, source, target, readers, trips, phases, op.tolist(), taken.tolist())
 
     def _label(self, item: Resharded) -> str:
-        """A name for people of what needs the copy."""
+        """A readable name of the operation, argument or result that needs the copy."""
         graph, op = self.graph, item.op
         if item.output >= 0:
             return graph.output_paths[item.output]
@@ -269,7 +269,7 @@ class Readback:
         return float(sum(tables[c].compute[self.choice[c]] * len(m) for c, m in enumerate(self.folded.members)))
 
     def explained(self, group_id: int) -> GroupTable:
-        """The table of a group with what its chosen strategy is made of."""
+        """The table of a group's chosen strategy alone, with its collectives and loads."""
         which = self.folded.group_class[group_id]
         key = (self.folded.alike[which], int(self.choice[which]))
         if key not in self._explained:
@@ -279,7 +279,7 @@ class Readback:
 
 
 class MeshProblem(Formulation):
-    """A formulation that also says what a choice means in the graph."""
+    """A formulation that also derives the copies that a choice makes in the graph."""
 
     def copies_made(self, choice: NDArray[np.int64]) -> Spans:
         """The copies that resharding makes under a choice."""

@@ -1,4 +1,4 @@
-"""Makes the record of a fresh plan from its graph and the problem that was solved."""
+"""Makes the record of a new plan from its graph and the problem that was solved."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,13 +27,13 @@ def make_record(back: Readback, limit: float | None, free: Formulation | None = 
     Args:
         back: The choice.
         limit: Bytes that were allowed on each device.
-        free: The problem with all that the method forbids, as of `unrestricted`, where it is there already.
+        free: The problem without the method's restrictions, from `unrestricted`, if it was made already.
     """
     return Record(_program(back), _Problem(back, free or unrestricted(back.formulation)).make(limit))
 
 
 def unrestricted(solved: Formulation) -> Formulation:
-    """A problem with everything that its method forbids among its strategies."""
+    """A problem without its method's restrictions, which has the forbidden strategies as well."""
     if not solved.restrictions.allowed:
         return solved
     allowed = replace(solved.restrictions, allowed={})
@@ -89,7 +89,7 @@ def plain_nest(nest: LoopNest) -> Nest:
 
 
 def _sources(ops: Sequence[Op]) -> list[str]:
-    """Source lines; equations that JAX traced at one place share what it knows of it."""
+    """Source lines; equations that JAX traced at one place share its information on it."""
     known: dict[int, str] = {}
     found = []
     for op in ops:
@@ -101,7 +101,7 @@ def _sources(ops: Sequence[Op]) -> list[str]:
 
 
 def _loops(back: Readback) -> list[tuple[int, ...] | None]:
-    """For each operation the loop that each axis splits; None for virtual ones."""
+    """For each operation the loop that each axis splits; None for virtual operations."""
     placed, rank = back.grouping.placed.group.tolist(), back.grouping.ops.rank.tolist()
     classes, tables = back.folded.group_class, back.formulation.tables
     known: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -118,7 +118,7 @@ def _loops(back: Readback) -> list[tuple[int, ...] | None]:
 
 
 class _Problem:
-    """The problem with everything that the method forbids among its strategies, marked as such."""
+    """The problem with all strategies, in which those that the method forbids are marked."""
 
     def __init__(self, back: Readback, free: Formulation):
         self.back, self.graph, self.grouping, self.folded = back, back.graph, back.grouping, back.folded
@@ -159,7 +159,7 @@ class _Problem:
         return np.isin(table.codes[0], sorted(allowed))
 
     def _numbered(self, choice: Iterable[int]) -> Ints:
-        """The numbers that chosen strategies have among all."""
+        """The numbers of the chosen strategies among all strategies."""
         return np.array([self._number(which, int(chosen)) for which, chosen in enumerate(choice)], np.int64)
 
     def _number(self, which: int, choice: int) -> int:
@@ -220,7 +220,7 @@ class _Problem:
 
 
 def _pattern(paths: Sequence[str]) -> str:
-    """What the paths have in common, with ``*`` for numbers that differ."""
+    """The common form of the paths, with ``*`` for numbers that differ."""
     if len(paths) == 1:
         return paths[0]
     split = [_NUMBER.split(path) for path in paths]
