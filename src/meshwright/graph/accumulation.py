@@ -1,8 +1,8 @@
-"""Sums that a loop adds up from trip to trip: where they are spread over devices, they need be brought together once.
+"""Sums that a loop adds up from trip to trip: if they are partial on each device, they need be reduced only once.
 
-A carry that a loop's body only adds to is such a sum: the gradients of microbatches, or those of weights that all trips
-use. What is added may be transposed or converted without loss on the way (see `hands_sums_on`), stacked up by an inner
-loop, or itself be the sum of an inner loop.
+A carry that a loop's body only adds to is such a sum: the gradients of microbatches, or of weights that all trips use.
+The terms may be transposed or converted without loss on the way (see `hands_sums_on`), stacked by an inner loop, or
+themselves be the sum of an inner loop.
 """
 
 from typing import NamedTuple
@@ -26,9 +26,9 @@ class Accumulated(NamedTuple):
     """An operation whose results loops add up.
 
     Attributes:
-        chain: The operations that hand them on, innermost first: transposing, stacking, adding, the loops' carries.
+        chain: The operations that pass them on, innermost first: transposing, stacking, adding, the loops' carries.
         trips: How often the outermost of the loops is run.
-        growth: Size in bytes of what that loop carries, relative to one result.
+        growth: Size in bytes of that loop's carry, relative to one result.
         start, stop: The operations of that loop.
     """
 
@@ -67,7 +67,7 @@ class _Finder:
         return found
 
     def _follow(self, tie: Tie, chain: list[int], outer: Tie | None, found: dict[int, Accumulated]) -> None:
-        """From a carry inwards to the operations that contribute to it; the longest way from one of them holds."""
+        """Follows a carry inwards to the operations that contribute to it, and keeps the longest path from each."""
         added = self._added(tie)
         if added is None:
             return
@@ -99,7 +99,7 @@ class _Finder:
         return Accumulated(tuple(reversed(chain)), float(self.columns.trips[carry]), growth, start, stop)
 
     def _added(self, tie: Tie) -> int | None:
-        """What each trip adds to a carry that it does nothing else with; None where that is not so."""
+        """The value that each trip adds to a carry that it does not use otherwise; None if there is none."""
         index, carry = int(self.producer[tie.made]), int(self.producer[tie.carry])
         if (
             index < 0

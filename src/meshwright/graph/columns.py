@@ -1,4 +1,4 @@
-"""A sequence that is kept as columns; its items are put together when they are first asked for, some at once."""
+"""A sequence that is kept as columns; its items are built in blocks when they are first accessed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,14 +10,14 @@ _AT_ONCE = 128
 
 
 class Lazy(Sequence[T], ABC):
-    """Asking for one item makes its neighbours too: most are asked for in order, and together they cost little more."""
+    """Accessing one item builds its neighbours, too: most are accessed in order, and a block costs little more."""
 
     def __init__(self, length: int):
         self._items: list[T | None] = [None] * length
 
     @abstractmethod
     def _make(self, first: int, stop: int) -> Iterable[T]:
-        """Puts the items ``[first, stop)`` together."""
+        """Builds the items ``[first, stop)``."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -40,7 +40,7 @@ class Lazy(Sequence[T], ABC):
         for first in range(0, len(self), _AT_ONCE):
             if self._items[first] is None:
                 self._fill(first)
-        return iter(self._items)  # type: ignore[arg-type] # none is None any more
+        return iter(self._items)  # type: ignore[arg-type] # all items are built
 
     def _fill(self, first: int) -> None:
         stop = min(first + _AT_ONCE, len(self))

@@ -1,4 +1,4 @@
-"""What converting a value does to it: which conversions lose nothing, and which may be done to the parts of a sum."""
+"""Properties of dtype conversions: which are exact, and which may be applied to the parts of a sum."""
 
 from functools import cache
 from typing import Any
@@ -41,7 +41,7 @@ def keeps_sums(source: str, target: str) -> bool:
     """Whether a sum of converted numbers is the converted sum, up to rounding: so the parts of a sum may be converted.
 
     Whole numbers wrap around and are truncated, and a part of a sum may overflow where the sum does not: only real or
-    complex numbers qualify, and only if their exponents lie in the range of the others.
+    complex numbers qualify, and only if the target's range of exponents includes the source's.
 
     >>> keeps_sums("bfloat16", "float32"), keeps_sums("float32", "bfloat16")
     (True, True)
@@ -65,7 +65,7 @@ def widens(op: Signature) -> bool:
 def hands_sums_on(op: Signature) -> bool:
     """Whether an operation converts the parts of a sum without loss, so that they may be added up after it.
 
-    Rounding parts to fewer digits would not do: large parts of opposite signs leave an error as large as they are.
+    Rounding parts to fewer digits is not allowed: large parts of opposite signs leave an error as large as they are.
     """
     if op.primitive != "convert_element_type":
         return False
@@ -75,7 +75,7 @@ def hands_sums_on(op: Signature) -> bool:
 
 @cache
 def _limits(name: str) -> tuple[str, Any]:
-    """A kind of numbers, and the limits of a dtype of that kind; None for what holds no numbers."""
+    """A kind of numbers, and the limits of a dtype of that kind; None for dtypes that hold no numbers."""
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:  # typed random keys, tokens
@@ -92,7 +92,7 @@ def _limits(name: str) -> tuple[str, Any]:
 
 @cache
 def _specials(name: str) -> frozenset[str]:
-    """Those of the special numbers that a dtype of real or complex numbers has."""
+    """The special numbers that a dtype of real or complex numbers has."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     with np.errstate(all="ignore"):
         made = np.array([-0.0, np.inf, np.nan]).astype(dtype).astype(complex).real

@@ -1,4 +1,4 @@
-"""What models of fusion look at: of each operation, what it is; of each value, who makes it and how many read it."""
+"""The facts that models of fusion use: the kind of each operation, the producer and number of readers of each value."""
 
 from collections.abc import Callable, Sequence
 
@@ -39,7 +39,7 @@ class Facts:
 
 
 def product_dims(op: Signature, side: int) -> tuple[Dims, Dims, Dims]:
-    """How a product reads an operand as matrices: its dims along which there are several, those of rows, of columns."""
+    """How a product reads an operand as matrices: its batch dims, the dims of rows, the dims of columns."""
     contract, batch = op.params["dimension_numbers"]
     summed, along = tuple(contract[side]), tuple(batch[side])
     free = tuple(d for d in range(len(op.operands[side].shape)) if d not in summed and d not in along)

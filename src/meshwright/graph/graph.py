@@ -1,4 +1,4 @@
-"""The Graph: a traced function as one flat list of operations on values, with where each of them comes from."""
+"""The Graph: a traced function as one flat list of operations on values, with the source of each operation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +27,13 @@ class Op(NamedTuple):
     Attributes:
         signature: Primitive, parameters and types; shared by equal operations.
         inputs: Ids of the values it reads.
-        outputs: Ids of the values it makes.
+        outputs: Ids of the values it computes.
         scope: Name scopes around it, outermost first.
         phase: ``forward``, ``backward`` or ``update``.
         trips: How often it runs in one step: more than once inside loops.
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
-        serial: Its place in the order in which the traced program is walked; stable while nothing is removed.
-        equation: The JAX equation it was made from, None for the tracer's own operations.
+        serial: Its position in the order in which the traced program is walked; removing operations does not change it.
+        equation: The JAX equation it represents, None for the tracer's own operations.
     """
 
     signature: Signature
@@ -52,7 +52,7 @@ class Op(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A name for people: scopes and primitive."""
+        """A readable name: scopes and primitive."""
         return f"{self.scope}/{self.primitive}" if self.scope else self.primitive
 
     @property
@@ -63,7 +63,7 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A loop's carry: the value made by one trip takes the place of the value read by the next."""
+    """A loop's carry: the value computed by one trip replaces the value read by the next."""
 
     made: int
     carry: int
@@ -72,13 +72,13 @@ class Tie:
 
 @dataclass(frozen=True)
 class Columns:
-    """Operations as columns, entry for entry: what passes over thousands of them read.
+    """Operations as columns, with one entry for each: passes over thousands of operations read these.
 
     Attributes:
         signature: Number of the operation's signature among `signatures`.
-        reads: Values read, operation after operation: those of operation ``i`` are ``reads[start[i] : start[i + 1]]``.
-        start: Where they begin, and where the last ones end.
-        first_made: The first value made; the others follow it.
+        reads: Values read, operation after operation: operation ``i`` reads ``reads[start[i] : start[i + 1]]``.
+        start: Where each operation's reads begin, and where the last ones end.
+        first_made: The first result; the others follow it.
         scope: Number of its scope among `scopes`.
         trips, serial, equation: As in `Op`.
         num_values: How many values there are.
@@ -125,7 +125,7 @@ class Columns:
 
     @cached_property
     def examples(self) -> dict[int, int]:
-        """For the number of each signature in use the first operation that has it."""
+        """For the number of each signature in use, the first operation that has it."""
         first = np.full(len(self.signatures), -1)
         first[self.signature[::-1]] = np.arange(len(self.signature))[::-1]
         used = np.flatnonzero(first >= 0)
@@ -133,7 +133,7 @@ class Columns:
 
     @cached_property
     def num_made(self) -> Ints:
-        """How many values an operation makes."""
+        """The number of results of each operation."""
         return np.array([len(s.results) for s in self.signatures], np.int64)[self.signature]
 
     @cached_property
@@ -143,13 +143,13 @@ class Columns:
 
     @cached_property
     def read_trips(self) -> NDArray[np.float64]:
-        """How often what an operation reads is brought to it: what a loop takes apart comes once, before the loop."""
+        """How often an operation's operands are resharded for it; inputs that a loop slices: once, before the loop."""
         lengths = [s.operands[0].shape[0] if s.primitive == "loop_slice" else 1 for s in self.signatures]
         return self.trips / np.maximum(lengths, 1)[self.signature]
 
     @cached_property
     def producer(self) -> Ints:
-        """Index of the operation that makes each value; -1 for inputs and constants."""
+        """Index of the operation that computes each value; -1 for inputs and constants."""
         found = np.full(self.num_values, -1)
         for nth in range(self.num_made.max(initial=0)):
             which = np.flatnonzero(self.num_made > nth)
@@ -163,7 +163,7 @@ class Columns:
 
 
 class Ops(Lazy[Op]):
-    """A graph's operations in the order they run, put together from its columns."""
+    """A graph's operations in the order they run, built from its columns."""
 
     def __init__(self, columns: Columns):
         super().__init__(len(columns.signature))
@@ -198,16 +198,16 @@ class Graph:
         kinds: All types that values have.
         kind: Number of each value's type among them; `types` has the types themselves.
         columns: Operations in the order they run, as columns; `ops` has them one by one.
-        inputs: Value ids of the arguments' leaves, with `input_paths` beside them.
-        outputs: Value ids of the results' leaves, with `output_paths` beside them.
+        inputs: Value ids of the arguments' leaves, whose paths are `input_paths`.
+        outputs: Value ids of the results' leaves, whose paths are `output_paths`.
         constants: Values that are known without running anything.
         donated: Ids of the inputs whose memory the results may take over.
         ties: Loop carries.
         loops: Index ranges ``[start, stop)`` of operations that repeat, outer loops too.
-        whiles: Those of them whose number of trips is not known: one is assumed.
-        branches: Such ranges of operations of which one or another is run.
+        whiles: The loops whose number of trips is not known: one is assumed.
+        branches: Index ranges of operations that are alternatives, of which one runs.
         state: For each output position, the input position whose next value it is.
-        on_cpu: Whether it is as XLA's CPU backend has it.
+        on_cpu: Whether its types are those of XLA's CPU backend.
     """
 
     kinds: tuple[TensorType, ...]
@@ -240,7 +240,7 @@ class Graph:
     def body(self) -> Ints:
         """For each operation a number for the innermost body of a loop or branch in which it reads; 0 for none.
 
-        What a loop carries or takes apart is read before it.
+        The initial carries of a loop and the inputs that it slices are read before it.
         """
         found, around = np.zeros(len(self.columns.signature), np.int64), [0]
         for number, (first, end) in enumerate(sorted((*self.loops, *self.branches), key=lambda r: r[0] - r[1]), 1):
@@ -256,12 +256,12 @@ class Graph:
 
     @cached_property
     def num_bytes(self) -> Ints:
-        """Bytes of each value, not split."""
+        """Bytes of each whole value."""
         return np.array([kind.num_bytes for kind in self.kinds], np.int64)[self.kind]
 
     @cached_property
     def sent_itemsize(self) -> Ints:
-        """Bytes of one element of each value while it is resharded: what was widened is sent as it was before."""
+        """Bytes of one element of each value while it is resharded: a widened value is sent in its narrow form."""
         columns = self.columns
         sent = cpu_itemsize if self.on_cpu else (lambda _, itemsize: itemsize)
         found = np.array([sent(kind.dtype, kind.itemsize) for kind in self.kinds], np.int64)[self.kind]
@@ -271,9 +271,9 @@ class Graph:
         return found
 
     def for_cpu(self) -> "Graph":
-        """The same as XLA's CPU backend has it, which computes bfloat16 in float32 and sends it so.
+        """The graph with the types of XLA's CPU backend, which computes and sends bfloat16 as float32.
 
-        Arguments, results and what the program itself converts are bfloat16 in memory, and float32 when they are sent.
+        Arguments, results and values that the program itself converts are bfloat16 in memory, and float32 when sent.
         """
         wide = np.array([cpu_itemsize(kind.dtype, kind.itemsize) != kind.itemsize for kind in self.kinds], bool)
         if not wide.any():
@@ -296,20 +296,20 @@ class Graph:
 
     @cached_property
     def producer(self) -> dict[int, int]:
-        """Index of the operation that makes each value; inputs and constants have none."""
+        """Index of the operation that computes each value; inputs and constants have none."""
         made = np.flatnonzero(self.columns.producer >= 0)
         return dict(zip(made.tolist(), self.columns.producer[made].tolist(), strict=True))
 
     @cached_property
     def read_before_update(self) -> NDArray[np.bool_]:
-        """Whether a value is read by forward or backward work."""
+        """Whether a value is read by forward or backward operations."""
         found = np.zeros(self.columns.num_values, bool)
         found[self.columns.reads[self.columns.phase[self.columns.reader] != PHASES.index(UPDATE)]] = True
         return found
 
 
 def cpu_itemsize(dtype: str, itemsize: int) -> int:
-    """Bytes of one element as XLA's CPU backend computes and sends it: it has no bfloat16 of its own."""
+    """Bytes of one element as XLA's CPU backend computes and sends it: it has no native bfloat16."""
     return 4 if dtype == "bfloat16" else itemsize
 
 

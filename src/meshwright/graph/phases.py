@@ -1,4 +1,4 @@
-"""Tells forward, backward and update apart by the name scopes that `jax.grad` leaves on equations."""
+"""Distinguishes forward, backward and update by the name scopes that `jax.grad` leaves on equations."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ Ints = NDArray[np.int64]
 def assign_phases(scope: Ints, scopes: Sequence[str], makers: Ints, start: Ints) -> Ints:
     """Phase of each operation as its number among `PHASES`.
 
-    ``transpose(`` in the scope is backward and ``jvp(`` forward. Of the rest, what depends on backward is update; what
-    feeds forward or backward work, or reads forward results, is forward; and what is left is update, unless the
-    program takes no gradient at all.
+    An operation with ``transpose(`` in its scope is backward, one with ``jvp(`` forward. Of the others, operations that
+    depend on backward ones are update; operations whose results forward or backward ones read, or that read forward
+    results, are forward; and the rest are update, unless the program takes no gradient at all.
 
     Args:
         scope: Number of each operation's scope, in the order they run.
         scopes: The scopes.
-        makers: The operations that make what each operation reads, one operation after another; -1 for none.
+        makers: The producers of each operation's operands, one operation after another; -1 for none.
         start: Where each operation's makers begin, and where the last one's end.
     """
     phases = np.array([_named(text) for text in scopes], np.int64)[scope]
@@ -50,7 +50,7 @@ def _follow(makers, start, phases):
                     latest = max(latest, phases[makers[k]])
             if latest != _NONE:
                 phases[i] = _FORWARD if latest == _FORWARD else _UPDATE
-    feeds = np.zeros(len(phases), np.bool_)  # is read, at any distance, by forward or backward work
+    feeds = np.zeros(len(phases), np.bool_)  # is read, directly or not, by forward or backward operations
     for i in range(len(phases) - 1, -1, -1):
         if phases[i] == _NONE:
             phases[i] = _FORWARD if feeds[i] else _UPDATE

@@ -1,6 +1,6 @@
-"""When values take memory if nothing is known of the compiler: each is stored from when it is made to its last reader.
+"""Liveness without a model of the compiler: each value is stored from its producer to its last reader.
 
-That is what is counted where the model of XLA's compiler meets what it does not expect.
+This is the fallback if the model of XLA's compiler fails on a program.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def plain_liveness(graph: Graph) -> Liveness:
     stop = np.where(columns.producer >= 0, start + 1, 0)
     np.maximum.at(stop, columns.reads, columns.reader + 1)
     for first, end in sorted(graph.loops, key=lambda loop: loop[0] - loop[1]):
-        # What a loop reads from outside, carries or stacks up is there from its first trip to its last.
+        # Values that a loop reads from outside, carries or stacks are live from its first trip to its last.
         read = columns.reads[columns.start[first] : columns.start[end]]
         outside = read[start[read] < first]
         stop[outside] = np.maximum(stop[outside], end)

@@ -38,14 +38,14 @@ def find_runs(tokens: Sequence[int] | NDArray[np.int64]) -> list[Run]:
 
 
 def _longest(array: np.ndarray) -> tuple[int, int, int] | None:
-    """The run that covers most, with the smallest period among equals."""
+    """The longest run, with the smallest period among equals."""
     start, stop, period = _seek(array)
     return (start, stop, period) if period else None
 
 
 @kernel
 def _seek(array):
-    """Looks only where a longer stretch of equal pairs can be: a pair that differs rules out all that would hold it."""
+    """Searches only where a longer stretch of equal pairs is possible: an unequal pair rules out stretches over it."""
     size, best_start, best_stop, best_period = len(array), 0, 0, 0
     for period in range(1, size // 2 + 1):
         pairs, i = size - period, -1

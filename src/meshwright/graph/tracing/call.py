@@ -1,4 +1,4 @@
-"""Calls a function once with types in place of arrays, and tells the arrays of a pytree from what is kept as it is."""
+"""Calls a function once with types in place of arrays, and separates the arrays of a pytree from its other leaves."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,19 +12,19 @@ from meshwright.errors import TraceError, raised_at
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.names import one_line
 
-# Numbers are traced, as `jax.jit` does, unless the function's own Python code reads them: then switches and, where that
-# is not enough, all Python numbers are kept.
+# Numbers are traced, as by `jax.jit`, unless the function's own Python code reads them: then booleans and, if that is
+# not enough, all Python numbers are passed unchanged.
 _TRACED_NUMBERS: tuple[tuple[type, ...], ...] = ((bool, int, float, complex), (int, float, complex), ())
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves of a pytree: arrays, and what is kept as it is (functions, strings, switches).
+    """The leaves of a pytree: arrays, and leaves that are kept unchanged (functions, strings, booleans).
 
     Attributes:
         tree: The structure.
-        leaves: All leaves; None stands for an array.
-        positions: For each leaf, its number among the arrays; None for what is kept.
+        leaves: All leaves; None represents an array.
+        positions: For each leaf, its number among the arrays; None for leaves that are kept.
         paths: Path of each array, pytree keys joined by ``/``.
         owners: The first part of each array's path: an argument's name.
     """
@@ -37,7 +37,7 @@ class Leaves:
 
     @property
     def bare(self) -> "Leaves":
-        """The same with None in place of what is kept."""
+        """The same with None in place of leaves that are kept."""
         return replace(self, leaves=(None,) * len(self.leaves))
 
     def pick(self, tree: Any) -> list[Any]:
@@ -48,7 +48,7 @@ class Leaves:
         return [leaf for leaf, position in pairs if position is not None]
 
     def rest(self, tree: Any) -> list[Any]:
-        """What is no array in a pytree of this structure."""
+        """The leaves that are not arrays in a pytree of this structure."""
         import jax
 
         pairs = zip(jax.tree_util.tree_leaves(tree), self.positions, strict=True)
@@ -64,7 +64,7 @@ class Leaves:
 
 @dataclass(frozen=True)
 class Call:
-    """A function as JAX sees it: a closed jaxpr from the arrays of the arguments to those of the results."""
+    """A function as JAX sees it: a closed jaxpr from the arrays of the arguments to the arrays of the results."""
 
     jaxpr: Any
     arguments: Leaves
@@ -114,7 +114,7 @@ def _call(
     results: Leaves | None = None
     changed: dict[Any, Any] = {}
 
-    @wraps(function)  # so that JAX's errors speak of the user's function and of its arguments
+    @wraps(function)  # so that JAX's errors name the user's function and its arguments
     def of_arrays(*args: Any) -> list[Any]:
         nonlocal results, changed
         given = arguments.fill(jax.tree_util.tree_leaves(args))
@@ -132,7 +132,7 @@ def _call(
 
 
 def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:
-    """A pytree's leaves, and its arrays; ``names`` are those of the entries of a tuple of arguments."""
+    """A pytree's leaves, and its arrays; ``names`` are the names of the entries of a tuple of arguments."""
     import jax
 
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)

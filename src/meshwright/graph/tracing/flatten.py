@@ -1,7 +1,7 @@
 """Flattens a jaxpr: calls inlined, loop bodies once with tied carries, every value a number.
 
-A function that is called again and again (a layer, an activation) is one jaxpr in JAX: it is walked once, and written
-down for each further call with other numbers.
+A function that is called repeatedly (a layer, an activation) is one jaxpr in JAX: it is walked once, and copied for
+each further call with new value numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from meshwright.rules.base import Signature, TensorType
 
 
 class Names:
-    """What all parts of one program share: types, signatures and scopes, each with a number."""
+    """The types, signatures and scopes that all parts of one program share, each with a number."""
 
     def __init__(self) -> None:
         self.kinds: list[TensorType] = []
@@ -26,7 +26,7 @@ class Names:
         self._kinds: dict[TensorType, int] = {}
         self._signatures: dict[Any, int] = {}
         self._scopes: dict[Any, int] = {"": 0}
-        # JAX shares equal types: most are found by identity. What was met is kept, lest another take its place.
+        # JAX shares equal types: most are found by identity. They are kept alive so that no identity is reused.
         self._avals: dict[int, tuple[int, Any]] = {}
 
     def kind(self, aval: Any) -> int:
@@ -50,7 +50,7 @@ class Names:
         return found
 
     def equation(self, eqn: Any, ins: Sequence[int]) -> tuple[int, list[int]]:
-        """The number of an equation's signature and those of its results' types; `known` has them from now on."""
+        """The numbers of an equation's signature and of its results' types; `known` has them from now on."""
         name, params, avals = eqn.primitive.name, eqn.params, [v.aval for v in eqn.outvars]
         outs = [self.kind(aval) for aval in avals]
         found = (self.signature(name, params, ins, outs), outs)
@@ -59,7 +59,7 @@ class Names:
         return found
 
     def scope(self, outer: int, stack: Any) -> int:
-        """The number of a scope, given that of the scope around it and a name stack in there."""
+        """The number of a scope, given the number of the scope around it and a name stack within that."""
         found = self._scopes.get((outer, stack))
         if found is None:
             text = "/".join(part for part in (self.scopes[outer], str(stack)) if part)
@@ -68,7 +68,7 @@ class Names:
 
 
 def _hashable(params: dict[str, Any]) -> tuple[Any, ...] | int:
-    """Parameters as a key; where one cannot be hashed, what tells them apart from all others."""
+    """Parameters as a key; if one cannot be hashed, their identity."""
     found = tuple(params.items())
     try:
         hash(found)
@@ -86,7 +86,7 @@ def _intern(item: Any, numbers: dict[Any, int], items: list[Any]) -> int:
 
 
 def signature_of(eqn: Any) -> Signature:
-    """What the rules may see of an equation."""
+    """The part of an equation that rules may use."""
     operands, results = (tuple(_type(v.aval) for v in side) for side in (eqn.invars, eqn.outvars))
     return Signature(eqn.primitive.name, eqn.params, operands, results)
 
@@ -110,12 +110,12 @@ class Program:
         first_made: The first value that each operation makes; the others follow it.
         scope: Number of each operation's scope.
         trips, equation: As in `Op`.
-        constants: By type, the value that stands for all constants: what they hold does not matter to a plan.
+        constants: By type, the value that represents all constants: their contents do not matter to a plan.
         ties: Loop carries.
         loops: Ranges of operations that repeat.
-        whiles: Those of them that repeat an unknown number of times.
-        branches: Ranges of operations of which one or another is run.
-        donated: Inputs that a call gives away.
+        whiles: The loops that repeat an unknown number of times.
+        branches: Ranges of operations that are alternatives, of which one runs.
+        donated: Inputs that a call donates.
     """
 
     def __init__(self, closed: Any, names: Names):
@@ -153,13 +153,13 @@ class Program:
                 key.append(kind[value])
             for var in outvars:
                 key.append(id(var.aval))
-            if stack is not last_stack:  # mostly it is: neighbours stand in one scope
+            if stack is not last_stack:  # rare: neighbours share a scope
                 last_stack, where = stack, scopes.get(stack, -1)
                 if where < 0:
                     where = scopes[stack] = self.names.scope(scope, stack)
             try:
                 found = known.get(tuple(key))
-            except TypeError:  # a parameter that cannot be hashed, such as what a custom derivative keeps
+            except TypeError:  # a parameter that cannot be hashed, such as those of custom derivatives
                 found = None
             if found is None:  # not met before, or it runs other jaxprs
                 ins = reads[first_read:]
@@ -193,7 +193,7 @@ class Program:
         return self._add(signature, ins, made, scope, trips, eqn)
 
     def _add(self, signature: int, ins: list[int], made: list[int], scope: int, trips: float, eqn: Any) -> range:
-        """Adds one operation that makes new values of some types."""
+        """Adds one operation that computes new values of some types."""
         first = len(self.kind)
         self.signature.append(signature)
         self.reads += ins
@@ -212,7 +212,7 @@ class Program:
         return found
 
     def _call(self, closed: Any, ins: Sequence[int], scope: int, trips: float) -> Sequence[int]:
-        """Inlines a jaxpr: it is walked in place the first time, and from the second on it is a part to be copied."""
+        """Inlines a jaxpr: its first call is walked in place, and from the second on it is a part to be copied."""
         parts, which = self.names.parts, id(closed.jaxpr)
         if which not in parts:
             parts[which] = None
@@ -222,7 +222,7 @@ class Program:
         return self._copy(part, ins, scope, trips)
 
     def _copy(self, part: "Program", ins: Sequence[int], scope: int, trips: float) -> Sequence[int]:
-        """Writes a part down once more: its inputs replaced, its other values numbered anew."""
+        """Appends a copy of a part, with its inputs replaced and its other values numbered anew."""
         start, first = len(self.signature), len(self.kind)
         self.kind += part.kind[part.num_inputs :]
         table = np.array([*ins, *range(first, len(self.kind))], np.int64)

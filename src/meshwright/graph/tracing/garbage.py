@@ -1,18 +1,18 @@
-"""Keeps Python's cyclic garbage collector out of work that makes hundreds of thousands of objects which all stay."""
+"""Pauses Python's cyclic garbage collector during work that creates hundreds of thousands of long-lived objects."""
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_INTERPRETERS_OWN = 1000  # CPython 3.12 starts with a few hundred frozen objects; whoever freezes a heap, freezes more
+_INTERPRETERS_OWN = 1000  # CPython 3.12 starts with a few hundred frozen objects; a frozen heap has more
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pauses the collector, which else would look through all that was made again and again and find nothing.
+    """Pauses the collector, which would otherwise scan all new objects repeatedly and find nothing to collect.
 
-    Tracing 80 layers took a quarter longer with it. What was made is old afterwards, so that no later collection of
-    young objects looks through it either.
+    Tracing 80 layers took a quarter longer with it. Afterwards the new objects are in the oldest generation, so that no
+    later collection of young objects scans them either.
     """
     if not gc.isenabled():
         yield
@@ -21,7 +21,7 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if not _is_frozen():  # else the caller has frozen objects, and they must stay so
+        if not _is_frozen():  # otherwise the caller's frozen objects must stay frozen
             gc.freeze()
             gc.unfreeze()
         gc.enable()
@@ -29,9 +29,9 @@ def collector_paused() -> Iterator[None]:
 
 @contextmanager
 def heap_frozen() -> Iterator[None]:
-    """Keeps the collector away from all that is there already; what is made meanwhile is collected as ever.
+    """Excludes all existing objects from collection; objects created meanwhile are collected as usual.
 
-    After a trace one look through everything takes as long as planning dozens of layers.
+    After a trace one full collection takes as long as planning dozens of layers.
     """
     if _is_frozen():
         yield

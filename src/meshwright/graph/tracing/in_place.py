@@ -1,8 +1,9 @@
-"""Finds what a function changes in its arguments without returning it: a compiled function would lose it silently.
+"""Finds values that a function writes into its arguments without returning them: a compiled function would lose them.
 
-A function is traced on copies of its arguments, and what it puts into them is gone with the copies. A Flax nnx module
-that an optimizer updates in place would keep its first weights for ever. Not all that is put there is meant to last: a
-batch may be normalised in its own dict. So what is put into plain containers counts as lost only if no result needs it.
+A function is traced on copies of its arguments, and values written into them are lost with the copies. A Flax nnx
+module that an optimizer updates in place would keep its first weights for ever. Not every such write is meant to last:
+a batch may be normalised in its own dict. So a value written into a plain container counts as lost only if no result
+depends on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +14,11 @@ from meshwright.errors import TraceError
 
 
 class ChangedInPlace(TraceError):
-    """A function that changes its arguments and does not return what it put there."""
+    """A function changes its arguments and does not return the values it wrote there."""
 
 
 def replaced(before: Sequence[tuple[Any, Any]], args: Any) -> dict[Any, Any]:
-    """The computed values that stand at paths of the arguments where others stood before the call.
+    """The computed values at paths of the arguments that held other leaves before the call.
 
     Args:
         before: Paths and leaves of the arguments as they were passed.
@@ -27,9 +28,9 @@ def replaced(before: Sequence[tuple[Any, Any]], args: Any) -> dict[Any, Any]:
 
     try:
         after = dict(jax.tree_util.tree_flatten_with_path(args)[0])
-    except (TypeError, ValueError):  # it put something there that makes it no pytree
+    except (TypeError, ValueError):  # after its writes it is not a pytree
         return {}
-    # A tracer of another kind is of a derivative inside the function, and of no use outside of that.
+    # A tracer of another kind belongs to a derivative inside the function, and cannot be used outside of it.
     return {
         path: after[path]
         for path, leaf in before
@@ -40,16 +41,16 @@ def replaced(before: Sequence[tuple[Any, Any]], args: Any) -> dict[Any, Any]:
 def check_returned(
     run: Callable[..., tuple[list[Any], dict[Any, Any]]], types: Any, name: str, names: Sequence[str]
 ) -> None:
-    """Refuses a function that changes its arguments in place and does not return what it put there.
+    """Refuses a function that changes its arguments in place and does not return the values it wrote there.
 
     Args:
-        run: Calls the function; gives its results, and what it `replaced`.
-        types: What to call it with.
+        run: Calls the function; returns its results, and the values it `replaced`.
+        types: The types to call it with.
         name: The function's name.
         names: The arguments' names.
 
     Raises:
-        ChangedInPlace: Some of it would be lost.
+        ChangedInPlace: Some of these values would be lost.
     """
     import jax
 
@@ -62,7 +63,7 @@ def check_returned(
 
     try:
         jaxpr = jax_compat.trace(with_replaced, types).jaxpr
-    except jax.errors.UnexpectedTracerError:  # of a function inside this one that was traced by itself
+    except jax.errors.UnexpectedTracerError:  # from a function traced separately
         return
     count = len(jaxpr.outvars) - len(paths)
     results, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
@@ -98,7 +99,7 @@ def _refusal(name: str, lost: Sequence[Any], names: Sequence[str]) -> str:
     where = "/".join([names[first[0].idx], jax.tree_util.keystr(first[1:], simple=True, separator="/")])
     more = f" and {len(rest)} more {'leaf' if len(rest) == 1 else 'leaves'} of its arguments" if rest else ""
     return (
-        f"{name} changes {where}{more} in place and does not return what it put there, which would be lost: a "
+        f"{name} changes {where}{more} in place and does not return the new values, which would be lost: a "
         "compiled function gives nothing back but its results. Return the changed argument and pass it to the next "
         "call, as in: model, optimizer, loss = step(model, optimizer, batch); a Flax nnx module may be returned whole, "
         "or split by nnx.split and merged inside by nnx.merge"

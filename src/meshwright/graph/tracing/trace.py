@@ -1,4 +1,4 @@
-"""Traces a JAX function to a Graph: flattened, without what no result needs, phases and state told apart."""
+"""Traces a JAX function to a Graph: flattened, without unneeded operations, with phases and state identified."""
 
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class Traced:
 def trace(function: Callable[..., Any], *args: Any) -> Traced:
     """Traces ``function(*args)``; arguments are pytrees of arrays or `jax.ShapeDtypeStruct`.
 
-    Leaves that are not arrays are kept as they are, and so are numbers that the function's Python code reads.
+    Leaves that are not arrays are passed unchanged, and so are numbers that the function's Python code reads.
 
     Raises:
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
@@ -37,7 +37,7 @@ def trace(function: Callable[..., Any], *args: Any) -> Traced:
 
 
 def returning(traced: Traced, donated: Collection[int]) -> Traced:
-    """The same where the user says that these arguments, by their number among all, come back: lone arrays, too."""
+    """The traced function if these leaves, by number, are donated: even a single array then has a next value."""
     graph, call = traced.graph, traced.call
     kinds, changing = graph.kind.tolist(), _changing(graph.columns, len(graph.inputs), {*graph.donated, *donated})
     inputs, outputs = ([kinds[v] for v in values] for values in (graph.inputs, graph.outputs))
@@ -46,7 +46,7 @@ def returning(traced: Traced, donated: Collection[int]) -> Traced:
 
 
 def _changing(columns: Columns, num_inputs: int, donated: set[int]) -> set[int]:
-    """Arguments that a result of their type is the next value of; in a forward pass such a type is mere chance."""
+    """Arguments whose next value is a result of their type; in a forward pass equal types are mere coincidence."""
     return set(range(num_inputs)) if columns.phase.any() else donated
 
 
@@ -112,7 +112,7 @@ def _needed(columns: Columns, program: Program) -> NDArray[np.bool_]:
 
 @kernel
 def _mark(reads, start, first_made, num_made, used, keep):
-    """Keeps what makes used values; what it reads is used in turn."""
+    """Keeps the operations that compute used values; the values they read are used in turn."""
     for i in range(len(keep) - 1, -1, -1):
         if used[first_made[i] : first_made[i] + num_made[i]].any():
             keep[i] = True
@@ -149,7 +149,7 @@ def _next_values(
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
-    """Every path and what stands above it, outermost first."""
+    """Every path and the paths above it, outermost first."""
     found: dict[str, None] = {}
     for path in paths:
         new = []

@@ -1,1 +1,1 @@
-"""A model of what XLA's GPU compiler fuses and keeps in memory."""
+"""A model of which operations XLA's GPU compiler fuses, and which values it keeps in memory."""

@@ -1,7 +1,7 @@
-"""In which order of dims values are made and read, those of one element left out.
+"""The orders of dims in which values are computed and read; dims of one element are left out.
 
-Kernels make a value in the order of what it is made from; a transpose within them moves the dims of that. An order is
-kept as one whole number, four bits for each dim.
+A kernel computes a value in the order of its operands' dims, which a transpose within the kernel permutes. An order is
+kept as one whole number, with four bits for each dim.
 """
 
 from math import prod
@@ -14,8 +14,8 @@ from meshwright.jit import kernel
 
 Ints = NDArray[np.int64]
 
-_ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be made in
-_UNCLEAR = -1  # an order, or where dims go
+_ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be computed in
+_UNCLEAR = -1  # an order, or a mapping of dims, that is not known
 _SMALLER = -2  # an operand that is not as large as the result
 _MOST_DIMS = 15
 
@@ -36,18 +36,18 @@ class Orders:
         self._transposed: dict[tuple[int, tuple[tuple[int, int], ...]], bool] = {}
 
     def may_differ(self, values: Ints) -> Ints:
-        """Those of some values that may be made in another order than their own."""
+        """The values, of those given, that may be computed in another order than their own."""
         return values[self._follows[values] == _MOVED]
 
     def of(self, value: int) -> Dims | None:
-        """The order in which a value is made, that of what it is made from; empty if any would do, None if unclear."""
+        """The order in which a value is computed, that of its operands; empty if any suffices, None if unclear."""
         order = int(self._made[value])
         return None if order == _UNCLEAR else _unpack(order)
 
     def all_transpose(self, value: int, products: list[tuple[int, int]]) -> bool:
-        """Whether products, given with their operands, each read a value in another order, none of them as it is made.
+        """Whether products, given with their operands, read a value in different orders, none as it is computed.
 
-        Never where the order is not clear, or any would do.
+        This is False if the order is unclear, or if any order suffices.
         """
         signature = self._columns.signature
         key = int(self._made[value]), tuple([(int(signature[index]), side) for index, side in products])
@@ -65,7 +65,7 @@ class Orders:
         return (*along, *rows, *columns), (rows, columns)
 
     def _places(self, ops: Ints) -> tuple[Ints, Ints]:
-        """Where the dims of operands go: a table by result and operand, and where each operation's entries begin."""
+        """How operands' dims map to results: a table by result and operand, and each operation's first entry."""
         signatures, which = np.unique(self._columns.signature[ops], return_inverse=True)
         table: list[int] = []
         first = []
@@ -80,7 +80,7 @@ class Orders:
 
 
 def _goes(before: Dims, after: Dims, permutation: Dims | None) -> int:
-    """Where each dim of an operand goes in a result, four bits for each."""
+    """The position of each of an operand's dims in a result, four bits for each."""
     if prod(before) != prod(after):
         return _SMALLER
     if max(len(before), len(after)) > _MOST_DIMS:
@@ -98,7 +98,7 @@ def _long(shape: Dims) -> Dims:
 
 
 def _pack(order: Dims) -> int:
-    """An order as a number, which is 0 where there is nothing to order."""
+    """An order as a number, which is 0 if there are no dims to order."""
     if any(dim >= _MOST_DIMS for dim in order):
         return _UNCLEAR
     return sum((dim + 1) << 4 * at for at, dim in enumerate(order))
@@ -113,13 +113,13 @@ def _unpack(order: int) -> Dims:
 
 
 def _lies_so(order: Dims, merged: tuple[Dims, ...]) -> bool:
-    """Whether dims that are merged lie next to each other in an order of dims."""
+    """Whether dims that are merged are adjacent in an order of dims."""
     return all(not dims or dims in (order[i : i + len(dims)] for i in range(len(order))) for dims in merged)
 
 
 @kernel
 def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
-    """For each value whether the order of its dims is its own, any, or one that came about by transposing."""
+    """For each value whether the order of its dims is its own, arbitrary, or the result of a transpose."""
     found = np.full(len(sizes), _OWN)
     for i in range(len(first_made)):
         if not fusible[i]:
@@ -136,12 +136,12 @@ def _followed(reads, begin, first_made, num_made, fusible, transposes, sizes):
 
 @kernel
 def _follow(reads, begin, first_made, num_made, ops, places, first, own, made):
-    """Writes the order of what some operations make: that of what it is made from, its own if any would do.
+    """Writes the order of some operations' results: that of their operands, or their own if any order suffices.
 
     Args:
-        reads, begin, first_made, num_made: What operations read and make.
+        reads, begin, first_made, num_made: The operands and results of operations.
         ops: The operations, in order.
-        places, first: Where dims of their operands go, and where the entries of each begin.
+        places, first: The mapping of their operands' dims, and where the entries of each operation begin.
         own: Each value's own order of dims.
         made: Each value's order, to be written.
     """

@@ -1,14 +1,15 @@
-"""Which values XLA's GPU backend keeps in memory, and which its kernels make within themselves.
+"""Which values XLA's GPU backend keeps in memory, and which values its kernels compute internally.
 
-Read off what it compiles:
+The rules were derived from the programs that it compiles:
 
-- What a kernel that cannot be fused reads or writes is in memory; cheap elementwise work lives inside kernels and is
-  done again in each reader. Reductions and gathers take in the work that makes what they read.
-- Costly work with several readers is written once, if it takes no more memory than what it is made from. A GPU has
-  instructions for exponentials, quotients and roots: these are not costly (XLA's `GpuInstructionFusion::IsExpensive`).
-- Products read matrices: dims that one of them merges must lie next to each other. Work that is done in another order
-  of dims is done anew for each product that must transpose it, each in the order it needs.
-- An elementwise kernel writes over what it reads for the last time, where that has the same size.
+- Operands and results of a kernel that cannot be fused are in memory; cheap elementwise operations are fused into
+  kernels and recomputed in each reader. Reductions and gathers fuse the producers of their operands.
+- The result of an expensive operation with several readers is stored once, if it takes no more memory than its
+  operands. A GPU has instructions for exponentials, quotients and roots: these are not expensive (XLA's
+  `GpuInstructionFusion::IsExpensive`).
+- Products read matrices: dims that a product merges must be adjacent. A value computed in another order of dims is
+  recomputed for each product that would have to transpose it, each in the order it needs.
+- An elementwise kernel overwrites an operand of the same size that it is the last to read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +26,17 @@ Ints = NDArray[np.int64]
 
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
-_MOST_AGAIN = 64  # operations that are looked through, at most, for what a value is made from
+_MOST_AGAIN = 64  # the most operations that are searched for the stored values that a value is computed from
 
 
 class Fusion(NamedTuple):
-    """Where values are.
+    """Which values are in memory.
 
     Attributes:
         stored: Whether a value is written to memory at some time.
-        kept: Whether it is there until its last reader; else readers make it again.
-        fuses: For each operation, whether it takes in the work that makes what it reads.
-        apart: Values that products read each in an order of its own, and these products.
+        kept: Whether it is there until its last reader; otherwise readers recompute it.
+        fuses: For each operation, whether it fuses the producers of its operands.
+        apart: Values that several products read, each in its own order, and these products.
     """
 
     stored: Bools
@@ -45,7 +46,7 @@ class Fusion(NamedTuple):
 
 
 def fuse(facts: Facts) -> Fusion:
-    """Works out which values are where."""
+    """Finds which values are in memory, and which are recomputed."""
     fuses = facts.fusible | facts.where(lambda name, _: name.startswith(("reduce_", "arg")))
     stored = _in_memory(facts, fuses)
     stored[_shared(facts, COSTLY, stored)] = True
@@ -60,7 +61,7 @@ def fuse(facts: Facts) -> Fusion:
 
 
 def _in_memory(facts: Facts, fuses: Bools) -> Bools:
-    """The values that some kernel reads or writes, as long as everything is made again that can be."""
+    """The values that some kernel reads or writes if everything that can be recomputed is."""
     found = np.zeros(facts.columns.num_values, bool)
     found[facts.made] = ~facts.fusible[facts.maker]
     found[facts.columns.reads[~fuses[facts.columns.reader]]] = True
@@ -70,14 +71,14 @@ def _in_memory(facts: Facts, fuses: Bools) -> Bools:
 
 
 def _shared(facts: Facts, names: frozenset[str], stored: Bools) -> list[int]:
-    """Values that some primitives make for several readers and that are not stored yet, in the order they are made."""
+    """Results of some primitives that have several readers and are not stored yet, in the order they are computed."""
     found = facts.made[facts.where(lambda name, _: name in names)[facts.maker]]
     found = found[(facts.num_readers[found] > 1) & ~stored[found]]
     return found[np.argsort(facts.columns.producer[found])].tolist()
 
 
 def _made_again(facts: Facts, kept: Bools, costly: Sequence[int]) -> list[int]:
-    """Of the values that are kept for their cost alone, those that take more than what they are made from."""
+    """The values, of those kept for their cost alone, that take more memory than the values they are computed from."""
     graph, columns = facts.graph, facts.columns
     size = [kind.num_bytes for kind in graph.kinds]
     again: set[int] = set()
@@ -99,7 +100,7 @@ def _made_again(facts: Facts, kept: Bools, costly: Sequence[int]) -> list[int]:
 
 
 def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]:
-    """Values that no kernel reads as they are made, each with the products that transpose it, if these are several."""
+    """Values that only transposing products read, each with these products, if there are several."""
     columns, orders = facts.columns, Orders(facts)
     products = facts.where(lambda name, _: name == "dot_general")
     reads = products[columns.reader] & kept[columns.reads]
@@ -121,7 +122,7 @@ def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]
 
 
 def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints) -> tuple[list[int], list[int]]:
-    """Values that elementwise kernels write over, being their last readers, and what each writes there."""
+    """Values that elementwise kernels overwrite, being their last readers, and the value that each writes there."""
     graph, columns = facts.graph, facts.columns
     late = np.zeros(columns.num_values, bool)
     late[columns.reads[(runs > np.arange(len(runs)))[columns.reader]]] = True
@@ -131,7 +132,7 @@ def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints)
     fits = facts.fusible[by] & kept[made] & (start[made] == by)
     fits &= (graph.sizes[made] == graph.sizes[values]) & (width[made] == width[values])
     fits &= columns.trips[by] == columns.trips[columns.producer[values]]
-    maker = np.where(kept, -1, columns.producer)  # of what kernels make within themselves
+    maker = np.where(kept, -1, columns.producer)  # of values that kernels compute internally
     values, by, made = values[fits], by[fits], made[fits]
     in_place = _read_in_place(columns.reads, columns.start, _alike(facts), maker, by, values)
     made, first = np.unique(made[in_place], return_index=True)
@@ -139,7 +140,7 @@ def written_over(facts: Facts, kept: Bools, start: Ints, stop: Ints, runs: Ints)
 
 
 def _alike(facts: Facts) -> Bools:
-    """Of all reads, those by operations that can be fused, element for element as they write their results."""
+    """For each read, whether its operation can be fused and reads it element for element as it writes its result."""
     columns = facts.columns
     known: list[bool] = []
     first = np.zeros(len(columns.signatures), np.int64)
@@ -161,12 +162,12 @@ def _read_alike(facts: Facts, index: int) -> list[bool]:
 
 @kernel
 def _read_in_place(reads, begin, alike, maker, ops, values):
-    """For each operation, whether its kernel reads a value, and nowhere else than where it writes its result.
+    """For each operation, whether its kernel reads a value, and only at the element that it writes.
 
     Args:
-        reads, begin: What operations read.
+        reads, begin: The operands of operations.
         alike: For each read, whether it is element for element as its operation writes its result.
-        maker: The operation that makes a value; -1 where it is in memory.
+        maker: The operation that computes a value; -1 if the value is in memory.
         ops, values: The operations, and one value for each.
     """
     found = np.zeros(len(ops), np.bool_)

@@ -1,15 +1,15 @@
 """Which values take memory, and from when to when, counted in operations of the graph.
 
-A model of what XLA makes of a program for GPUs; each of its rules was read off XLA's own assignment of buffers:
+This is a model of XLA's GPU compiler; each of its rules was derived from XLA's own buffer assignment:
 
-- **Fusion.** Which values are in memory at all, and which take the place of others, says `fusion.py`.
-- **Gradients wait.** Nothing in a backward pass waits for a weight's gradient, so one that is reduced over devices is
-  computed just before its first reader, to fill the time of reductions; until then all it is made from is in memory.
-  Here stands when that would be; which gradients are reduced, a choice decides (`planner.memory`).
-- **Sent ahead.** What is sent to an operation is on its way while the contraction before it runs.
-- **Laid out anew.** A contraction's result is copied once, to the layout and type in which it is read, and so is what
-  one loop stacks up for another. A convolution's filter has a layout of its own: an argument is copied to that, and the
-  update reads the copy.
+- **Fusion.** `fusion.py` finds which values are in memory at all, and which overwrite others.
+- **Gradients wait.** No operation of a backward pass reads a weight's gradient, so a gradient that is reduced over
+  devices is computed just before its first reader, to overlap with reductions; until then its operands are in memory.
+  This module computes that time; a choice decides which gradients are reduced (`planner.pricing.memory`).
+- **Sent ahead.** The operands of an operation are sent while the contraction before it runs.
+- **Layout copies.** A contraction's result is copied once, to the layout and type in which it is read, and so is a
+  value that one loop stacks for another. A convolution's filter has its own layout: an argument is copied to that, and
+  the update reads the copy.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 class Copies(NamedTuple):
-    """Copies of values in other layouts or types, as columns: of what, from when to when, and their relative size."""
+    """Copies of values in other layouts or types, as columns: the value, start, stop, and relative size of each."""
 
     value: Ints
     start: Ints
@@ -38,7 +38,7 @@ class Copies(NamedTuple):
     size: NDArray[np.float64]
 
     def only(self, kept: Bools) -> "Copies":
-        """Some of them."""
+        """The copies that a mask keeps."""
         return Copies(self.value[kept], self.start[kept], self.stop[kept], self.size[kept])
 
 
@@ -47,16 +47,16 @@ class Liveness:
     """When each stored value takes memory. Times count operations, which run in the program's order.
 
     Attributes:
-        stored: Whether a value is written to memory; the rest live inside fused kernels.
+        stored: Whether a value is written to memory; other values exist only inside fused kernels.
         start: First time at which it takes memory.
-        stop: Time after its last; no later than `start` where readers make it again.
-        copies: Copies that are there besides the values.
-        fuses: For each operation, whether it takes in the work that makes what it reads.
-        before: For each operation the contraction before it in its loop, or the beginning of that.
-        ready: For each value the time from which on it can be sent; that of arguments, and what they are converted to,
-            is the beginning.
+        stop: Time after the last; no later than `start` if readers recompute it.
+        copies: Copies that take memory besides the values.
+        fuses: For each operation, whether it fuses the producers of its operands.
+        before: For each operation the contraction before it in its loop, or the beginning of the loop.
+        ready: For each value the time from which on it can be sent; for arguments and their conversions, this is the
+            beginning.
         runs: For each operation the latest time at which it runs: its own, or for a gradient that of its first reader.
-            What a gradient makes starts then; what it reads ends as if nothing waited.
+            A gradient's result is live from then on; the intervals of its operands end as if it did not wait.
     """
 
     stored: Bools
@@ -74,7 +74,7 @@ class Liveness:
 
 
 def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
-    """Works out which values are stored, and their intervals; a donated argument and its next value are one buffer."""
+    """Finds which values are stored, and their intervals; a donated argument and its next value are one buffer."""
     facts, columns = Facts(graph, nests), graph.columns
     found, runs = fuse(facts), _moments(facts)
     stored, again = found.stored.copy(), found.stored & ~found.kept
@@ -113,9 +113,9 @@ def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
 
 
 def _moments(facts: Facts) -> Ints:
-    """When each operation runs at the latest: a weight's gradient, and what is fused to it, at its first reader."""
+    """The latest time at which each operation runs: a weight's gradient, and operations fused to it, may wait."""
     columns = facts.columns
-    aside = columns.phase == PHASES.index(UPDATE)  # nothing in the backward pass waits for these
+    aside = columns.phase == PHASES.index(UPDATE)  # no operation of the backward pass reads these
     aside[facts.stacks] = True
     backward = columns.phase == PHASES.index(BACKWARD)
     reads = aside[columns.reader]
@@ -134,11 +134,11 @@ def _moments(facts: Facts) -> Ints:
 
 @kernel
 def _wait(reads, begin, maker, fusible, alone, made, until, runs):
-    """Lets what makes some values run when they are read, and so what is fused to that.
+    """Delays the producers of some values, and operations fused to them, until the values are read.
 
     Args:
-        reads, begin: What operations read.
-        maker: The operation that makes a value, if it may wait; else -1.
+        reads, begin: The operands of operations.
+        maker: The operation that computes a value, if it may wait; otherwise -1.
         fusible: The operations that are fused to their readers.
         alone: The values that are read once.
         made, until: The values, and for each value when it is read.
@@ -165,7 +165,7 @@ def _intervals(facts: Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:
     stop[facts.made] = start[facts.made] + 1
     _reach(columns.reads, columns.start, columns.first_made, columns.num_made, held, stop)
     for first, end in sorted(facts.graph.loops, key=lambda loop: loop[0] - loop[1]):
-        # What a loop reads from outside lives until it ends; what it stacks up is there from its first trip on.
+        # Values that a loop reads from outside live until it ends; values that it stacks are live from its first trip.
         read = columns.reads[columns.start[first] : columns.start[end]]
         outside = read[start[read] < first]
         stop[outside] = np.maximum(stop[outside], end)
@@ -175,7 +175,7 @@ def _intervals(facts: Facts, held: Bools, runs: Ints) -> tuple[Ints, Ints]:
 
 @kernel
 def _reach(reads, begin, first_made, num_made, held, stop):
-    """Prolongs each value to its readers; one inside a fused kernel runs when the kernel's stored result is made."""
+    """Extends each value to its readers; a reader inside a fused kernel runs when the kernel's result is stored."""
     for i in range(len(first_made) - 1, -1, -1):
         last = i + 1
         for value in range(first_made[i], first_made[i] + num_made[i]):
@@ -187,7 +187,7 @@ def _reach(reads, begin, first_made, num_made, held, stop):
 
 @kernel
 def _given(reads, begin, first_made, num_made, fusible, num_values):
-    """Whether each value is an argument, or made from arguments by work that is fused."""
+    """Whether each value is an argument, or is computed from arguments by fused operations."""
     given = np.ones(num_values, np.bool_)
     for i in range(len(first_made)):
         found = fusible[i]
@@ -207,7 +207,7 @@ def _contraction_before(facts: Facts) -> Ints:
 
 
 def _relaid(facts: Facts, runs: Ints) -> Copies:
-    """Copies of what contractions make and of what one loop stacks up for another."""
+    """Copies of contractions' results, and of values that one loop stacks for another."""
     columns, graph = facts.columns, facts.graph
     copied, size = np.full(columns.num_values, -1), np.ones(columns.num_values)
     copied[columns.first_made[facts.contracts]] = runs[facts.contracts]
@@ -226,13 +226,13 @@ def _relaid(facts: Facts, runs: Ints) -> Copies:
 
 
 def _transposed(apart: Sequence[tuple[int, int]]) -> Copies:
-    """What products read in orders of their own, each when it runs."""
+    """Copies of values that products read, each in its own order, live while the product runs."""
     values, products = np.array(apart, np.int64).reshape(-1, 2).T
     return Copies(values, products, products + 1, np.ones(len(values)))
 
 
 def _filters(facts: Facts, stop: Ints) -> Copies:
-    """Copies of the arguments that are filters of convolutions, from the first of these on."""
+    """Copies of the arguments that are filters of convolutions, live from their first convolution on."""
     columns = facts.columns
     convolutions = np.flatnonzero(facts.where(lambda name, _: name == "conv_general_dilated"))[::-1]
     filters, first = columns.reads[columns.start[convolutions] + 1], np.full(columns.num_values, -1)
