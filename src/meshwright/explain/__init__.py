@@ -1,1 +1,1 @@
-"""Explain: what a plan decided, in words; why; and what else was possible. Needs no JAX but to make a fresh record."""
+"""Explains a plan: its decisions in words, their reasons, and the alternatives; only a fresh record needs JAX."""

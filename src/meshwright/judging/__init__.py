@@ -1,1 +1,1 @@
-"""Names what a plan amounts to: the kinds of parallelism, in words and notation."""
+"""Names the kinds of parallelism of a plan, in words and notation."""

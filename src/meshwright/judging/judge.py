@@ -24,7 +24,7 @@ def judge_plan(plan: "PlanData", facts: Facts) -> Judgement:
 
 
 def judge_stages(plan: "PlanData") -> Judgement:
-    """The judgement of a pipelined plan: each stage by itself; a tensor is what it is on the first that has it."""
+    """The judgement of a pipelined plan, stage by stage; a tensor has its kind on the first stage that has it."""
     from meshwright.judging.subject.subject import Subjects
 
     subjects = Subjects(plan)
@@ -51,7 +51,7 @@ def judge_stages(plan: "PlanData") -> Judgement:
 
 
 def _judge_stage(subject: "Subject") -> Verdict:
-    # Gradients that wait on every device for the last microbatch are not sharded, however they are brought together.
+    # Gradients that stay on every device until the last microbatch are not sharded, however they are reduced.
     sent = [c for c in subject.collectives if subject.spread != 1 or c.axes != ("x",)]
     return judge(subject.facts, subject.tensors, sent)
 
@@ -60,8 +60,8 @@ class _Named:
     """Kinds and letters by path.
 
     Args:
-        facts: What the axes do.
-        known: Where to put what is found; a place of its own by default.
+        facts: The uses of the axes.
+        known: The dictionary to fill; a new one by default.
     """
 
     def __init__(self, facts: Facts, known: "_Named | None" = None):
@@ -73,7 +73,7 @@ class _Named:
         self.taken = dict(zip(program.outputs, program.taken.tolist(), strict=True))
 
     def add(self, tensors: "Sequence[Tensor]") -> None:
-        """Names tensors that have no name yet; next values of arguments as these."""
+        """Names tensors that have no name yet; the next values of arguments are named like the arguments."""
         facts = self.facts
         for tensor in tensors:
             if tensor.role == "static" or tensor.path in self.kinds:

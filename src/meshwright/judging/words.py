@@ -1,4 +1,4 @@
-"""Shardings in symbols and in words, sizes, labels: everything that shows a tensor uses these."""
+"""Shardings in symbols and in words, sizes and labels, for everything that shows a tensor."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def _bits(dtype: str) -> int:
 
 
 def label_words(label: str) -> str:
-    """An operation's label without what JAX's transformations added to it.
+    """An operation's label without the parts that JAX's transformations added to it.
 
     >>> label_words("transpose(jvp(jvp()))/rematted_computation/mlp/dot_general")
     'mlp/dot_general'

@@ -1,1 +1,1 @@
-"""Simulates a training step: an event engine over compute, collectives and transfers, and what feeds it."""
+"""Simulates a training step: an event engine over compute, collectives and transfers, and its inputs."""

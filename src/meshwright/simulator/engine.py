@@ -1,4 +1,4 @@
-"""The event engine: every stage works off its row of the schedule, waits for what others send, and is timed.
+"""The event engine: every stage runs its row of the schedule in order, waits for its inputs, and is timed.
 
 Devices of one stage do the same at the same time, so a class of devices is simulated once, however many they are. A
 pass over one chunk is run on the lanes of one device (`lanes.run`) once for each kind of pass; the schedule then places
@@ -26,7 +26,7 @@ class _Stage:
 
     row: tuple[Step, ...]
     place: int = 0
-    free_s: float = 0.0  # when it has done what it began
+    free_s: float = 0.0  # when it has finished the steps that it began
     exchanged_s: float = 0.0  # when the gradients that it began to send are there
 
 
@@ -81,7 +81,7 @@ class _Engine:
         return set(found.items())
 
     def _ready_s(self, step: Step, stage: int) -> float | None:
-        """When a step's input is there; None while it is not."""
+        """When a step's input has arrived; None if it has not."""
         virtual = step.chunk * self.work.num_stages + stage
         if step.work == WEIGHTS or (step.work == FORWARD and virtual == 0):
             return 0.0
@@ -95,7 +95,7 @@ class _Engine:
         done = self._run(self._tasks(chunk, step.work, closing))
         start = max(stage.free_s, ready)
         if closing:
-            # What an earlier chunk still sends goes first.
+            # Transfers of an earlier chunk go first.
             behind = max(0.0, stage.exchanged_s - start)
             stage.exchanged_s = start + done.end_s + (behind if done.end_s > done.own_s else 0.0)
             stage.free_s = start + done.own_s
@@ -121,7 +121,7 @@ class _Engine:
         return chunk.closing if closing else chunk.backward
 
     def _woken(self, step: Step, stage: int) -> list[int]:
-        """The stage that waits for what a step sends."""
+        """The stage that waits for a step's result."""
         if step.work == WEIGHTS or self.work.num_stages == 1:
             return []
         return [(stage + (1 if step.work == FORWARD else -1)) % self.work.num_stages]

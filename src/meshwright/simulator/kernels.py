@@ -96,14 +96,14 @@ def kernels(chip: Chip) -> Kernels:
 
 
 def measured_kernels(chip: Chip) -> Kernels:
-    """Prices kernels on a chip whose rates were measured as programs get them: nothing is taken off."""
+    """Prices kernels on a chip whose rates were measured inside programs: they are not reduced further."""
     prices = kernels(chip)
     as_measured = replace(prices.constants, streaming=chip.memory_efficiency, network=1.0)
     return replace(prices, constants=as_measured, sustained=1.0)
 
 
 def half_type(chip: Chip) -> str:
-    """The half-precision type in which people train on a chip: V100 knows float16 only."""
+    """The half-precision type used for training on a chip: V100 supports float16 only."""
     return "float16" if chip.peak_flops("bfloat16") < chip.peak_flops("float16") else "bfloat16"
 
 

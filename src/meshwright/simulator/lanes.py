@@ -1,6 +1,6 @@
-"""Runs one device's tasks on its lanes: what may overlap does, and what overlaps disturbs each other.
+"""Runs one device's tasks on its lanes: independent tasks overlap, and overlapping tasks slow each other down.
 
-Each lane works off its tasks in order; a task begins when its lane is free and what it needs is done. At any moment
+Each lane works off its tasks in order; a task begins when its lane is free and its dependencies are done. At any moment
 
     compute runs at 1 / (1 + contention) of its rate while something is being sent,
     n tasks on the same link run at 1/n of theirs.

@@ -15,7 +15,7 @@ _MOST_ROWS = 12  # of a table of stages
 
 
 def simulation_view(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) -> RenderableType:
-    """The figures, and what each class of devices does."""
+    """The figures, and the activity of each class of devices."""
     work = simulation.work
     head = Text()
     head.append(f"{work.name}\n", style="bold")

@@ -1,4 +1,4 @@
-"""What a simulation found, as data: times, rates and memory of one step."""
+"""The result of a simulation as data: times, rates and memory of one step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Pass(NamedTuple):
     """One step of a stage's row, placed in time.
 
     Attributes:
-        step: What it is.
-        start_s, end_s: When it ran; what it sends in the background may end later.
+        step: The entry of the schedule.
+        start_s, end_s: When it ran; its transfers in the background may end later.
         run: The tasks inside it, timed from its start.
         ready_s: When its input had arrived.
     """
@@ -33,7 +33,7 @@ class StageRun:
     """One stage, that is one class of devices, through a step.
 
     Attributes:
-        passes: What it did, in order.
+        passes: Its passes, in order.
         done_s: When its last pass ended.
         update_s: When all stages began to update.
         update: The update's tasks, timed from there.
@@ -50,7 +50,7 @@ class SimulatedStep:
     """The figures of a simulated step.
 
     Attributes:
-        work: What was simulated.
+        work: The simulated work.
         step_s: Time of one step.
         stages: The classes of devices.
     """
@@ -66,7 +66,7 @@ class SimulatedStep:
 
     @property
     def mfu(self) -> float:
-        """Those FLOPs as part of the devices' peak."""
+        """The model's FLOPs as a fraction of the devices' peak."""
         return self.tflops_per_device * 1e12 / self.work.peak_flops if self.work.peak_flops > 0 else 0.0
 
     @property
@@ -91,7 +91,7 @@ class SimulatedStep:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has what it needs."""
+        """Whether every device has enough memory."""
         return all(size <= limit for size, limit in zip(self.stage_peak_bytes, self.work.limit_bytes, strict=True))
 
     @property
@@ -104,7 +104,7 @@ class SimulatedStep:
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """For each class of devices, memory over time: from that second on, so many bytes."""
+        """For each class of devices, memory over time: pairs of a second and the bytes from then on."""
         return tuple(tuple(memory_over_time(self.work, run, stage)) for stage, run in enumerate(self.stages))
 
 
@@ -113,9 +113,9 @@ def _exchanged_s(run: StageRun) -> float:
 
 
 def memory_over_time(work: Work, run: StageRun, stage: int) -> Iterator[tuple[float, float]]:
-    """Memory of a stage's devices: its state, what microbatches in flight keep, and the work at hand.
+    """Memory of a stage's devices: its state, activations of microbatches in flight, and temporaries.
 
-    Where tasks tell the memory they run in, that is it.
+    Where tasks state the memory that they run in, that figure is used.
     """
     told = [(p.start_s + s.start_s, s.task.live_bytes) for p in run.passes for s in p.run.spans if s.task.live_bytes]
     told += [(run.update_s + s.start_s, s.task.live_bytes) for s in run.update.spans if s.task.live_bytes]
@@ -133,6 +133,6 @@ def memory_over_time(work: Work, run: StageRun, stage: int) -> Iterator[tuple[fl
             changes.append((p.end_s, -chunk.activation_bytes))
     size = work.state_bytes[stage]
     yield 0.0, size
-    for when, change in sorted(changes):  # what ends leaves before what begins comes
+    for when, change in sorted(changes):  # at equal times, memory is freed before it is taken
         size += change
         yield when, size

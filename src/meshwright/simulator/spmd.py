@@ -1,8 +1,8 @@
 """Makes the work of a plan that is one program over one mesh: its operations and collectives as tasks.
 
-What waits for what follows from what a collective is for. Sums of gradients run beside the backward pass, and the
-update waits for them. Copies of arguments (ZeRO-3's parameters) are fetched beside the operations before the one that
-reads them, one ahead. Everything else stands in the way of the operation that needs it.
+The purpose of a collective determines its dependencies. Reductions of gradients overlap the backward pass, and the
+update waits for them. Copies of arguments (ZeRO-3's parameters) are prefetched, one ahead, during the operations before
+the one that reads them. Every other collective blocks the operation that needs it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ def spmd_work(plan: PlanData, mesh: Mesh) -> Work:
 
 
 def model_flops(plan: PlanData) -> float:
-    """FLOPs of the model's products, without what is recomputed or done by several devices alike."""
+    """FLOPs of the model's products, without recomputation and without work that several devices repeat."""
     loads = [op.load for op in plan.ops if op.load is not None and not op.load.recomputed]
     return sum(load.flops * load.trips * (load.num_parts or plan.mesh.num_devices) for load in loads)
 
@@ -91,7 +91,7 @@ class _Phase:
         self.mesh = mesh
         self.prices = prices
         self.tasks_: list[Task] = []
-        self.waits: list[int] = []  # what the next operation waits for
+        self.waits: list[int] = []  # tasks that the next operation waits for
         self.last: tuple[int, ...] = ()  # the last operation
         self.live = 0.0  # the most memory since then
         self.readers: list[tuple[int, ...]] = [(), ()]  # the operation before each fetch

@@ -1,7 +1,8 @@
-"""Makes the work of a plan with stages: each stage's passes by the times it was planned with, at a step's real pace.
+"""Makes the work of a plan with stages: each stage's passes at their planned times, scaled to a real step's rates.
 
-A stage says which part of its seconds are matrix products, and which part of what it sends goes between its replicas.
-So each part is priced as `spmd` prices operations, and scaled by what it depends on where machines are others.
+A stage records which part of its seconds are matrix products, and which part of its communication is between its
+replicas. Each part is priced as `spmd` prices operations, and on other machines it is scaled by the rate on which it
+depends.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ def staged_work(plan: PlanData, cluster: Cluster) -> Work:
     """The work of one step of a pipelined plan.
 
     Stages know the seconds of their passes, not the operations in them. On other machines, hosts of the same sizes,
-    products are scaled by the chips' rates, other compute by their memory's, and communication by what a large
-    all-reduce takes over the same axes.
+    products are scaled by the chips' rates, other compute by their memory bandwidth, and communication by the time of a
+    large all-reduce over the same axes.
     """
     assert plan.pipeline is not None and plan.mesh.cluster is not None
     own = plan.mesh.cluster
@@ -52,7 +53,7 @@ def staged_work(plan: PlanData, cluster: Cluster) -> Work:
         devices=tuple(stage.submesh.num_devices for stage in stages),
         limit_bytes=tuple(float(stage.submesh.machines(cluster).memory_bytes) for stage in stages),
         peak_flops=sum(_peak_flops(stage, cluster) for stage in stages) / plan.mesh.num_devices,
-        # Plans of earlier versions do not say what their stages do.
+        # Plans of earlier versions do not record the parts of their stages' times.
         model_flops=sum(s.flops * s.mesh.num_devices for s in stages) or plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
         contention=prices[0].kernels.constants.contention,
@@ -107,13 +108,13 @@ def _large_sum_s(mesh: Mesh, axes: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class _Prices:
-    """What a stage's seconds become in a real step.
+    """The rates that turn a stage's planned seconds into those of a real step.
 
     Attributes:
         kernels: Those of its chip.
-        outside, inside: Part of their rate that wires between replicas, and inside one, keep.
-        sends: The same of those to the next stage.
-        hosts: The same of those to any stage.
+        outside, inside: Fractions of their rates that links between replicas, and inside one, sustain.
+        sends: The same for links to the next stage.
+        hosts: The same for links to any stage.
     """
 
     kernels: Kernels
@@ -136,7 +137,7 @@ class _Prices:
         return cls(found, outside, inside, 1.0 if near else hosts, hosts)
 
     def compute_s(self, time: StageTime) -> float:
-        """Compute in a step: products at the rate that they keep, the rest as memory is streamed."""
+        """Compute in a step: products at their sustained rate, the rest at the memory's."""
         streaming = self.kernels.chip.memory_efficiency / self.kernels.constants.streaming
         return time.product_s / self.kernels.sustained + time.moving_s * streaming
 
@@ -168,14 +169,14 @@ def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
 
 
 def _tasks(name: str, time: StageTime, prices: _Prices) -> Tasks:
-    """A pass: its compute, and its collectives, which stand in the way of one another."""
+    """A pass: its compute and its collectives, which do not overlap."""
     compute = Task(name, COMPUTE, "compute", prices.compute_s(time))
     sent = Task(f"collectives of {name}", COLLECTIVE, "collective", prices.sent_s(time), "mesh", (0,))
     return (compute, sent) if time.communication_s > 0 else (compute,)
 
 
 def _with_gradients(tasks: Tasks, gradients_s: float) -> Tasks:
-    """A pass with the exchange of gradients beside it: the first of them are there when half of it is done."""
+    """A pass overlapped with the exchange of gradients: the first gradients are ready when half of the pass is done."""
     if gradients_s <= 0:
         return tasks
     compute, *others = tasks

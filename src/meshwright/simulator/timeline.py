@@ -1,4 +1,4 @@
-"""Who does what when: the intervals of a class of devices over a step."""
+"""The timeline of a class of devices over a step, as intervals."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ KINDS = (COMPUTE, COLLECTIVE, TRANSFER, IDLE)
 
 
 class Interval(NamedTuple):
-    """What a device does at some time.
+    """One activity of a device.
 
     Attributes:
         kind: ``"compute"``, ``"collective"``, ``"transfer"`` or ``"idle"``.
-        name: What it is.
-        start_s, end_s: When.
+        name: Its name.
+        start_s, end_s: Its start and end.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceTimeline:
-    """What each device of a class does over a step.
+    """The activities of each device of a class over a step.
 
     Attributes:
         simulation: The simulation it belongs to.
@@ -66,7 +66,7 @@ class DeviceTimeline:
         return self._complete([*found, *self._sent()])
 
     def seconds(self, kind: str) -> float:
-        """Time in which something of a kind goes on; a pass is looked into once, however often it is run."""
+        """Time in which any activity of a kind runs; each kind of pass is examined once, however often it runs."""
         run = self.simulation.stages[self.stage]
         if kind == IDLE:
             return self.simulation.step_s - self.seconds(COMPUTE)
@@ -78,7 +78,7 @@ class DeviceTimeline:
         return passes + _busy_s(run.update, kind)
 
     def _complete(self, found: list[Interval]) -> tuple[Interval, ...]:
-        """Adds what is idle, and sorts."""
+        """Adds the idle intervals, and sorts."""
         now = 0.0
         for busy in sorted((i for i in found if i.kind == COMPUTE), key=lambda i: i.start_s):
             if busy.start_s > now + 1e-9:

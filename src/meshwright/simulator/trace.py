@@ -15,7 +15,7 @@ _MOST_ROWS = 100  # of one kind
 
 
 def save_trace(simulation: SimulatedStep, lines: Sequence[DeviceTimeline], path: Path) -> None:
-    """Writes the trace; the file is complete or not there at all."""
+    """Writes the trace atomically: the file is complete or absent."""
     data = {"displayTimeUnit": "ms", "traceEvents": list(_events(simulation, lines))}
     write_whole(path, json.dumps(data))
 

@@ -1,4 +1,4 @@
-"""What a step has to do, told neutrally: tasks on lanes for each stage, memory, and the pipeline's schedule.
+"""The work of a step in a neutral form: tasks on lanes for each stage, memory, and the pipeline's schedule.
 
 A plan and a published recipe both become a `Work`; the engine knows no other input.
 """
@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 COMPUTE, COLLECTIVE, TRANSFER = "compute", "collective", "transfer"
 
-#: The lane on which gradients are exchanged: nothing but the update waits for it.
+#: The lane on which gradients are exchanged: only the update waits for it.
 GRADIENTS = "gradients"
 
 
 class Task(NamedTuple):
-    """Something that one device does, all devices of its class alike.
+    """A task of one device; all devices of its class do the same.
 
     Attributes:
         name: What it is, for people.
         kind: ``"compute"``, ``"collective"`` or ``"transfer"``.
-        lane: The queue that it waits in: tasks of one lane run one after another, in order.
-        seconds: Its time when nothing disturbs it.
-        link: The wires it uses; tasks on the same wires share them. Empty for compute.
-        needs: Places, in the list it stands in, of the tasks that must be done before it may begin.
-        num_bytes: What it sends; 0 for compute.
+        lane: Its queue: tasks of one lane run one after another, in order.
+        seconds: Its time without contention.
+        link: The link that it uses; tasks on the same link share its bandwidth. Empty for compute.
+        needs: Indices, in its list, of the tasks that must be done before it may begin.
+        num_bytes: Bytes that it sends; 0 for compute.
         live_bytes: Memory that is taken while it runs, where that is known task by task; else 0.
     """
 
@@ -41,18 +41,18 @@ Tasks = tuple[Task, ...]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One virtual stage: a run of layers that one stage works through, and what it does for one microbatch.
+    """One virtual stage: a run of layers of one stage, and its tasks for one microbatch.
 
     Attributes:
         forward: Its forward pass.
-        backward: Its backward pass with what is recomputed.
-        closing: The last backward pass of a step, with the exchange of gradients beside it.
+        backward: Its backward pass, recomputation included.
+        closing: The last backward pass of a step, overlapped with the exchange of gradients.
         inputs, weights, closing_weights: The backward pass in two parts, for schedules that do the weights' gradients
             apart, and the last of them with that exchange.
         send_s: Time to send its result to the next virtual stage; the gradient comes back in the same time.
-        send_bytes: What is sent.
+        send_bytes: Bytes of that transfer.
         activation_bytes: Bytes that one microbatch keeps from forward to backward.
-        working_bytes: Bytes that are there only while one microbatch is worked on.
+        working_bytes: Bytes of temporaries while one microbatch is processed.
     """
 
     forward: Tasks
@@ -77,7 +77,7 @@ class Work:
         num_stages: Number of physical stages: the classes of devices.
         num_microbatches: Microbatches of a step.
         schedule: A schedule of `pipeline.schedules`; any where there is one stage.
-        update: What each stage does once, after its gradients are there.
+        update: The tasks of each stage's update, which run once, after its gradients have arrived.
         state_bytes: Bytes that each stage keeps all the time: parameters, gradients, optimizer.
         devices: Number of devices of each stage.
         limit_bytes: Memory of one device of each stage.

@@ -1,1 +1,1 @@
-"""Reads what Alpa dumps of its own plans."""
+"""Reads Alpa's dumps of its own plans."""

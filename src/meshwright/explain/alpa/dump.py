@@ -1,4 +1,4 @@
-"""Reads what Alpa's ``dump_debug_info`` leaves of placements, and judges it like a plan.
+"""Reads the placements that Alpa's ``dump_debug_info`` writes, and judges them like a plan.
 
 The files hold Python's printed form of nested containers of ``PlacementSpec``: dicts and ``FrozenDict`` (printed with
 bare keys), tuples and named tuples, optimizer states, functions in angle brackets. `parse` reads that form; `read_dump`
@@ -33,12 +33,12 @@ _DAMAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError, Arithmet
 
 @dataclass(frozen=True)
 class AlpaMesh(Printed):
-    """What lies on one of Alpa's meshes, which is one stage of a pipeline where there are several.
+    """The tensors on one of Alpa's meshes; where there are several meshes, each is a pipeline stage.
 
     Attributes:
         number: Its number.
-        shape: Sizes of the logical mesh by axis name, as far as the placements tell.
-        arguments, results: What lies there.
+        shape: Sizes of the logical mesh by axis name, as far as the placements reveal them.
+        arguments, results: The tensors on the mesh.
         judgement: Verdict and kinds.
     """
 
@@ -152,7 +152,7 @@ def _leaf(path: str, placement: Call) -> _Leaf:
     numbers, specs = placement.get("mesh_ids", 1), placement.get("sharding_specs", 2)
     if len(numbers) != len(specs):
         raise ValueError(f"{path} is on {len(numbers)} meshes but has {len(specs)} sharding_specs")
-    whole = Call("ShardingSpec", ((), ()))  # what Alpa leaves to be repeated
+    whole = Call("ShardingSpec", ((), ()))  # Alpa leaves such tensors replicated
     return (
         path,
         tuple(shape),
@@ -204,7 +204,7 @@ def _chunks(spec: Call) -> list[tuple[int, int]]:
 
 
 def _sizes(specs: Sequence[Call]) -> list[int]:
-    """Sizes of the mesh's axes: those of the placement that tells most of them apart."""
+    """Sizes of the mesh's axes: from the placement that distinguishes the most axes."""
     mappings = [[size for size, _ in _mapping(spec)] for spec in specs]
     return max(mappings, key=len, default=[1]) or [1]
 
@@ -222,7 +222,7 @@ def _tensor(leaf: _Leaf, number: int, mesh: Mapping[str, int]) -> Tensor:
 
 
 def _axes_of(size: int, mesh: Mapping[str, int]) -> list[str]:
-    """Axes of a mesh that are split together, given into how many parts: Alpa joins them in its mapping."""
+    """Axes of a mesh that together split into ``size`` parts: Alpa merges them in its mapping."""
     for name, n in mesh.items():
         if n == size:
             return [name]

@@ -1,4 +1,4 @@
-"""Parses what Python prints for nested containers: calls, tuples, lists, dicts with bare keys, opaque objects."""
+"""Parses Python's printed form of nested containers: calls, tuples, lists, dicts with bare keys, opaque objects."""
 
 import re
 from dataclasses import dataclass, field

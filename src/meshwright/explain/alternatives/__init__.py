@@ -1,1 +1,1 @@
-"""What else was possible, and what it would have cost."""
+"""The alternatives to a plan's choices, and their costs."""

@@ -1,4 +1,4 @@
-"""What an explanation is: a tensor's sharding, every other one at its price, and what decided the choice."""
+"""The data of an explanation: a tensor's sharding, the price of every other one, and the reason for the choice."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,17 +35,18 @@ class Alternative:
     Attributes:
         spec: The sharding.
         symbols: In symbols.
-        words: In words, with what each axis would do.
+        words: In words, with the use of each axis.
         cost: Time of one step of the best such plan that was found; inf where none fits.
-        at_least: No such plan costs less.
+        at_least: A lower bound on the cost of such plans.
         difference: Of `cost` (of `at_least` where no plan was found) from the plan's own; negative is faster.
-        is_exact: Whether `cost` is proven to be the least.
+        is_exact: Whether `cost` is proved to be optimal.
         allowed: Whether the plan's method allows it.
         fits: Whether the memory allows it.
         peak_bytes: Memory that it needs on each device.
-        changes: What the difference is made of, the largest first.
-        fix: What `mw.Auto(fix=…)` takes to force it: every tied tensor's path with axes for each dim; empty in stages.
-        effect: In a stage, what it does to a microbatch there, once a step, and to the step.
+        changes: The parts of the difference, the largest first.
+        fix: The argument of `mw.Auto(fix=…)` that forces it: every tied tensor's path with axes for each dim; empty in
+            stages.
+        effect: In a stage, its effect on a microbatch there, on the work done once a step, and on the step.
     """
 
     spec: "Spec"
@@ -73,11 +74,11 @@ class Explanation(Printed):
         spec, symbols, words, kind: How it is split.
         cost: Time of one step of the plan.
         alternatives: Other shardings, cheapest first.
-        forced_by: ``cost``, ``memory``, ``method`` or ``shape``: what decided against the others.
+        forced_by: The deciding reason: ``cost``, ``memory``, ``method`` or ``shape``.
         reason: The same in a sentence.
-        num_left: How many more shardings were not priced, for lack of time.
+        num_left: The number of shardings that were not priced for lack of time.
         stage: The number of the stage that holds it; None without stages.
-        counts: What a microbatch in that stage counts for.
+        counts: The weight of a microbatch of that stage in the step, in words.
     """
 
     plan: "PlanData"
@@ -124,7 +125,7 @@ class Explanation(Printed):
         return [Text(f"stage   {self.stage}, {each} a microbatch; {self.counts}")]
 
     def _in_stage(self, a: Alternative) -> tuple[str, ...]:
-        """What a microbatch takes longer in the stage, and what is done once."""
+        """The extra time of a microbatch in the stage, and of the work done once a step."""
         if a.effect is None:
             return ()
         if a.cost == float("inf"):
@@ -157,7 +158,7 @@ class Explanation(Printed):
 
 
 def _signed(plan: "PlanData", seconds: float) -> str:
-    """A difference of costs; what is lost in rounding is none."""
+    """A difference of costs; rounding errors count as zero."""
     if abs(seconds) <= BARELY * plan.cost.total:
         return "+0"
     return f"{'+' if seconds >= 0 else '−'}{cost_text(plan, abs(seconds))}"

@@ -1,4 +1,4 @@
-"""Prices what else was possible: forces a sharding, solves the problem again, says what the difference is made of."""
+"""Prices alternatives: forces a sharding, solves the problem again, and itemises the difference."""
 
 import time
 from dataclasses import dataclass, replace
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
     from meshwright.hardware import Mesh
 
 Ints = NDArray[np.int64]
-_CLOSE = 1e-2  # a re-solve under a memory limit is over when it is as close to its bound as planning itself asks
-_PROVEN = 1e-9  # relative difference between a cost and its bound that is but rounding
-_PATIENT = replace(
-    VIEW_TUNING, allowances=VIEW_TUNING.allowances[-1:]
-)  # a solve that ran out of time while the solver was loaded would begin again
+_CLOSE = 1e-2  # relative gap at which a re-solve under a memory limit ends, as in planning
+_PROVEN = 1e-9  # relative difference between a cost and its bound that is only rounding
+# A single allowance: a solve that ran out of time while the solver was loaded would begin again.
+_PATIENT = replace(VIEW_TUNING, allowances=VIEW_TUNING.allowances[-1:])
 _ROUNDS = 6
-_ALWAYS = 8  # shardings are priced without memory, however long it takes
-_ALWAYS_TIGHTLY = 2  # are priced under a limit that the plan itself fills
-_FULL = 0.97  # of the limit: so much is full
-_LOADING = 1.0  # seconds that the first solve has for loading the solver
-_FREE = 0.5  # of the time, at most, goes to solving without memory
-_SWEEPS = 40  # of the dual that bounds everything at once
-_DEAR = 1e4  # times the plan: so dear is what is impossible
+_ALWAYS = 8  # shardings that are always priced without memory, however long that takes
+_ALWAYS_TIGHTLY = 2  # shardings that are always priced under a limit that the plan itself fills
+_FULL = 0.97  # fraction of the limit from which memory counts as full
+_LOADING = 1.0  # extra seconds of the first solve, which loads the solver
+_FREE = 0.5  # largest fraction of the time spent on solves without memory
+_SWEEPS = 40  # sweeps of the dual ascent that bounds all alternatives at once
+_DEAR = 1e4  # price of an infeasible strategy, in times of the plan's cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Priced:
     Attributes:
         code: The sharding.
         cost: Seconds of one step of the best plan found that fits; inf where none was.
-        at_least: No plan with this sharding costs less; inf where there is none.
+        at_least: A lower bound on plans with this sharding; inf where there is none.
         peak_bytes: Memory on each device of that plan; where none fits, of the fastest that does not, or a bound on it.
         choice: The plan's strategies; None where none was found.
     """
@@ -64,7 +63,7 @@ class Priced:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the plan found is proven to be the best, or there is none at all."""
+        """Whether the plan found is proved optimal, or no plan exists."""
         return self.at_least == float("inf") or self.cost <= self.at_least * (1 + _PROVEN)
 
 
@@ -73,7 +72,7 @@ class Pricing:
 
     Args:
         record: The record.
-        floor: No plan that the method allows and that fits costs less; None where that is not known.
+        floor: A lower bound on the plans that the method allows and that fit; None where it is not known.
     """
 
     def __init__(self, record: Record, floor: float | None = None):
@@ -88,7 +87,7 @@ class Pricing:
 
     @cached_property
     def free(self) -> Priced:
-        """The best plan if memory were no matter."""
+        """The best plan without a memory limit."""
         if len(self.problem.unlimited):
             choice = self.problem.unlimited
             cost = self.problem.cost_of(choice)
@@ -100,11 +99,11 @@ class Pricing:
         return Priced(-1, view.cost, view.proven, view.peak_bytes, view.solution.choice)
 
     def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
-        """The best plan for each sharding of a node, cheapest first, and how many there was no time for.
+        """The best plan for each sharding of a node, cheapest first, and the number left out for lack of time.
 
-        All are solved without memory, which is quick and bounds them, the most promising first; then those whose
-        answer does not fit are solved under the limit, each for its share of the seconds that are left. Where the plan
-        itself fills the memory, they are solved under the limit at once. What it takes to load the solver does not
+        All are first solved without memory, the most promising first, which is quick and bounds them; then shardings
+        whose solution does not fit are solved under the limit, each with its share of the remaining seconds. Where the
+        plan itself fills the memory, they are solved under the limit at once. The time to load the solver does not
         count.
         """
         if self._tight.times:
@@ -132,7 +131,7 @@ class Pricing:
         return sorted(found, key=_cheapest), len(order) - len(found)
 
     def bounded(self, node: int, codes: list[int]) -> list[Priced]:
-        """What plans with each sharding of a node cost at least, without solving for any; the least first."""
+        """Lower bounds on the plans with each sharding of a node, without solving for any; the least first."""
         of_node, floors = self.problem.nodes[node].codes, self._floors[node]
         found = []
         for code in codes:
@@ -143,15 +142,15 @@ class Pricing:
 
     @cached_property
     def _floors(self) -> list[NDArray[np.float64]]:
-        """For each strategy of each node what any choice with it costs at least: one dual tells it of all of them."""
+        """For each strategy of each node, a lower bound on any choice with it: one dual solution gives all of them."""
         from meshwright.solver.bounds.dual import Dual, ascend_prices
         from meshwright.solver.model.model import from_problem
 
-        problem, held = self.problem, dict.fromkeys(self._tight.times, 0.0)  # others may do without the plan's copies
+        problem, held = self.problem, dict.fromkeys(self._tight.times, 0.0)  # others may not need its copies
         free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
         model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
         known = problem.cost_of(problem.choice)
-        # What is impossible must be finite for messages; as dear as this it still is in no plan.
+        # Costs of infeasible strategies must be finite for message passing; at this price they are in no plan.
         dual = Dual(model._replace(**{k: np.minimum(getattr(model, k), _DEAR * known) for k in ("cost", "mat")}))
         dual.converge(_SWEEPS)
         if held:
@@ -176,13 +175,13 @@ class Pricing:
         return sorted(found, key=_cheapest), len(order) - len(found)
 
     def _unlimited(self, node: int, code: int) -> float:
-        """What plans with a sharding cost at least if memory were no matter."""
+        """A lower bound on the plans with a sharding, without a memory limit."""
         view = self._view(node, code)
         view.step()
         return view.proven
 
     def _promising(self, node: int, codes: list[int]) -> list[int]:
-        """Shardings in the order of what they cost at least by themselves and next to their neighbours."""
+        """Shardings in the order of the least cost of their node and its edges."""
         least = self.problem.costs[node] * self.problem.copies[node]
         for (source, _, reader, _), (num, matrix) in self.problem.matrices.items():
             if source == node:
@@ -194,7 +193,7 @@ class Pricing:
 
     @cached_property
     def _tight(self) -> View:
-        """The moments at which the plan itself all but fills the memory, and the copies that it makes there."""
+        """The times at which the plan itself nearly fills the memory, and the copies that it makes there."""
         view = View(self.problem, None if self.problem.limit is None else _FULL * self.problem.limit)
         view.hold(self.problem.choice)
         return view
@@ -212,7 +211,7 @@ class Pricing:
     def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
         peak = view.peak_bytes
         if view.solution is not None and view.solution.choice is not None and not view.fits:
-            view.hold(view.solution.choice)  # what the solution without memory lacks
+            view.hold(view.solution.choice)  # constraints that the solution without memory violates
         for _ in range(_ROUNDS):
             if view.fits or seconds <= 0:
                 break
@@ -223,7 +222,7 @@ class Pricing:
             if not possible:
                 if view.proven == float("inf") or not any(view.times.values()):
                     break
-                view.times = dict.fromkeys(view.times, 0.0)  # what was kept free may be too much
+                view.times = dict.fromkeys(view.times, 0.0)  # the bytes kept free may be too many
         at_least = max(floor, view.proven)
         if not view.fits or view.solution is None:
             needed = ceil(view.least_bytes) if at_least == float("inf") else 0
@@ -231,11 +230,11 @@ class Pricing:
         return Priced(code, view.cost, min(at_least, view.cost), view.peak_bytes, view.solution.choice)
 
     def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
-        """What another choice costs more and less than the plan's, the largest first.
+        """The differences in cost between another choice and the plan's, the largest first.
 
         Args:
             mesh: The problem's mesh.
-            names: What its axes are called.
+            names: The names of its axes.
             other: The other choice.
         """
         found: dict[tuple[str, str], float] = {}
@@ -260,7 +259,7 @@ class Pricing:
                 if cost := edge.num * float(edge.resharding[ends]):
                     add(self._hops(resharding, edge, choice, names), where, sign * cost)
                 if len(edge.offers):
-                    add("settled with another sum", where, -sign * edge.num * float(edge.joined[ends]))
+                    add("reduced together with another sum", where, -sign * edge.num * float(edge.joined[ends]))
         rows = [Change(what, where, seconds) for (what, where), seconds in found.items() if abs(seconds) > 1e-12]
         return sorted(rows, key=lambda change: -abs(change.seconds))
 

@@ -1,4 +1,4 @@
-"""How a parameter is read: what an axis would do that splits one of its dims."""
+"""How a parameter is read: the use of an axis that splits one of its dims."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from meshwright.plans.records.traced_program import Program
 
 
 def dim_parts(program: Program, parameter: int) -> list[str]:
-    """For each dim of a parameter what an axis that splits it in place does in the first product with it."""
+    """For each dim of a parameter, the use of an axis that splits it in the first product with the parameter."""
     rank = len(program.shape(parameter))
     for op, operand in _readers(program, parameter):
         nest = program.nests[int(program.nest[op])]
@@ -21,7 +21,7 @@ def dim_parts(program: Program, parameter: int) -> list[str]:
 
 
 def _readers(program: Program, parameter: int) -> Iterator[tuple[int, int]]:
-    """Operations that read a parameter, or what casts and the like make of it alone, with the operand."""
+    """Operations, with the operand, that read a parameter or a value made from it alone, such as a cast."""
     waiting = [parameter]
     for value in waiting:
         for at in np.flatnonzero(program.reads == value).tolist():

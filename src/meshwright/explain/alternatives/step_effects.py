@@ -1,4 +1,4 @@
-"""What another choice in one stage does to the step: to its microbatches, to what it does once, to all stages."""
+"""The effect of another choice in one stage: on its microbatches, on its work once a step, on the whole step."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Effects:
         self.step_s, self.busiest = step_s(self.pipeline, self.times)
         self._now = self._seconds(self.problem.choice)
         self.cost = self.problem.cost_of(self.problem.choice)
-        # What is computed again, and rows between two numbers that were priced, make a microbatch longer in proportion.
+        # Recomputation, and interpolation between priced numbers of rows, lengthen a microbatch in proportion.
         self._longer = stage.microbatch_s / self._now[0] if self._now[0] > 0 else 1.0
 
     def of(self, choice: Ints) -> Effect:
@@ -41,7 +41,7 @@ class Effects:
         return Effect(each, once, step_s(self.pipeline, times)[0] - self.step_s)
 
     def text(self) -> str:
-        """What a microbatch in the stage counts for in the step."""
+        """The weight of a microbatch of the stage in the step, in words."""
         many = self.pipeline.num_microbatches
         if self.number == self.busiest:
             return f"the busiest stage: what a microbatch takes longer here, the step takes {many} times, once for each"
@@ -51,7 +51,7 @@ class Effects:
         )
 
     def _seconds(self, choice: Ints) -> tuple[float, float]:
-        """Seconds of one microbatch, and of what is done once."""
+        """Seconds of one microbatch, and of the work done once a step."""
         problem, program = self.problem, self.subject.record.program
         total = problem.cost_of(choice)
         at_end = dict(problem.once)
@@ -68,7 +68,7 @@ class Effects:
         return total - once + with_each, once + at_once
 
     def _exchanged(self, choice: Ints) -> tuple[float, float]:
-        """Seconds of what the replicas exchange, once and for each microbatch; it goes by their parameters' bytes."""
+        """Seconds of the replicas' exchange, once a step and per microbatch; it grows with their parameters."""
         mesh, problem = self.stage.mesh, self.problem
         if mesh.sizes[0] == 1 or not self.stage.backward.total_s:
             return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Why a tensor is split as it is: the other shardings at their true price, and what decided the choice."""
+"""Explains a tensor's sharding: the price of every other sharding, and the reason for the choice."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -59,11 +59,11 @@ class Explainer:
 
     @cached_property
     def pricing(self) -> Pricing:
-        """Prices of everything else."""
-        if self.effects is not None:  # a stage's, of which the plan's bound says nothing
+        """Prices of the alternatives."""
+        if self.effects is not None:  # the plan's bound does not hold for a stage
             return Pricing(self.record)
         solution = self.plan.solution
-        # Under a limit, what is optimal is so among plans that keep as much free as its solver did.
+        # Under a limit, a plan is optimal among those that keep as much memory free as its solver did.
         is_least = solution.status == "optimal" and self.record.problem.limit is None
         return Pricing(self.record, self.plan.cost.total if is_least else solution.lower_bound)
 
@@ -76,7 +76,7 @@ class Explainer:
 
         Args:
             tensor: The tensor.
-            seconds: Time for re-solving under the memory limit; None to bound everything else without solving for it.
+            seconds: Time for re-solving under the memory limit; None to bound the alternatives without solving them.
         """
         value, node = self._subject(tensor)
         if node < 0 or not tensor.shape:
@@ -97,13 +97,13 @@ class Explainer:
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
         found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
-        if self.effects is not None:  # what is cheap in the stage may not be so in the step
+        if self.effects is not None:  # a cheap alternative in the stage may be expensive in the step
             found = tuple(sorted(found, key=lambda a: (a.cost, a.at_least)))
         forced_by, reason = self._reason(tensor, node, chosen, found)
         return self._explanation(tensor, tied, found, forced_by, reason, left)
 
     def _subject(self, tensor: "Tensor") -> tuple[int, int]:
-        """The value that a tensor is, and the node that decides how it is split."""
+        """The value of a tensor, and the node that decides its sharding."""
         program = self.record.program
         if tensor.path in self._nodes:
             return self._values[tensor.path], self._nodes[tensor.path]
@@ -114,7 +114,7 @@ class Explainer:
             return argument, self._nodes.get(program.inputs[argument], -1)
         value = int(program.made[place])
         producer = int(program.producer[value])
-        if producer < 0:  # an argument, handed on as it is
+        if producer < 0:  # an argument that is returned unchanged
             return value, self._nodes.get(program.inputs[value], -1) if value < len(program.inputs) else -1
         return value, int(program.node[producer])
 
@@ -144,7 +144,7 @@ class Explainer:
         )
 
     def _costs(self, priced: Priced) -> tuple[float, float, Effect | None]:
-        """Of a step with what was found: its time, a bound on it, and of a stage what the stage has to do with it."""
+        """The time of a step with the plan found, a lower bound on it and, in a stage, the effect of the stage."""
         if self.effects is None:
             return priced.cost, priced.at_least, None
         total = self.plan.cost.total
@@ -156,14 +156,14 @@ class Explainer:
         return cost, cost if priced.is_exact else min(cost, at_least), effect
 
     def _spec(self, tensor: "Tensor", code: int) -> "Spec":
-        """A sharding with its axes' names; what is spread over replicas stays so."""
+        """A sharding with its axes' names; state sharded over replicas stays so."""
         names, rank = self.subject.names, len(tensor.shape)
         kept = [tuple(a for a in axes if a not in names) for axes in tensor.spec]
         dims = self.record.problem.axes.dims(code, rank)
         return tuple((*more, *(names[a] for a in axes)) for more, axes in zip(kept, dims, strict=True))
 
     def _words(self, tensor: "Tensor", value: int, node: int, spec: "Spec", priced: Priced) -> str:
-        """``column-split over y``: what each axis would do, in the plan that was found."""
+        """The use of each axis in the plan that was found, such as ``column-split over y``."""
         if not any(spec):
             return "whole on every device"
         spec = tuple(tuple(axis for axis in axes if axis in self.subject.names) for axes in spec)
@@ -180,7 +180,7 @@ class Explainer:
         return ", ".join(words)
 
     def _is_read_split(self, node: int, axis: str, choice: Ints) -> bool:
-        """Whether some reader before the update takes the tensor as an axis splits it."""
+        """Whether some reader before the update takes the tensor split along an axis."""
         problem, number = self.record.problem, self.subject.names.index(axis)
         last = self.record.program.phases.index("update")
         readers = [e for e in problem.edges if e.source == node and problem.nodes[e.reader].phase not in (last, -1)]

@@ -1,4 +1,4 @@
-"""What differs between two plans: verdict, costs and memory, how tensors lie, what is sent."""
+"""The differences between two plans: verdict, costs, memory, shardings, communication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MOST_ROWS = 40
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Tensors that lie otherwise in one plan than in the other; None where a plan does not have them."""
+    """Tensors with different shardings in the two plans; None where a plan does not have them."""
 
     path: str
     paths: tuple[str, ...]
@@ -47,7 +47,7 @@ class Difference(Printed):
 
     Attributes:
         one, other: The plans.
-        moved: Tensors that lie otherwise.
+        moved: Tensors with different shardings.
         sent: Communication that differs, the largest difference in time first.
     """
 
@@ -64,8 +64,8 @@ class Difference(Printed):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Arguments that differ in shape or dtype, or that one plan alone has: then the plans solve other problems."""
-        staged = bool(self.one.stages or self.other.stages)  # whose state is known in parts
+        """Arguments that differ in shape or dtype, or that only one plan has: the plans solve different problems."""
+        staged = bool(self.one.stages or self.other.stages)  # their state is known only in parts
         mine, theirs = (
             {t.path: f"{t.dtype}{list(t.shape)}" for t in p.arguments if t.role != "static"}
             for p in (self.one, self.other)
@@ -104,7 +104,7 @@ class Difference(Printed):
         return table
 
     def _tensors(self) -> RenderableType:
-        table = plain_table("tensors that lie otherwise", ("path", "one", "other", "kind in one", "kind in other"))
+        table = plain_table("tensors sharded differently", ("path", "one", "other", "kind in one", "kind in other"))
         for row in self.moved[:_MOST_ROWS]:
             layers = f": {found}" if (found := which(row.paths)) else ""
             times = f"  ({len(row.paths)}×{layers})" if len(row.paths) > 1 else ""
@@ -129,7 +129,7 @@ def diff(one: "PlanData", other: "PlanData") -> Difference:
 
 
 def _moved(one: "PlanData", other: "PlanData") -> list[Moved]:
-    """Tensors grouped by how they lie in both plans, where that differs."""
+    """Tensors whose shardings differ, grouped by their shardings in both plans."""
     mine, theirs = _by_path(one), _by_path(other)
     groups: dict[tuple[Row | None, Row | None], list[str]] = {}
     for path in dict.fromkeys((*mine, *theirs)):
@@ -161,7 +161,7 @@ def _sent(one: "PlanData", other: "PlanData") -> list[SentDifference]:
 
 
 def _sent_by(plan: "PlanData") -> list["Collective"]:
-    """Everything that a plan sends in a step; all stages together."""
+    """All collectives of a step, of all stages together."""
     if not plan.stages:
         return list(plan.collectives)
     from meshwright.judging.subject.subject import Subjects

@@ -1,4 +1,4 @@
-"""The story of a plan on one screen: what it is, what it costs, how tensors lie, what is sent."""
+"""A plan on one screen: its verdict, its costs, its shardings and its communication."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ def plan_view(plan: "PlanData") -> RenderableType:
 def _nothing_split(plan: "PlanData") -> str:
     sizes = [n for n in plan.mesh.sizes if n > 1]
     if any(size % n == 0 for t in plan.arguments for size in t.shape if size for n in sizes):
-        return "no argument is split: sending its parts about would cost more than the split saves."
+        return "no argument is split: communication would cost more than a split saves."
     return (
         f"no argument can be split: none has a dim that is a multiple of {' or '.join(map(str, sizes))}, so every "
         "device does the same work. Pad the batch or a hidden dim, or use another number of devices."
@@ -71,13 +71,13 @@ def _headline(plan: "PlanData") -> Table:
 
 
 def step_text(plan: "PlanData") -> str:
-    """The step's time and what it is made of."""
+    """The step's time as a sum of compute and communication."""
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
     return f"{total} = {compute} compute + {sent} communication"
 
 
 def memory_text(plan: "PlanData") -> str:
-    """Peak memory, what is allowed, and what the arguments take."""
+    """Peak memory, the limit, and the bytes of the arguments."""
     memory = plan.memory
     limit = "" if memory.limit_bytes is None else f" of {format_bytes(memory.limit_bytes)} allowed"
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.argument_bytes.items() if size)

@@ -1,4 +1,4 @@
-"""The solver's own account of how a plan was come by: every mesh view, every round, every improvement."""
+"""The solver's log of how it found a plan: every mesh view, every round, every improvement."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ def _round_lines(plan: "PlanData", number: int, found: "Round") -> Iterator[str]
 
 
 def _stage_lines(subject: Subject) -> Iterator[str]:
-    """A stage is part of a solve of all layers; how its own problem goes is told by solving it."""
+    """The log of a stage: its split came from a solve of all layers, so its own problem is solved again for the log."""
     from meshwright.planner.solving.fit_memory import View
     from meshwright.planner.solving.tuning import ViewTuning
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from meshwright.plans.records.judgement import Judgement
     from meshwright.plans.tensor import Tensor
 
-_RUNS = 4  # of numbers are listed
-_WIDEST = 52  # a path that is longer is folded
+_RUNS = 4  # ranges of numbers that are listed
+_WIDEST = 52  # longer paths are wrapped
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")
 
 
@@ -34,9 +34,9 @@ class Row:
         shape, dtype, spec, role: As in `Tensor`.
         symbols: The sharding in symbols, such as ``D F_y``.
         words: The same in words.
-        kind: The part it plays.
+        kind: Its part in the parallelism.
         bytes_on_device: Of one of them.
-        mesh: Names and sizes of the axes of the mesh that it lies on.
+        mesh: Names and sizes of the axes of its mesh.
     """
 
     path: str
@@ -106,7 +106,7 @@ def show(plan: "PlanData", path: str) -> TensorTable:
 
 
 def plan_rows(plan: "PlanData", tensors: Iterable["Tensor"]) -> list[Row]:
-    """Rows of a plan's tensors; where stages have different meshes, those of each stage by themselves."""
+    """Rows of a plan's tensors; where stages have different meshes, each stage has its own rows."""
     mesh_of = _stage_mesh(plan) if plan.stages else lambda tensor: plan.mesh.shape
     groups: dict[tuple[tuple[str, int], ...], list[Tensor]] = {}
     for tensor in tensors:
@@ -115,10 +115,10 @@ def plan_rows(plan: "PlanData", tensors: Iterable["Tensor"]) -> list[Row]:
 
 
 def _stage_mesh(plan: "PlanData") -> Callable[["Tensor"], Mapping[str, int]]:
-    """Says on which mesh a tensor of a pipelined plan lies: that of the first stage which has it.
+    """Maps a tensor of a pipelined plan to its mesh: that of the first stage which has it.
 
-    Next values of arguments lie where these do, which the record of the program tells. Data lie as on the first stage;
-    where a plan has no record, any other tensor as on the first stage that has its axes.
+    The next values of arguments are on the mesh of the arguments, according to the program's record. Data are on the
+    first stage's mesh; in a plan without a record, any other tensor is on the first mesh that has its axes.
     """
     own = {t.path: stage.mesh.shape for stage in reversed(plan.stages) for t in stage.tensors}
 

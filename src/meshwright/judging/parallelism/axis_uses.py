@@ -1,7 +1,7 @@
-"""What each mesh axis does in each product of a weight with activations: the facts that verdicts and kinds rest on.
+"""The use of each mesh axis in each product of a weight with activations: the basis of verdicts and kinds.
 
 In the forward pass every product (or look-up) of a parameter with activations has loops that index the parameter, the
-activations, the result. The loop that an axis splits says what the axis does there:
+activations, the result. The loop that an axis splits determines the use of the axis:
 
 ==============  ==================================================================
 batch           a loop of activations and result that comes from the data's first dim, or experts' slots for tokens
@@ -29,8 +29,8 @@ from meshwright.strategy.sharding import Axes
 if TYPE_CHECKING:
     from meshwright.plans.plan import Spec
 
-_NEUTRAL, _ACTIVATION = -2, -1  # what a value is made from: constants alone, activations; else the parameter's value
-_LOOKED_UP = ("sum", "or")  # how the parts of a look-up in a split table are joined
+_NEUTRAL, _ACTIVATION = -2, -1  # origins of a value: constants alone, activations; otherwise the parameter's value
+_LOOKED_UP = ("sum", "or")  # reductions that combine the parts of a look-up in a split table
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Use:
         op: The operation.
         parameter: Value of the parameter.
         axis: Number of the axis.
-        part: What the axis does there: see the table above.
+        part: The use of the axis there: see the table above.
         dim_class: Class of the dim that it splits; -1 where it is idle.
         dim: The parameter's dim that it splits, as the product reads it; -1 for none.
         flops: Work of the operation in one step, all devices together; 0 for look-ups.
@@ -57,7 +57,7 @@ class Use:
 
 
 class Facts:
-    """What can be read off a program about the parts that its axes play.
+    """The facts of a program about the uses of its axes.
 
     Args:
         program: The program.
@@ -77,7 +77,7 @@ class Facts:
     def within(self, program: Program) -> "Facts":
         """The same facts about a part of the program: a stage's, in which fewer operations run.
 
-        What dims and values are is known from the whole: a stage in the middle sees neither the data nor the loss.
+        Dims and values keep their meanings in the whole program: a stage in the middle sees neither data nor loss.
         """
         found = copy(self)
         known = {name: getattr(self, name) for name in ("letters", "weight_ops", "_kept", "_owners")}
@@ -132,7 +132,7 @@ class Facts:
 
     @cached_property
     def vocabulary(self) -> frozenset[int]:
-        """Classes of dims that are looked up by index in a parameter, or picked from in what a parameter makes."""
+        """Classes of dims that are indexed in a parameter, or in the result of a product with a parameter."""
         program, found = self.program, set()
         weights = [c for value in self.parameters for c in self.classes.of(value)]
         batch_like = self.batch | self.sequence
@@ -200,7 +200,7 @@ class Facts:
             return "batch", dim_class
         if dim_class in self.sequence:
             return "spatial" if self.is_image else "sequence", dim_class
-        # What else experts' activations run over are slots that tokens of the batch were sorted into.
+        # The other loops of experts' activations run over slots into which tokens of the batch were sorted.
         with_experts = self._experts.intersection(self.classes.of(self.program.reads_of(op)[operand]))
         return "batch" if with_experts else "other", dim_class
 
@@ -249,7 +249,7 @@ class Facts:
 
     @cached_property
     def _experts(self) -> set[int]:
-        """Classes that a weight, the activations it meets and what they make all have."""
+        """Classes that a weight, the activations multiplied with it, and the result all have."""
         found = set()
         for op, *_ in self.weight_ops:
             nest = self.program.nests[self.program.nest[op]]
@@ -284,7 +284,7 @@ class Facts:
 
 
 def place_of(nest: Nest, operand: int, loop: int) -> str:
-    """What an axis does that splits a loop of a parameter, by where else the loop runs."""
+    """The use of an axis that splits a loop of a parameter, by the other tensors that the loop runs over."""
     in_others = any(loop in dim for i, dims in enumerate(nest.operands) if i != operand for dim in dims)
     in_result = any(loop in dim for dim in nest.results[0])
     if in_result:

@@ -1,6 +1,6 @@
 """Names of dims: which dims of which tensors are the same thing, and a letter for each.
 
-Two dims are the same where an operation runs over both with one loop: the batch keeps its name from the data through
+Two dims are the same if an operation runs over both with one loop: the batch keeps its name from the data through
 every layer to the loss, a feed-forward's width is the same in both of its weights. Letters are the field's own: B
 batch, S sequence, D the hidden dim, F feed-forward, N heads, H head dim, V vocabulary, E experts, L layers that
 are stacked up, R and C rows and columns of an image. Dims that no argument has go by their size.
@@ -34,7 +34,7 @@ class DimClasses:
         return self._class[self._first[value] : self._first[value + 1]].tolist()
 
     def among(self, classes: Iterable[int]) -> "Among":
-        """Tells dims of some classes from others, for many values at once."""
+        """Finds the dims of some classes, for many values at once."""
         known = np.zeros(len(self._class) + 1, bool)
         known[list(classes)] = True
         return Among(self._first, known[self._class])
@@ -66,11 +66,11 @@ class Among(NamedTuple):
     found: NDArray[np.bool_]
 
     def at(self, values: Ints, dim: int) -> NDArray[np.bool_]:
-        """Whether a dim of each of some values is of them."""
+        """Whether a dim of each of some values is of these classes."""
         return self.found[self.first[values] + dim]
 
     def dims(self) -> Ints:
-        """For each value the first dim that is of them; -1 for none."""
+        """For each value the first dim of these classes; -1 for none."""
         found = np.full(len(self.first) - 1, -1)
         places = np.flatnonzero(self.found)[::-1]
         values = np.searchsorted(self.first, places, side="right") - 1
@@ -159,7 +159,7 @@ def name_dims(
 
 
 def _places(weights: Mapping[int, Sequence[int]], paths: Mapping[int, str]) -> dict[int, set[tuple[str, int]]]:
-    """Where classes stand in the weights; equal for what stands at the same places of other layers' weights."""
+    """The places of classes in the weights; equal for dims at the same places of other layers' weights."""
     places: dict[int, set[tuple[str, int]]] = {}
     for value, found in weights.items():
         for dim, c in enumerate(found):
@@ -174,7 +174,7 @@ def _features(classes: Sequence[int], names: Mapping[int, str]) -> list[int]:
 
 
 def _around_hidden(features: Iterable[Sequence[int]], names: Mapping[int, str]) -> dict[int, str]:
-    """What stands beside the hidden dim: two dims are heads and head dim, one is the feed-forward's."""
+    """The dims beside the hidden dim: two dims are heads and head dim, one is the feed-forward's."""
     found: dict[int, str] = {}
     for classes in features:
         rest = [c for c in classes if names.get(c) != "D"]

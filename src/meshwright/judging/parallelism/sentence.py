@@ -22,7 +22,7 @@ _PLAIN = {
 
 
 def plain_sentence(plan: "PlanData") -> str:
-    """What a plan is, such as ``Fully sharded data parallel across 50 hosts, tensor parallel inside each host``."""
+    """A plan in words: ``Fully sharded data parallel across 50 hosts, tensor parallel inside each host``."""
     if not plan.stages:
         return _capital(_sentence(plan.verdict, plan.mesh) or str(plan.verdict))
     head = f"Pipeline of {len(plan.stages)} stages over {_devices(plan.mesh.num_devices, plan.mesh.cluster)}"
@@ -35,7 +35,7 @@ def plain_sentence(plan: "PlanData") -> str:
 
 
 def _sentence(verdict: Verdict, mesh: "Mesh") -> str:
-    """What one program is; empty where no plain word fits."""
+    """One program in one sentence; empty where no plain word fits."""
     parts = [part for part in verdict.parts if part.share >= _MOST]
     return ", ".join(_clauses(parts, mesh))
 

@@ -1,10 +1,10 @@
-"""The kind of each tensor: which part it plays in the parallelism, in a few words.
+"""The kind of each tensor: its part in the parallelism, in a few words.
 
-An axis that splits a parameter plays the part that the products with it show (`uses.py`): ``tensor (column)``,
-``tensor (row)``, ``expert``, ``vocabulary``. Where most of the work is done with the parameter whole along that axis,
-it is gathered before use: ``zero``. Optimizer state has the kind of its parameter; an axis that splits the state alone
-is ``zero``, too. A parameter that no axis splits is ``replicated (data parallel)`` where some axis splits the batch,
-else ``replicated``.
+The kind of an axis that splits a parameter follows from the products with the parameter (`axis_uses.py`): ``tensor
+(column)``, ``tensor (row)``, ``expert``, ``vocabulary``. Where most of the work is done with the parameter whole along
+that axis, it is gathered before use: ``zero``. Optimizer state has the kind of its parameter; an axis that splits the
+state alone is ``zero``, too. A parameter that no axis splits is ``replicated (data parallel)`` where some axis splits
+the batch, else ``replicated``.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ class Kinds:
     def _part(self, parameter: int, dim: int, axis: int) -> str:
         seen = self._by_axis.get((parameter, axis))
         if seen is not None and 2 * seen.total() < self._work[parameter, axis]:
-            return ZERO  # some read it as it lies, but most of the work is done with it whole
+            return ZERO  # some operations read it split, but most of the work is done with it gathered
         if seen is None and parameter not in self._used and self.facts.is_kept(parameter, dim, axis):
             # A bias or norm: it is split as the features it meets are split.
             seen = self._by_class.get((self.facts.classes.of(parameter)[dim], axis), Counter({"column": 1}))

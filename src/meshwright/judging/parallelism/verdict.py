@@ -1,6 +1,7 @@
-"""The verdict: what kind of parallelism a plan is, per mesh axis, in the words people use for it.
+"""The verdict: the kinds of parallelism in a plan, per mesh axis, in the usual words.
 
-It rests on the facts of `uses.py`, weighed by the work of the products; `docs/guides/see.md` states the rules in words.
+It follows from the facts of `axis_uses.py`, weighted by the work of the products; `docs/guides/see.md` states the rules
+in words.
 """
 
 from collections import defaultdict
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
     from meshwright.plans.plan import Collective, Tensor
 
 _ALL = 0.9  # from this share of the work on, a statement holds for all of it
-_WORTH = 0.1  # below this share, a part is not worth a word
-_EXPERTS = 0.02  # but experts are, and so are parameters from _SOME of the bytes on
-_MOST = 0.5  # of the bytes must be sharded for the state to be called so; from _SOME on they are worth a word
+_WORTH = 0.1  # a part with a smaller share is not mentioned
+_EXPERTS = 0.02  # experts are mentioned from this share on, parameters from _SOME of the bytes on
+_MOST = 0.5  # share of the bytes from which the state is called sharded; from _SOME on it is mentioned
 _SOME = 0.2
-_PAIRED = 0.9  # of the work must be in pairs of columns and rows to be Megatron's
+_PAIRED = 0.9  # share of the work in pairs of columns and rows from which a split is Megatron's
 
 
 def judge(facts: Facts, tensors: Sequence["Tensor"], collectives: Iterable["Collective"]) -> Verdict:
     """The verdict of a plan.
 
     Args:
-        facts: What the axes do.
+        facts: The uses of the axes.
         tensors: The arguments.
-        collectives: The plan's communication, which tells how gradients are brought together.
+        collectives: The plan's communication, which shows how gradients are reduced.
     """
     return Verdict(tuple(_Judge(facts, tensors, collectives).parts()))
 
@@ -193,7 +194,7 @@ class _Judge:
         return defaultdict(float, {axis: size / total for axis, size in found.items()})
 
     def _scattered(self, axis: str) -> bool:
-        """Whether gradients are brought together over an axis by reduce-scatter rather than by all-reduce."""
+        """Whether gradients are reduced over an axis by reduce-scatter rather than by all-reduce."""
         sent: dict[str, float] = defaultdict(float)
         for item in self.collectives:
             if item.purpose == "gradient" and axis in item.axes:

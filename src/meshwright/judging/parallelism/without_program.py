@@ -1,4 +1,4 @@
-"""The judgement of tensors that nothing is known of but how they lie: in Alpa's dumps, in plan files of old versions.
+"""The judgement of tensors from their shardings alone: in Alpa's dumps and in plan files of old versions.
 
 Without the program, an axis that splits the data's first dim is taken to be one of data parallelism, and every other
 axis that splits parameters to be one of tensor parallelism: by columns where it splits another dim of a weight than the
@@ -18,8 +18,8 @@ from meshwright.plans.tensor import Tensor
 if TYPE_CHECKING:
     from meshwright.plans.plan import PlanData
 
-_SOME, _MOST = 0.05, 0.5  # of the bytes must be split for a word, and for it to hold without a number
-_PAIRED = 0.8  # of the split elements must have columns and rows of one size to be Megatron's
+_SOME, _MOST = 0.05, 0.5  # shares of the bytes from which a split is named, and named without a percentage
+_PAIRED = 0.8  # share of the split elements in paired columns and rows from which a split is Megatron's
 
 
 def judge_at_rest(plan: "PlanData") -> Judgement:
@@ -44,7 +44,7 @@ def data_axes(tensors: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def pipeline_verdict(plan: "PlanData", stages: Sequence[Verdict]) -> Verdict:
-    """The verdict of a plan in stages: its pipeline, then what all stages or each of them are."""
+    """The verdict of a plan in stages: its pipeline, then the verdict of all stages or of each."""
     assert plan.pipeline is not None
     count = plan.pipeline.num_microbatches
     text = f"pipeline of {len(stages)} stages ({plan.pipeline.schedule}, {count} microbatches)"
@@ -54,7 +54,7 @@ def pipeline_verdict(plan: "PlanData", stages: Sequence[Verdict]) -> Verdict:
 
 
 def _inner(stages: Sequence[Verdict]) -> Iterator[Part]:
-    """What all stages are; where they differ, what each is, neighbours that are alike together."""
+    """The verdict of all stages or, where they differ, of each run of equal neighbours."""
     if len({str(verdict) for verdict in stages}) == 1:
         yield from stages[0].parts
         return
@@ -112,7 +112,7 @@ def _held(tensors: Sequence[Tensor], role: str) -> Counter[str]:
 
 
 def _tensor_words(tensors: Sequence[Tensor], axis: str) -> str:
-    """What an axis that splits parameters, and not the batch, does to most of them."""
+    """The use of an axis that splits parameters, and not the batch, in words."""
     sizes = _columns(tensors)
     work: Counter[str] = Counter()
     paired = 0
@@ -164,7 +164,7 @@ def _kind(tensor: Tensor, data: Sequence[str], sizes: Mapping[str, set[int]]) ->
 
 
 def _part(tensor: Tensor, dim: int, axis: str, data: Sequence[str], sizes: Mapping[str, set[int]]) -> str:
-    """The part that an axis plays by splitting one dim of a parameter or of its optimizer state."""
+    """The use of an axis that splits one dim of a parameter or of its optimizer state."""
     if axis in data:
         return "zero (sharded over data)"
     if len(tensor.shape) == 1:

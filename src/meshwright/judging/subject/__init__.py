@@ -1,1 +1,1 @@
-"""The program that is judged, with what it keeps in memory over time."""
+"""The program that is judged, with its memory over time."""

@@ -1,4 +1,4 @@
-"""Memory over time under a plan's choice, by what holds it."""
+"""Memory over time under a plan's choice, by the role of the values."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,7 +29,7 @@ class MemoryOverTime:
         return self.by_role.sum(axis=0)
 
     def thinned(self, most: int) -> "MemoryOverTime":
-        """At most so many moments: of each stretch of time the one that needs most, so that no peak is lost."""
+        """At most ``most`` moments: the peak of each interval of time, so that no peak is lost."""
         count = len(self.at)
         if count <= most:
             return self

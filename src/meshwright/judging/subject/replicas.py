@@ -1,4 +1,4 @@
-"""A stage's program on its whole mesh: what was solved for one replica, with the replicas' axis put to the batch."""
+"""A stage's program on its whole mesh: the solution for one replica, with the batch split over the replicas' axis."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ def lifted(facts: Facts, replicas: int) -> Program:
 
     Args:
         facts: Of the program of one replica, on the inner axis.
-        replicas: How many there are; where there is one, the first axis splits nothing.
+        replicas: The number of replicas; if it is 1, the first axis splits nothing.
     """
     program = facts.program
     batch = facts.classes.among(facts.batch if replicas > 1 else ())

@@ -1,4 +1,4 @@
-"""What can be looked at by itself: the one program of a plan, or each stage of a pipelined one."""
+"""The subjects of judgements and explanations: the one program of a plan, or each stage of a pipelined plan."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +31,11 @@ class Subject:
     Attributes:
         plan: The plan.
         record: Program and problem; of a stage, those of its own layers for one microbatch.
-        find_facts: Finds out what the axes do, which explaining a tensor does not need.
-        mesh: The mesh that the problem speaks of; of a stage its inner axis.
+        find_facts: Finds the uses of the axes, which the explanation of a tensor does not need.
+        mesh: The mesh of the problem; of a stage, its inner axis.
         names: Names of that mesh's axes in the plan.
         number: The stage's number; None for a plan without stages.
-        level_bytes: What the problem's memory shows beyond what a device needs, where it is known less closely.
+        level_bytes: The excess of the problem's memory over a device's need, where the problem's model is coarser.
     """
 
     plan: "PlanData"
@@ -48,12 +48,12 @@ class Subject:
 
     @cached_property
     def facts(self) -> Facts:
-        """What the axes do."""
+        """The uses of the axes."""
         return self.find_facts()
 
     @cached_property
     def tensors(self) -> Sequence[Tensor]:
-        """The arguments that lie there."""
+        """The arguments of the program or stage."""
         if self.stage is None:
             return self.plan.arguments
         values, here = self.facts.values, self.record.program.touched
@@ -70,19 +70,19 @@ class Subject:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """What is sent in one step; of a stage, that of all microbatches."""
+        """The collectives of one step; of a stage, those of all microbatches."""
         if self.number is None:
             return self.plan.collectives
         return tuple(_stage_collectives(self))
 
 
 def facts_of(plan: "PlanData", program: Program) -> Facts:
-    """What the axes of a plan's mesh do in its program."""
+    """The uses of a mesh's axes in a plan's program."""
     return Facts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
 
 
 class Subjects(Sequence[Subject]):
-    """All that a plan consists of, each looked at when it is asked for; none where the plan keeps no record."""
+    """The subjects of a plan, each computed on first use; there are none if the plan keeps no record."""
 
     def __init__(self, plan: "PlanData"):
         self.plan, self.record = plan, plan.record
@@ -102,7 +102,7 @@ class Subjects(Sequence[Subject]):
         return self._known[number]
 
     def of(self, tensor: Tensor) -> Subject:
-        """Where it is decided how a tensor lies: of a pipelined plan, on the stage that owns it."""
+        """The subject that decides a tensor's sharding: in a pipelined plan, the stage that owns it."""
         return self[0 if len(self) == 1 else self._stage_of(tensor)]
 
     def whole(self, number: int) -> Facts:
@@ -202,6 +202,6 @@ def _stage_collectives(subject: Subject) -> Iterator[Collective]:
 
 
 def parameter_bytes(stage: Stage) -> int:
-    """Bytes of a stage's parameters on one device, if they are not spread over the replicas."""
+    """Bytes of a stage's parameters on one device, before any sharding over the replicas."""
     mesh = stage.mesh.shape | {"x": 1}
     return sum(bytes_on_device(t.shape, t.dtype, t.spec, mesh) for t in stage.tensors if t.role == "parameters")

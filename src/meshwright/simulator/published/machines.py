@@ -1,4 +1,4 @@
-"""Reads what a published table says of its machines: which chip, how many in a host, what joins them."""
+"""Reads the description of machines in a published table: the chip, the devices per host, the network."""
 
 import re
 import tomllib
@@ -28,8 +28,8 @@ def machines(text: str, num_chips: int, notes: str = "") -> Cluster:
     """The cluster that a table describes, e.g. ``"A100-SXM-40GB (RoCE 1600Gbps/node)"``.
 
     Args:
-        text: What it calls the devices.
-        num_chips: How many there are.
+        text: The table's name of the devices.
+        num_chips: The number of chips.
         notes: Remarks that may name the network.
     """
     gpu = _find(text)
@@ -54,7 +54,7 @@ def _find(text: str) -> dict[str, Any]:
 
 
 def _chip(text: str, gpu: dict[str, Any]) -> Chip:
-    """The catalogue's chip with what the table says otherwise."""
+    """The catalogue's chip, with the table's deviations from it."""
     chip = find_chip(gpu["chip"])
     changes: dict[str, Any] = {}
     if (rate := _MEMORY_RATE.search(text)) is not None:

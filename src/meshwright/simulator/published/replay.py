@@ -1,4 +1,4 @@
-"""Replays rows: each becomes a recipe, is simulated, and is held against what was published."""
+"""Replays rows: each becomes a recipe, is simulated, and is compared with the published figures."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from meshwright.simulator.transformer.work import recipe_work
 
 _GIB = 2**30
 _NEEDED = ("gpus", "gpu_type", "hidden", "layers", "seq")  # columns without which no row can be understood
-_NEAR_LIMIT = 0.8  # of a device's memory: what is simulated is no nearer to the truth than that
+_NEAR_LIMIT = 0.8  # fraction of a device's memory: the simulated peak is no more accurate than that
 
 
 class RowsError(MeshwrightError, ValueError):
@@ -28,11 +28,11 @@ class Replay:
 
     Attributes:
         row: The row.
-        published_step_s, published_peak_gib: What it says; None where it does not.
+        published_step_s, published_peak_gib: The published figures; None where the row has none.
         predicted_step_s: The simulated time of a step; None where the row cannot be understood.
         predicted_peak_gib: The simulated peak memory.
-        fits: Whether that is there.
-        causes: What makes the row hard to predict.
+        fits: Whether that much memory is there.
+        causes: The causes that make the row hard to predict.
         problem: Why it cannot be understood; empty where it can.
     """
 
@@ -56,7 +56,7 @@ class Replay:
 
     @property
     def strategy(self) -> tuple[str, ...]:
-        """What tells two rows of one model and source apart as strategies."""
+        """The columns that distinguish the strategies of two rows of one model and source."""
         names = ("dp", "tp", "pp", "cp", "ep", "zero_stage", "microbatch", "interleave_v", "recompute", "precision")
         return tuple(self.row.text(name) for name in names)
 
@@ -81,7 +81,7 @@ class Replay:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Reads a CSV file in the format of `published.csv`; columns may be missing that a row can do without.
+    """Reads a CSV file in the format of `published.csv`; optional columns may be missing.
 
     Raises:
         RowsError: There is no such file, or no row in it, or no column that every row needs.
@@ -102,7 +102,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _filled(cells: dict[str, Any]) -> dict[str, str]:
-    """The cells that hold something; what stands beyond the named columns is left out."""
+    """The non-empty cells of the named columns."""
     return {name: value for name, value in cells.items() if isinstance(name, str) and isinstance(value, str) and value}
 
 
@@ -143,7 +143,7 @@ def _error(predicted: float | None, published: float | None) -> float | None:
 
 
 def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
-    """What makes a row hard to predict, as far as it is known."""
+    """The known causes that make a row hard to predict."""
     if recipe.stack.remark:
         yield recipe.stack.remark
     if recipe.by_row:
@@ -153,10 +153,10 @@ def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
     if recipe.context > 1:
         yield "context parallelism: small blocks, and results merged between them"
     if recipe.recompute.offloads or recipe.recompute.name == "custom":
-        yield "what is recomputed and sent to the host is known in part only"
+        yield "the recomputed and offloaded activations are only partly known"
     if recipe.cluster.chip.vendor == "Google":
-        yield "rates of TPU kernels are estimates: no microbenchmark is at hand"
+        yield "rates of TPU kernels are estimates: no microbenchmark is available"
     elif simulation.peak_bytes > _NEAR_LIMIT * simulation.work.limit_bytes[0]:
         yield "memory may be nearly full: allocators free and retry then"
     if recipe.cluster.num_hosts > 1 and recipe.zero == 3 and recipe.cluster.intra.topology != "torus":
-        yield "parameters fetched over a network whose real rate is not told"
+        yield "parameters fetched over a network whose real rate is not published"

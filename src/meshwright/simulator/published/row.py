@@ -63,7 +63,7 @@ class Row:
 
     @property
     def step_s(self) -> float | None:
-        """The published time of a step, or what the published rate of tokens makes of it."""
+        """The published time of a step, or the time that follows from the published rate of tokens."""
         given, rate = self.number("step_time_s"), self.number("tokens_per_s_per_gpu")
         if given or not rate:
             return given
@@ -143,7 +143,7 @@ def _recipe(row: Row) -> Recipe:
 
 
 def _with_share(recipe: Recipe) -> Recipe:
-    """Where a table does not say which part of the layers is recomputed: the least that fits."""
+    """The recipe with the least recomputed share of layers that fits, where the table does not give the share."""
     tried = [replace(recipe, recompute=replace(recipe.recompute, share=share)) for share in SHARES]
     return next((r for r in tried if peak_bytes(r) <= r.cluster.memory_bytes), tried[-1])
 

@@ -1,4 +1,4 @@
-"""Sums replayed rows up: the errors against what the simulation must reach, and the order of strategies."""
+"""Summarises replayed rows: the errors against the simulation's targets, and the order of strategies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class Target:
     """One figure that the simulation must reach.
 
     Attributes:
-        name: What it is.
-        value: What was reached; None where no row tells.
-        bound: What must be reached.
+        name: Its name.
+        value: The value reached; None where no row has it.
+        bound: The value to be reached.
         least: Whether the bound is the least rather than the most.
-        count: Over how many rows or pairs.
+        count: The number of rows or pairs.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Validation:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """The figures to reach, in the order of the issue they come from."""
+        """The figures to reach."""
         known = [r for r in self.rows if r.error is not None]
         trusted = _errors(r for r in known if r.row.trust == "A")
         half = _errors(r for r in known if r.row.is_half)

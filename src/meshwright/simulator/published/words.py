@@ -25,7 +25,7 @@ _SELECTIVE = {"attention": ATTENTION, "alternate": ALTERNATE, "some": replace(FU
 #: Parts of the layers that "some layers" may mean: the least that fits.
 SHARES = (1 / 2, 2 / 3, 3 / 4, 1.0)
 
-#: What MaxText calls the values that a policy keeps on the device or sends to the host.
+#: MaxText's names for the values that a policy keeps on the device or sends to the host.
 _NAMED = {
     "decoder_layer_input": "input",
     "q": "query",
@@ -50,7 +50,7 @@ def recompute_of(text: str, selective: str, model: str = "", notes: str = "") ->
 
     Args:
         text: The words, e.g. ``"selective (op)"``.
-        selective: What the stack calls selective: a key of `_SELECTIVE`.
+        selective: The stack's meaning of selective: a key of `_SELECTIVE`.
         model: The model's name, to which a remark may refer.
         notes: Remarks.
     """
@@ -75,13 +75,13 @@ def recompute_of(text: str, selective: str, model: str = "", notes: str = "") ->
 
 
 def _said_of(model: str, notes: str) -> str:
-    """What remarks of the form ``405B: offload decoder_layer_input+mlpwo`` say of a model."""
+    """The remark on a model, in the form ``405B: offload decoder_layer_input+mlpwo``."""
     found = re.search(r"(\S+):\s*(offload [a-z_0-9+, ]+)", notes.lower().replace("(", " "))
     return found[2] if found is not None and found[1] in model.lower() else ""
 
 
 def _named(words: str) -> Recompute:
-    """A list of values that are kept, as MaxText writes them; what is not in it is computed again."""
+    """A list of values that are kept, as MaxText writes them; all others are recomputed."""
     listed = re.findall(r"[a-z_0-9]+", words.split("offload", 1)[-1])
     kept = {_NAMED[word] for word in listed if word in _NAMED} | {"input"}
     repeats = frozenset(name for name in KERNELS if name not in kept)
@@ -127,7 +127,7 @@ def dtype_of(text: str) -> str:
 def stack_of(
     source: str, zero: int, precision: str, recompute: str, model: str, notes: str, tpu: bool
 ) -> tuple[Stack, str]:
-    """The software behind a row, with what the row itself says, and what it calls selective recomputation."""
+    """The software behind a row, updated by the row's own remarks, and its meaning of selective recomputation."""
     words = f"{source.lower()} zero-{zero}"
     entry = dict(next(e for e in _stacks() if all(re.search(rf"\b{re.escape(w)}\b", words) for w in e["words"])))
     entry.pop("words")

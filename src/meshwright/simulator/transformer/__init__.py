@@ -1,1 +1,2 @@
-"""Describes a transformer's training step by formulas: what its kernels do, what they keep, what devices exchange."""
+"""Describes a transformer's training step by formulas: its kernels, the tensors that they keep, the exchanges between
+devices."""

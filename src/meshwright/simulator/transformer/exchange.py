@@ -1,4 +1,5 @@
-"""Time of what a recipe's devices exchange: groups of devices at some stride, priced by the catalogue's collectives."""
+"""The time of exchanges between a recipe's devices: groups of devices at some stride, priced by the catalogue's
+collectives."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ class Exchange:
     )
 
     def seconds(self, kind: str, size: int, stride: int, num_bytes: float) -> float:
-        """Seconds of a collective among `size` devices that lie `stride` apart, all groups at once."""
+        """Seconds of a collective among `size` devices with a distance of `stride`, all groups at once."""
         if size == 1 or num_bytes <= 0:
             return 0.0
         mesh, link = self._group(size, stride)

@@ -1,8 +1,8 @@
 """The kernels of one layer and of the head on one device, by phase, with their time; and the tensors they keep.
 
 Letters: T tokens of a microbatch on the device, Tn the same outside of products (fewer with sequence parallelism),
-h hidden, q and kv widths of queries and keys, f inner width, t tensor-parallel degree. Elementwise kernels are told in
-bytes per element of 16-bit tensors, as fused and as separate kernels move them.
+h hidden, q and kv widths of queries and keys, f inner width, t tensor-parallel degree. Elementwise kernels are
+described by the bytes that they move per element of 16-bit tensors, fused and as separate kernels.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _NORM = (4, 4, 8, 10)
 _RMS_NORM = (4, 20, 8, 32)  # separate kernels widen to single precision
 _ROTARY = (4, 16, 4, 16)
 _RESIDUAL = (6, 6, 4, 6)
-_DROPOUT = (1, 6, 5, 6)  # the mask, and what is read and written again if it is a kernel of its own
+_DROPOUT = (1, 6, 5, 6)  # the mask, and the tensor that a separate kernel reads and writes again
 _GELU = (4, 4, 6, 6)
 _GATE = (6, 10, 10, 16)
 _SOFTMAX = (4, 12, 6, 16)
@@ -25,7 +25,7 @@ _LAYOUT = (4, 4, 4, 4)  # heads before tokens
 _MERGE = (30, 30, 10, 10)  # results of one more block of keys, in single precision and never fused
 _LOSS = (8, 14, 6, 18)  # per logit
 _METRIC = 14  # per logit: loss and perplexity, computed once more for the log
-_CAST = 2  # the rest is fused with what made the value
+_CAST = 2  # the rest is fused with the kernel that computed the value
 _CAST_BY_ROW = 5  # read once for the largest value, and once more to be written
 
 _NARROW = ("float8_e4m3fn", "int8")
@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
         name: What it does; recomputation names it so.
         forward_s: Its time forward.
         backward_s: Its time backward.
-        weights_s: The part of that which makes weights' gradients.
+        weights_s: The part of ``backward_s`` that computes gradients of weights.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Layer:
     kernels: Kernels
 
     def attention_block(self) -> Iterator[Kernel]:
-        """From the residual stream through attention to what is added to it."""
+        """The kernels from the residual stream through attention back to it."""
         r, s = self.recipe, self.recipe.shape
         t, tokens = r.tensor, r.tokens
         yield self._stream("norm", _RMS_NORM if s.gated else _NORM, r.spread_tokens * s.hidden)

@@ -1,4 +1,4 @@
-"""Memory of a recipe on one device: state, what each layer keeps, what is there for a moment."""
+"""Memory of a recipe on one device: state, activations of each layer, temporaries."""
 
 from meshwright.simulator.kernels import MATERIALISED
 from meshwright.simulator.transformer.recipe import Recipe
@@ -53,7 +53,7 @@ def _extra(recipe: Recipe, kept: dict[str, float]) -> float:
 
 
 def working_bytes(recipe: Recipe, has_head: bool) -> float:
-    """Bytes that are there only while a microbatch is worked on: a recomputed layer, gathered weights, logits."""
+    """Bytes of temporaries while a microbatch is processed: a recomputed layer, gathered weights, logits."""
     kept, s = kept_bytes(recipe), recipe.shape
     again = max(0.0, sum(kept.values()) - layer_bytes(recipe)) if recipe.recompute.repeats else 0.0
     widest = 2.0 * recipe.tokens * s.active * s.ffn / recipe.tensor
@@ -66,7 +66,7 @@ def working_bytes(recipe: Recipe, has_head: bool) -> float:
 
 
 def logits_bytes(recipe: Recipe) -> float:
-    """Logits and what the loss makes of them."""
+    """Bytes of the logits and of the values that the loss computes from them."""
     apart = recipe.stack.loss == "separate" and recipe.tensor > 1  # the split loss keeps exponentials and differences
     return (_LOGIT_BYTES[recipe.stack.loss] + 6.0 * apart) * recipe.tokens * recipe.shape.vocab / recipe.tensor
 
@@ -83,7 +83,7 @@ def stage_params(recipe: Recipe, stage: int) -> float:
 def state_bytes(recipe: Recipe, stage: int) -> float:
     """Bytes of parameters, gradients and optimizer state that a device of a stage keeps."""
     stack, shard = recipe.stack, max(recipe.shard, 1)
-    # Gradients that are exchanged once a step lie there whole until then, unless there is one microbatch.
+    # Gradients that are exchanged once a step stay unsharded until then, unless there is one microbatch.
     spread = recipe.zero == 3 or (recipe.zero == 2 and recipe.num_microbatches == 1)
     per_param = (
         stack.weight_bytes / (shard if recipe.zero >= 3 else 1)
@@ -96,5 +96,5 @@ def state_bytes(recipe: Recipe, stage: int) -> float:
 
 
 def peak_bytes(recipe: Recipe) -> float:
-    """Memory of a device where there is one stage: state, every layer's share, and the work at hand."""
+    """Memory of a device where there is one stage: state, activations of every layer, and temporaries."""
     return state_bytes(recipe, 0) + recipe.shape.layers * layer_bytes(recipe) + working_bytes(recipe, has_head=True)

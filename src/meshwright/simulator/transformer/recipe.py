@@ -9,7 +9,7 @@ from meshwright.simulator.transformer.shape import Shape
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What is known of the software that ran a recipe.
+    """The properties of the software that ran a recipe.
 
     Attributes:
         name: A word for people.
@@ -23,7 +23,7 @@ class Stack:
         async_tensor: Whether tensor-parallel exchanges are cut up and run beside the products that they feed.
         sums_beside_weights: Whether the backward pass sums up inputs' gradients beside the weights' gradients.
         overlap: Whether gradients and parameters are exchanged beside compute.
-        messages: Into how many messages ZeRO-3 cuts what it exchanges of a layer.
+        messages: The number of messages in which ZeRO-3 exchanges a layer.
         xla: Whether one program is the whole step; it fetches matrix by matrix rather than layer by layer.
         repeats_last: Whether full recomputation repeats a layer's last product, too.
         fused_accumulation: Whether a product adds to the gradients of earlier microbatches itself.
@@ -64,15 +64,15 @@ class Recipe:
         shape: The model.
         cluster: The machines.
         data, tensor, pipeline, context, expert: Degrees of parallelism; experts are spread over data-parallel devices.
-        zero: Which of ZeRO's stages.
-        shard: Over how many data-parallel devices ZeRO spreads; the others hold copies.
+        zero: The ZeRO stage.
+        shard: The number of data-parallel devices over which ZeRO shards; the others hold copies.
         microbatch: Sequences in one microbatch of one data-parallel device.
         num_microbatches: Microbatches of a step.
         interleave: Chunks of layers per stage.
         schedule: The pipeline's schedule.
         dtype: Type of the layers' products, e.g. ``"bfloat16"`` or ``"float8_e4m3fn"``.
         by_row: Whether 8-bit products have a scale for each row; such kernels reached the rate of 16-bit ones only.
-        recompute: What is computed again.
+        recompute: The recomputation in the backward pass.
         stack: The software.
     """
 

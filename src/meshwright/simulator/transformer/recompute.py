@@ -1,18 +1,18 @@
-"""What a backward pass computes again: stacks' policies, by the kernels they repeat and the tensors they keep."""
+"""Recomputation policies of software stacks: the kernels that they repeat and the tensors that they keep."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What the backward pass computes again, and what is kept instead.
+    """The kernels that the backward pass repeats, and the tensors that are kept instead.
 
     Attributes:
         name: A word for people.
         repeats: Names of the forward kernels that run again.
         keeps: Names of the tensors that are kept in memory.
         share: Part of the layers that do so.
-        offloads: Whether what is kept goes to the host's memory.
+        offloads: Whether the kept tensors go to the host's memory.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tasks of one virtual stage of a recipe: kernels on the compute lane, exchanges beside it or in its way."""
+"""Tasks of one virtual stage of a recipe: kernels on the compute lane, and exchanges that overlap or block it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _FIRST = ("query", "key", "value", "gate", "up")
 
 @dataclass
 class _List:
-    """Tasks in the making; what comes next on the compute lane waits for what is in its way."""
+    """A list of tasks under construction; the next compute task waits for the blocking exchanges before it."""
 
     tasks: list[Task] = field(default_factory=list)
     blocking: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ class StageTasks:
         return tuple(out.tasks)
 
     def backward(self, sync: bool) -> Tasks:
-        """One microbatch backward, with what is recomputed; `sync` exchanges the gradients at the end of a step."""
+        """One microbatch backward, recomputation included; `sync` exchanges the gradients at the end of a step."""
         out, layer = _List(), Layer(self.recipe, self.kernels)
         attention, feed_forward = tuple(layer.attention_block()), tuple(layer.feed_forward_block())
         embedding = self.recipe.shape.embedding_params
@@ -163,7 +163,7 @@ class StageTasks:
         out.wait(sent)
 
     def _repeat(self, out: _List, attention: tuple[Kernel, ...], feed_forward: tuple[Kernel, ...]) -> None:
-        """What recomputation runs again: kernels, and the exchanges that they need."""
+        """The kernels that recomputation repeats, and the exchanges that they need."""
         rule = self.recipe.recompute
         for block, product in ((attention, "out"), (feed_forward, "down")):
             repeated = [kernel for kernel in block if kernel.name in rule.repeats]
@@ -212,7 +212,7 @@ class StageTasks:
         out.in_the_way(self.exchange.task("tokens to experts", "experts", "all_to_all", r.expert, stride, num_bytes))
 
     def _fetch(self, out: _List, name: str, params: float, ahead: tuple[int, ...]) -> tuple[int, ...]:
-        """ZeRO-3: parameters are fetched beside the layer before; returns what the next fetch must wait for."""
+        """ZeRO-3: parameters are prefetched during the layer before; returns the dependencies of the next fetch."""
         r = self.recipe
         if r.zero < 3:
             return ()

@@ -1,4 +1,4 @@
-"""Makes the work of a recipe: its virtual stages with their tasks, memory, and what each stage does once."""
+"""Makes the work of a recipe: its virtual stages with their tasks, memory, and the work of each stage once a step."""
 
 from dataclasses import replace
 from functools import cache
