@@ -1,1 +1,1 @@
-"""Plans as data: what was decided, predicted and recorded. Nothing here plans or needs JAX."""
+"""Plans as data: decisions, predictions and records. Nothing here plans or needs JAX."""

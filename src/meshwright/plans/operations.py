@@ -1,4 +1,4 @@
-"""The long lists of a plan: every communication, and how every operation is split and what it does."""
+"""The long lists of a plan: every collective, and the split and the work of every operation."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Collective:
         purpose: gradient, activation, halo or reshard.
         trips: How often it runs in one step.
         serial: That operation's place in the traced program; -1 where there is none.
-        argument: Whether it moves an argument, which is there from the start.
+        argument: Whether it moves an argument, which is available from the start.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one operation makes one device do in one trip; what it costs follows from the chip.
+    """The work of one operation on one device in one trip; its time follows from the chip.
 
     Attributes:
         flops: FLOPs of products; 0 for everything else.
@@ -50,8 +50,8 @@ class Load:
         recomputed: Whether it repeats forward work because of `jax.checkpoint`.
         fetches: How many rows of pixels under a convolution's window are fetched; 0 for everything else.
         special: How many divisions, roots, exponentials and the like are taken.
-        num_parts: Over how many devices the work is spread; the others do the same once more. 0 in plans of earlier
-            versions, which do not say.
+        num_parts: The number of devices that share the work; the others repeat it. 0 in plans of earlier versions,
+            which do not record it.
     """
 
     flops: Amount
@@ -74,14 +74,14 @@ class OpPlan:
         label: Its scopes and primitive.
         phase: forward, backward or update.
         operands: Sharding in which each operand is needed; None for scalars.
-        partial: Sharding of each result before partial sums are settled; None for scalars.
+        partial: Sharding of each result before partial sums are reduced; None for scalars.
         results: Sharding of each result.
-        via: Sharding of the copy that each operand is taken from, where several operations share one; else None. For
-            a virtual operand, that of what it is made from.
+        via: Sharding of the copy that each operand is taken from, where several operations share one; else None. For a
+            virtual operand, that of the value it is made from.
         sums: Axes over which its first result is partial.
         waits: Axes over which its result is left partial, because a loop adds it up first.
         live_bytes: Memory of one device that is taken while it runs.
-        load: The work it is on one device; None where that is nothing.
+        load: Its work on one device; None where there is none.
     """
 
     serial: Size

@@ -1,4 +1,4 @@
-"""A plan as plain data: everything decided, with its predicted cost and why. Nothing here needs JAX to be read."""
+"""A plan as plain data: all decisions with their predicted cost and their reasons; it can be read without JAX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from meshwright.plans.tensor import Spec, Tensor
 from meshwright.schema import Size
 from meshwright.solver.problem.gap import relative_gap
 
-PROVEN_GAP = 1e-3  # up to which a plan counts as optimal: what costs are known to is far coarser
+PROVEN_GAP = 1e-3  # gap up to which a plan counts as optimal: costs are far less accurate than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Memory:
     """Predicted memory of one device.
 
     Attributes:
-        peak_bytes: The most that is live at once.
-        limit_bytes: What the plan was allowed to use; None without a limit.
+        peak_bytes: The largest number of bytes that are live at once.
+        limit_bytes: The limit of the plan; None without one.
         argument_bytes: Bytes of the arguments' shards, by role.
-        peak_operation: What runs when the peak is reached.
+        peak_operation: The operation that runs at the peak.
     """
 
     peak_bytes: Size
@@ -53,7 +53,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class SolutionSummary:
-    """How sure the plan is to be the best.
+    """How close the plan is proved to be to the optimum.
 
     Attributes:
         status: ``optimal`` where the lower bound proves that no plan which fits costs less on this mesh, up to a gap of
@@ -61,8 +61,8 @@ class SolutionSummary:
         lower_bound: No plan that fits costs less on this mesh: a bound on the unfolded problem, and never below 0.
         gap: ``(cost − lower bound) ÷ lower bound``; inf where something costs more than a bound of 0.
         seconds: Time spent on formulating and solving; not saved, so that equal plans make equal files.
-        folded: How the folded problem was left, in which layers that repeat share one choice: ``optimal`` where no
-            such choice is cheaper with the memory that was held, else ``feasible``; empty where nothing was folded.
+        folded: The status of the folded problem, in which repeated layers share one choice: ``optimal`` where no such
+            choice is cheaper under the memory constraints, otherwise ``feasible``; empty where nothing was folded.
     """
 
     status: str
@@ -73,14 +73,15 @@ class SolutionSummary:
 
     @classmethod
     def proven(cls, cost: float, bound: float, seconds: float = 0.0, folded: str = "") -> "SolutionSummary":
-        """What a lower bound says of a cost; rounding may bring it above the cost, and prices of memory below 0."""
+        """The summary of a cost and its bound, which rounding may raise above the cost or memory's prices push below
+        0."""
         bound = min(max(bound, 0.0), cost)
         gap = relative_gap(cost, bound)
         return cls("optimal" if gap <= PROVEN_GAP else "feasible", bound, gap, seconds, folded)
 
 
 class Details(Protocol):
-    """The long lists of a plan; a fresh plan makes them when they are first asked for."""
+    """The long lists of a plan; a fresh plan makes them on first use."""
 
     @property
     def collectives(self) -> tuple[Collective, ...]: ...
@@ -95,12 +96,12 @@ class Details(Protocol):
         """
 
     def make_judgement(self, plan: "PlanData") -> Judgement:
-        """What the plan amounts to."""
+        """The judgement of the plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlanData:
-    """What to do and what it will cost. `facade.Plan` adds what users do with it."""
+    """A plan's decisions and predicted costs. `facade.Plan` adds the methods for users."""
 
     mesh: Mesh
     method: str
@@ -116,13 +117,15 @@ class PlanData:
     provenance: Mapping[str, Any]
     pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
     stages: tuple[Stage, ...] = ()
-    remarks: tuple[str, ...] = ()  # what the user should know of how it was made, a sentence each
+    remarks: tuple[str, ...] = ()  # remarks for the user on how it was made, a sentence each
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own structures, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
-    in_structure: Any = field(default=None, repr=False)  # JSON-like pictures of them, once it was saved and loaded
+    in_structure: Any = field(default=None, repr=False)  # their JSON-like form, once it was saved and loaded
     out_structure: Any = field(default=None, repr=False)
     origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
-    in_leaves: Any = field(default=None, repr=False, compare=False)  # what is kept among the arguments, while fresh
+    in_leaves: Any = field(
+        default=None, repr=False, compare=False
+    )  # the non-array leaves of the arguments, while fresh
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -136,23 +139,23 @@ class PlanData:
 
     @cached_property
     def record(self) -> Any:
-        """What is kept of the program and of the search: a `plans.records.record.Record`, with
+        """The record of the program and of the search: a `plans.records.record.Record`, with
         stages a `StagedRecord`; None where nothing is known."""
         return self.details.make_record(self.memory.limit_bytes)
 
     @cached_property
     def judgement(self) -> Judgement:
-        """What the plan amounts to."""
+        """The judgement of the plan."""
         return self.details.make_judgement(self)
 
     @property
     def verdict(self) -> Verdict:
-        """What kind of parallelism it is; print it."""
+        """Its kinds of parallelism; print it."""
         return self.judgement.verdict
 
     @property
     def stage_verdicts(self) -> tuple[Verdict, ...]:
-        """What kind of parallelism each stage is; none for a plan without stages."""
+        """The kinds of parallelism of each stage; none for a plan without stages."""
         return self.judgement.stages
 
     @property
@@ -195,7 +198,7 @@ class PlanData:
         return [tensors[p] for p in found]
 
     def kind(self, path: str) -> Any:
-        """The part that a tensor plays, e.g. ``"tensor (column)"``; a glob gives a dict of all that it matches."""
+        """The kind of a tensor, e.g. ``"tensor (column)"``; a glob gives a dict of all that it matches."""
         kinds = {t.path: self.judgement.kinds[t.path] for t in self.find(path)}
         return kinds[path] if list(kinds) == [path] else kinds
 

@@ -16,7 +16,7 @@ class Tensor:
         shape: Its shape.
         dtype: Its dtype's name.
         spec: Its sharding.
-        role: parameters, optimizer or data; state or result; static for what is not an array.
+        role: parameters, optimizer or data; state or result; static for a leaf that is not an array.
         donated: Whether an argument's memory may be taken over by a result.
     """
 
@@ -43,7 +43,7 @@ def spec_text(spec: Spec | None) -> str:
 
 
 def parse_spec(text: str) -> Spec:
-    """Reads what `spec_text` wrote."""
+    """The inverse of `spec_text`."""
     if text == ".":
         return ()
     return tuple(() if dim == "-" else tuple(dim.split("+")) for dim in text.split(" "))

@@ -21,7 +21,7 @@ def gap_text(plan: PlanData) -> str:
 
 
 def mesh_text(plan: PlanData) -> str:
-    """The mesh, of a pipelined plan that of its stages, and what is behind it."""
+    """The mesh (of a pipelined plan, those of its stages) and the machines behind it."""
     return f"{axes_text(plan)} ({'abstract' if plan.mesh.cluster is None else plan.mesh.cluster})"
 
 

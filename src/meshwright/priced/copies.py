@@ -1,7 +1,8 @@
-"""Copies of values that are read in another sharding than they are made in, as a choice problem has them.
+"""Copies of values that are read in another sharding than they are made in, as part of a choice problem.
 
-What such a copy takes depends on the strategies at both ends of an edge, and a choice problem has memory at nodes
-alone. So an edge whose copies matter is laid through a node of its own, which says how the value is handed over.
+The memory of such a copy depends on the strategies at both ends of an edge, but a choice problem has memory at nodes
+alone. So an edge whose copies matter is routed through a node of its own, whose strategies are the ways to hand the
+value over.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +18,15 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
 
-_READ, _CUT, _SENT = range(3)  # a value is read as it lies; a part of it is taken out; something is sent for it
-_FREE = -1  # instead of a sharding that is needed: the reader has paid for it already
+_READ, _CUT, _SENT = range(3)  # a value is read as it is; a part of it is sliced out; it is resharded by communication
+_FREE = -1  # in place of a needed sharding: the reader has already paid for it
 
 
 NO_INTS = np.zeros(0, np.int64)
 
 
 class Spans(NamedTuple):
-    """Copies that are made: from when to when each takes memory, and how many bytes."""
+    """Copies that are made: the interval in which each takes memory, and its bytes."""
 
     start: Ints
     stop: Ints
@@ -40,11 +41,11 @@ class Spans(NamedTuple):
         )
 
     def bytes_at(self, time: int) -> float:
-        """Bytes of all that are there at a time."""
+        """Bytes of all copies that are live at a time."""
         return float(self.num_bytes[(self.start <= time) & (time < self.stop)].sum())
 
     def change(self, num_steps: int) -> Array:
-        """What is taken and given back at each operation, and after the last."""
+        """The change of live bytes at each operation, and after the last."""
         change: Array = np.zeros(num_steps + 1)
         change += np.bincount(self.start, self.num_bytes, num_steps + 1)
         change -= np.bincount(self.stop, self.num_bytes, num_steps + 1)
@@ -55,9 +56,9 @@ class Lifetimes(NamedTuple):
     """When copies are live.
 
     Attributes:
-        start, stop: From when to when each is.
-        ahead: From when on it is instead, if something is sent for it.
-        cut: Whether readers take the part they need out of the value themselves if nothing is sent.
+        start, stop: The interval in which each is live.
+        ahead: The start of that interval if the copy needs communication.
+        cut: Whether readers slice the part they need out of the value themselves if no communication is needed.
     """
 
     start: Ints
@@ -69,22 +70,22 @@ class Lifetimes(NamedTuple):
         return Lifetimes(self.start[which], self.stop[which], self.ahead[which], self.cut[which])
 
     def spans(self, sent: Bools | bool, num_bytes: Array | float) -> Spans:
-        """Those of them that take memory, given for which something is sent, and their sizes."""
+        """The copies that take memory, given which of them need communication, and their sizes."""
         there = sent | ~self.cut
         size = np.broadcast_to(np.asarray(num_bytes, float), there.shape)
         return Spans(np.where(sent, self.ahead, self.start)[there], self.stop[there], size[there])
 
 
 class Copied(NamedTuple):
-    """What is copied along an edge, and when that takes memory.
+    """The copies along an edge, and when they take memory.
 
     Attributes:
         axes: The mesh's.
         made: The value's sharding for each strategy of the source.
-        needed: The sharding that is needed for each strategy of the reader.
-        free: Where the reader has paid for the resharding already.
+        needed: The sharding that each strategy of the reader needs.
+        free: Where the reader has already paid for the resharding.
         resharding: Seconds by strategies of both.
-        saved: Seconds that are saved besides, by strategies of both; None for nothing.
+        saved: Seconds that are saved besides, by strategies of both; None if nothing is saved.
         num_bytes: The value's size, not split.
         live: When each occurrence's copy is live.
     """
@@ -99,7 +100,7 @@ class Copied(NamedTuple):
     live: Lifetimes
 
     def is_live(self, time: int) -> bool:
-        """Whether any copy may be there at a time."""
+        """Whether any copy may be live at a time."""
         return bool(((self.live.ahead <= time) & (time < self.live.stop)).any())
 
     def made_by(self, source: int, reader: int) -> Spans | None:
@@ -116,7 +117,7 @@ class Copied(NamedTuple):
         return (self._count([time])[self._kinds(targets), 0] * self._size(targets))[:, of_reader]
 
     def _targets(self) -> tuple[Ints, Ints, Ints]:
-        """What may be needed, a strategy of the reader that needs it, and what each of its strategies needs."""
+        """The distinct needed shardings, a strategy of the reader for each, and the index of each strategy's need."""
         return np.unique(np.where(self.free, _FREE, self.needed), return_index=True, return_inverse=True)
 
     def _size(self, targets: Ints) -> Array:
@@ -124,7 +125,7 @@ class Copied(NamedTuple):
         return size
 
     def _kinds(self, targets: Ints) -> Ints:
-        """How a value gets from each strategy of the source to what may be needed."""
+        """The kind of copy from each strategy of the source to each needed sharding."""
         made, of_source = np.unique(self.made, return_inverse=True)
         kinds = [
             [_READ if b in (a, _FREE) else _CUT if self.axes.only_cuts(a, b) else _SENT for b in targets.tolist()]
@@ -133,7 +134,7 @@ class Copied(NamedTuple):
         return np.array(kinds, np.int64).reshape(len(made), len(targets))[of_source]
 
     def _count(self, times: Iterable[int]) -> Array:
-        """For each way that a value gets there, how many copies are live at each of some times."""
+        """For each kind of copy, how many copies are live at each of some times."""
         cut, sent = (self.live.spans(way, 1.0) for way in (False, True))
         return np.array([[0.0, cut.bytes_at(time), sent.bytes_at(time)] for time in times]).reshape(-1, 3).T
 
@@ -144,8 +145,8 @@ class Route(NamedTuple):
     Attributes:
         source, reader: The ends.
         before: Seconds of resharding by strategies of the source and this node; inf where they do not go together.
-        after: The same, of this node and the reader; nothing is spent there.
-        usage: Bytes at each of the times that are held, for each strategy.
+        after: The same for this node and the reader; it costs nothing.
+        usage: Bytes at each of the constrained times, for each strategy.
         saved: As in `Copied`, between the ends themselves.
     """
 
@@ -157,7 +158,7 @@ class Route(NamedTuple):
     saved: Array | None
 
     def strategy(self, choice: Ints) -> int:
-        """The one that goes with the strategies of both ends."""
+        """The strategy that is consistent with the strategies of both ends."""
         return int(np.argmin(self.before[choice[self.source]] + self.after[:, choice[self.reader]]))
 
 
@@ -171,7 +172,7 @@ def copies_made(copied: Mapping[EdgeKey, Copied], choice: Ints) -> Spans:
 def find_routes(
     copied: Mapping[EdgeKey, Copied], edges: Iterable[EdgeKey], times: Iterable[int]
 ) -> dict[EdgeKey, Route]:
-    """Routes in place of those of some edges whose copies are live at any of the times, in order."""
+    """Routes, in order, for the edges whose copies are live at any of the times."""
     times = sorted(times)
     found = {key: _route(key, copied[key], times) for key in sorted(edges)}
     return {key: route for key, route in found.items() if route.usage.any()}
@@ -180,7 +181,7 @@ def find_routes(
 def _route(key: EdgeKey, copied: Copied, times: list[int]) -> Route:
     targets, example, of_reader = copied._targets()
     count = copied._count(times)
-    # Ways that take equally much are one.
+    # Ways that take the same memory are merged.
     alike = np.unique(count, axis=0, return_inverse=True)[1].reshape(-1)
     kinds = alike[copied._kinds(targets)]
     ways = np.unique(kinds + 3 * np.arange(len(targets))[None, :])

@@ -1,4 +1,4 @@
-"""What solving needs of a priced problem, as plain arrays: costs, edges, memory over time. Knows neither graph nor JAX.
+"""A priced problem as the solver needs it, in plain arrays: costs, edges, memory over time; without graph or JAX.
 
 The planner makes it from a graph (`formulate.py`, `memory.py`); a saved plan carries it along (`explain.record`).
 """
@@ -35,7 +35,7 @@ class Profile:
 
 
 class Usage:
-    """Memory as columns, each of one node with its bytes for every strategy, and the spans of time they take it.
+    """Memory as columns, each of one node with its bytes for every strategy, and the spans of time in which it is live.
 
     Attributes:
         num_steps: Operations in the graph.
@@ -66,11 +66,11 @@ class Usage:
         return Profile(np.cumsum(self.change(np.array(chosen)) + copies.change(self.num_steps))[:-1])
 
     def least(self) -> Profile:
-        """Bytes over time if every value were split as far as any strategy splits it: no choice goes below."""
+        """Bytes over time if every value were split as far as possible: a lower bound for every choice."""
         return Profile(np.cumsum(self.change(np.array([size.min() for size in self.column_bytes])))[:-1])
 
     def change(self, chosen: Array) -> Array:
-        """What is taken and given back at each operation, given the bytes of each column."""
+        """The change of live bytes at each operation, given the bytes of each column."""
         change: Array = np.zeros(self.num_steps + 1)
         if len(chosen):
             size = self.share * chosen[self.column]
@@ -92,12 +92,12 @@ class Usage:
 
 
 def joined_s(offers: Ints, settling: Array, takes: Ints) -> Array:
-    """Seconds saved, by strategies of two nodes, where the sum of the first is settled together with the second's.
+    """Seconds saved, by strategies of two nodes, where the partial sums of both are reduced together.
 
     Args:
-        offers: How the first one's sum is held, as a number; 0 where there is nothing to settle.
-        settling: Seconds that settling it by itself takes.
-        takes: How the second one's sum is held, with which it can be added up if they are held alike.
+        offers: The layout of the first one's partial sum, as a number; 0 where there is none.
+        settling: Seconds to reduce it separately.
+        takes: The layout of the second one's partial sum; the two can be added if their layouts are equal.
     """
     alike = (offers[:, None] == takes[None, :]) & (offers[:, None] > 0)
     return np.where(alike, settling[:, None], 0.0)
@@ -114,18 +114,18 @@ def choice_problem(
     dear: Mapping[int, float] = _NONE,
     copied: Mapping[EdgeKey, Copied] = _NONE,
 ) -> ChoiceProblem:
-    """A folded problem with memory held at some times.
+    """A folded problem with memory constraints at some times.
 
     Args:
         copies: How many tied groups each node stands for.
         node_costs: Costs of one of them, for each strategy.
         edge_matrices: For each edge how often it occurs, and its costs.
-        memory: What takes memory when; looked at only where there are times.
+        memory: The memory over time; used only where there are times.
         times: Operation indices, each with the bytes to be kept free there.
         limit: Bytes allowed; None for no limit.
-        routes: For some edges the nodes that they are laid through, which come after all others, in order.
-        dear: Operation indices, each with a price of one byte there, beyond what each node takes at the least.
-        copied: What edges copy; looked at only where memory is dear.
+        routes: For some edges the nodes that they are routed through, which come after all others, in order.
+        dear: Operation indices, each with a price of one byte there, beyond the least bytes of each node.
+        copied: The copies along edges; used only where memory has a price.
     """
     edges: dict[tuple[int, int], Array] = {}
     costs = [n * cost for n, cost in zip(copies, node_costs, strict=True)]
@@ -139,7 +139,7 @@ def choice_problem(
 
     for time, price in dear.items():
         for which, usage in enumerate(memory.usage(time, len(costs))):
-            if usage is not None:  # what a node takes at the least is left out: it would hide the costs of time
+            if usage is not None:  # the least bytes of a node are subtracted: they would hide the costs of time
                 costs[which] = costs[which] + price * (usage - usage.min())
         for (source, _, reader, _), copy in copied.items():
             if copy.is_live(time):
@@ -156,7 +156,7 @@ def choice_problem(
             join(route.source, route.reader, -count * route.saved)
     for (u, v), matrix in edges.items():
         saved = np.minimum(matrix.min(axis=1), 0.0)
-        if saved.any():  # costs of choice problems are not below 0
+        if saved.any():  # costs of choice problems are never negative
             costs[u], edges[u, v] = costs[u] + saved, matrix - saved[:, None]
     rows = []
     for order, (time, reserve) in enumerate(sorted(times.items())):

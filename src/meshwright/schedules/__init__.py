@@ -14,7 +14,7 @@ SCHEDULES = {s.name: s for s in (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, INFEREN
 
 
 def table(name: str, num_stages: int, num_microbatches: int, interleave: int = 1) -> Rows:
-    """What each stage does, one row a stage, in the order in which it does it.
+    """The steps of each stage, one row a stage, in order.
 
     Args:
         name: ``gpipe``, ``1f1b``, ``interleaved``, ``zb-h1`` or ``inference``; ``1f1b`` with several chunks a stage is

@@ -1,4 +1,4 @@
-"""What a schedule is: for each stage a table of the work it does, in order, and what that costs and holds."""
+"""The definition of a schedule: for each stage a table of its work, in order, with its costs and its memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ Rows = tuple[tuple[Step, ...], ...]
 class Schedule:
     """One way to order the microbatches' work.
 
-    With ``m`` microbatches a stage is busy for ``m`` times its own time; what a schedule decides is how long it waits
-    until the pipeline is full and empty again, to which every other stage adds its `fill`.
+    With ``m`` microbatches a stage is busy for ``m`` times its own time; a schedule decides how long it waits until the
+    pipeline is full and empty again, to which every other stage adds its `fill`.
 
     Attributes:
-        name: What `mw.ThreeD` calls it.
+        name: Its name in `mw.ThreeD`.
         rows: ``(num_stages, num_microbatches, interleave)`` to the table, one row a stage.
         in_flight: The same to the most microbatches (times chunks) whose activations each stage holds at once.
         fill: ``(forward_s, backward_s, weights_s, interleave)`` of one microbatch on a stage, ``weights_s`` being part

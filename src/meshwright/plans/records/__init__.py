@@ -1,1 +1,1 @@
-"""What is kept of the program and of the search, so that a saved plan can be explained."""
+"""Records of the program and of the search, so that a saved plan can be explained."""

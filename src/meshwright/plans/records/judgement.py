@@ -17,7 +17,7 @@ class Part:
     Attributes:
         name: data, tensor, sequence, spatial, expert, vocabulary, zero, idle, other or none.
         axes: The axes that it is about.
-        degree: Into how many parts they split.
+        degree: The number of parts into which they split.
         share: The share of the work (for zero: of the bytes) that it holds for.
         text: In words.
     """
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What kind of parallelism a plan, or a stage of it, is; print it."""
+    """The kinds of parallelism of a plan or of a stage; print it."""
 
     parts: tuple[Part, ...]
 
@@ -39,19 +39,19 @@ class Verdict:
         return ", ".join(part.text for part in self.parts)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The axes that play a part."""
+        """The axes of the parts with a name."""
         return tuple(axis for part in self.parts if part.name == name for axis in part.axes)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a plan amounts to.
+    """The judgement of a plan.
 
     Attributes:
-        verdict: What kind of parallelism it is.
+        verdict: Its kinds of parallelism.
         kinds: The kind of each argument and result, by path.
         letters: Letters of each one's dims, by path; empty text for dims without one.
-        stages: What each stage is, where there are any.
+        stages: The verdict of each stage, where there are any.
     """
 
     verdict: Verdict
@@ -60,7 +60,7 @@ class Judgement:
     stages: tuple[Verdict, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; kinds and letters of thousands of tensors are few, and go by number."""
+        """Plain data; the few distinct kinds and letters of thousands of tensors are stored once."""
         pairs = [(self.kinds[path], " ".join(letter or "-" for letter in self.letters[path])) for path in self.kinds]
         known = list(dict.fromkeys(pairs))
         number = {pair: i for i, pair in enumerate(known)}
@@ -73,7 +73,7 @@ class Judgement:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], tensors: Sequence["Tensor"]) -> "Judgement":
-        """What `to_json` gave, of the same tensors."""
+        """The inverse of `to_json`, for the same tensors."""
         kinds, letters = {}, {}
         known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in data["tensors"]]
         for tensor, number in zip(_distinct(tensors), data["of"], strict=True):

@@ -1,7 +1,7 @@
 """The record of a plan: the traced program and the problem that was solved, as plain arrays with names.
 
-A fresh plan's record is made from its graph (`making.py`); a saved plan carries it, so that what was decided can be
-explained, priced again and drawn where there is neither the function nor JAX.
+A fresh plan's record is made from its graph; a saved plan carries it, so that its decisions can be explained, priced
+again and drawn without the function and without JAX.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ class Node(Kept):
     """One node of the problem: tied groups of operations, arguments, or shared copies of a value.
 
     Attributes:
-        label: An argument's path with ``*`` for what differs, an operation's label, or whose copy it is.
+        label: An argument's path with ``*`` for the parts that differ, an operation's label, or the value copied.
         phase: Number of its phase, as in `Program`; -1 for arguments.
         num: How many are tied; a stage may have a part of one, where a loop's trips are layers.
         paths: The arguments' paths; none for operations.
-        type: Number of the type of what it makes first.
+        type: Number of the type of its first result.
         codes: That value's sharding, for each strategy.
         compute: Seconds of one of them, for each strategy.
         sent: ``(kind, axes, seconds)`` of its collectives, seconds for each strategy.
@@ -51,23 +51,23 @@ class Node(Kept):
 
 @dataclass(frozen=True)
 class Edge(Kept):
-    """What a node reads of another.
+    """A value that one node reads from another.
 
     Attributes:
         source, place, reader, slot: As in `Folded.edges`.
         num: How often it occurs.
-        value: A name of what is read.
+        value: A name of the value.
         type: Number of its type.
         num_bytes: Its size, not split.
         made: Its sharding for each strategy of the source.
-        needed: The sharding that is needed for each strategy of the reader.
-        free: Where the reader has paid for the resharding already.
+        needed: The sharding that each strategy of the reader needs.
+        free: Where the reader has already paid for the resharding.
         table: Costs, over distinct shardings made and distinct pairs of sharding needed and free.
         start, stop: When each occurrence's copy is live.
-        ahead: From when on it is live instead, if something is sent for it; empty for `start`.
-        cut: Whether readers take the part they need out of the value themselves if nothing is sent; empty for no.
-        offers, settling, takes: Where the source's sum may be settled together with the reader's, as in
-            `planner.priced.joined_s`; empty where not.
+        ahead: The start of that interval if the copy needs communication; empty for `start`.
+        cut: Whether readers slice their part out of the value themselves without communication; empty for no.
+        offers, settling, takes: Where the source's partial sum may be reduced together with the reader's, as in
+        `priced.problem.joined_s`; empty where not.
     """
 
     source: int
@@ -92,12 +92,12 @@ class Edge(Kept):
 
     @cached_property
     def matrix(self) -> Array:
-        """Seconds by strategies of both: of resharding, less what is saved."""
+        """Seconds of resharding minus the savings, by strategies of both."""
         return self.resharding if not len(self.offers) else self.resharding - self.joined
 
     @cached_property
     def joined(self) -> Array:
-        """Seconds that are saved where the source's sum joins the reader's."""
+        """Seconds saved where the source's partial sum is reduced together with the reader's."""
         return joined_s(self.offers, self.settling, self.takes) if len(self.offers) else np.zeros((1, 1))
 
     @cached_property
@@ -114,9 +114,9 @@ class Problem(Kept):
     Attributes:
         sizes: Sizes of the mesh's axes.
         nodes, edges: See there.
-        extra: Costs that results laid down by the user add to a node: ``(node, seconds for each strategy)``.
+        extra: Costs that results with a fixed sharding add to a node: ``(node, seconds for each strategy)``.
         num_steps, column_class, column_bytes, column, start, stop, share: As in `Usage`.
-        role: What each column is: the number of one of `MEMORY_ROLES`.
+        role: The role of each column: an index of `MEMORY_ROLES`.
         choice: The strategy that was chosen for each node.
         limit: Bytes allowed on each device; None for no limit.
         unlimited: The strategy of each node in the best plan without that limit; empty where it is not known.
@@ -170,7 +170,7 @@ class Problem(Kept):
 
     @cached_property
     def copied(self) -> dict[EdgeKey, Copied]:
-        """What each edge copies."""
+        """The copies along each edge."""
         found = {}
         for e in self.edges:
             saved = e.joined if len(e.offers) else None
@@ -187,13 +187,13 @@ class Problem(Kept):
         routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
         dear: Mapping[int, float] = MappingProxyType({}),
     ) -> ChoiceProblem:
-        """As `Formulation.problem`, with whatever the method does not allow as impossible."""
+        """As `Formulation.problem`; strategies that the method forbids are infeasible."""
         costs = [np.where(n.allowed, cost, np.inf) for n, cost in zip(self.nodes, self.costs, strict=True)]
         memory, copied = self.memory, self.copied if dear else {}
         return choice_problem(self.copies, costs, self.matrices, memory, times, limit, routes, dear, copied)
 
     def forced(self, node: int, allowed: NDArray[np.bool_]) -> "Problem":
-        """The same problem with other strategies allowed at one node, whatever the method says of it."""
+        """The same problem with other strategies allowed at one node, even if the method forbids them."""
         nodes = list(self.nodes)
         nodes[node] = replace(nodes[node], allowed=allowed)
         return replace(self, nodes=nodes)
@@ -210,14 +210,14 @@ class Problem(Kept):
 
 @dataclass(frozen=True)
 class Record(Kept):
-    """What a plan keeps of the program and of the search."""
+    """A plan's record of its program and of the search."""
 
     program: Program
     problem: Problem
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "Record":
-        """What `to_data` gave."""
+        """The inverse of `to_data`."""
         program, problem = dict(data["program"]), dict(data["problem"])
         program["nests"] = [Nest(**nest) for nest in program["nests"]]
         problem["nodes"] = [Node(**node) for node in problem["nodes"]]

@@ -1,4 +1,4 @@
-"""The record of a pipelined plan: the whole program on each view that stages have, and which part of it a stage is.
+"""The record of a pipelined plan: the whole program on each view of the stages, and the part of each stage.
 
 Stages are priced as parts of one solve of the whole model (`pipeline.prices`), so one record serves all stages that
 have the same view; cut down to a stage's layers, it is a record like that of a plan without stages.
@@ -15,22 +15,22 @@ from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, R
 from meshwright.plans.records.traced_program import Ints, Kept, Program
 
 Array = NDArray[np.float64]
-_APART: dict[str, Any] = {name: np.zeros(0) for name in ("offers", "settling", "takes")}  # an edge that joins no sums
+_APART: dict[str, Any] = {name: np.zeros(0) for name in ("offers", "settling", "takes")}  # no merged reductions
 _ACTIVATIONS = MEMORY_ROLES.index("activations")
 
 
 @dataclass(frozen=True)
 class StageView(Kept):
-    """One view that stages have: their inner axis, and the rows that each replica works on.
+    """One view of some stages: their inner axis, and the rows of each replica.
 
     Attributes:
         record: The whole program of one microbatch, and the problem that was solved for a replica and all layers.
-        rows: A replica's rows; at most those of the stages, where these lie between two numbers that were priced.
-        member_node, member_unit: Everything that nodes tie together: its node and its unit.
+        rows: A replica's rows; fewer than those of the stages where these are between two priced numbers.
+        member_node, member_unit: The node and the unit of each member that nodes tie together.
         source_unit: The unit that each edge's occurrences come from, edge after edge.
-        held: Arguments that the first spans of memory are of.
-        sent_kinds: Distinct communication: ``(kind, axes, bytes, seconds, phase, operation, source, purpose, trips)``.
-        sent, sent_op: Which of these happens, and at which operation.
+        held: The arguments of the first spans of memory.
+        sent_kinds: Distinct collectives: ``(kind, axes, bytes, seconds, phase, operation, source, purpose, trips)``.
+        sent, sent_op: The index of each collective that occurs, and its operation.
     """
 
     record: Record
@@ -46,7 +46,7 @@ class StageView(Kept):
 
 @dataclass(frozen=True)
 class StagedRecord(Kept):
-    """What a pipelined plan keeps of the program and of the search.
+    """A pipelined plan's record of its program and of the search.
 
     Attributes:
         views: The views.
@@ -65,7 +65,7 @@ class StagedRecord(Kept):
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> "StagedRecord":
-        """What `to_data` gave."""
+        """The inverse of `to_data`."""
         views = [StageView(**(view | {"record": Record.from_data(view["record"])})) for view in data["views"]]
         return cls(**(data | {"views": views}))
 
@@ -78,12 +78,12 @@ class StagedRecord(Kept):
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What a stage holds that one microbatch of the program does not show.
+    """A stage's memory beyond one microbatch of the program.
 
     Attributes:
-        others_bytes: Activations of the microbatches in flight besides the one that is worked on.
-        replicas: For each of `MEMORY_ROLES`, over how many replicas what it is about is spread.
-        peak_bytes: What the stage was found to need at the most.
+        others_bytes: Activations of the microbatches in flight besides the current one.
+        replicas: For each of `MEMORY_ROLES`, the number of replicas over which its values are sharded.
+        peak_bytes: The stage's peak memory according to the search.
     """
 
     others_bytes: float
@@ -99,7 +99,7 @@ def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Array, memory: 
         unit: The unit of each operation.
         argument_unit: The unit of each argument.
         share: The share of each unit that the stage has.
-        memory: What the stage holds.
+        memory: The stage's memory.
     """
     problem, number = _Cut(view, unit, argument_unit, share).problem(memory)
     program = view.record.program
@@ -108,7 +108,7 @@ def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Array, memory: 
 
 
 class _Cut:
-    """Nodes are counted as often as they occur in the stage; what other stages make or read is as it was chosen."""
+    """Cuts out a stage: nodes count as often as they occur in it; other stages keep their choices."""
 
     def __init__(self, view: StageView, unit: Ints, argument_unit: Ints, share: Array):
         self.view, self.whole, self.share = view, view.record.problem, share
@@ -119,7 +119,7 @@ class _Cut:
         self.kept = np.flatnonzero(self.inside).tolist()
         self.number = np.full(size, -1)
         self.number[self.kept] = np.arange(len(self.kept))
-        self.outside: dict[int, int] = {}  # nodes that are met in other stages, and their numbers here
+        self.outside: dict[int, int] = {}  # neighbouring nodes in other stages, and their numbers here
 
     def problem(self, memory: StageMemory) -> tuple[Problem, Ints]:
         """The problem, and the number that each node has in it."""
@@ -134,7 +134,7 @@ class _Cut:
             unlimited=np.zeros(0, np.int64),
             **self._memory(memory),
         )
-        # The sums over layers that stages were found by know more of memory than one pass does: they set the level.
+        # The search's sums over layers model memory better than one pass does, so they set the level.
         peak = found.memory.profile(found.choice, found.copies_made(found.choice)).peak_bytes
         limit = None if found.limit is None else found.limit + peak - memory.peak_bytes
         return replace(found, limit=limit), self.number
@@ -146,7 +146,7 @@ class _Cut:
         return replace(node, num=float(self.num[which]), paths=paths)
 
     def _met(self, which: int) -> Node:
-        """A node of another stage: it is there, as it was chosen."""
+        """A node of another stage, with its chosen strategy alone."""
         node = self.whole.nodes[which]
         codes, label = node.codes[self.whole.choice[[which]]], f"{node.label} of another stage"
         return replace(
@@ -183,7 +183,7 @@ class _Cut:
         return replace(found, source=self._outside(edge.source), made=made, table=edge.table[[row]], **_APART)
 
     def _going(self, found: Edge, edge: Edge) -> Edge:
-        """What the next stage would have to pay more if it were handed something else than now."""
+        """The extra cost of the next stage if it received the value in another sharding."""
         chosen = self.whole.choice[[edge.reader]]
         keys = 2 * edge.needed + edge.free
         column = np.searchsorted(np.unique(keys), keys[chosen])
@@ -198,7 +198,7 @@ class _Cut:
         return int(np.searchsorted(np.unique(edge.made), made[0])), made
 
     def _memory(self, memory: StageMemory) -> dict[str, Any]:
-        """The spans of what the stage makes and holds."""
+        """The spans of the values that the stage computes and holds."""
         whole = self.whole
         unit = self.unit[np.minimum(whole.start, len(self.unit) - 1)]
         unit[: len(self.view.held)] = self.argument_unit[self.view.held]
@@ -225,7 +225,7 @@ class _Cut:
         }
 
     def _waiting(self, role: Ints) -> NDArray[np.bool_]:
-        """Spans of activations that wait for the backward pass."""
+        """Spans of activations that are kept for the backward pass."""
         program: Program = self.view.record.program
         backward = np.flatnonzero(program.phase == program.phases.index("backward"))
         if not len(backward):

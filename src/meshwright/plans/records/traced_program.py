@@ -1,4 +1,4 @@
-"""The traced program of a record: operations as columns, with what they point into."""
+"""The traced program of a record: operations as columns, with the tables that they index."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Dims = Sequence[Sequence[int]]
 
-VIRTUAL = -1  # the assignment of an operation that every reader makes for itself
+VIRTUAL = -1  # the assignment of an operation that every reader repeats for itself
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ class Program(Kept):
         inputs, outputs: Paths of the arguments, whose values are the first ones; paths of the results.
         made: Value of each result.
         taken: For each result the argument whose next value it is; -1 for none.
-        nests, labels, sources, assignments: What the columns below point into. An assignment has one loop an axis.
+        nests, labels, sources, assignments: The tables that the columns below index. An assignment has one loop an
+        axis.
         nest, label, source, assignment: Of each operation.
         phases, phase: Names of the phases, and the number of each operation's.
-        trips: How often it runs in one step (of a stage: for one microbatch); 0 for what another stage does.
+        trips: How often it runs in one step (of a stage: for one microbatch); 0 for other stages' operations.
         reads, start: Values read, operation after operation, and where they begin.
         first_made: The first value it makes; the others follow.
         node: Its node in the problem; -1 for virtual ones.

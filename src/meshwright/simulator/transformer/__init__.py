@@ -1,2 +1,1 @@
-"""Describes a transformer's training step by formulas: its kernels, the tensors that they keep, the exchanges between
-devices."""
+"""Describes a transformer's training step by formulas: its kernels, the tensors they keep, and the exchanges."""

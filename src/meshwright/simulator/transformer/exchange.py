@@ -1,5 +1,4 @@
-"""The time of exchanges between a recipe's devices: groups of devices at some stride, priced by the catalogue's
-collectives."""
+"""The time of a recipe's exchanges: groups of devices at some stride, priced by the catalogue's collectives."""
 
 from dataclasses import dataclass, field
 
