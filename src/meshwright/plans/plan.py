@@ -139,8 +139,7 @@ class PlanData:
 
     @cached_property
     def record(self) -> Any:
-        """The record of the program and of the search: a `plans.records.record.Record`, with
-        stages a `StagedRecord`; None where nothing is known."""
+        """The `Record` of the program and of the search, with stages a `StagedRecord`; None where nothing is known."""
         return self.details.make_record(self.memory.limit_bytes)
 
     @cached_property
