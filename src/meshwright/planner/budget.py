@@ -39,7 +39,7 @@ class Budget:
 
     @property
     def now(self) -> float:
-        """What the clock says, in seconds."""
+        """The time of the clock, in seconds."""
         return self._end.now
 
     @property

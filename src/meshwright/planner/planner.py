@@ -41,7 +41,7 @@ def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progre
     refined = Refinements()
     return refined(
         "The search with all refinements",
-        "memory, sums and the lower bound are counted in the plain way",
+        "memory, sums and the lower bound are computed by simpler models",
         lambda: Task(traced, method, refined=refined).plan(meshes, say, budget),
         lambda: Task(traced, method, refined=refined.without()).plan(meshes, say, budget),
     )
@@ -122,7 +122,7 @@ class Task:
         limit = self.limit(tied.formulation.mesh)
         solved, bound = self._alone(
             "The lower bound",
-            "nothing is known of how far the plan is from the best",
+            "the gap between the plan and the best plan is not known",
             lambda: proven(tied, limit, budget),
             lambda: (tied, 0.0),
         )

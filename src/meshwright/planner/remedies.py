@@ -47,7 +47,7 @@ class _Fullest:
         at = memory.profile(choice, made).peak_at
         chosen = np.array([size[choice[c]] for c, size in zip(memory.column_class, memory.column_bytes, strict=True)])
         live = (memory.start <= at) & (at < memory.stop)
-        self.size, self.group = memory.share[live] * chosen[memory.column[live]], memory.group[live]  # of what is live
+        self.size, self.group = memory.share[live] * chosen[memory.column[live]], memory.group[live]  # of live columns
         role = np.array(memory.roles)[memory.column[live]]
         self.is_passing = np.isin(role, ("activations", "temporaries"))
         self.held = {name: float(self.size[role == name].sum()) for name in set(memory.roles)}

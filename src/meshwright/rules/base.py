@@ -81,7 +81,7 @@ class LoopNest:
         operands: For each operand, for each dim, the indices of the loops that make it up, major first.
         results: The same for the results.
         flops: Floating-point operations of the whole nest on the matrix unit; 0 where memory traffic decides the time.
-        fusible: Whether a compiler merges the operation into its neighbours, so that it moves no memory of its own.
+        fusible: Whether a compiler merges the operation into its neighbours, so that it causes no memory traffic.
         leads: Whether the operation's split is chosen, rather than taken from its largest operand.
         fetching: Indices of loops each iteration of which fetches a contiguous run of the first operand: a row of
             pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.

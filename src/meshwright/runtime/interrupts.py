@@ -54,7 +54,7 @@ class _Holding:
     def _release(self) -> None:
         if self._is_pending:
             self._is_pending = False
-            signal.pthread_kill(_MAIN, signal.SIGINT)  # wakes the main thread, whatever it waits for
+            signal.pthread_kill(_MAIN, signal.SIGINT)  # wakes the main thread from any wait
 
 
 hold = _Holding()

@@ -1,7 +1,7 @@
 """Resharding: the cheapest sequence of slices, all-gathers, all-to-alls and permutes between two shardings.
 
-One hop changes what one axis holds. An axis may enter a dim only as its minor-most axis and leave it only from there,
-since earlier axes are major: anything else would move data that the collective's groups do not share.
+One hop changes the dim that one axis splits. An axis may enter a dim only as its minor-most axis and leave it only from
+there, since earlier axes are major: anything else would move data that the collective's groups do not share.
 """
 
 from dataclasses import dataclass

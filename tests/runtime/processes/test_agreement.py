@@ -14,7 +14,7 @@ FOUR = {"types": {"x": "float32[4, 8]", "scale": "float32[] = 0.5"}}
     ("second", "said"),
     [
         (FOUR, ""),
-        ({"end": True}, "process 1 has no more batches after 3, and process 0 has more; give equally many"),
+        ({"end": True}, "process 1 has no more batches after 3, and process 0 has more; give the same number"),
         ({"error": "ValueError: bad"}, "the batches of process 1 ended in ValueError: bad, after 3 of them"),
         ({"left": True}, "process 1 stopped taking batches after 3, and others did not"),
         ({"types": FOUR["types"] | {"x": "float32[3, 8]"}}, "batch 4 has x as float32[3, 8] in process 1 and as float"),

@@ -94,7 +94,7 @@ def test_an_end_shows_where_others_go_on():
     assert two.differ(0) is None
     two.do_next(0, "mw.batches for step")
     assert two.differ(0) == (
-        "process 1 ended after 2 calls of parallelised functions, and process 0 goes on with mw.batches for step"
+        "process 1 ended after 2 calls of parallelised functions, and process 0 continues with mw.batches for step"
     )
     two.call(0, "step", X4)
-    assert two.differ(0).endswith("process 0 goes on with step")
+    assert two.differ(0).endswith("process 0 continues with step")

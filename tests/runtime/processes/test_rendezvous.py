@@ -47,7 +47,7 @@ def test_all_are_connected_through_the_first_and_its_port_is_free_again():
 def test_who_did_not_come_is_named_in_all_that_did():
     address, found = meet_all((0, 4), (2, 4), timeout_s=1.0)
     port = split_address(address)[1]
-    said = f"processes 1, 3 of 4 did not come to process 0 at port {port} within 1 s; see whether they were started"
+    said = f"processes 1, 3 of 4 did not connect to process 0 at port {port} within 1 s; see whether they were started"
     assert said in found[0] and found[0] == found[1]
 
 

@@ -21,7 +21,7 @@ class Names:
         self.kinds: list[TensorType] = []
         self.signatures: list[Signature] = []
         self.scopes: list[str] = [""]
-        self.parts: dict[int, Program | None] = {}  # by identity of the jaxpr; None where it was met once
+        self.parts: dict[int, Program | None] = {}  # by identity of the jaxpr; None after its first call
         self.known: dict[Any, tuple[int, list[int]]] = {}  # signatures of equations, and the types of their results
         self._kinds: dict[TensorType, int] = {}
         self._signatures: dict[Any, int] = {}

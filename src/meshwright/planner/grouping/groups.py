@@ -144,13 +144,13 @@ class Grouping:
         )
         self.joining = refined(
             "The search for sums that can be settled together",
-            "each is settled by itself",
+            "each is settled separately",
             lambda: find_joining(graph, self.placed, self.accumulated),
             lambda: Joining({}, {}, {}, {}),
         )
         self.starts = refined(
             "The search for sums that start together",
-            "each is priced with a start of its own",
+            "each is priced with its own start",
             lambda: find_starts(graph, nests, self.gradients, self.accumulated),
             lambda: np.ones(len(columns.signature)),
         )

@@ -43,7 +43,7 @@ class GroupTable:
         takes: For slots at which another sum may join the group's own, the same number for this one.
         compute: Seconds of compute.
         communication: Seconds of collectives inside the group.
-        sent: The same by kind and axes; resharding inside the group has no axes of its own.
+        sent: The same by kind and axes; resharding inside the group is listed without axes.
         transient: ``(member, bytes)`` of operands that are computed for one operation only.
         assignments: For each member, which loop each axis splits.
         events: The collectives, one by one; recorded only if the table has a single strategy.

@@ -56,7 +56,7 @@ class OpPlans:
         return bool(keeps_apart(self.grouping.nests[index], assignments[[self.choice[which]]])[0])
 
     def _let_wait(self, plans: dict[int, OpPlan], index: int, chain: tuple[int, ...]) -> None:
-        """Marks an operation whose partial sums a loop adds up before they are settled, and those that pass them on."""
+        """Marks an operation whose partial sums a loop adds up before they are settled, and the `chain` after it."""
         axes = plans[index].sums
         partial, settled = plans[index].partial[0], plans[index].results[0]
         waiting = {index: replace(plans[index], waits=axes)}

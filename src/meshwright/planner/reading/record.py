@@ -118,7 +118,7 @@ def _loops(back: Readback) -> list[tuple[int, ...] | None]:
 
 
 class _Problem:
-    """The problem with all strategies, in which those that the method forbids are marked."""
+    """The problem with all strategies, in which strategies that the method forbids are marked."""
 
     def __init__(self, back: Readback, free: Formulation):
         self.back, self.graph, self.grouping, self.folded = back, back.graph, back.grouping, back.folded

@@ -120,7 +120,7 @@ def form_to(unit: Unit, result: int, dim: int, cut: Cut) -> Form | None:
 
 
 def shrunk(unit: Unit, form: Form, cut: Cut) -> dict[str, Any]:
-    """The parameters for one part: those that repeat a shape that is cut."""
+    """The parameters for one part, for the parameters that repeat a shape that is cut."""
     eqn, params = unit.eqn, dict(unit.eqn.params)
     made = form.results[0] if form.results and isinstance(form.results[0], int) else None
     operand = form.operands[0] if form.operands else None

@@ -125,7 +125,7 @@ def compare(found: Mapping[int, Mapping[str, Any]], num_batches: int) -> str:
     if ended:
         return (
             f"process {ended[0]} has no more batches after {num_batches}, and process {others[0]} has more; give "
-            "equally many in all processes: drop what is over, or repeat some"
+            "the same number in all processes: drop the surplus, or repeat some"
         )
     ours = found[0]["types"]
     for process, status in found.items():

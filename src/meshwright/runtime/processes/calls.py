@@ -17,7 +17,7 @@ class Turn:
 
     Attributes:
         call: The number of the call, from 1.
-        name: What is called.
+        name: The function called.
         types: The type of each array of the arguments, by path.
     """
 
@@ -116,7 +116,7 @@ class Turns:
                 doing = self._last if begun > self._ended[peer] else self._latest
                 return (
                     f"process {peer} ended after {self._ended[peer]} calls of parallelised functions, and process "
-                    f"{self._process} goes on with {doing.name if doing else 'others'}"
+                    f"{self._process} continues with {doing.name if doing else 'others'}"
                 )
         return None
 

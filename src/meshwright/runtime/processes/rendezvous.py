@@ -76,7 +76,7 @@ def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict
             except TimeoutError:
                 missing = [i for i in range(1, num_processes) if i not in found]
                 problem = (
-                    f"{_named(missing)} of {num_processes} did not come to process 0 at port {here[1]} within "
+                    f"{_named(missing)} of {num_processes} did not connect to process 0 at port {here[1]} within "
                     f"{timeout_s:g} s; see whether {'it was' if len(missing) == 1 else 'they were'} started and can "
                     "reach this host, or give a longer timeout"
                 )
@@ -85,7 +85,7 @@ def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict
     # The answers wait until the port is free: a process that gets one starts JAX, which connects to this port.
     if problem is None:
         lost = [i for i, connection in found.items() if not send(connection, {"go": True})]
-        problem = f"{_named(lost)} came and ended before all were there" if lost else None
+        problem = f"{_named(lost)} connected and ended before all processes had connected" if lost else None
     if problem is not None:
         for connection in found.values():
             send(connection, {"failed": problem})

@@ -1,7 +1,7 @@
 """Operations that XLA's partitioner computes wrongly, rewritten to be right; docs/compiler-faults.md has every fault.
 
 Results are those of one device: NaN wins where numbers are compared, zeros keep their sign, positions beyond an end are
-clamped, and each window is padded with its own padding value. The bytes sent are those that were priced.
+clamped, and each window is padded with its own padding value. The bytes sent equal the priced bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def _clamped(start: Any, high: int) -> Any:
 
 
 def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Sequence[Any]) -> list[Any]:
-    """Runs one equation as the plan says; where it says nothing, the result is virtual."""
+    """Runs one equation as the plan says; if it is not in the plan, the result is virtual."""
     mesh = contributions.mesh
     if op is None:
         return bind(eqn, operands)
