@@ -1,1 +1,1 @@
-"""Writes everything that is known of a plan into files."""
+"""Writes all data of a plan into files."""

@@ -1,8 +1,8 @@
 """The compiled program's collectives, each traced back to the user's source line and to the plan's prediction.
 
-XLA merges, splits and widens what was planned, so a compiled collective counts as foreseen where the plan has one of
-its kind and axes at the same source line, or still has that many bytes of its kind and axes elsewhere. What is left was
-not foreseen: XLA added it.
+XLA merges, splits and widens planned collectives, so a compiled collective counts as foreseen if the plan has one of
+its kind and axes at the same source line, or still has that many bytes of its kind and axes elsewhere. The remaining
+collectives were not foreseen: XLA added them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshwright.plans.plan import Collective, PlanData
     from meshwright.runtime.checking.compiled import CompiledCollective
 
-_ENOUGH = 0.5  # of a collective's bytes must have been planned for it to count as foreseen
+_ENOUGH = 0.5  # share of a collective's bytes that must have been planned for it to count as foreseen
 _RUNTIME = "/meshwright/runtime/"
 _SMALL = 1024  # bytes below which XLA's additions (counters, flags) are not worth a mark
 
@@ -30,7 +30,7 @@ class TracedCollective:
     """One compiled collective.
 
     Attributes:
-        compiled: What runs.
+        compiled: The compiled collective.
         planned: The planned collectives whose bytes it moves.
         foreseen: Whether enough of its bytes were planned.
     """
@@ -41,13 +41,13 @@ class TracedCollective:
 
     @property
     def source(self) -> str:
-        """The user's line: XLA's word for it; the plan's where XLA names our own runtime or nothing."""
+        """The user's source line: XLA's, or the plan's where XLA names our own runtime or nothing."""
         known = self.compiled.source if _RUNTIME not in self.compiled.source else ""
         return known or next((c.source for c in self.planned if c.source), "")
 
     @property
     def purpose(self) -> str:
-        """What it was planned for, in a few words."""
+        """Its planned purpose, in a few words."""
         named = dict.fromkeys(f"{c.purpose} of {label_words(c.operation)}" for c in self.planned)
         return ", ".join(list(named)[:2]) or "nothing"
 
@@ -63,7 +63,7 @@ class After(Printed):
         return tuple(c for c in self.collectives if not c.foreseen)
 
     def annotate(self, text: str) -> str:
-        """The compiled program with a note behind each collective: its source line, and what it was planned for."""
+        """The compiled program with a note behind each collective: its source line and its planned purpose."""
         notes = {item.compiled.name: item for item in self.collectives}
         lines = text.splitlines()
         for i, line in enumerate(lines):
@@ -86,7 +86,7 @@ class After(Printed):
 
 
 def trace_back(plan: "PlanData", made: Iterable["CompiledCollective"], scatters: bool) -> After:
-    """Holds compiled collectives against the plan's.
+    """Compares compiled collectives with the plan's.
 
     Args:
         plan: The plan.

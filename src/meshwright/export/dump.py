@@ -1,6 +1,6 @@
 """Dumps a plan: a folder with everything a researcher may want, as text, CSV and JSON.
 
-Every writer below makes one file; `FILES` says what each is. What tells of a program is written by `program_files.py`,
+Every writer below makes one file; `FILES` describes each. The files about a program are written by `program_files.py`,
 for a pipelined plan into a folder for each stage.
 """
 
@@ -78,7 +78,7 @@ def _solver(plan: "PlanData", path: Path) -> bool:
 
 
 def _memory(plan: "PlanData", path: Path) -> bool:
-    """Of stages, as a simulated step has it: from each moment on, so many bytes."""
+    """Memory of stages over a simulated step: times, and the bytes from each time on."""
     if not plan.stages:
         return False
     series = simulate(plan).memory
@@ -130,7 +130,7 @@ FILES: dict[str, tuple[str, Callable[["PlanData", Path], bool]]] = {
     "story.txt": ("the plan on one screen", _story),
     "inputs.txt": ("how every argument is split", _inputs),
     "outputs.txt": ("how every result is split", _outputs),
-    "solver.txt": ("how the solution was come by", _solver),
+    "solver.txt": ("how the solution was found", _solver),
     "stages.csv": ("the stages of a pipeline", _stages),
     "stages-memory.csv": ("bytes on a device of each stage over a simulated step", _memory),
 }

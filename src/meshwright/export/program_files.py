@@ -1,4 +1,4 @@
-"""The files of a dump that tell of one program: a plan's, or a stage's for one microbatch."""
+"""The files of a dump about one program: a plan's, or a stage's for one microbatch."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,7 @@ def _operations(subject: Subject, path: Path) -> None:
 
 
 def _strategies(subject: Subject, path: Path) -> None:
-    """Every strategy of every node, with what it costs by itself."""
+    """Every strategy of every node, with its own cost."""
     problem, names, types = subject.record.problem, subject.names, subject.record.program.types
     header = ("node", "label", "tied", "strategy", "chosen", "allowed", "sharding", "compute_s", "communication_s")
 
@@ -71,7 +71,7 @@ def _strategies(subject: Subject, path: Path) -> None:
 
 
 def _problem(subject: Subject, path: Path) -> None:
-    """In the contest's format; memory is held where the choice needs most, as in planning."""
+    """The problem in the contest's format; memory is constrained where the choice needs most, as in planning."""
     problem = subject.record.problem
     profile = problem.memory.profile(problem.choice, problem.copies_made(problem.choice))
     held = {} if problem.limit is None else {profile.peak_at: 0.0}
@@ -104,12 +104,12 @@ def _resharding(subject: Subject, path: Path) -> None:
 
 
 PROGRAM_FILES: dict[str, tuple[str, Callable[[Subject, Path], None]]] = {
-    "tensors.txt": ("how the arguments lie that it reads", _tensors),
+    "tensors.txt": ("the shardings of the arguments that it reads", _tensors),
     "program.txt": ("the program as traced, with the chosen shardings", _program),
-    "operations.csv": ("every operation: its strategy, its node and what that costs", _operations),
+    "operations.csv": ("every operation: its strategy, its node and the node's cost", _operations),
     "strategies.csv": ("every strategy of every node", _strategies),
     "problem.json.gz": ("the folded choice problem in the contest's format, for meshwright solve", _problem),
-    "memory.csv": ("bytes on one device at every operation, by what holds them", _memory),
-    "collectives.csv": ("everything that is sent in a step", _collectives),
+    "memory.csv": ("bytes on one device at every operation, by role", _memory),
+    "collectives.csv": ("all collectives of a step", _collectives),
     "resharding.csv": ("the steps of every resharding", _resharding),
 }

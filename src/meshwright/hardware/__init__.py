@@ -1,6 +1,6 @@
 """Chips, links, hosts, clusters, logical meshes, and the time of a collective on them.
 
-What reads descriptions and the catalogue is loaded when it is first used: a saved plan has its machines with it.
+The readers of descriptions and of the catalogue are loaded on first use: a saved plan contains its machines.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Describes one device: its memory, its peak rates, and how much of them programs really get."""
+"""Describes one device: its memory, its peak rates, and the fractions of them that programs reach."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class Chip:
         name: Its name in the catalogue, e.g. ``"a100-sxm-40gb"``.
         vendor: Who makes it.
         aliases: Other exact names.
-        device_kinds: What JAX calls it (``device.device_kind``).
+        device_kinds: JAX's names for it (``device.device_kind``).
         memory_bytes: Memory that programs can use.
         memory_bandwidth: Bytes per second, peak.
         memory_efficiency: Fraction of it that streaming operations reach.

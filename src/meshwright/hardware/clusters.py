@@ -128,7 +128,7 @@ class Mesh:
         return self.limit_bytes if self.cluster is None else self.cluster.memory_bytes
 
     def link_of(self, axis: int) -> str:
-        """Says in words which wires an axis crosses, e.g. ``"nvlink3 x 4, then infiniband x 2"``."""
+        """The links that an axis crosses, in words, e.g. ``"nvlink3 x 4, then infiniband x 2"``."""
         if self.cluster is None:
             return "abstract"
         group = group_of(self.cluster, self.sizes, (axis,))
@@ -156,7 +156,7 @@ class Mesh:
             axes: Indices of the axes it runs along.
             num_bytes: All-gather: bytes of the gathered result on one device. Reduce-scatter: of the full unreduced
                 buffer on one device. All-reduce: of the buffer. All-to-all: of the whole tensor over the group (local
-                part × number of devices). Permute: what each device sends.
+                part × number of devices). Permute: the bytes that each device sends.
             start: The part of the fixed time that counts, where a compiler combines several collectives into one.
         """
         found = [(start * alpha, beta) for alpha, beta in self.alternatives(kind, axes)]
@@ -203,7 +203,7 @@ class Mesh:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Mesh":
-        """Makes a mesh from what `to_json` gave."""
+        """The inverse of `to_json`."""
         if "abstract" in data:
             return cls.abstract(data["shape"], **data["abstract"])
         cluster = Cluster.from_json(data["cluster"])
@@ -211,7 +211,7 @@ class Mesh:
 
 
 def plain_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sizes as Python's own whole numbers; what is none is left for the mesh to refuse."""
+    """Sizes as Python integers; other values are left for the mesh to refuse."""
     if not isinstance(shape, Iterable):
         raise ClusterError(f"the shape of a mesh is {shape!r}: give a size for each axis, e.g. (4, 8).")
     return tuple(int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in shape)
@@ -234,7 +234,7 @@ class Cluster:
         name: How it was described.
         num_hosts: Number of hosts.
         host: Devices and links of each of them; of the first group where hosts are of several kinds.
-        chip: What each device is; likewise.
+        chip: The kind of each device; likewise.
         torus_sizes: Sizes of the TPU torus; empty for the most cubic one.
         known: How its figures are known, for the provenance of plans.
         mixed: The groups of equal hosts, in the order of their hosts; empty where all are equal.
@@ -351,7 +351,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Cluster":
-        """Makes a cluster from what `to_json` gave."""
+        """The inverse of `to_json`."""
         if "groups" in data:
             return mixed(checked(data["name"], str, "name"), [cls.from_json(group) for group in data["groups"]])
         links = (link_from_json(data["intra"]), link_from_json(data["inter"]))

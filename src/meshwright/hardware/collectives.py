@@ -11,7 +11,7 @@ t = 0.78 · min(w, o):
     permute       B / the slowest wire between neighbours
 
 `ring_ways`, `tree_ways`, `hierarchical_ways`, `exchange_ways` and `permute_ways` implement these lines; the time is the
-least of them. Where a link was measured (`Link.timings`), what was measured is the only way.
+least of them. Where a link was measured (`Link.timings`), the measurement is the only way.
 """
 
 import math
@@ -62,7 +62,7 @@ def prune(found: Iterable[Way]) -> tuple[Way, ...]:
 
 
 def _overtakes_at(first: Way, later: Way) -> float:
-    """Bytes from which the later way, dearer to start, is the faster one."""
+    """Bytes from which the later way, which is slower to start, is the faster one."""
     return (later[0] - first[0]) / (first[1] - later[1])
 
 

@@ -1,4 +1,4 @@
-"""Finds what a collective along some mesh axes really crosses: devices of one host, several hosts, or both.
+"""Finds the links that a collective along some mesh axes crosses: inside one host, between hosts, or both.
 
 Devices are numbered host-major and meshes are row-major, so the stride and size of an axis decide which wires it uses.
 A "domain" is the set of devices that the fast link joins: a host, or a whole TPU slice.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Machines(Protocol):
-    """What this module reads of a `Cluster`, which stands above it."""
+    """The part of a `Cluster` that this module reads; `Cluster` itself imports this module."""
 
     @property
     def num_devices(self) -> int: ...
@@ -39,7 +39,7 @@ class Machines(Protocol):
 
 @dataclass(frozen=True)
 class Inner:
-    """The part of a group that lies inside one domain.
+    """The part of a group inside one domain.
 
     Attributes:
         size: Number of devices.
@@ -147,7 +147,7 @@ def _parts(members_gn: "np.ndarray", domain: int) -> set[tuple[int, ...]]:
 
     first_g = members_gn[:, :1] // domain * domain
     found = set()
-    for row in np.unique(members_gn - first_g, axis=0):  # groups that lie alike in their domains count once
+    for row in np.unique(members_gn - first_g, axis=0):  # groups with the same places in their domains count once
         hosts = row // domain
         for index in np.unique(hosts):
             found.add(tuple((row[hosts == index] % domain).tolist()))

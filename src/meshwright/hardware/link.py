@@ -18,7 +18,7 @@ class Protocol:
     """One way the communication library drives a link: cheap to start, or fast once it runs.
 
     Attributes:
-        name: What the library calls it, e.g. ``"simple"``.
+        name: The library's name for it, e.g. ``"simple"``.
         base_s: Time to start a collective, whatever its size.
         hop_s: Time for one step to reach the next device.
         efficiency: Fraction of the link's bandwidth that it reaches.
@@ -39,7 +39,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a collective was measured to take among groups of one size, all groups at once.
+    """The measured time of a collective among groups of one size, all groups at once.
 
     Attributes:
         kind: The collective, e.g. ``"all_reduce"``.
@@ -56,7 +56,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins devices, inside a host or between hosts.
+    """The connection of devices, inside a host or between hosts.
 
     Attributes:
         kind: Name of the technology, e.g. ``"nvlink4"``.
@@ -72,8 +72,8 @@ class Link:
         wrap_multiple: A torus dim whose size is a multiple of this closes into a ring.
         domain: How many devices the link reaches; 0 means one host's.
         exchange_efficiency: Fraction of the collective rate that an all-to-all reaches.
-        timings: What collectives over this link were measured to take; where there are any of a kind, they are its
-            price, and bandwidth, topology and protocols are not asked.
+        timings: Measured times of collectives over this link; where a kind has any, they are its price, and bandwidth,
+            topology and protocols are not used.
     """
 
     kind: str
@@ -90,7 +90,7 @@ class Link:
     timings: tuple[Timing, ...] = ()
 
     def measured(self, kind: str, size: int) -> tuple[float, float] | None:
-        """α and β of a collective among groups of a size, from what was measured; None where nothing was.
+        """α and β of a collective among groups of a size, from measurements; None where there are none.
 
         Between two measured sizes both follow a power of the size, which holds for rings (constant), trees and threads
         that wait for each other (α grows) and all-to-alls (β falls) alike; beyond them the nearest one counts.
@@ -157,7 +157,7 @@ class Link:
 
 
 def complete(link: Link, where: str) -> Link:
-    """Refuses a link that lacks what its collectives are priced by."""
+    """Refuses a link without the figures that its collectives are priced by."""
     needed = {"shared": "shared_bandwidth", "graph": "edges", "torus": "torus_dims"}.get(link.topology)
     if needed and not getattr(link, needed):
         raise ClusterError(f"{where}: topology {link.topology!r} needs {needed!r}; add a line '{needed} = …'.")

@@ -1,4 +1,4 @@
-"""Makes a cluster from what a user writes: ``"50x4 a100-40gb"``, a TOML file, or ``"local"``."""
+"""Makes a cluster from a user's description: ``"50x4 a100-40gb"``, a TOML file, or ``"local"``."""
 
 import re
 from os import PathLike

@@ -1,4 +1,4 @@
-"""Lays logical mesh axes on the dims of a TPU torus and says what each axis gets from them."""
+"""Maps logical mesh axes to the dims of a TPU torus, and computes the rates of each axis."""
 
 import math
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def torus_shape(num_devices: int, num_dims: int) -> tuple[int, ...]:
 def place_axes(shape: tuple[int, ...], link: Link, sizes: tuple[int, ...], domain: int) -> tuple[tuple[Run, ...], ...]:
     """Gives each mesh axis the pieces of torus dims that it runs along, inside one slice.
 
-    Whole dims are handed out where the sizes allow it, as JAX's ``create_device_mesh`` does; otherwise axes take
+    Whole dims are assigned where the sizes allow it, as JAX's ``create_device_mesh`` does; otherwise axes take
     pieces of dims from the last dim on.
     """
     inside = _inside(sizes, domain)
@@ -79,7 +79,7 @@ def _run(size: int, link: Link) -> Run:
 
 
 def _inside(sizes: tuple[int, ...], domain: int) -> tuple[int, ...]:
-    """How much of each axis lies inside one slice, the last axis innermost."""
+    """The part of each axis inside one slice, the last axis innermost."""
     left, inside = domain, []
     for size in reversed(sizes):
         part = math.gcd(size, left)
@@ -97,7 +97,7 @@ def _whole_dims(shape: tuple[int, ...], inside: tuple[int, ...]) -> tuple[tuple[
 
 
 def _pieces(shape: tuple[int, ...], inside: tuple[int, ...], link: Link) -> tuple[tuple[Run, ...], ...]:
-    dims = [[size, 1] for size in reversed(shape)]  # what is left of each dim, and how much of it is taken
+    dims = [[size, 1] for size in reversed(shape)]  # the remaining size of each dim, and the part that is taken
     runs = []
     for size in reversed(inside):
         axis: list[Run] = []

@@ -29,7 +29,7 @@ def pack(data: Any) -> str:
 
 
 def unpack(text: str) -> Any:
-    """What `pack` packed.
+    """The inverse of `pack`.
 
     Raises:
         ValueError: The text is damaged.
@@ -45,7 +45,7 @@ def unpack(text: str) -> Any:
     place = 8 + size
 
     def lower(data: dict[str, Any]) -> Any:
-        """Arrays are met in the order in which their bytes follow."""
+        """Replaces arrays, in the order in which their bytes follow."""
         nonlocal place
         if _ARRAY not in data:
             return data

@@ -1,7 +1,7 @@
-"""Refuses a record that does not hang together: every number in it that points somewhere points at something.
+"""Refuses an inconsistent record: every index in it must be in range.
 
-Types are checked by their annotations (`plain.checked`); here is what annotations cannot say. A record comes from a
-file, and whoever reads it takes its numbers for indices.
+Types are checked by their annotations (`plain.checked`); this module checks the rest. A record comes from a file, and
+its readers use its numbers as indices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ def check_record(record: Record, where: str = "record") -> Record:
     """The record itself.
 
     Raises:
-        ValueError: It does not hang together; the message says where.
+        ValueError: It is inconsistent; the message says where.
     """
     checked(record, Record, where)
     axes = record.problem.axes
@@ -100,7 +100,7 @@ def _nest(nest: Nest, where: str) -> None:
 
 
 def _operations(program: Program, axes: Axes, where: str) -> None:
-    """What operations read, make and split is there, with as many dims as their loop nests say."""
+    """Checks that the operands, results and splits of operations exist, with the dims of their loop nests."""
     rank = np.array([len(shape) for shape, *_ in program.types], np.int64)[program.kind].tolist()
     operands = [[len(dims) for dims in nest.operands] for nest in program.nests]
     results = [[len(dims) for dims in nest.results] for nest in program.nests]
@@ -193,7 +193,7 @@ def _choice(choice: np.ndarray, sizes: np.ndarray, where: str) -> None:
 
 
 def _each(numbers: Any, least: int, most: int, where: str, length: int | None = None) -> None:
-    """Numbers from `least` to below `most`, so many."""
+    """Checks that numbers are from `least` to below `most`, and how many there are."""
     found = np.asarray(numbers)
     if found.ndim != 1 or (length is not None and len(found) != length):
         raise ValueError(

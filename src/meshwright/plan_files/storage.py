@@ -24,21 +24,21 @@ from meshwright.solver.problem.gap import relative_gap
 
 FORMAT = "meshwright-plan"
 VERSION = 6
-# The first has neither record nor judgement, the second none of stages, and both list operations; the third knows of no
-# sums that are settled together; the fourth keeps no choice without a limit, nor what stages' times are made of; the
-# fifth tells neither copies that are sent ahead nor those that are cut out where they are read.
+# Version 1 has neither record nor judgement, version 2 none of stages, and both list operations; version 3 has no merged
+# reductions; version 4 has neither the choice without a limit nor the parts of stages' times; version 5 marks neither
+# prefetched copies nor copies that readers slice out themselves.
 READABLE = (1, 2, 3, 4, 5, VERSION)
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True)
 class SavedDetails:
-    """The long lists of a plan that was loaded, as its file has them; each is read when it is first asked for.
+    """The long lists of a loaded plan, as its file has them; each is read on first use.
 
     Attributes:
         data: The lists.
-        axes: Names of the axes that they may speak of.
-        num_stages: How many stages the plan has.
+        axes: Names of the axes that they may refer to.
+        num_stages: The number of the plan's stages.
     """
 
     data: dict[str, Any]
@@ -101,7 +101,7 @@ class SavedDetails:
 
 @contextmanager
 def _damage(part: str) -> Iterator[None]:
-    """Says which part of a plan's file cannot be read."""
+    """Turns errors into a `PlanFileError` that names the part of the file which cannot be read."""
     try:
         yield
     except _DAMAGE as error:
@@ -109,19 +109,19 @@ def _damage(part: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What is wrong, in a few words: a missing key is all that Python says of it."""
+    """The error in a few words: for a missing entry, Python's message is only its key."""
     if isinstance(error, KeyError):
         return f"the entry {error} is missing"
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def save_plan(plan: PlanData, path: Path) -> None:
-    """Writes a plan; the file is complete or not there at all."""
+    """Writes a plan atomically: the file is complete or absent."""
     write_whole(path, plan_json(plan))
 
 
 def comparable(plan: PlanData) -> dict[str, Any]:
-    """What makes two plans equal: all of it but the name and the solver's progress, which a clock may cut short."""
+    """The data by which plans are equal: all but the name and the solver's progress, which depends on the clock."""
     data = plan_to_json(plan)
     known = {key: value for key, value in data["provenance"].items() if key != "model"}
     return data | {"provenance": known, "considered": [view | {"rounds": []} for view in data["considered"]]}
@@ -248,7 +248,7 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
 
 
 def _check(plan: PlanData) -> None:
-    """Refuses a plan whose parts are not of their types, or do not belong together."""
+    """Refuses a plan whose parts have wrong types or are inconsistent."""
     for name, kind in _TYPES.items():
         checked(getattr(plan, name), kind, name)
     if bool(plan.stages) != (plan.pipeline is not None):

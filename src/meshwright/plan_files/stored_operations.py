@@ -1,4 +1,4 @@
-"""Operations in a plan's file: a row each, in full for the first of its kind and short for those that are like it."""
+"""Operations in a plan's file: a full row for the first of its kind, and short rows for similar operations."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.plans.operations import Load, OpPlan
 from meshwright.plans.tensor import Spec, parse_spec, spec_text
 
-_SHORT = 4  # entries of a short row: serial, label, number of the row that it is like, bytes that are live
+_SHORT = 4  # entries of a short row: serial, label, number of the full row that it repeats, live bytes
 
 
 def ops_to_json(ops: Sequence[OpPlan]) -> list[list[Any]]:
@@ -21,7 +21,7 @@ def ops_to_json(ops: Sequence[OpPlan]) -> list[list[Any]]:
 
 
 def parse_ops(rows: Iterable[Sequence[Any]]) -> tuple[OpPlan, ...]:
-    """Reads what `ops_to_json` wrote, and files of earlier versions, whose rows are all full."""
+    """The inverse of `ops_to_json`; it also reads files of earlier versions, whose rows are all full."""
     found: list[OpPlan] = []
     for row in rows:
         if len(row) == _SHORT:

@@ -73,8 +73,7 @@ class SolutionSummary:
 
     @classmethod
     def proven(cls, cost: float, bound: float, seconds: float = 0.0, folded: str = "") -> "SolutionSummary":
-        """The summary of a cost and its bound, which rounding may raise above the cost or memory's prices push below
-        0."""
+        """The summary of a cost and its bound, clipped to [0, cost]: rounding and prices of memory may move it out."""
         bound = min(max(bound, 0.0), cost)
         gap = relative_gap(cost, bound)
         return cls("optimal" if gap <= PROVEN_GAP else "feasible", bound, gap, seconds, folded)
@@ -123,9 +122,7 @@ class PlanData:
     in_structure: Any = field(default=None, repr=False)  # their JSON-like form, once it was saved and loaded
     out_structure: Any = field(default=None, repr=False)
     origin: Any = field(default=None, repr=False, compare=False)  # the traced function, likewise
-    in_leaves: Any = field(
-        default=None, repr=False, compare=False
-    )  # the non-array leaves of the arguments, while fresh
+    in_leaves: Any = field(default=None, repr=False, compare=False)  # non-array leaves of the arguments, while fresh
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -14,7 +14,7 @@ log = logging.getLogger("meshwright")
 
 
 def skeleton(tree: Any) -> Any:
-    """A JSON-like picture of a JAX tree structure; leaves are numbered in order."""
+    """A JSON-like form of a JAX tree structure; leaves are numbered in order."""
     import jax
 
     return _picture(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
@@ -82,7 +82,7 @@ def _rebuild(picture: Any, leaves: Sequence[Any]) -> Any:
 
 
 def _imported_namedtuple(name: str, keys: Sequence[str]) -> type[tuple] | None:
-    """The named tuple that ``module:name`` names, if it is there already; nothing is imported, nor any getter called.
+    """The named tuple ``module:name``, if it is already imported; nothing is imported, and no getter is called.
 
     A module may import others when an attribute is asked for, so its dictionary is looked at instead.
     """

@@ -1,4 +1,4 @@
-"""The mesh views that were solved on the way to a plan, and how each solve went."""
+"""The mesh views that were solved in the search for a plan, with the progress of each solve."""
 
 from dataclasses import dataclass, field
 
@@ -19,10 +19,10 @@ class Round:
     """One solve of a mesh view.
 
     Attributes:
-        num_held: At how many moments memory was held.
+        num_held: The number of times with a memory constraint.
         status: As of `mw.solve`.
         progress: Its improvements.
-        seconds: What it took; not saved, so that equal plans make equal files.
+        seconds: Its time; not saved, so that equal plans make equal files.
     """
 
     num_held: Size
@@ -33,7 +33,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """One mesh view that was solved on the way: its cost and memory, or why it was left; and how it was solved."""
+    """One mesh view of the search: its cost and memory, or why it was abandoned, and the rounds of its solve."""
 
     shape: tuple[Count, ...]
     cost: float | None

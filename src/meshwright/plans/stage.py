@@ -11,8 +11,8 @@ from meshwright.schema import MADE, Amount, Between, Count, Size
 
 Microbatches = Annotated[int, Between(1, 2**16)]  # of a step; a schedule lists each of them
 
-# What brings gradients of all replicas together and parameters back to them: once a step, and with every microbatch;
-# by how much of the state is spread over the replicas, as ZeRO counts it.
+# The collectives that sum the gradients of all replicas and return parameters to them, once a step and with every
+# microbatch, by ZeRO stage.
 EXCHANGED = (
     (("all_reduce",), ()),
     (("reduce_scatter", "all_gather"), ()),
@@ -27,9 +27,9 @@ class Pipeline:
 
     Attributes:
         schedule: A name of `pipeline.schedules`.
-        num_microbatches: Into how many microbatches the batch is cut.
+        num_microbatches: The number of microbatches of a batch.
         interleave: Chunks of the model on each stage.
-        checkpoint: What is computed again in the backward pass: ``none``, ``selective`` or ``full``.
+        checkpoint: The recomputation in the backward pass: ``none``, ``selective`` or ``full``.
     """
 
     schedule: str
@@ -44,9 +44,9 @@ class Submesh:
 
     Attributes:
         first_host: Number of its first host in the cluster.
-        num_hosts: How many hosts it has.
+        num_hosts: The number of its hosts.
         first_device: Number of its first device in that host.
-        devices_per_host: How many devices of each host it has.
+        devices_per_host: The number of devices that it has on each host.
         chip: Name of the chips.
     """
 
@@ -106,7 +106,7 @@ class StageTime:
         return StageTime(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, factor: float) -> "StageTime":
-        """All of it so many times."""
+        """All of these seconds times a factor."""
         return StageTime(*(factor * part for part in astuple(self)))
 
 
@@ -118,22 +118,22 @@ class Stage:
         layers: First layer, and one past the last; of an interleaved stage those of its first chunk.
         submesh: Its devices.
         mesh: The logical view of them; axis x splits the batch of every microbatch.
-        method: What splits it.
-        forward, backward: Of one microbatch; ``backward`` without what is computed again.
-        recompute: What is computed again for one microbatch.
-        gradients: Bringing the gradients together, once a step; may run beside the backward pass.
+        method: How it is split, in words.
+        forward, backward: Of one microbatch; ``backward`` without recomputation.
+        recompute: The recomputation of one microbatch.
+        gradients: The reduction of the gradients, once a step; it may overlap the backward pass.
         update: The optimizer, once a step.
-        weights_fraction: The part of ``backward``'s compute that makes the weights' gradients.
+        weights_fraction: The part of ``backward``'s compute that computes gradients of weights.
         send_bytes: Activations that a device sends to the next stage, and their gradients that come back; one
             microbatch, one way, and of one chunk, where there are several. 0 for the last stage.
         transfer_s: Seconds of that, one way.
         state_bytes: Parameters, gradients, optimizer.
         activation_bytes: Held for each microbatch in flight.
-        transient_bytes: While one microbatch is worked on.
+        transient_bytes: Temporaries while one microbatch is processed.
         peak_bytes: The most under the plan's schedule.
         chunks: Layers of each chunk of an interleaved stage; else `layers` alone.
         tensors: Its parameters and optimizer state, split over `mesh`.
-        flops: FLOPs of its products in one step, on one device, without what is computed again.
+        flops: FLOPs of its products in one step, on one device, without recomputation.
         dtype: The type in which most of them are done.
     """
 

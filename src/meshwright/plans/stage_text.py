@@ -28,7 +28,7 @@ def _many(number: int, word: str, ending: str = "s") -> str:
 
 
 def stages_view(plan: "PlanData") -> Table:
-    """A row for each stage; what all have in common stands above."""
+    """A row for each stage; properties that all stages share are in the title."""
     ways = {stage.method for stage in plan.stages}
     chips = {stage.submesh.chip for stage in plan.stages}
     title = "stages: times of one microbatch, and once a step; bytes of one device"

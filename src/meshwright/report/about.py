@@ -1,4 +1,4 @@
-"""What a page is about, in a few words: the model, its batch, the machines, the day; and what tells two plans apart."""
+"""The subject of a page in a few words: model, batch, machines, date; and the names that distinguish two plans."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def about_data(plan: "PlanData") -> dict[str, Any]:
-    """The facts in the page's first line; what is not known is None or empty."""
+    """The facts in the page's first line; unknown facts are None or empty."""
     batch, sequence = batch_and_sequence(plan)
     return {
         "model": str(plan.provenance.get("model", "")),
@@ -38,7 +38,7 @@ def speed_data(plan: "PlanData", simulated: "Simulation | None") -> dict[str, An
 
 
 def title(plan: "PlanData", other: "PlanData | None" = None) -> str:
-    """A short title: what is planned, and where."""
+    """A short title: the model and the machines."""
     name = str(plan.provenance.get("model", "")) or plan.method
     if other is not None:
         return f"{name}: {' and '.join(plan_names(plan, other))}"

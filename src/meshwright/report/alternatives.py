@@ -1,4 +1,4 @@
-"""What else was possible, for every tensor that the page shows, as far as there is time to price it."""
+"""The alternatives of every tensor that the page shows, as far as there is time to price them."""
 
 import time
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from meshwright.explain.show.tensor_table import Row
 from meshwright.judging.subject.subject import Subjects
 
 _CHANGES = 3
-_ROUNDS = 2  # of solving: a third share of the time is hardly larger than the second
+_ROUNDS = 2  # rounds of solving: a third one would have hardly more time per tensor than the second
 
 
 def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], deadline: float) -> None:
-    """Bounds what else was possible, then solves for it, the largest tensors first, while there is time.
+    """Bounds the alternatives, then solves for them, the largest tensors first, while there is time.
 
-    Every tensor has its share of the time; what is left in the end goes to those that it did not suffice for.
+    Every tensor has its share of the time; the remaining time goes to the tensors whose share did not suffice.
 
     Args:
         subjects: The plan's program, or its stages.
         rows: Tensors, as tables show them.
-        shown: What the page has of each; the alternatives are put there.
-        deadline: When the time is over, as `time.perf_counter` counts.
+        shown: The page's data of each; the alternatives are added to it.
+        deadline: The end of the time, on the clock of `time.perf_counter`.
     """
     explainers: dict[int | None, Explainer] = {}
     tensors = {t.path: t for t in subjects.plan.arguments}

@@ -1,4 +1,4 @@
-"""What the page shows, as plain data: a plan boiled down, identical layers and repeated communication collapsed."""
+"""The page's content as plain data: a plan with identical layers and repeated communication collapsed."""
 
 import time
 from collections.abc import Callable
@@ -29,8 +29,8 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
 
     Args:
         plan: The plan.
-        seconds: Time for all of it; what is left in the end goes to solving for alternatives, which are bounded first.
-            There are none with 0.
+        seconds: Time for all of it; the time that remains goes to solving for alternatives, which are bounded first.
+            With 0 there are no alternatives.
     """
     deadline = time.perf_counter() + seconds
     results = [t for t in plan.results if t.role != "state"]
@@ -92,7 +92,7 @@ def _mesh(plan: "PlanData") -> dict[str, Any]:
 
 
 def _held(plan: "PlanData", subjects: Subjects) -> Callable[[Row], list[int]]:
-    """Says what all tensors of a row take together on a device; of a pipelined plan, on one of each stage."""
+    """The bytes of all tensors of a row together on a device; of a pipelined plan, on one device of each stage."""
     own = [{t.path: t for t in stage.tensors} for stage in plan.stages]
     known = set().union(*own)
     tensors = {t.path: t for t in (*plan.arguments, *plan.results)}
@@ -106,7 +106,7 @@ def _held(plan: "PlanData", subjects: Subjects) -> Callable[[Row], list[int]]:
                 if path in there:
                     t, shape = there[path], plan.stages[number].mesh.shape
                     found[number] += bytes_on_device(t.shape, t.dtype, t.spec, shape)
-            if path not in known:  # data and results are where they are read and made
+            if path not in known:  # data are on the stage that reads them, results on the stage that computes them
                 found[(subjects.of(tensors[path]).number or 0) if subjects else 0] += row.bytes_on_device
         return found
 
@@ -150,7 +150,7 @@ def _collectives(subjects: Subjects) -> list[dict[str, Any]]:
 
 
 def difference_data(one: "PlanData", other: "PlanData") -> dict[str, Any]:
-    """What the page shows of the difference between two plans."""
+    """The page's data on the difference between two plans."""
     from meshwright.explain.show.diff import diff
 
     found = diff(one, other)

@@ -1,4 +1,4 @@
-"""The program for the page: a layer as a graph of groups with what is sent between them, and the list of operations."""
+"""The program for the page: a layer as a graph of groups and their communication, and the list of operations."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ def layer_data(mesh: "Mesh", facts: Facts, late: str = "") -> dict[str, Any]:
 
     Args:
         mesh: The mesh that the program is split over.
-        facts: What its axes do.
+        facts: The uses of its axes.
         late: The axis over which gradients are summed once a step, after all microbatches; empty for none.
     """
     layers = _Layers(mesh, facts, late)
@@ -55,7 +55,8 @@ class _Layers:
         return [graph for graph in found if graph["nodes"]]
 
     def _graph(self, name: str, ops: list[int]) -> dict[str, Any]:
-        """Groups as nodes; an edge carries what is sent when a value is read otherwise than it was made."""
+        """Groups as nodes; an edge carries the collectives of a value that is read in another sharding than it was
+        made."""
         program = self.program
         by_node: dict[int, list[int]] = {}
         for op in ops:
@@ -103,7 +104,7 @@ class _Layers:
         }
 
     def _settled(self, op: int) -> list[str]:
-        """How partial sums of an operation are brought together."""
+        """How the partial sums of an operation are reduced."""
         program = self.program
         if program.assignment[op] == VIRTUAL:
             return []
@@ -122,7 +123,7 @@ class _Layers:
         return found
 
     def _resharded(self, op: int, position: int, value: int) -> list[str]:
-        """The collectives that bring a value to what an operation needs."""
+        """The collectives that reshard a value for an operation."""
         program, facts = self.program, self.facts
         shape = program.shape(value)
         if not shape or program.assignment[op] == VIRTUAL or not self._is_real(value):
@@ -151,7 +152,7 @@ class _Layers:
         return self._notations[key]
 
     def operations(self) -> dict[str, Any]:
-        """All operations as columns of numbers, with what they point into."""
+        """All operations as columns of numbers, with the tables that they index."""
         program = self.program
         texts: dict[str, int] = {}
         virtual = "as its readers need it"

@@ -25,7 +25,7 @@ def write_report(plan: "PlanData", path: Path, other: "PlanData | None", seconds
     """See `Plan.report`.
 
     Raises:
-        ShardingError: The seconds are no time.
+        ShardingError: The seconds are not a valid time.
         OutputError: The file cannot be written.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):

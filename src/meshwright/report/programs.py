@@ -1,4 +1,4 @@
-"""The programs that the page shows: the plan's one, or one for all stages that are split alike."""
+"""The programs that the page shows: the plan's own, or one for all stages with the same split."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Stages for the page: what each is, its memory over a simulated step, and its limit."""
+"""Stages for the page: each one's description, its memory over a simulated step, and its limit."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,14 +45,14 @@ def stage_data(plan: "PlanData", simulated: "Simulation") -> dict[str, Any]:
 
 
 def _thinned(series: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """At most so many moments of memory over time: of each stretch the one that needs most, so that no peak is lost."""
+    """Memory over time at no more than `_MOMENTS` moments: the peak of each interval, so that no peak is lost."""
     step = -(-len(series) // _MOMENTS)
     groups = [series[i : i + step] for i in range(0, len(series), step)]
     return [[group[0][0], round(max(size for _, size in group))] for group in groups]
 
 
 def stage_limits(plan: "PlanData") -> list[int | None]:
-    """What a device of each stage may use: the same part of its memory as of the fullest stage's."""
+    """The memory limit of each stage's devices: the same fraction as on the fullest stage."""
     cluster, limit = plan.mesh.cluster, plan.memory.limit_bytes
     if cluster is None or limit is None:
         return [None] * len(plan.stages)

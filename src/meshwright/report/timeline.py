@@ -1,6 +1,6 @@
 """A simulated step for the page: for each class of devices a lane of compute and its lanes of communication.
 
-Pages stay small: what is too short to be seen is joined with what comes right after it in its lane.
+Pages stay small: bars too short to be seen are merged with the next bars in their lane.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,13 +23,13 @@ _LANES = {COMPUTE: "compute", "collective": "collectives", "fetch": "fetches", "
 
 
 class Bar(NamedTuple):
-    """Something that a lane does.
+    """An activity in a lane.
 
     Attributes:
-        start, stop: When, in ticks.
-        name: What it is; of several the longest.
+        start, stop: Its start and end, in ticks.
+        name: Its name; of several merged ones, that of the longest.
         work: The kind of pass it belongs to: one of `WORK`.
-        num: How many were joined.
+        num: The number of merged activities.
         longest: Ticks of the longest of them.
     """
 
@@ -59,7 +59,7 @@ def timeline_data(simulated: "Simulation") -> dict[str, Any]:
 
 
 def joined(bars: Iterable[Bar], least: int) -> list[Bar]:
-    """Bars in the order of their starts; neighbours of one kind of pass that take less than that are one."""
+    """Bars in the order of their starts; neighbours of one kind of pass that are shorter than ``least`` are merged."""
     found: list[Bar] = []
     for bar in sorted(bars, key=lambda b: (b.start, b.stop)):
         size, last = bar.stop - bar.start, found[-1] if found else None
@@ -72,7 +72,7 @@ def joined(bars: Iterable[Bar], least: int) -> list[Bar]:
 
 
 def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]:
-    """The lanes of one class of devices that have anything to do."""
+    """The non-empty lanes of one class of devices."""
     bars: dict[str, list[Bar]] = {name: [] for name in (*_LANES.values(), "transfers")}
     scale, run, staged = TICKS / simulated.step_s, simulated.stages[row], len(simulated.stages) > 1
     for p in run.passes:
@@ -88,7 +88,7 @@ def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]
 
 
 def _bars(run: "Run", begin_s: float, work: str, name: str, scale: float) -> Iterator[tuple[str, Bar]]:
-    """The tasks of a pass; with a name what it does in a lane without a pause is one."""
+    """The tasks of a pass; with a name, its tasks in a lane without a pause are one bar."""
     for lane, spans in groupby(sorted(run.spans, key=lambda s: (s.task.lane, s.start_s)), lambda s: s.task.lane):
         last: Bar | None = None
         for span in spans:

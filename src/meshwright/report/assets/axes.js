@@ -17,7 +17,7 @@ MW.words = (text, attributes) => MW.svg("text", attributes, document.createTextN
 MW.byteAxis = (out, most, { left, right, y }) => {
   for (const tick of MW.ticks(most, MW.byteUnits)) out.append(MW.svg("line", { class: "grid", x1: left, x2: right, y1: y(tick.value), y2: y(tick.value) }), MW.words(tick.text, { class: "tick", x: left - 8, y: y(tick.value) + 4, "text-anchor": "end" }));
 };
-/* Drawn where it can be seen; else said, as a limit far above would flatten what is below it. */
+/* The limit is drawn if it is near the data and written as text otherwise: a distant limit would flatten the chart. */
 MW.limitLine = (out, limit, most, { left, right, top, y }) => {
   if (!limit) return;
   const text = `limit ${MW.bytes(limit)}`;

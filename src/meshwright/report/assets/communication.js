@@ -1,4 +1,4 @@
-/* Everything that is sent, and all operations. */
+/* All collectives and all operations. */
 MW.section("communication", "Communication", "Everything that is sent, the longest first, with the source line that it is sent for. Click a heading to sort.", (body) => {
   const plan = MW.plan(), staged = plan.stages.length > 0, kinds = {}, sums = plan.stages.map(() => 0);
   if (staged) for (const c of plan.collectives) sums[c.stage] += c.seconds;

@@ -1,4 +1,4 @@
-/* What every part of the page uses: the data, elements, figures in words, and what changes when another plan is chosen. */
+/* Shared by all parts of the page: the data, elements, formatted figures, and the redrawing when another plan is chosen. */
 "use strict";
 const MW = { data: JSON.parse(document.getElementById("data").textContent), which: 0, sections: [] };
 MW.plan = () => MW.data.plans[MW.which];

@@ -1,4 +1,4 @@
-/* Two plans side by side, and what differs between them. */
+/* Two plans side by side, and their differences. */
 MW.section("difference", "Difference", "Both plans side by side, and every tensor that is split differently.", (body) => {
   const [one, other] = MW.data.plans, d = MW.data.difference;
   body.append(MW.el("div", { class: "two" }, [one, other].map((plan, i) => MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, MW.data.names[i]), MW.el("h3", {}, plan.sentence), MW.el("p", { class: "note" }, MW.verdict(plan), `; ${plan.method} on mesh ${plan.mesh.axes} (${MW.machines(plan)})`), MW.figures(plan, false)))));

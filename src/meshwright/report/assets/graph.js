@@ -1,4 +1,4 @@
-/* The operations of a layer as a graph: groups that are split together, red where something is sent. */
+/* The operations of a layer as a graph: groups that are split together, red where there is communication. */
 MW.drawGraph = (graph, detail) => {
   const { boxes, chains, wide, high } = MW.layout(graph), { width, height } = MW.box;
   const out = MW.svg("svg", { width: wide, height: high, viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": `${graph.nodes.length} groups of operations` });
@@ -24,10 +24,10 @@ MW.drawGraph = (graph, detail) => {
   return out;
 };
 MW.graphs = () => MW.plan().programs.flatMap((p) => p.layers.map((g) => (p.name ? { ...g, name: `${p.name}: ${g.name}` } : g)));
-MW.section("layer", "A layer", "Operations that share one choice, and what flows between them. Red is communication.", (body) => {
+MW.section("layer", "A layer", "Operations that share one choice, and the values that flow between them. Red is communication.", (body) => {
   const graphs = MW.graphs(), picture = MW.el("div", { class: "card graph" }), facts = MW.el("div");
   const detail = (node) => facts.replaceChildren(MW.el("div", { class: "card" }, MW.el("b", {}, node.label), ` (${node.phase}, ${node.num_ops} operations)`, MW.el("p", {}, MW.symbols(node.notation)),
-    MW.el("p", { class: "note" }, node.source), ...Object.entries(node.reads).map(([path, sent]) => MW.el("p", { class: "note" }, `reads ${path}${sent.length ? `, after ${sent.join(", ")}` : " as it lies"}`))));
+    MW.el("p", { class: "note" }, node.source), ...Object.entries(node.reads).map(([path, sent]) => MW.el("p", { class: "note" }, `reads ${path}${sent.length ? `, after ${sent.join(", ")}` : " unchanged"}`))));
   const choose = MW.el("select", { "aria-label": "Which layer", onchange: (e) => show(Number(e.target.value)) }, graphs.map((g, i) => MW.el("option", { value: i }, g.name)));
   const show = (i) => {
     facts.replaceChildren();

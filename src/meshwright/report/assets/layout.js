@@ -1,4 +1,4 @@
-/* Places a graph in rows: what skips rows has a slot of its own in each of them, so no edge runs behind a box. */
+/* Places a graph in rows: an edge that skips rows has a slot in each of them, so no edge runs behind a box. */
 MW.box = { width: 268, height: 62, gapX: 24, gapY: 54, slot: 14 };
 MW.depths = (graph) => {
   const depth = graph.nodes.map(() => 0), into = graph.nodes.map(() => []);
@@ -6,7 +6,7 @@ MW.depths = (graph) => {
   graph.nodes.forEach((_, i) => { depth[i] = into[i].length ? Math.max(...into[i].map((j) => depth[j])) + 1 : 0; });
   return depth;
 };
-/* Boxes and slots by rows; each edge as the chain of those it goes through, or none where it goes back up. */
+/* Boxes and slots by rows; each edge as the chain of slots that it passes through, or no chain if it goes back up. */
 MW.chains = (graph) => {
   const depth = MW.depths(graph), cells = graph.nodes.map((_, i) => ({ box: i, row: depth[i], above: [] }));
   const chains = graph.edges.map((edge) => {
@@ -24,7 +24,7 @@ MW.chains = (graph) => {
   for (const cell of cells) (rows[cell.row] = rows[cell.row] || []).push(cell);
   return { cells, chains, rows };
 };
-/* Each row in the order of what is above it, side by side around the middle; y is the upper edge, x the centre. */
+/* Each row in the order of the boxes above it, side by side around the middle; y is the upper edge, x the centre. */
 MW.layout = (graph) => {
   const { cells, chains, rows } = MW.chains(graph), { width, height, gapX, gapY, slot } = MW.box;
   const size = (cell) => (cell.box < 0 ? slot : width + gapX), wides = rows.map((row) => row.reduce((sum, cell) => sum + size(cell), 0));

@@ -18,7 +18,7 @@ MW.verdict = (plan) => {
   });
   return out;
 };
-/* What the page is about: model, batch, sequence, cluster, day. */
+/* The subject of the page: model, batch, sequence, cluster, day. */
 MW.about = (plan) => {
   const a = plan.about, count = (n) => n.toLocaleString("en");
   const facts = [a.model, a.batch && `batch ${count(a.batch)}`, a.sequence && `sequence ${count(a.sequence)}`, `${a.cluster} (${count(a.devices)} device${a.devices > 1 ? "s" : ""})`, MW.data.date];
@@ -58,7 +58,7 @@ MW.section("overview", "Overview", null, (body) => {
   if (plan.unsplittable.length) body.append(MW.el("p", { class: "note" }, `planned without a rule, so not split: ${plan.unsplittable.join(", ")}`));
   for (const remark of plan.remarks) body.append(MW.el("p", { class: "note" }, remark));
 });
-MW.section("views", "Mesh views", "Other logical views of the same devices, and what was found on them.", (body) => {
+MW.section("views", "Mesh views", "Other logical views of the same devices, and the best plans found on them.", (body) => {
   const plan = MW.plan();
   body.append(MW.table([
     { key: "mesh", name: "mesh" }, { key: "cost", name: "step", num: true, show: (v) => MW.cost(v.cost) },

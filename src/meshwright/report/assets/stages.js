@@ -1,4 +1,4 @@
-/* Stages of a pipeline: what each is, how full its devices are, and their memory over a simulated step. */
+/* Stages of a pipeline: each one's description, how full its devices are, and their memory over a simulated step. */
 MW.section("stages", "Stages", "The pipeline: which layers are where, and how much of its devices' memory each stage needs.", (body) => {
   const plan = MW.plan(), p = plan.pipeline;
   body.append(MW.el("p", { class: "lead" }, `schedule ${p.schedule}, ${p.num_microbatches} microbatches, interleave ${p.interleave}, checkpoint ${p.checkpoint}`));
@@ -26,7 +26,7 @@ MW.section("stage-memory", "Memory of stages", "Bytes on a device of a stage ove
   body.append(MW.el("div", { class: "row" }, choose), holder);
   show(fullest);
 }, () => MW.plan().stages.length > 0);
-/* What holds from each moment to the next. */
+/* A step curve: each value holds until the next moment. */
 MW.steps = (series, end, label, limit, width) => {
   const height = 230, left = 66, right = width - 8, top = 18, bottom = 24, most = MW.top(Math.max(...series.map((m) => m[1])), limit);
   const x = (t) => left + (right - left) * Math.min(1, t / end), y = (v) => top + (height - top - bottom) * (1 - v / most);

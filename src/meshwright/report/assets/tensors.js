@@ -1,5 +1,5 @@
-/* The model's tensors as a tree: a picture of each split, its kind, and what else was possible when it is opened. */
-/* What an alternative changes. A bound is no price, so it is neither good nor bad; one below zero says nothing. */
+/* The model's tensors as a tree: a picture of each split, its kind, and its alternatives when it is opened. */
+/* The changes of an alternative. A lower bound is not a price, so it is neither good nor bad; a negative one proves nothing. */
 MW.price = (a) => {
   if (a.difference === null) return MW.el("td", { class: "num bound" }, "impossible");
   if (a.sure === "at least") return MW.el("td", { class: "num bound" }, a.difference > 1e-9 * MW.plan().cost.total ? `≥ ${MW.signed(a.difference)}` : "unknown");
@@ -14,7 +14,7 @@ MW.alternatives = (row) => {
   const out = MW.el("div", { class: "detail" });
   out.append(MW.el("p", {}, MW.el("b", {}, row.words), `, ${row.dtype} ${row.shape.join("×") || "scalar"}, ${MW.bytes(row.bytes)} on a device`, row.count > 1 ? `; ${row.count} alike: ${row.paths.join(", ")}${row.count > row.paths.length ? ", …" : ""}` : ""));
   if (!row.alternatives) {
-    out.append(MW.el("p", { class: "note" }, "Ask for what else was possible: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
+    out.append(MW.el("p", { class: "note" }, "For the alternatives, run: ", MW.el("code", {}, `meshwright explain plan.json ${row.paths[0]}`)));
     return out;
   }
   out.append(MW.el("p", { class: "reason" }, `Why: ${row.reason}`));
@@ -47,7 +47,7 @@ MW.tree = (rows) => {
   return root;
 };
 
-MW.section("tensors", "Tensors", "Every argument and result; layers that are split alike stand in one row. Click one for the reason and for what else was possible.", (body) => {
+MW.section("tensors", "Tensors", "Every argument and result; layers with the same split share one row. Click a row for the reason and the alternatives.", (body) => {
   const plan = MW.plan(), holder = MW.el("div", { class: "card flush tree", role: "tree" }), count = MW.el("span", { class: "label" });
   const leaf = (row, depth) => {
     const name = MW.el("span", { class: "name" }, row.path.split("/").pop(), row.count > 1 ? MW.el("span", { class: "count" }, `  ×${row.count}${row.which ? `: ${row.which}` : ""}`) : null);

@@ -1,4 +1,4 @@
-/* A simulated step: what each class of devices computes and sends when. Zooms with buttons, keys and Ctrl + wheel; drags. */
+/* A simulated step: the compute and communication of each class of devices over time. Zooms with buttons, keys and Ctrl + wheel; drags. */
 MW.workColours = { forward: "var(--x)", backward: "var(--y)", weights: "var(--z)", update: "var(--r1)" };
 MW.laneColours = { collectives: "var(--send)", fetches: "var(--r2)", gradients: "var(--gradients)", transfers: "var(--r5)" };
 MW.timeline = (line, room) => {
