@@ -24,7 +24,7 @@ from meshwright.solver.problem.gap import relative_gap
 
 FORMAT = "meshwright-plan"
 VERSION = 6
-# Version 1 has neither record nor judgement, version 2 none of stages, and both list operations; version 3 has no merged
+# Version 1 has neither record nor judgement, version 2 none of stages, and both list operations; version 3 no merged
 # reductions; version 4 has neither the choice without a limit nor the parts of stages' times; version 5 marks neither
 # prefetched copies nor copies that readers slice out themselves.
 READABLE = (1, 2, 3, 4, 5, VERSION)
