@@ -97,7 +97,6 @@ class Tuning:
     narrow_rows: int = 64  # rows that each table keeps once all are made
     rows_compared: int = 4096  # rows of equal states that a new one is compared with
     compare_cost: float = 0.003  # what comparing two rows takes of what making one does
-    relaxed_rows: float = 3e4  # rows of an elimination that holds no memory, whose choice is then repaired
     alike_memory: float = 1e-3  # part of each cap by which tables that are joined first differ
 
     # Large-neighbourhood search.

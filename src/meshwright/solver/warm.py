@@ -5,7 +5,7 @@ import numpy as np
 from meshwright.solver import ChoiceProblem, lower_bound, solve
 from meshwright.solver.tuning import Tuning
 
-_BRIEF = Tuning(rows=100, some_rows=100, patient_rows=100, relaxed_rows=100)  # kernels are interpreted meanwhile
+_BRIEF = Tuning(rows=100, some_rows=100, patient_rows=100)  # kernels are interpreted meanwhile
 
 
 def reach_kernels() -> None:
@@ -45,7 +45,7 @@ def search_kernels() -> None:
     from meshwright.solver.deadline import NEVER, Deadline
     from meshwright.solver.exact.bucket_elimination import eliminate
     from meshwright.solver.exact.drop_small_memory import coarsened
-    from meshwright.solver.exact.repair import mended, relaxed
+    from meshwright.solver.exact.repair import mended
     from meshwright.solver.local_search.anytime import Search
     from meshwright.solver.model.model import from_problem
     from meshwright.solver.reductions.reduce import reduce_model
@@ -61,6 +61,5 @@ def search_kernels() -> None:
         cheapest(dual.links, dual.model.off, dual.theta, buckets)
         highest(np.ones((2, 1)), np.zeros(2), np.ones(1), 1.0, 1)
         coarsened(dual.model, 1e-3)
-        relaxed(dual, _BRIEF)
         mended(simple.model, dual.links, dual.decode())
         Search(from_problem(example(True, num_nodes=8, num_states=3)), 0.5, NEVER, steps=2, tuning=_BRIEF).run()

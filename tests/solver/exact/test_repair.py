@@ -5,8 +5,8 @@ import pytest
 
 from meshwright.solver import solve
 from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.bounds.memory_prices import climb_prices
-from meshwright.solver.exact.repair import mended, relaxed
+from meshwright.solver.bounds.memory_prices import climb_prices, relaxed
+from meshwright.solver.exact.repair import mended
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import link
 from meshwright.solver.model.model import from_problem

@@ -4,9 +4,9 @@ import numpy as np
 
 from meshwright.solver.bounds.bundle import Bundle
 from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
+from meshwright.solver.bounds.unlimited_minimum import Buckets, arrange, cheapest
 from meshwright.solver.deadline import NEVER, Deadline
-from meshwright.solver.model.choice import State
+from meshwright.solver.model.choice import State, cost_of
 from meshwright.solver.model.model import Model
 from meshwright.solver.tuning import TUNING, Tuning
 
@@ -78,13 +78,7 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
     dearest = float((dual.prices * unit).max(initial=0.0))
     if dearest <= 0.0:
         return []
-    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.some_combinations
-    for _ in range(10):  # a minimum over fewer states than are left then says little
-        buckets = arrange(dual.links, model.off, dual.floor <= dual.bound + reach, most, tuning.few_nodes)
-        if buckets.combinations <= most:
-            break
-        reach *= 0.4
-    if buckets.combinations > most or buckets.sizes.min() == 0:
+    if (buckets := _near(dual, reach, tuning)) is None:
         return []
     bundle, prices = None, dual.prices * unit
     while len(found) < tuning.minima and not deadline.is_over:
@@ -114,6 +108,25 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
         dual.converge(tuning.part_price_sweeps, 1e-7, deadline)
         dual.restore()
     return found
+
+
+def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
+    """The cheapest choice at a dual's prices, of the states near its bound, whether or not it fits; None for none."""
+    buckets = _near(dual, np.inf, tuning)
+    choice = dual.decode() if buckets is None else cheapest(dual.links, dual.model.off, dual.theta, buckets)[1]
+    return choice if np.isfinite(cost_of(dual.model, choice)) else None
+
+
+def _near(dual: Dual, reach: float, tuning: Tuning) -> Buckets | None:
+    """Buckets of the states within reach of the bound, or nearer where these are too many; None where that fails."""
+    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.some_combinations
+    for _ in range(10):  # a minimum over fewer states than are left then says little
+        alive = dual.floor <= dual.bound + reach
+        buckets = arrange(dual.links, dual.model.off, alive, most, tuning.few_nodes)
+        if buckets.combinations <= most:
+            return buckets if buckets.sizes.min() > 0 else None
+        reach *= 0.4
+    return None
 
 
 def _unit(model: Model) -> np.ndarray:

@@ -1,32 +1,13 @@
-"""Mends a choice: single and paired changes of state until it fits all caps, then until none makes it cheaper."""
+"""Repairs a choice: single and paired changes of state until it fits all caps, then until none makes it cheaper."""
 
 import numpy as np
 
 from meshwright.jit import inline, kernel
-from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.exact.bucket_elimination import eliminate
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import Links
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tuning import TUNING, Tuning
-
-
-def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
-    """A choice that is cheap at the dual's prices, whether or not it fits: a short elimination without memory."""
-    model = dual.model
-    none, nowhere = model.usage[:0], model.rnode[:0]
-    free = Dual(
-        model._replace(
-            cost=dual.theta, rnode=nowhere, rstart=nowhere, rend=nowhere, roff=model.roff[:0], usage=none, cap=none,
-            when=model.when[:0],
-        ),
-        dual.links,
-    )  # fmt: skip
-    free.m[:] = dual.m
-    free.sweep()
-    ceiling = free.now + max(abs(free.now), 1.0) * 1e3  # finite, since rows are ranked by their distance from it
-    return eliminate([free], ceiling, tuning.relaxed_rows, tuning).choice
 
 
 def mended(model: Model, links: Links, choice: np.ndarray, tuning: Tuning = TUNING) -> State:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.solver.bounds.dual import Dual, carried
-from meshwright.solver.bounds.memory_prices import climb_prices
+from meshwright.solver.bounds.memory_prices import climb_prices, relaxed
 from meshwright.solver.deadline import Deadline
-from meshwright.solver.exact.repair import mended, relaxed
+from meshwright.solver.exact.repair import mended
 from meshwright.solver.local_search.decimation import settled
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.decision_order import decision_order, permuted

@@ -3,8 +3,9 @@
 import numpy as np
 
 from meshwright.solver.bounds.dual import Dual, at_prices
+from meshwright.solver.bounds.memory_prices import relaxed
 from meshwright.solver.deadline import Deadline
-from meshwright.solver.exact.repair import mended, relaxed
+from meshwright.solver.exact.repair import mended
 from meshwright.solver.local_search.moves import Neighbourhood
 from meshwright.solver.model.choice import State
 from meshwright.solver.tuning import TUNING, Tuning
