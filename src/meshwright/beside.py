@@ -1,7 +1,8 @@
-"""Compiling side by side: another process compiles the solver's kernels while this one goes on.
+"""Parallel compilation: another process compiles the solver's kernels while this one continues.
 
 It is started when this process first has to wait for a kernel to be compiled, ends when it is done or when this process
-does, and there is at most one of them on a machine. What it has compiled this process then loads.
+does, and there is at most one of them on a machine. This process then loads the kernels that the other one has
+compiled.
 """
 
 import atexit

@@ -45,7 +45,7 @@ class DoesNotFit(MeshwrightError):
     """No plan fits the memory of the devices.
 
     Attributes:
-        needed_bytes: The least memory per device that would do, or a lower bound on it.
+        needed_bytes: The least memory per device that suffices, or a lower bound on it.
         limit_bytes: The memory per device that was allowed.
     """
 
@@ -74,7 +74,7 @@ class ProcessError(MeshwrightError, RuntimeError):
 def raised_at(error: BaseException) -> str:
     """``file:line`` of the user's own code that an error came from; empty where there is none.
 
-    That is the innermost frame that lies neither in Meshwright (but for its example models), nor in an installed
+    That is the innermost frame that is neither in Meshwright (but for its example models), nor in an installed
     package, nor in Python's own library; where all do, the innermost that is not in Meshwright or JAX.
     """
     import sys  # here, since these are needed only where something went wrong

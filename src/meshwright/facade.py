@@ -1,7 +1,7 @@
 """The Plan that users hold: plan data, with everything that can be done with it.
 
-The functions that explain, report, simulate or verify a plan take plain `PlanData`, and each is loaded when it is first
-asked for. No module below imports this one.
+The functions that explain, report, simulate or verify a plan take plain `PlanData`, and each is loaded on first use. No
+module below imports this one.
 """
 
 from dataclasses import fields
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Plan(PlanData):
-    """What to do and what it will cost.
+    """A plan: its decisions, its predicted costs, and the methods to explain, show, simulate and check them.
 
     Examples:
         >>> import jax.numpy as jnp, meshwright as mw
@@ -74,7 +74,7 @@ class Plan(PlanData):
         return explain(self, path, seconds)
 
     def diff(self, other: PlanData) -> "Difference":
-        """What differs from another plan: verdict, costs, memory, shardings, communication. Print it."""
+        """The differences from another plan: verdict, costs, memory, shardings, communication. Print it."""
         from meshwright.explain.show.diff import diff
 
         return diff(self, _checked(other))
@@ -85,7 +85,7 @@ class Plan(PlanData):
         Args:
             path: The page.
             other: Another plan.
-            seconds: Time for the page, most of which goes to solving for what else was possible. An alternative that
+            seconds: Time for the page, most of which goes to solving for alternatives. An alternative that
                 cannot be solved in it is bounded. With 0 the page has no alternatives.
         """
         from meshwright.report.page import write_report
@@ -117,7 +117,7 @@ class Plan(PlanData):
         devices: "Sequence[Any] | None" = None,
         compiler_options: "Mapping[str, Any] | None" = None,
     ) -> "Verification":
-        """Compiles the program and compares the plan with what XLA makes of it.
+        """Compiles the program and compares the plan with XLA's result.
 
         Args:
             function: The function that the plan is for, and its arguments or their types; a fresh plan knows them.

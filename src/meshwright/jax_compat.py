@@ -1,4 +1,4 @@
-"""The only file that touches private or unstable JAX: what differs between JAX 0.10 and 0.11 is settled here."""
+"""The only file that touches private or unstable JAX; it hides the differences between JAX 0.10 and 0.11."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +103,7 @@ def name_stack(eqn: Any) -> Any:
 
 
 def is_recomputed(scope: str) -> bool:
-    """Whether a scope lies in the part of a checkpoint that is computed again."""
+    """Whether a scope is in the recomputed part of a checkpoint."""
     return _RECOMPUTED in scope
 
 
@@ -209,7 +209,7 @@ def meet(place: str, timeout_s: float) -> bool:
 def detect_processes(
     address: str | None, count: int | None, process: int | None, method: str | None, timeout_s: float
 ) -> tuple[Any, Any, Any]:
-    """The coordinator's address, the number of processes, and which this is: what is None is asked of the cluster."""
+    """The coordinator's address, the number of processes, and the index of this one; None is detected."""
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if method == "deactivate" or None not in (address, count, process):
         return address, count, process

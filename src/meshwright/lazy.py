@@ -1,4 +1,4 @@
-"""Lets a package name what it offers without loading it: each name is loaded when it is first used."""
+"""Lets a package list its public names without loading them: each name is loaded on first use."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load(package: str, modules: Mapping[str, str], name: str) -> Any:
-    """The body of a package's `__getattr__`: loads a public name from the module that `modules` says."""
+    """The body of a package's `__getattr__`: loads a public name from its module in `modules`."""
     if name not in modules:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     value = getattr(import_module(f"{package}.{modules[name]}"), name)

@@ -1,4 +1,4 @@
-"""Names are data: what users and files call things, made fit for a terminal."""
+"""Makes names from users and files safe to print on a terminal."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files: they are written whole or not at all."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ def check_place(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file; what was there before stays until the new one is complete.
+    """Writes a text file; the old file stays until the new one is complete.
 
     Raises:
         OutputError: The file cannot be written; nothing of it is left.

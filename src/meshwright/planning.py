@@ -44,8 +44,8 @@ def plan(
 
     Raises:
         TraceError: JAX could not trace the function.
-        DoesNotFit: No plan fits the memory; it names the least memory that would do.
-        ShardingError: A method or fixed sharding asks for what the shapes or the mesh do not allow.
+        DoesNotFit: No plan fits the memory; it names the least memory that suffices.
+        ShardingError: The shapes or the mesh do not allow a method or a fixed sharding.
 
     Examples:
         >>> import jax, meshwright as mw

@@ -1,4 +1,4 @@
-"""What a long call is doing, on one line of stderr that is gone when it returns.
+"""Shows the progress of a long call on one line of stderr, which is removed when the call returns.
 
 Nothing is shown of calls that take less than two seconds, nor with ``MESHWRIGHT_PROGRESS=0``, nor by any but the first
 of several processes. On a terminal and in a notebook the line is written over and over; elsewhere each stage has its
@@ -23,7 +23,7 @@ _shown: list["Line"] = []  # the line of the outermost call, while there is one
 
 @contextmanager
 def progress(on_progress: Say | None = None) -> Iterator[Say]:
-    """Shows what a call is doing; yields what it says a new stage with.
+    """Shows the progress of a call; yields the function that announces a new stage.
 
     Args:
         on_progress: Called with each stage instead of showing it.
@@ -79,7 +79,7 @@ class Line:
 
 @contextmanager
 def _told_of_compiling(say: Say) -> Iterator[Say]:
-    """Makes kernels that are compiled meanwhile stages, too; the stage they are part of comes back after them."""
+    """Shows the compilation of kernels as stages; the interrupted stage is shown again afterwards."""
     from meshwright.jit import compiling
 
     stage = ""
@@ -110,7 +110,7 @@ def _is_first_process() -> bool:
 
 
 def _is_rewritable() -> bool:
-    """Whether what is written can be written over: on a terminal, or in a notebook."""
+    """Whether output can be overwritten: on a terminal, or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
@@ -118,7 +118,7 @@ def _write(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # a stream that was closed meanwhile: what is left to show is only the progress
+    except (OSError, ValueError):  # the stream was closed meanwhile; only progress output is lost
         pass
 
 

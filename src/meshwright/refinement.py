@@ -1,7 +1,7 @@
-"""Refinements: what makes a plan better or its figures closer, and what is done where one of them fails.
+"""Refinements: optional steps that improve a plan or the accuracy of its figures, with a fallback for each.
 
-A refinement that meets what it does not expect is left out, and the plan says so in its remarks: a function is planned
-in the plain way rather than not at all. Where `MESHWRIGHT_STRICT` is set, as in our tests, it fails instead.
+A refinement that fails unexpectedly is skipped, and the plan says so in its remarks: a function is planned in the plain
+way rather than not at all. Where `MESHWRIGHT_STRICT` is set, as in our tests, it fails instead.
 """
 
 import os
@@ -24,7 +24,7 @@ class Refinements:
     """Runs the refinements of one plan.
 
     Attributes:
-        remarks: What was left out, and why; a sentence each.
+        remarks: The refinements that were skipped, with the reason; a sentence each.
         plain: Whether all of them are left out.
         strict: Whether one that fails is an error.
     """
@@ -35,11 +35,11 @@ class Refinements:
         self.strict = strict or is_strict()
 
     def __call__(self, what: str, instead: str, refine: Callable[[], T], plain: Callable[[], T]) -> T:
-        """What a refinement finds, or the plain way where it fails.
+        """The result of a refinement, or of the plain way if it fails.
 
         Args:
             what: The refinement, as a sentence begins: "The model of fusion".
-            instead: What holds without it, as a sentence ends: "every value counts as stored".
+            instead: The consequence of skipping it, as the end of a sentence: "every value counts as stored".
             refine: Does it.
             plain: Does without.
         """
@@ -53,7 +53,7 @@ class Refinements:
             if self.strict:
                 raise
             said = f"{type(error).__name__}: {error}".replace("\n", " ")
-            remark = f"{what} met what it does not expect ({said:.200}) and was left out: {instead}."
+            remark = f"{what} failed unexpectedly ({said:.200}) and was skipped: {instead}."
             if remark not in self.remarks:
                 self.remarks.append(remark)
             return plain()

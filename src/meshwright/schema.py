@@ -52,9 +52,9 @@ def checked(value: T, kind: Any, where: str) -> T:
     """The value itself, if it is of a type, all the way down.
 
     Args:
-        value: What a file holds, or what was made of it.
+        value: Data from a file, or a value made from it.
         kind: A type, as annotations write it.
-        where: What the value is called in messages.
+        where: The name of the value in messages.
 
     Raises:
         ValueError: It is not; the message says where, what is there, and what should be.

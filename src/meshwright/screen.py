@@ -1,4 +1,4 @@
-"""What every printed answer shares: text by `str`, colours on a console, tables without lines.
+"""The common form of printed results: text by `str`, colours on a console, tables without lines.
 
 Names come from users and from files, and any text may be a name: none is read as rich's markup (`[bold]`, `:smile:`),
 and no control character reaches the terminal.

@@ -1,7 +1,7 @@
 """Compiles every kernel, side by side on all cores, so that later processes load it: `python -m meshwright.warm`.
 
-Small problems, and plans, that between them reach every kernel are solved with all kernels interpreted, which tells the
-types that each is called with. Then the kernels are dealt out to processes.
+Small problems, and plans, that between them reach every kernel are solved with all kernels interpreted, which reveals
+the types that each is called with. Then the kernels are distributed over processes.
 """
 
 import os
@@ -21,12 +21,12 @@ from meshwright.solver.warm import reach_kernels
 
 
 def warm(processes: int, plans: bool = True, say: Callable[[str], None] = lambda _: None) -> int:
-    """Compiles what is not on disk yet, or being compiled by others; returns the number of kernels.
+    """Compiles the kernels that are neither on disk nor being compiled by others; returns the number of kernels.
 
     Args:
-        processes: How many work at it.
+        processes: The number of processes.
         plans: Whether those of the planner are compiled as well as those of the solver.
-        say: Called with how far it is.
+        say: Called with the progress.
     """
     kernels = needed(plans)
     names = sorted(kernels, key=lambda name: _order(kernels[name], plans))
@@ -81,7 +81,7 @@ def _show(text: str) -> None:
 
 
 def _beside() -> None:
-    """What the process does that compiles while another one goes on: as much as leaves that one a core."""
+    """The body of the process that compiles beside another one, and leaves that one a core."""
     os.nice(5)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     os.setpgid(0, 0)

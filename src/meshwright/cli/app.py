@@ -41,7 +41,7 @@ from meshwright.errors import MeshwrightError
 
 
 class _PlainFlags:
-    """Shows a flag in the help as what one types, without a type: `--scan` takes no value."""
+    """Shows a flag in the help as it is typed, without a type: `--scan` takes no value."""
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
@@ -56,7 +56,7 @@ class _Command(_PlainFlags, TyperCommand):
 
 
 class _Commands(_PlainFlags, TyperGroup):
-    """Turns an error that a user can mend into one line, and Ctrl-C into silence."""
+    """Turns an error that a user can correct into one line, and Ctrl-C into silence."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -66,7 +66,7 @@ class _Commands(_PlainFlags, TyperGroup):
 
 
 def _exit_code(command: str | None, error: BaseException) -> int:
-    """Says what a user can mend in one line; raises what he cannot."""
+    """Prints an error that the user can correct in one line; raises any other error."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, OSError) and not isinstance(error, MeshwrightError):
@@ -173,7 +173,7 @@ def compare(
     ] = False,
     methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
     memory_fraction: MemoryOption = None,
-    steps: Annotated[int, typer.Option(help="Compile and time so many steps on the devices here.")] = 0,
+    steps: Annotated[int, typer.Option(help="Compile, and time this many steps on the devices here.")] = 0,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the rows as JSON; '-' writes them to stdout and nothing else.")
     ] = None,
@@ -237,9 +237,9 @@ for _command in app.registered_commands:
 
 
 def _see(arguments: list[str]) -> bool:
-    """Does a command that lets one see and has plain arguments alone, without the parser; False for any other.
+    """Runs a command of `see` that has only plain arguments without the parser; returns False for any other.
 
-    The parser loads a library of its own to check two texts, which takes a quarter of what `show` may take.
+    The parser loads a library of its own to check two strings, which takes a quarter of the time of `show`.
     """
     name, given = arguments[0] if arguments else "", arguments[1:]
     if name not in see.PLAIN or any(text.startswith("-") for text in given):
@@ -247,7 +247,7 @@ def _see(arguments: list[str]) -> bool:
     command, least, most = see.PLAIN[name]
     if not least <= len(given) <= most:
         return False
-    gc.disable()  # it is over soon
+    gc.disable()  # the process ends soon
     try:
         command(*given)
     except (MeshwrightError, OSError, KeyboardInterrupt) as error:
@@ -257,14 +257,14 @@ def _see(arguments: list[str]) -> bool:
 
 def main() -> None:
     """The entry point of the `meshwright` command."""
-    gc.set_threshold(100_000)  # most that is loaded stays: looking for garbage takes a tenth of a short command
+    gc.set_threshold(100_000)  # most objects stay: garbage collection takes a tenth of a short command
     try:
         if not _see(sys.argv[1:]):
             app()
     except KeyboardInterrupt:  # before a command has begun
         sys.exit(130)
     finally:
-        gc.freeze()  # nor need the interpreter look through all of it when it ends: that takes as long again
+        gc.freeze()  # the interpreter need not scan all objects at exit, which takes as long again
 
 
 if __name__ == "__main__":

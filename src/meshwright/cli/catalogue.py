@@ -50,7 +50,7 @@ def _chip_row(chip: Chip) -> dict[str, Any]:
 
 
 def chip_table() -> Table:
-    """The chips for people; rates are dense peaks, links what one device sends over them."""
+    """The chips for people; rates are dense peaks, and links are given by the rate at which one device sends."""
     rates = ("GB/s", "16-bit TFLOP/s", "32-bit")
     links = ("in a host, GB/s", "between hosts")
     table = _table("name", "memory", *rates, *links, "peaks from", right=("memory", *rates))

@@ -1,4 +1,4 @@
-"""What `meshwright compare` does: several methods for one function, priced alike and, if asked for, run here."""
+"""The `meshwright compare` command: several methods for one function, priced alike and, on request, run here."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_comparison(request: plan.Request, methods: str, steps: int, stages: Stages) -> "Comparison":
-    """Compares the methods; runs them where steps are asked for."""
+    """Compares the methods, and runs them if steps are requested."""
     if steps < 0:
         raise CommandError(f"--steps is {steps}; give how many steps to time, 0 to price the methods only")
     from meshwright.planner.methods import find_methods

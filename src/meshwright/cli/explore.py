@@ -1,4 +1,4 @@
-"""What `meshwright explore` does: one model on several clusters, ranked by what the user cares for."""
+"""The `meshwright explore` command: one model on several clusters, ranked by the user's objective."""
 
 import sys
 from contextlib import redirect_stdout

@@ -1,4 +1,4 @@
-"""`meshwright measure`: what the devices of this machine do, measured, for people and for programs."""
+"""The `meshwright measure` command: measured rates of this machine's devices, as a table or as JSON."""
 
 from pathlib import Path
 from typing import Annotated, Any

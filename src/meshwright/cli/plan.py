@@ -1,4 +1,4 @@
-"""What `meshwright plan` does: finds the function and its arguments, plans it, and tries checkpointing if need be.
+"""The `meshwright plan` command: finds the function and its arguments, plans it, and tries checkpointing if needed.
 
 `meshwright compare` finds its function the same way.
 """
@@ -57,7 +57,7 @@ class Request:
 
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
-    """Plans what was asked for; says every stage."""
+    """Makes the requested plan, and shows every stage."""
     method = staged_method(request) or method_of(request.method, request.memory_fraction)
     machine = machine_of(request)
     with stages:
@@ -67,7 +67,7 @@ def find_plan(request: Request, stages: Stages) -> "Plan":
 
 
 def machine_of(request: Request) -> "Cluster":
-    """The cluster; what does not suit it is refused before anything slow."""
+    """The cluster; options that do not suit it are refused before any slow work."""
     machine = meshwright.cluster(request.cluster)
     if machine.mixed and not request.pipeline:
         raise CommandError(
@@ -80,7 +80,7 @@ def machine_of(request: Request) -> "Cluster":
 
 
 def function_of(request: Request, stages: Stages, real: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function and its arguments; those of a zoo model are real arrays where that is asked for."""
+    """The function and its arguments; those of a zoo model are real arrays on request."""
     if ":" in request.model:
         return _own(request)
     return _zoo(request, bool(request.checkpoint), stages, real)
@@ -90,7 +90,7 @@ def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: St
     try:
         return _plan(*_zoo(request, bool(request.checkpoint), stages), machine, request, method, stages)
     except DoesNotFit as error:
-        if request.checkpoint is not None or method.staged:  # pipelines choose what to compute again by themselves
+        if request.checkpoint is not None or method.staged:  # pipelines choose their own recomputation
             raise
         stages.remark(
             f"does not fit as it is ({format_bytes(error.needed_bytes)} needed, {format_bytes(error.limit_bytes)} "
@@ -156,7 +156,7 @@ def _own(request: Request) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def load_name(text: str, option: str) -> Any:
-    """What ``module:name`` names; modules of the working directory are found too."""
+    """The object that ``module:name`` names; modules of the working directory are found, too."""
     module_name, _, name = text.partition(":")
     if not module_name or not name:
         raise CommandError(f"{option} is {text!r}; write module:name, such as train:train_step")
@@ -254,7 +254,7 @@ def parse_mesh(text: str | None) -> tuple[int, ...] | None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Refuses a file that could not be written, before anything slow is done."""
+    """Refuses a file that cannot be written, before any slow work."""
     if path is None or str(path) == "-":
         return
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""How the commands speak: results on stdout, progress and errors on stderr, JSON for programs."""
+"""Output of the commands: results on stdout, progress and errors on stderr, JSON for programs."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.output import ESCAPED, write_whole
 from meshwright.screen import Console
 
-_WIDTH = 118  # of tables that no terminal cuts
+_WIDTH = 118  # columns of tables where there is no terminal
 
 
 class CommandError(MeshwrightError):
@@ -29,7 +29,7 @@ def show(view: RenderableType) -> None:
 
 
 def note(text: str) -> None:
-    """Says something in passing, on stderr."""
+    """Prints a remark on stderr."""
     _stderr().print(Text(text), soft_wrap=True)
 
 
@@ -56,7 +56,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Stages:
-    """Says what is being done: a spinner with a clock on a terminal, a line a stage elsewhere."""
+    """Shows the progress: a spinner with a clock on a terminal, one line per stage elsewhere."""
 
     def __init__(self) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -89,7 +89,7 @@ class Stages:
             self.remark(f"{time.perf_counter() - self._started:6.1f} s  {stage}")
 
     def remark(self, text: str) -> None:
-        """Says something that stays on the screen."""
+        """Prints a remark that stays on the screen."""
         self._console.print(Text(text), soft_wrap=True)
 
 

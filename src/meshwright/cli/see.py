@@ -1,4 +1,4 @@
-"""The commands that let one see: show, explain, diff, report, dump. None of them loads JAX."""
+"""The commands that show a plan: show, explain, diff, report, dump. None of them loads JAX."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def _view(path: Path, glob: str | None) -> Any:
 
 
 def plan_view(plan: "Plan") -> Any:
-    """The story of a plan for the screen."""
+    """A plan for the screen."""
     from meshwright.explain.show.plan_text import plan_view
 
     return plan_view(plan)
@@ -82,7 +82,7 @@ def dump_command(
     note(f"wrote {folder}")
 
 
-# What these commands do with plain texts, and how many of them they take.
+# The functions behind these commands for plain strings, with the number of arguments of each.
 PLAIN: dict[str, tuple[Callable[..., None], int, int]] = {
     "show": (lambda plan, glob=None: show_command(Path(plan), glob), 1, 2),
     "explain": (lambda plan, path: explain_command(Path(plan), path), 2, 2),

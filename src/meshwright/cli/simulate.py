@@ -1,4 +1,4 @@
-"""What `meshwright simulate` does: plans a model, or reads a plan, and simulates a step of it."""
+"""The `meshwright simulate` command: plans a model, or reads a plan, and simulates a step of it."""
 
 import sys
 from contextlib import redirect_stdout
@@ -90,7 +90,7 @@ def simulate_command(
             pipeline=pipeline,
             recipe=recipe,
         )
-        with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        with redirect_stdout(sys.stderr):  # output of the user's code is not part of the result
             found = plan.find_plan(request, Stages())
     simulation = meshwright.simulate(found, cluster=machine)
     if trace is not None:

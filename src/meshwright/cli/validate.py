@@ -1,4 +1,4 @@
-"""What `meshwright validate` does: replays published results and says how far off the simulation is."""
+"""The `meshwright validate` command: replays published results and reports the errors of the simulation."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Clusters that were tried for one function: figures, ranking, and which of them no other beats on both counts."""
+"""Clusters that were tried for one function: figures, ranking, and the Pareto front of speed and price."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from meshwright.exploration.picture import save_picture
 from meshwright.exploration.text import exploration_view
 from meshwright.screen import Printed
 
-#: What can be ranked by, and whether more of it is better.
+#: The objectives, and whether more of each is better.
 OBJECTIVES = {"tokens_per_dollar": True, "tokens_per_s": True, "step_s": False, "mfu": True}
 
 
@@ -21,7 +21,7 @@ class Exploration(Printed):
 
     Attributes:
         offers: The clusters, best first; those without a plan or a price come last.
-        objective: What they are ranked by.
+        objective: The figure that they are ranked by.
     """
 
     offers: tuple[Offer, ...]

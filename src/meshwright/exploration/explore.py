@@ -30,7 +30,7 @@ def explore(
         function: An ordinary single-device JAX function, such as a train step.
         args: Its arguments, as `mw.plan` takes them.
         clusters: Clusters, or what `mw.cluster` takes.
-        objective: What to rank by: ``"tokens_per_dollar"``, ``"tokens_per_s"``, ``"step_s"`` or ``"mfu"``.
+        objective: The figure to rank by: ``"tokens_per_dollar"``, ``"tokens_per_s"``, ``"step_s"`` or ``"mfu"``.
         method: How to plan: a method or its short name; `Auto` by default. Where hosts are of several kinds,
             `Auto` plans in stages.
         prices: Dollars for one device and hour by name of the chip, instead of the package's own.
@@ -72,6 +72,7 @@ def _offer(
     try:
         found = plan(function, *args, cluster=machine, method=method)
     except (ClusterError, DoesNotFit, ShardingError) as error:
-        # One cluster that is too small, or that shapes or method do not suit, must not hide what the others can do.
+        # A cluster that is too small, or does not suit the shapes or the method, must not hide the results of the
+        # others.
         return Offer(machine, None, None, dollars, source, str(error))
     return Offer(machine, found, found.simulate(), dollars, source, "")

@@ -19,7 +19,7 @@ class Offer:
         plan: The best plan on it; None where there is none.
         simulation: Its simulated step; likewise.
         dollars_per_hour: Price of the whole cluster; None where it is not known.
-        price_source: Who says so.
+        price_source: The source of the price.
         problem: Why there is no plan; empty where there is one.
     """
 

@@ -1,4 +1,4 @@
-"""What renting devices costs."""
+"""Rental prices of devices."""
 
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from meshwright.hardware import Cluster, find_chip
 
 
 class Price(NamedTuple):
-    """Dollars for one device and hour, and who says so."""
+    """Dollars for one device and hour, with the source."""
 
     dollars: float
     source: str

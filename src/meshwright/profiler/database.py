@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 
 def survey_path(folder: Path, machine: Machine) -> Path:
-    """Where the survey of a machine is kept; its name says which one it is."""
+    """The file of a machine's survey; its name identifies the machine."""
     digest = hashlib.sha256(repr(astuple(machine)).encode()).hexdigest()[:12]
     shape = f"{machine.num_processes}x{machine.devices_per_process}"
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", f"{machine.host}-{machine.device_kind}-{shape}")
@@ -49,7 +49,7 @@ def load_survey(folder: Path, machine: Machine) -> Survey | None:
 
 
 def save_survey(folder: Path, survey: Survey) -> Path | None:
-    """Keeps a survey, whole or not at all; None where the folder cannot be written, which is no error."""
+    """Saves a survey atomically; returns None if the folder cannot be written, which is not an error."""
     path = survey_path(folder, survey.machine)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -51,8 +51,8 @@ def fit_slope(amounts: Sequence[float], seconds: Sequence[float]) -> float:
 def timings(survey: Survey, across: bool) -> tuple[Timing, ...]:
     """α and β of every kind in every size of group that was measured, inside processes or across them.
 
-    A kind that found no time is priced after the all-reduce of its group, which does at least as much: a price from the
-    catalogue beside measured ones would be taken for a bargain.
+    A kind that was not measured in time is priced like the all-reduce of its group, which does at least as much work: a
+    price from the catalogue would seem too cheap beside measured ones.
     """
     found: dict[tuple[str, int], list[Reading]] = {}
     for reading in survey.readings:
@@ -74,7 +74,7 @@ def _timing(kind: str, size: int, readings: Sequence[Reading]) -> Timing:
 
 
 def fitted_chip(chip: Chip, survey: Survey) -> Chip:
-    """The chip with what was measured in place of what the catalogue says.
+    """The chip with measured figures in place of the catalogue's.
 
     Rates of types that were not measured are the catalogue's, scaled as those of the type that they resemble.
     """
@@ -117,7 +117,8 @@ def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, floa
 def _efficiency(chip: Chip, bandwidth: float) -> float:
     """The fraction of a stream's rate that the kernels of whole steps reach.
 
-    A stream is the best case. Where the catalogue knows from profiles what kernels reach, that is not exceeded.
+    A stream is the best case. Where the catalogue has the fraction that kernels reach in profiles, that is the upper
+    limit.
     """
     profiled = any(f.name == "memory_efficiency" and f.sure == "measured" for f in chip.figures)
     return min(1.0, chip.memory_bandwidth * chip.memory_efficiency / bandwidth) if profiled else 1.0
@@ -131,7 +132,7 @@ def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
 
 
 def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:
-    """Time of a fetch under a convolution's window: what is left of its time without launch and product.
+    """Time of a fetch under a convolution's window: its time minus launch and product.
 
     On CPUs it is some tens of nanoseconds, whatever the window and the number of features; 0 where products hide it.
     """

@@ -25,7 +25,7 @@ SETTING = "MESHWRIGHT_MEASURE"
 MODES = ("once", "always", "never")
 MEET_S = 60.0
 
-# What this process knows already: so that two plans of one program are equal even where no file can be kept, and so
+# The surveys known to this process, so that two plans of one program are equal even where no file can be kept, and so
 # that processes need to meet only once.
 _known: dict[tuple[Machine, Path], Survey | None] = {}
 _meetings = itertools.count()
@@ -34,7 +34,7 @@ _meetings = itertools.count()
 def cluster(description: "str | PathLike[str] | Cluster", *, remeasure: bool = False) -> Cluster:
     """Makes a cluster from its description.
 
-    ``"local"`` is measured when it is first asked for, which takes seconds, and kept in the user's cache directory:
+    ``"local"`` is measured on first use, which takes seconds, and kept in the user's cache directory:
     see docs/guides/measure.md. With several processes all of them must ask for it, since they measure together.
 
     Args:
@@ -58,7 +58,7 @@ def cluster(description: "str | PathLike[str] | Cluster", *, remeasure: bool = F
 
 
 def known_survey(*, remeasure: bool = False) -> Survey | None:
-    """What was measured on this machine, now or earlier; None where that is not wanted or went wrong.
+    """The survey of this machine, made now or earlier; None if measuring is disabled or failed.
 
     Args:
         remeasure: Measure again, whatever is known.
@@ -75,11 +75,12 @@ def known_survey(*, remeasure: bool = False) -> Survey | None:
 
 
 def measured_cluster(base: Cluster, survey: Survey) -> Cluster:
-    """A cluster with what was measured in place of the catalogue's figures."""
+    """A cluster with measured figures in place of the catalogue's."""
     from meshwright.profiler.fit import fitted_chip, timings
 
     outside = timings(survey, across=True)
-    inside = timings(survey, across=False) or outside  # what found no time is no slower than what did
+    # A collective inside processes that was not measured is no slower than one across them.
+    inside = timings(survey, across=False) or outside
     intra, inter = replace(base.intra, timings=inside), replace(base.inter, timings=outside)
     chip = replace(fitted_chip(base.chip, survey), intra=intra, inter=inter)
     known = f"measured on {survey.machine.host}, {survey.date}"
@@ -109,7 +110,7 @@ def _shared_survey(machine: Machine, folder: Path, read: bool) -> Survey | None:
 
 
 def _measure(machine: Machine, folder: Path | None) -> Survey | None:
-    """Measures and keeps the result; what goes wrong costs only the measurement."""
+    """Measures and saves the result; a failure costs only the measurement."""
     from meshwright.profiler.measure import measure
 
     try:
@@ -125,7 +126,7 @@ def _measure(machine: Machine, folder: Path | None) -> Survey | None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Says what is being measured, in one line that vanishes, where somebody looks at a terminal."""
+    """Shows the current measurement on one line of a terminal, which is removed at the end."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

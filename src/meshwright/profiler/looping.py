@@ -1,6 +1,6 @@
-"""Runs one thing again and again on all devices at once: the form that every probe has.
+"""Runs a body in a loop on all devices at once: the common form of all probes.
 
-All devices work at the same time, since that is what a plan makes them do: virtual CPU devices share their cores, and
+All devices work at the same time, as they do under a plan: virtual CPU devices share their cores, and
 groups of a collective share their wires. Each program is a loop whose number of trips is an argument, so that it is
 compiled once, can run as long as a clock needs, and can run without a trip to show what starting it costs. On
 accelerators a trip does its thing several times, since asking whether there is another trip takes microseconds there.
@@ -24,7 +24,7 @@ def looped(
 
     Args:
         body: Takes and returns as many arrays as there are.
-        arrays: What each device begins with.
+        arrays: The initial arrays of each device.
         view: Sizes of the device mesh along `AXES`.
         unroll: How often a trip runs the body.
     """

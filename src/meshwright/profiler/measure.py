@@ -39,7 +39,7 @@ class _Run:
     rounds: int = 0
 
     def time(self, clock: Callable[[], float]) -> None:
-        """One more run of each; more trips where they are lost in what starting the program takes."""
+        """One more run of each, with more trips if the start of the program dominates."""
         self.idle_s = min(self.idle_s, _timed(self.program, 0, clock))
         self.busy_s = min(self.busy_s, _timed(self.program, self.trips, clock))
         self.rounds += 1
@@ -94,10 +94,10 @@ def time_probes(
 ) -> tuple[Reading, ...]:
     """Times each probe by the quickest of several runs.
 
-    Decisions that hang on the clock are those of the first process, so that all processes run the same programs.
+    The first process makes the decisions that depend on the clock, so that all processes run the same programs.
 
     Args:
-        wanted: The probes, in order of importance: what finds no time is left out.
+        wanted: The probes, in order of importance; those without time are left out.
         clock: Seconds.
         say: Called with a word on each stage.
         rounds: How many runs of each, at most.
@@ -133,7 +133,7 @@ def _timed(program: Callable[[int], Any], trips: int, clock: Callable[[], float]
 
 
 def _memory_bytes(machine: Machine) -> int | None:
-    """Memory of one device: what its driver reports, or its share of the host's."""
+    """Memory of one device: the figure of its driver, or its share of the host's memory."""
     reported = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if reported or machine.platform != "cpu":
         return int(reported) if reported else None

@@ -40,7 +40,7 @@ class Probe:
         return self.view[1]
 
     def compile(self) -> Callable[[int], Any]:
-        """The program: called with a number of trips, it starts running and returns what can be waited for."""
+        """The program: called with a number of trips, it starts running and returns a result to wait for."""
         return looped(_BODIES[self.what], self._arrays(), self.view, self.unroll)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
@@ -62,7 +62,7 @@ def _stream(x: Any) -> Any:
 
 
 def _special(x: Any) -> Any:
-    return (x / (jnp.sqrt(x) + jnp.asarray(1, x.dtype)),)  # what begins at 1 stays above 0 for any number of trips
+    return (x / (jnp.sqrt(x) + jnp.asarray(1, x.dtype)),)  # values that begin at 1 stay above 0 for any number of trips
 
 
 def _all_reduce(x: Any) -> Any:
@@ -111,8 +111,7 @@ class Sizes:
         memory: Bytes that are streamed.
         collective: Bytes of collectives among all devices; those of smaller groups leave out the middle one.
         images: Number of images under a convolution, and pixels on each side of one.
-        unroll: How often a trip does its thing; what works on each number by itself is done once, since several times
-            would be fused.
+        unroll: How often a trip repeats its work; elementwise work is done once, since repetitions would be fused.
     """
 
     matmul: tuple[int, ...]
@@ -127,7 +126,7 @@ ACCELERATOR = Sizes((512, 4096), (2**29,), (2**16, 2**22, 2**26), (32, 128), 8)
 
 
 def probes(machine: Machine, sizes: Sizes | None = None) -> list[Probe | WindowProbe]:
-    """Everything that is worth timing on a machine, what matters most first."""
+    """All probes of a machine, the most important first."""
     sizes = sizes or (CPU if machine.platform == "cpu" else ACCELERATOR)
     compute = list(_compute(machine.num_devices, sizes))
     return [*compute, *_windows(machine.num_devices, sizes), *_collectives(machine, sizes)]
@@ -146,7 +145,7 @@ def _compute(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
 
 
 def _windows(num_devices: int, sizes: Sizes) -> Iterator[WindowProbe]:
-    """What a network for images begins with, and what is left of a further layer where its features are split."""
+    """The first convolution of a network for images, and a part of a further one whose features are split."""
     for inputs, outputs, window, stride in ((3, 8, 7, 2), (16, 8, 3, 1)):
         yield WindowProbe((num_devices, 1, 1), *sizes.images, inputs, outputs, window, stride, sizes.unroll)
 
@@ -162,7 +161,7 @@ def _collectives(machine: Machine, sizes: Sizes) -> Iterator[Probe]:
 def collective_probe(
     kind: str, num_bytes: int, view: tuple[int, int, int], across: bool = False, unroll: int = 1
 ) -> Probe:
-    """A collective of about so many bytes along the middle axis of a view."""
+    """A collective of about ``num_bytes`` bytes along the middle axis of a view."""
     size = view[1]
     shared = kind in ("all_gather", "all_to_all")  # their bytes are those of a group, not of a device
     length = -(-num_bytes // 4 // (size if shared else 1) // size) * size  # all-to-alls and scatters cut it evenly

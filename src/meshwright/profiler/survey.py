@@ -1,4 +1,4 @@
-"""What was measured on one machine: the machine, when, and every reading; plain data that a file can hold."""
+"""The measurements of one machine: the machine, the date, and every reading, as plain data for a file."""
 
 import os
 import platform
@@ -12,16 +12,16 @@ FORMAT = 2  # 1 knew neither convolutions nor special functions
 
 @dataclass(frozen=True)
 class Machine:
-    """What a measurement holds for: another value of any of these is another machine.
+    """The machine that a measurement holds for: another value of any attribute is another machine.
 
     Attributes:
         host: Name of the host; with several processes that of the first one.
-        platform: What JAX calls the backend, e.g. ``"cpu"`` or ``"gpu"``.
-        device_kind: What JAX calls the devices.
+        platform: JAX's name of the backend, e.g. ``"cpu"`` or ``"gpu"``.
+        device_kind: JAX's name of the devices.
         num_processes: Number of processes.
         devices_per_process: Number of devices in each.
         num_cpus: Number of processor cores that this process may use.
-        xla_flags: Flags for XLA, which may change what it makes of a program; but not where it writes about it.
+        xla_flags: Flags for XLA that may change the compiled program, without those for its logs and dumps.
         jax: Version of JAX.
         jaxlib: Version of jaxlib.
     """
@@ -66,7 +66,7 @@ class Reading:
 
     Attributes:
         what: ``"launch"``, ``"matmul"``, ``"memory"``, ``"special"``, ``"window"`` or a kind of collective.
-        amount: What one device does each time: FLOPs of a product, bytes that it reads and writes, special functions,
+        amount: The work of one device each time: FLOPs of a product, bytes that it reads and writes, special functions,
             fetches under a convolution's window, bytes of a collective as `Mesh.collective_s` counts them.
         seconds: Time of doing it once.
         dtype: Type of the numbers.
@@ -120,7 +120,7 @@ class Survey:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Survey":
-        """Makes a survey from what `to_json` gave.
+        """The inverse of `to_json`.
 
         Raises:
             ValueError: It is of another format, or damaged.

@@ -28,7 +28,7 @@ class WindowProbe:
         outputs: Features of a pixel of the result.
         window: Pixels on each side of the window.
         stride: Pixels from one position of the window to the next.
-        unroll: How often it is done in one trip.
+        unroll: How often one trip repeats it.
     """
 
     view: tuple[int, int, int]
@@ -70,7 +70,7 @@ class WindowProbe:
         return tuple(array.astype(self.dtype) for array in (image, kernel, made))
 
     def body(self, image: Any, kernel: Any, made: Any) -> Any:
-        """What is done again and again."""
+        """The body of the loop."""
         made = lax.conv_general_dilated(image, kernel, (self.stride,) * 2, "SAME", dimension_numbers=_LAYOUT)
         first = (0, 0, 0, 0)
         return lax.dynamic_update_slice(image, made[:1, :1, :1, :1], first), kernel, made  # so that trips differ
