@@ -1,8 +1,8 @@
 """Every number by which the solver is tuned: none of them can make an answer wrong, only late or less cheap.
 
-Each entry says what it is and its unit. `benchmarks/ablation.py` halves and doubles them and switches mechanisms off;
-what that changed is in `benchmarks/results/ablation.md`. Numerical tolerances are not tuning and stay where they are
-used.
+Each entry says what it is and its unit, and in brackets what was measured with its mechanism switched off, where that
+was done. `benchmarks/ablation.py` halves and doubles each; its figures are in `benchmarks/results/ablation.md`.
+Numerical tolerances are not tuning and stay where they are used.
 """
 
 from dataclasses import dataclass
@@ -73,13 +73,15 @@ class Tuning:
     hardly_shrunk: float = 0.97  # the same once for all, before models are split
     improve_gap: float = 0.005  # part of the cost above the bound from which an incumbent is improved before splits
     mix_reaches: tuple[float, ...] = (0.003, 0.05)  # parts of the bound within which mixes of cheap choices are sought
-    small_memory: float = 6e-3  # part of each cap that the rows that are left out at first may take together
+    small_memory: float = (
+        6e-3  # part of each cap that the rows that are left out at first may take together [time × 1.02]
+    )
     coarse_share: float = 0.5  # share of the time for the model without them
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
     most_split_candidates: int = 64  # nodes that are tried in all
     trial_sweeps: int = 6  # sweeps that judge a half
     hardly: float = 0.1  # part of the gap that a split should close on one side, or elimination gets more rows
-    patience: float = 10.0  # how many times as many rows it then gets at first
+    patience: float = 10.0  # how many times as many rows it then gets at first [cost × 1.02, a proof lost]
     patience_growth: float = 3.0  # from one such attempt to the next
     most_patience: float = 100.0
     pause: float = 0.5  # splits to wait after such an attempt failed, for each unit of patience
@@ -107,10 +109,10 @@ class Tuning:
     decimation_scale: float = 1.5  # multiple of the prices in decimation, which leaves memory to the moves that follow
     decimation_paces: tuple[float, ...] = (1.0, 0.5)  # multiples of the usual pace, from start to start
     decimation_pace: tuple[float, float] = (0.005, 0.1)  # least and most part of the nodes fixed in one round
-    hasty: float = 0.05  # pace from which prices are doubled, so that no round must be taken back
+    hasty: float = 0.05  # pace from which prices are doubled, so that no round is taken back [cost × 1.03 on graph D]
     start_peaks: tuple[float, ...] = (2.0, 1.5, 1.0)  # multiples of the prices from which a start is annealed
     window_shares: tuple[float, ...] = (1.0, 0.6, 0.3, 0.1, 0.0)  # parts of the prices that count as cost, by stages
-    kick_patience: int = 12  # kicks in a row that may bring nothing
+    kick_patience: int = 12  # kicks in a row that may bring nothing [cost × 1.00 on contest graph D]
     kick_stages: int = 20  # stages of annealing
     kick_peaks: tuple[float, float] = (0.5, 2.0)  # multiples of the prices at which kicks begin
     price_spread: float = 0.5  # standard deviation of the logarithm of the price from node to node

@@ -51,11 +51,10 @@ def test_the_compiled_reader_leaves_the_unusual_to_json(text):
     assert scan(f'{{"problem": {text}}}'.encode()) is None
 
 
-def test_fractions_are_read_by_the_standard_reader(monkeypatch):
-    monkeypatch.setattr(contest_json, "_WORTH_COMPILED_CODE", 0)
+def test_fractions_are_read_by_the_standard_reader():
     text = json.loads(json.dumps(TEXT))
     text["problem"]["nodes"]["costs"] = [[1.5, 2], [3]]
-    assert contest_json.from_text(json.dumps(text).encode()).cost.tolist() == [1.5, 2, 3]
+    assert contest_json.from_text(json.dumps(text).encode(), compiled_from=0).cost.tolist() == [1.5, 2, 3]
 
 
 def test_empty_intervals_make_no_row(tmp_path):
@@ -89,12 +88,11 @@ def _without(*path):
     ],
 )
 @pytest.mark.parametrize("compiled_from", [0, 1 << 20])
-def test_unreadable_files_are_named_in_one_line(tmp_path, monkeypatch, data, message, compiled_from):
-    monkeypatch.setattr(contest_json, "_WORTH_COMPILED_CODE", compiled_from)
+def test_unreadable_files_are_named_in_one_line(tmp_path, data, message, compiled_from):
     path = tmp_path / "bad.json"
     path.write_bytes(data)
     with pytest.raises(ProblemError, match=message) as error:
-        ChoiceProblem.load(path)
+        contest_json.load(path, compiled_from)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -16,19 +16,24 @@ _WRITTEN_IMPOSSIBLE = 10**18
 _WORTH_COMPILED_CODE = 1 << 20  # bytes; loading the compiled reader takes as long as reading less
 
 
-def load(path: str | Path) -> Stored:
-    """Reads a problem; every fault is a one-line `ProblemError` that names the file and the element."""
+def load(path: str | Path, compiled_from: int = _WORTH_COMPILED_CODE) -> Stored:
+    """Reads a problem; every fault is a one-line `ProblemError` that names the file and the element.
+
+    Args:
+        path: JSON, plain or gzipped.
+        compiled_from: Bytes of text beyond which the compiled reader is tried.
+    """
     path = Path(path)
     try:
-        return from_text(_read(path), path.name.split(".")[0])
+        return from_text(_read(path), path.name.split(".")[0], compiled_from)
     except ProblemError as error:
         raise ProblemError(f"{path}: {error}") from None
 
 
-def from_text(text: bytes, name: str = "") -> Stored:
+def from_text(text: bytes, name: str = "", compiled_from: int = _WORTH_COMPILED_CODE) -> Stored:
     """Parses the contest's JSON: big ones with the compiled reader where it can, all others with the standard one."""
     document = None
-    if len(text) > _WORTH_COMPILED_CODE:
+    if len(text) > compiled_from:
         from meshwright.solver.problem.fast_json import scan
 
         try:
