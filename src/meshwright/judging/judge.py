@@ -30,9 +30,9 @@ def judge_stages(plan: "PlanData") -> Judgement:
     subjects = Subjects(plan)
     known: dict[Any, Verdict] = {}
     verdicts = []
-    for subject in subjects:
+    for number, subject in enumerate(subjects):
         alike = (
-            plan.record.view[subject.number],
+            plan.staged_record.view[number],
             subject.spread,
             *((n.label, n.num) for n in subject.record.problem.nodes),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
@@ -18,6 +18,12 @@ from meshwright.plans.stage import Pipeline, Stage
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.schema import Size
 from meshwright.solver.problem.gap import relative_gap
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+    from meshwright.plans.records.record import Record
+    from meshwright.plans.records.staged_record import StagedRecord
 
 PROVEN_GAP = 1e-3  # gap up to which a plan counts as optimal: costs are far less accurate than this
 
@@ -88,7 +94,7 @@ class Details(Protocol):
     @property
     def ops(self) -> tuple[OpPlan, ...]: ...
 
-    def make_record(self, limit: float | None) -> Any:
+    def make_record(self, limit: float | None) -> "Record | StagedRecord | None":
         """The plan's `Record` or `StagedRecord`, given the bytes allowed on each device.
 
         It is None where nothing is known of the search.
@@ -135,9 +141,15 @@ class PlanData:
         return self.details.ops
 
     @cached_property
-    def record(self) -> Any:
+    def record(self) -> "Record | StagedRecord | None":
         """The `Record` of the program and of the search, with stages a `StagedRecord`; None where nothing is known."""
         return self.details.make_record(self.memory.limit_bytes)
+
+    @property
+    def staged_record(self) -> "StagedRecord":
+        """The record of a plan with stages."""
+        assert self.stages and self.record is not None
+        return cast("StagedRecord", self.record)
 
     @cached_property
     def judgement(self) -> Judgement:
@@ -169,7 +181,7 @@ class PlanData:
         """``PartitionSpec``s in the structure of the results."""
         return self._tree(self.out_tree, self.out_structure, self.results)
 
-    def sharding(self, path: str) -> Any:
+    def sharding(self, path: str) -> "PartitionSpec | dict[str, PartitionSpec]":
         """The ``PartitionSpec`` of an argument or result; a glob gives a dict of all that it matches.
 
         Args:
@@ -193,7 +205,7 @@ class PlanData:
             raise ShardingError(f"{path!r} matches no argument or result of the plan; {nearest(path, list(tensors))}")
         return [tensors[p] for p in found]
 
-    def kind(self, path: str) -> Any:
+    def kind(self, path: str) -> str | dict[str, str]:
         """The kind of a tensor, e.g. ``"tensor (column)"``; a glob gives a dict of all that it matches."""
         kinds = {t.path: self.judgement.kinds[t.path] for t in self.find(path)}
         return kinds[path] if list(kinds) == [path] else kinds
@@ -207,7 +219,7 @@ class PlanData:
         return jax.tree_util.tree_unflatten(tree, specs)
 
 
-def partition_spec(spec: Spec) -> Any:
+def partition_spec(spec: Spec) -> "PartitionSpec":
     """JAX's ``PartitionSpec`` of a sharding; trailing unsplit dims are left out, as JAX users write them."""
     from jax.sharding import PartitionSpec
 

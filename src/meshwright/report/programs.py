@@ -21,7 +21,7 @@ def programs_data(plan: "PlanData", subjects: Subjects) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     stages: dict[int, list[int]] = {}
     for number in range(len(subjects)):
-        view = plan.record.view[number]
+        view = plan.staged_record.view[number]
         stages.setdefault(view, []).append(number)
         if view not in found:
             found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number), late="x")

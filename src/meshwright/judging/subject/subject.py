@@ -107,9 +107,10 @@ class Subjects(Sequence[Subject]):
 
     def whole(self, number: int) -> Facts:
         """The facts of the whole program on a stage's mesh; the same for stages that are split alike."""
-        view, stage = self.record.view[number], self.plan.stages[number]
+        record = self.plan.staged_record
+        view, stage = record.view[number], self.plan.stages[number]
         if view not in self._whole:
-            program, names, sizes = self.record.views[view].record.program, stage.mesh.names, stage.mesh.sizes
+            program, names, sizes = record.views[view].record.program, stage.mesh.names, stage.mesh.sizes
             roles = {t.path: t.role for t in self.plan.arguments}
             inner = Facts(program, names[1:], sizes[1:], roles)
             self._whole[view] = Facts(lifted(inner, sizes[0]), names, sizes, roles)
@@ -118,26 +119,28 @@ class Subjects(Sequence[Subject]):
     def _find(self, number: int) -> Subject:
         plan, record = self.plan, self.record
         if not isinstance(record, StagedRecord):
+            assert record is not None
             return Subject(plan, record, lambda: facts_of(plan, record.program), plan.mesh, plan.mesh.names)
         return _stage_subject(plan, record, number, partial(self.whole, number))
 
     def _stage_of(self, tensor: Tensor) -> int:
-        program: Program = self.record.views[0].record.program
+        record = self.plan.staged_record
+        program: Program = record.views[0].record.program
         if tensor.path in program.inputs:
-            unit = int(self.record.argument_unit[list(program.inputs).index(tensor.path)])
+            unit = int(record.argument_unit[list(program.inputs).index(tensor.path)])
         elif tensor.path not in program.outputs:
             raise PlanFileError(f"the plan is damaged: its record knows no {tensor.path!r:.60}; save the plan again")
         else:
             place = list(program.outputs).index(tensor.path)
             argument, value = int(program.taken[place]), int(program.made[place])
             argument = argument if argument >= 0 or value >= len(program.inputs) else value
-            unit = int(self.record.argument_unit[argument] if argument >= 0 else self._made_in(program, value))
-        shares = [self.record.share(stage.chunks or (stage.layers,))[unit] for stage in self.plan.stages]
+            unit = int(record.argument_unit[argument] if argument >= 0 else self._made_in(program, value))
+        shares = [record.share(stage.chunks or (stage.layers,))[unit] for stage in self.plan.stages]
         return next(number for number, share in enumerate(shares) if share > 0)
 
     def _made_in(self, program: Program, value: int) -> int:
         producer = int(program.producer[value])
-        return int(self.record.unit[producer]) if producer >= 0 else 0
+        return int(self.plan.staged_record.unit[producer]) if producer >= 0 else 0
 
 
 def spread_of(stage: Stage) -> int:
@@ -175,7 +178,7 @@ def _memory(plan: "PlanData", number: int) -> StageMemory:
 
 def _stage_collectives(subject: Subject) -> Iterator[Collective]:
     """Communication inside the replicas, then between them, then with the next stage."""
-    stage, plan, record = subject.stage, subject.plan, subject.plan.record
+    stage, plan, record = subject.stage, subject.plan, subject.plan.staged_record
     assert stage is not None and subject.number is not None and plan.pipeline is not None
     view: StageView = record.views[record.view[subject.number]]
     many, share = plan.pipeline.num_microbatches, record.share(stage.chunks or (stage.layers,))[record.unit]

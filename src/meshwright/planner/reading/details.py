@@ -35,4 +35,5 @@ class FreshDetails:
 
     def make_judgement(self, plan: PlanData) -> Judgement:
         """See `Details`."""
+        assert isinstance(plan.record, Record)
         return judge_plan(plan, facts_of(plan, plan.record.program))
