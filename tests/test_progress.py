@@ -45,7 +45,7 @@ def test_a_long_call_has_one_line_that_is_gone_afterwards(screen):
         say("tracing")
         terminal.wait_for("tracing")
         say("solving")
-        terminal.wait_for("solving")
+        terminal.wait_for("solving, 0 s so far")
     lines = terminal.getvalue().split("\r")
     assert "\n" not in terminal.getvalue()
     assert lines[-1] == "" and lines[-2].strip() == "" and len(lines[-2]) >= len(lines[-3].rstrip())

@@ -46,7 +46,7 @@ class Line:
     """The stage that a call is in, and since when it runs, written by a thread of its own."""
 
     def __init__(self) -> None:
-        self._started = time.perf_counter()
+        self._started = self._entered = time.perf_counter()
         self._stage, self._written = "", ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="meshwright progress", daemon=True)
@@ -54,7 +54,8 @@ class Line:
 
     def say(self, stage: str) -> None:
         """Enters a stage."""
-        self._stage = stage
+        if stage != self._stage:
+            self._stage, self._entered = stage, time.perf_counter()
 
     def close(self) -> None:
         """Takes the line away."""
@@ -67,8 +68,10 @@ class Line:
         wait = _AFTER_S
         while not self._over.wait(wait):
             wait = _EVERY_S
-            text = f"meshwright {time.perf_counter() - self._started:5.0f} s  {self._stage}"
+            now = time.perf_counter()
+            text = f"meshwright {now - self._started:5.0f} s  {self._stage}"
             if _is_rewritable():
+                text += f", {now - self._entered:.0f} s so far"
                 text = text[: shutil.get_terminal_size().columns - 1]  # a line that is broken cannot be written over
                 _write("\r" + text.ljust(len(self._written)))
                 self._written = text
