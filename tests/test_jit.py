@@ -16,6 +16,7 @@ from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.local_search.decimation import settle
 from meshwright.solver.model.model import extent, from_problem
 from meshwright.solver.reductions.simplify import simplify
+from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 
 SCRIPT = """
@@ -109,7 +110,7 @@ def _interpreted(make, *args):
 
 def _reduced(problem):
     """What is left of a problem, and what leads back from it."""
-    simple = simplify(from_problem(problem), growth=1.0)
+    simple = simplify(from_problem(problem), tuning=Tuning(growth=1.0))
     choice = np.zeros(simple.model.num_nodes, dtype=np.int64)
     return [*simple.model, simple.offset, [] if simple.infeasible else simple.expand(choice)]
 

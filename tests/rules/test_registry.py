@@ -97,7 +97,7 @@ def test_a_name_on_another_primitive_is_not_a_kernels() -> None:
 
 
 def test_the_recipe_runs_as_printed() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "add-a-primitive.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs", "inside", "add-a-primitive.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(code, {})
     op = operation("pallas_call", *[(2, 8, 4, 16)] * 4, name="flash_attention")
