@@ -37,9 +37,9 @@ demo: setup
 test: $(KERNELS) check
 	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(BIN)/python -m pytest -n 2
 
-# What finds most mistakes within two minutes: everything but the tests that are slow or run programs.
+# What finds most mistakes within a few minutes: everything but the tests that are slow or run programs.
 quick: $(KERNELS)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not devices and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not devices and not browser" --ignore tests/frameworks --ignore tests/runtime --ignore tests/training
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:

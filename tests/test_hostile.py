@@ -27,6 +27,8 @@ from tests import hostile
 from tests.explain.alpa.test_dump import DUMPS, state, write
 from tests.planner.examples import mlp_step
 
+pytestmark = pytest.mark.slow
+
 KERNEL = "state/params/0/kernel"
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "os.fork")
 seen: list[str] = []

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import meshwright
 from meshwright.cli.app import app
 
+pytestmark = pytest.mark.slow
+
 OWN_MODULE = """
 import jax
 import jax.numpy as jnp

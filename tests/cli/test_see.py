@@ -13,6 +13,8 @@ from tests.explain.alpa.test_dump import DUMPS, state, write
 from tests.explain.plans import plan_of, tensor_parallel
 from tests.plans.records.test_staged_record import planned
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):

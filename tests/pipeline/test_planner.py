@@ -9,6 +9,8 @@ from meshwright import zoo
 from meshwright.runtime.spmd import spmd
 from tests.pipeline.models import mlp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def planned():

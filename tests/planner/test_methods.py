@@ -12,6 +12,8 @@ from meshwright.graph import trace
 from meshwright.planner.methods import find_method, find_methods
 from tests.planner.examples import mesh, mlp_step, solve_on, traced_zoo
 
+pytestmark = pytest.mark.slow
+
 NAMED = (mw.DataParallel(), mw.Zero(1), mw.Zero(2), mw.Zero(3), mw.TensorParallel())
 
 ZOO = [

@@ -12,6 +12,8 @@ from meshwright.simulator.published.replay import RowsError, read_rows, replay, 
 from meshwright.simulator.published.row import Row, RowError, recipe_of
 from meshwright.simulator.published.validation import Validation, ordered_pairs
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(os.environ.get("MESHWRIGHT_DATA", Path(__file__).parents[3] / "shared" / "data"))
 GPT = {
     "row_id": "one",

@@ -12,6 +12,8 @@ import pytest
 from meshwright import zoo
 from tests.compiling import QUICK
 
+pytestmark = pytest.mark.slow
+
 TINY = ["mlp", *(name for name in zoo.names() if name.endswith("-tiny"))]
 SCANNED = [name for name in TINY if zoo.entry(name).family not in ("wide_resnet", "unet")]
 

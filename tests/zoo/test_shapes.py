@@ -7,6 +7,8 @@ import pytest
 
 from meshwright import zoo
 
+pytestmark = pytest.mark.slow
+
 PUBLISHED = [name for name in zoo.names() if zoo.entry(name).num_params]
 UNSCANNED = ("wide_resnet", "unet")
 

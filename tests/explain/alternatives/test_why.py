@@ -10,6 +10,8 @@ from meshwright.explain.alternatives.why import Explainer
 from meshwright.judging.subject.subject import Subjects
 from tests.explain.plans import found, plan_of, tensor_parallel
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 30  # so that no clock is in the way
 PATHS = ["state/params/layers/0/up", "state/params/embed", "state/mu/layers/1/o", "batch/tokens"]
 

@@ -8,6 +8,8 @@ import meshwright as mw
 from meshwright import zoo
 from tests.explain.plans import plan_of, tensor_parallel
 
+pytestmark = pytest.mark.slow
+
 DATA = "data parallel ×8 over x"
 TWO = "data parallel ×4 over x, Megatron tensor parallel ×2 over y"
 ZERO = {

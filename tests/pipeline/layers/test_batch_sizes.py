@@ -9,6 +9,8 @@ from meshwright.graph import trace
 from meshwright.pipeline.layers.batch_sizes import Rows
 from meshwright.rules import loop_nest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("name", "rows"), [("llama-tiny", 2), ("gpt-tiny", 4), ("vit-tiny", 2), ("mixtral-tiny", 4)])
 def test_what_is_resized_is_what_tracing_gives(name, rows):

@@ -11,6 +11,8 @@ from meshwright import zoo
 from meshwright.errors import ShardingError
 from tests.pipeline.models import flops_by_layer, layers_of, mlp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("name", "options"), [("llama-tiny", {}), ("bert-tiny", {}), ("gpt-tiny", {"dropout": 0.1})])
 @pytest.mark.parametrize("checkpoint", [False, True])

@@ -15,6 +15,8 @@ from meshwright.pipeline.prices.stage_problem import Own, price_own
 from meshwright.planner.methods import Auto
 from tests.pipeline.models import layers_of, mlp
 
+pytestmark = pytest.mark.slow
+
 ONCE = [Item.GRADIENTS_SENT, Item.UPDATE, Item.UPDATE_SENT]
 
 

@@ -19,6 +19,8 @@ from meshwright.solver import price
 from tests.pipeline.models import layers_of
 from tests.pipeline.prices.test_microbatch_weights import MODELS, zoo_model
 
+pytestmark = pytest.mark.slow
+
 ONCE = [Item.GRADIENTS_SENT, Item.UPDATE, Item.UPDATE_SENT]
 CASES = MODELS | {
     "mixed": lambda: zoo_model("mixtral-tiny", dtype="bfloat16"),

@@ -14,6 +14,8 @@ from meshwright.pipeline.prices.stage_problem import Own
 from meshwright.pipeline.search.refine import refine
 from tests.pipeline.search.test_search import _peak, repriced
 
+pytestmark = pytest.mark.slow
+
 TIGHT = {  # so that memory binds
     "gpt": ("gpt-tiny", {"layers": 4, "batch": 16}, "1x4 v100-16gb", 1.255e-4),
     "llama": ("llama-tiny", {"layers": 4, "batch": 16}, "1x4 l40s", 2.963e-5),

@@ -16,6 +16,8 @@ from meshwright.pipeline.search.search import Search
 from meshwright.schedules import SCHEDULES, in_flight
 from tests.pipeline.models import mlp
 
+pytestmark = pytest.mark.slow
+
 
 def searched(step, args, machines, **options):
     search = start_search(trace(step, *args), mw.cluster(machines), mw.Auto(pipeline=True, **options), lambda _: None)

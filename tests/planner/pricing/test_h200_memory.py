@@ -9,6 +9,8 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 

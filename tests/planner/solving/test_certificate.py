@@ -20,6 +20,8 @@ from meshwright.solver import Status, price, solve
 from meshwright.solver.problem.gap import relative_gap
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
+pytestmark = pytest.mark.slow
+
 ACTIVATIONS = [jnp.tanh, jax.nn.relu, jax.nn.gelu, lambda x: x]
 SHAPES = [(2,), (4,), (2, 2), (3,)]
 

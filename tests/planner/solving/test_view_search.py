@@ -19,6 +19,8 @@ from meshwright.solver.problem.solution import Solution, Status
 from meshwright.solver.run import Run
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
+pytestmark = pytest.mark.slow
+
 
 def planner_of(traced, shape):
     task = Task(traced, mw.Auto())

@@ -18,6 +18,8 @@ from meshwright.plans.records.record import MEMORY_ROLES, Record
 from meshwright.solver import price
 from tests.explain.plans import plan_of
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     ("gpt-tiny", (4, 2), mw.Auto(), {}),
     ("gpt-tiny", (4, 2), mw.Zero(3), {}),

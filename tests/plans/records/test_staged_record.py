@@ -21,6 +21,8 @@ from meshwright.judging.subject.subject import Subjects
 from meshwright.pipeline.step_time import seconds_of, step_s
 from meshwright.plans.tensor import Tensor
 
+pytestmark = pytest.mark.slow
+
 MEGATRON = mw.ThreeD(data=1, tensor=2, pipeline=4, microbatch=2)
 REPLICAS = mw.ThreeD(data=2, tensor=2, pipeline=2, microbatch=1, checkpoint="full")
 CASES = {

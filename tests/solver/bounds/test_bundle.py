@@ -14,6 +14,8 @@ from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
 
+pytestmark = pytest.mark.slow
+
 FOREVER = NEVER
 
 

@@ -26,6 +26,8 @@ from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 from tests.solver.layers import layered_problem
 
+pytestmark = pytest.mark.slow
+
 
 def _highs(problem):
     """The optimum by HiGHS on the unreduced model; inf where it proves that nothing fits."""

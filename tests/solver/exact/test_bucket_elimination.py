@@ -15,6 +15,8 @@ from meshwright.solver.problem.problem import ChoiceProblem
 from meshwright.solver.warm import example
 from tests.solver.problems import random_problem
 
+pytestmark = pytest.mark.slow
+
 
 def _duals(model: Model, scales=(0.5, 2.0)) -> list[Dual]:
     dual = Dual(model)

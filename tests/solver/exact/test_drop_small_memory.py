@@ -16,6 +16,8 @@ from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tuning import Tuning
 from tests.solver.problems import brute_force, random_problem
 
+pytestmark = pytest.mark.slow
+
 
 def _large_and_small(seed, num_nodes=7, num_states=3):
     """Nodes that trade cost for memory, half of them a thousand times less of it, close to the limit."""

@@ -15,6 +15,8 @@ from meshwright.solver.reductions.simplify import Simplified, simplify
 from meshwright.solver.reductions.times import tighten_times
 from tests.solver.problems import brute_force, brute_model, random_problem
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(40)
 
 
