@@ -161,7 +161,7 @@ def _refusal(view: View, budget: Budget) -> str:
     mesh = view.formulation.mesh
     if view.rounds[-1].status != Status.INFEASIBLE:
         return f"no choice was found on mesh {mesh.shape} in the time given; give more than {budget.seconds} seconds"
-    return f"what the method lays down cannot be done on mesh {mesh.shape}; choose another method or mesh"
+    return f"the method asks for shardings that are impossible on mesh {mesh.shape}; choose another method or mesh"
 
 
 def _start(view: View, views: list[View]) -> NDArray[np.int64] | None:
@@ -177,7 +177,7 @@ def _start(view: View, views: list[View]) -> NDArray[np.int64] | None:
 def _remark(view: View) -> Considered:
     sizes, fitted = view.formulation.mesh.sizes, view.fitted
     if fitted is None:
-        return Considered(sizes, view.floor, None, "at least this much: left")
+        return Considered(sizes, view.floor, None, "lower bound; not solved further")
     return Considered(sizes, view.cost, int(fitted.peak_usage), "")
 
 
