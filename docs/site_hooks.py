@@ -1,8 +1,9 @@
 """What MkDocs does for this site besides its own: public names, the command's help, and files outside `docs/`.
 
-Pages are written so that they also read well in the repository. Three things are put in when the site is built:
+Pages are written so that they also read well in the repository. Four things are put in when the site is built:
 `::: mw.plan` becomes the documentation of the module that holds `plan` now, `<!-- commands -->` becomes the help of
-every command, and links to files outside `docs/` lead to copies of them under `repository/`.
+every command, links to files outside `docs/` lead to copies of them under `repository/`, and formulas of
+pages that have some between `$$` become MathML, which browsers show without a script.
 """
 
 import posixpath
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 COPIES = "repository"
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?\)")
 REMOTE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+?)\$", re.DOTALL)
 NAME = re.compile(r"^::: mw\.(\w+)$", re.MULTILINE)
 
 
@@ -43,6 +46,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", _commands())
     markdown = NAME.sub(_documented, markdown)
+    if "$$" in markdown:
+        parts = CODE.split(markdown)
+        markdown = "".join(part if number % 2 else FORMULA.sub(_formula, part) for number, part in enumerate(parts))
     return LINK.sub(lambda link: _turned(link, origin, here), markdown)
 
 
@@ -52,6 +58,12 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     if found:
         raise PluginError(f"{page.file.src_uri} would load {found[0]:.200}; keep it in docs/")
     return output
+
+
+def _formula(found: re.Match[str]) -> str:
+    from latex2mathml.converter import convert
+
+    return convert(found[1] or found[2], display="block" if found[1] else "inline")
 
 
 def _target(path: str, link: str) -> str | None:
