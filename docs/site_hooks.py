@@ -63,7 +63,9 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def _formula(found: re.Match[str]) -> str:
     from latex2mathml.converter import convert
 
-    return convert(found[1] or found[2], display="block" if found[1] else "inline")
+    if found[1]:
+        return convert(found[1], display="block")
+    return f"<span>{convert(found[2])}</span>"  # at the start of a line, <math> alone would end the paragraph
 
 
 def _target(path: str, link: str) -> str | None:
