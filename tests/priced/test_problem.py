@@ -31,7 +31,7 @@ def test_dear_memory_is_weighed_against_time(seed):
         return time + price * memory.profile(np.array(choice), Spans.joined([])).bytes_at[1]
 
     best = min(itertools.product(*map(range, sizes)), key=whole)
-    problem = choice_problem(copies, costs, edges, memory, {}, None, dear={1: price})
+    problem = choice_problem(copies, costs, edges, memory, {}, None, byte_prices={1: price})
     found = solve(problem).choice
     assert whole(found) == pytest.approx(whole(best), rel=1e-12)
     assert problem.cost.max() < price * 5  # without the bytes that every strategy takes

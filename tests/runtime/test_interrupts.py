@@ -3,36 +3,27 @@
 import signal
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright.runtime.interrupts import hold
+from tests.runtime.handed_back import state_that_calls
 
 pytestmark = pytest.mark.devices
 
 interrupted_at = []
 
 
-@jax.tree_util.register_pytree_node_class
-class State:
-    """A state that interrupts the call from which JAX hands it back, at a certain number of steps."""
+def interrupt(steps):
+    """Interrupts the call from which JAX hands the state back, at a certain number of steps."""
+    if interrupted_at and steps == interrupted_at[0]:
+        interrupted_at.clear()
+        signal.raise_signal(signal.SIGINT)
 
-    def __init__(self, steps):
-        self.steps = steps
 
-    def tree_flatten(self):
-        return (self.steps,), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        is_array = isinstance(children[0], jax.Array) and not isinstance(children[0], jax.core.Tracer)
-        if interrupted_at and is_array and int(np.asarray(children[0])[0]) == interrupted_at[0]:
-            interrupted_at.clear()
-            signal.raise_signal(signal.SIGINT)
-        return cls(*children)
+State = state_that_calls(interrupt)
 
 
 def train_step(state, x):

@@ -11,6 +11,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime import spmd
+from tests.runtime.handed_back import state_that_calls
 from tests.runtime.steps import CPU, batch, params, train_step
 
 pytestmark = pytest.mark.devices
@@ -285,22 +286,13 @@ def test_it_must_be_the_outermost_function(called):
     np.testing.assert_array_equal(mw.parallelize(jax.grad(loss), cluster=CPU)(x), 2 * x)
 
 
-@jax.tree_util.register_pytree_node_class
-class Fragile:
-    """Results that cannot be handed back after three steps, as those of a collective whose other end is gone."""
+def lose_the_other_end(steps):
+    """A collective whose other end is gone after three steps."""
+    if steps == 3:
+        raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
 
-    def __init__(self, steps):
-        self.steps = steps
 
-    def tree_flatten(self):
-        return (self.steps,), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        is_array = isinstance(children[0], jax.Array) and not isinstance(children[0], jax.core.Tracer)
-        if is_array and np.asarray(children[0])[0] == 3:
-            raise ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")
-        return cls(*children)
+Fragile = state_that_calls(lose_the_other_end)
 
 
 def test_an_error_of_the_run_is_not_taken_for_one_of_the_arguments():

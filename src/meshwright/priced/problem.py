@@ -111,7 +111,7 @@ def choice_problem(
     times: Mapping[int, float],
     limit: float | None,
     routes: Mapping[EdgeKey, Route] = _NONE,
-    dear: Mapping[int, float] = _NONE,
+    byte_prices: Mapping[int, float] = _NONE,
     copied: Mapping[EdgeKey, Copied] = _NONE,
 ) -> ChoiceProblem:
     """A folded problem with memory constraints at some times.
@@ -124,7 +124,7 @@ def choice_problem(
         times: Operation indices, each with the bytes to be kept free there.
         limit: Bytes allowed; None for no limit.
         routes: For some edges the nodes that they are routed through, which come after all others, in order.
-        dear: Operation indices, each with a price of one byte there, beyond the least bytes of each node.
+        byte_prices: For some operation indices the price of one byte there, beyond the least bytes of each node.
         copied: The copies along edges; used only where memory has a price.
     """
     edges: dict[tuple[int, int], Array] = {}
@@ -137,7 +137,7 @@ def choice_problem(
         key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
         edges[key] = edges[key] + part if key in edges else part
 
-    for time, price in dear.items():
+    for time, price in byte_prices.items():
         for which, usage in enumerate(memory.usage(time, len(costs))):
             if usage is not None:  # the least bytes of a node are subtracted: they would hide the costs of time
                 costs[which] = costs[which] + price * (usage - usage.min())

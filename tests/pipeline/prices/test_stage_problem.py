@@ -12,7 +12,7 @@ from meshwright.pipeline.layers.batch_sizes import Rows
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item
 from meshwright.pipeline.prices.layer_pricing import Pricing
 from meshwright.pipeline.prices.split_modes import WAYS, price_way
-from meshwright.pipeline.prices.stage_problem import _OTHERS, Dearness, Own, own_problem, price_own
+from meshwright.pipeline.prices.stage_problem import _OTHERS, MemoryPrice, Own, own_problem, price_own
 from meshwright.planner.methods import Auto
 from meshwright.planner.reading.readback import Readback
 from meshwright.solver import price
@@ -92,7 +92,7 @@ def test_the_dearer_memory_is_the_less_a_range_needs_and_the_longer_it_takes(mod
     held = {"none": Item.HELD_BYTES, "selective": Item.KEPT_BYTES, "full": Item.INPUT_BYTES}[checkpoint]
     found = []
     for rate in (0.0, 1e-14, 1e-12, 1e-9):
-        items = price_own(pricing, mesh, Own(chunks, 8, checkpoint, 0.0, Dearness(rate, in_flight, spread))).items
+        items = price_own(pricing, mesh, Own(chunks, 8, checkpoint, 0.0, MemoryPrice(rate, in_flight, spread))).items
         part = items[:, : chunks[0][1]].sum(axis=1)
         needed = part[Item.PARAMETER_BYTES] + part[Item.COPY_BYTES] + part[Item.GRADIENT_BYTES]
         needed += part[Item.OPTIMIZER_BYTES] / spread[0] + in_flight * part[held]

@@ -31,7 +31,7 @@ _FULL = 0.97  # fraction of the limit from which memory counts as full
 _LOADING = 1.0  # extra seconds of the first solve, which loads the solver
 _FREE = 0.5  # largest fraction of the time spent on solves without memory
 _SWEEPS = 40  # sweeps of the dual ascent that bounds all alternatives at once
-_DEAR = 1e4  # price of an infeasible strategy, in times of the plan's cost
+_INFEASIBLE = 1e4  # price of an infeasible strategy, in times of the plan's cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +151,11 @@ class Pricing:
         model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
         known = problem.cost_of(problem.choice)
         # Costs of infeasible strategies must be finite for message passing; at this price they are in no plan.
-        dual = Dual(model._replace(**{k: np.minimum(getattr(model, k), _DEAR * known) for k in ("cost", "mat")}))
+        dual = Dual(model._replace(**{k: np.minimum(getattr(model, k), _INFEASIBLE * known) for k in ("cost", "mat")}))
         dual.converge(_SWEEPS)
         if held:
             ascend_prices(dual, known, _SWEEPS)
-        floors = np.where(dual.floor < _DEAR * known / 2, dual.floor - 1e-12 * known, np.inf)
+        floors = np.where(dual.floor < _INFEASIBLE * known / 2, dual.floor - 1e-12 * known, np.inf)
         return [floors[a:b] for a, b in pairwise(model.off.tolist())]
 
     def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:

@@ -28,7 +28,7 @@ from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.reading.readback import Readback
 from meshwright.solver import ChoiceProblem, solve
 
-_DEAR = 100.0  # price of the least feasible memory, in times of the step, that makes the solver minimise memory
+_MEMORY_PRICE = 100.0  # price of the least feasible memory, in times of the step, that makes the solver minimise memory
 
 
 _SECONDS = 20.0  # limit for one solve: optimality is proved in a few hundredths of a second once kernels are loaded
@@ -49,19 +49,21 @@ class Pricing:
         self._known: dict[tuple[Mesh, int, bytes], LayerPrices] = {}  # by view, tied values, and choice
         self._last: tuple[tuple[Mesh, str], Formulation] | None = None
 
-    def price(self, mesh: Mesh, method: Method, dear: bool = False) -> LayerPrices | None:
+    def price(self, mesh: Mesh, method: Method, least_memory: bool = False) -> LayerPrices | None:
         """The layers' prices under the fastest choice for one microbatch, or None if no choice is feasible.
 
         Args:
             mesh: The view.
             method: The constraints on the choice.
-            dear: Whether to take the choice that needs least memory instead.
+            least_memory: Whether to take the choice that needs least memory instead.
         """
         try:
             formulation = self.formulate(mesh, method)
         except ShardingError:
             return None
-        return self.solve(formulation, formulation.problem({}, None, dear=_dear(formulation) if dear else {}))
+        return self.solve(
+            formulation, formulation.problem({}, None, byte_prices=_byte_prices(formulation) if least_memory else {})
+        )
 
     def solve(self, formulation: Formulation, problem: ChoiceProblem) -> LayerPrices | None:
         """The layers' prices under the best choice of a view's problem, whatever its costs; None if infeasible."""
@@ -314,8 +316,8 @@ class Pricing:
         return found
 
 
-def _dear(formulation: Formulation) -> dict[int, float]:
+def _byte_prices(formulation: Formulation) -> dict[int, float]:
     """A price of memory, at the point where the least is needed, that outweighs time."""
     least = formulation.memory.least()
-    rate = _DEAR * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
+    rate = _MEMORY_PRICE * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
     return {least.peak_at: rate / max(least.peak_bytes, 1)}

@@ -33,7 +33,7 @@ from meshwright.solver import ChoiceProblem
 _OTHERS = 1e-4  # the weight of layers of other stages
 
 
-class Dearness(NamedTuple):
+class MemoryPrice(NamedTuple):
     """The price of a stage's memory.
 
     Attributes:
@@ -62,7 +62,7 @@ class Own(NamedTuple):
     num_microbatches: int
     checkpoint: str = "none"
     exchange_s: float = 0.0
-    memory: Dearness | None = None
+    memory: MemoryPrice | None = None
 
     def share(self, layers: Layers) -> Array:
         """The share of each unit that is in the stage."""
@@ -99,7 +99,7 @@ def own_problem(pricing: Pricing, formulation: Formulation, own: Own) -> ChoiceP
 
 
 def _held(
-    pricing: Pricing, formulation: Formulation, own: Own, memory: Dearness, share: Array
+    pricing: Pricing, formulation: Formulation, own: Own, memory: MemoryPrice, share: Array
 ) -> Iterator[tuple[int, Array]]:
     """Bytes of the stage's state and of the activations in flight: by class, for each strategy."""
     moments, gradients, weights = (1 / parts for parts in memory.spread)

@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, MICROBATCH
 from meshwright.pipeline.prices.layer_prices import Item
 from meshwright.pipeline.prices.stage_options import Option, Options
-from meshwright.pipeline.prices.stage_problem import Dearness, Own
+from meshwright.pipeline.prices.stage_problem import MemoryPrice, Own
 from meshwright.pipeline.search.equal_stages import stage_sums
 from meshwright.pipeline.search.result import Found, FoundStage
 from meshwright.pipeline.search.search import Search
@@ -28,7 +28,9 @@ from meshwright.plans.stage import EXCHANGED
 
 _GAIN = 1e-4  # relative gain of the step below which the search ends
 _ROUNDS = 8
-_DEAR = 100.0  # price of all of a stage's memory, in times of its own time, that finds its split of least memory
+_MEMORY_PRICE = (
+    100.0  # price of all of a stage's memory, in times of its own time, that finds its split of least memory
+)
 _PRICES = 6  # prices of memory that are tried between two splits
 
 
@@ -77,7 +79,7 @@ class _Splitting:
         yield best
         if needed <= self.limit or math.isinf(needed):
             return
-        lean = self._way(_DEAR * best_s / self.number / self.limit)
+        lean = self._way(_MEMORY_PRICE * best_s / self.number / self.limit)
         lean_s, least = self._priced(lean)
         yield lean
         if least > self.limit:
@@ -98,7 +100,7 @@ class _Splitting:
     def _way(self, byte_s: float | None) -> Own:
         option = self.option
         spread = (option.parts(1), option.parts(2), option.parts(3))
-        memory = None if byte_s is None else Dearness(byte_s, self.in_flight, spread)
+        memory = None if byte_s is None else MemoryPrice(byte_s, self.in_flight, spread)
         return Own(self.stage.chunks, self.number, option.checkpoint, self._exchange_s(), memory)
 
     def _exchange_s(self) -> float:

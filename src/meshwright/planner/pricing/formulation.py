@@ -93,11 +93,11 @@ class Formulation:
         times: Mapping[int, float],
         limit: float | None,
         routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
-        dear: Mapping[int, float] = MappingProxyType({}),
+        byte_prices: Mapping[int, float] = MappingProxyType({}),
     ) -> ChoiceProblem:
         """The folded problem with the memory limit at some times; see `choice_problem`."""
-        held, copied = self.memory if times or dear else Usage(0), self.copied if dear else {}
-        return choice_problem(self.copies, self.costs, self.edges, held, times, limit, routes, dear, copied)
+        held, copied = self.memory if times or byte_prices else Usage(0), self.copied if byte_prices else {}
+        return choice_problem(self.copies, self.costs, self.edges, held, times, limit, routes, byte_prices, copied)
 
     @cached_property
     def copied(self) -> dict[EdgeKey, Copied]:

@@ -49,7 +49,7 @@ class Priced(Protocol):
         times: Mapping[int, float],
         limit: float | None,
         routes: Mapping[EdgeKey, Route] = ...,
-        dear: Mapping[int, float] = ...,
+        byte_prices: Mapping[int, float] = ...,
     ) -> ChoiceProblem: ...
 
     def copies_made(self, choice: NDArray[np.int64]) -> Spans: ...
@@ -232,7 +232,7 @@ class View:
         return float(self._least or self.limit or 0.0)
 
     def squeeze(self) -> bool:
-        """Takes the plan that holds memory dearest, if that fits: what is kept free besides may be too much."""
+        """Takes the choice that needs least memory, if it fits; what `times` keeps free may ask for too much."""
         choice, self.peak_bytes = least_memory(self.formulation)
         found = price(self.formulation.problem({}, None), choice)
         self.solution = Solution(Status.FEASIBLE, choice, found.cost, self.proven, self.peak_bytes)
@@ -285,19 +285,19 @@ def _through(routes: Sequence[Route], choice: NDArray[np.int64]) -> NDArray[np.i
 def least_memory(formulation: Priced) -> tuple[NDArray[np.int64], int]:
     """A choice that holds memory dearer than time, at every moment at which such a choice peaks; and its peak."""
     least = formulation.memory.least()
-    # The dearest strategies, since on an abstract mesh the cheapest are free.
+    # The most expensive strategies, since on an abstract mesh the cheapest are free.
     rate = _EXPENSIVE * sum(n * cost.max() for n, cost in zip(formulation.copies, formulation.costs, strict=True))
-    dear = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
+    byte_prices = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(_ROUNDS):
-        *_, solution = _solves(_begin(formulation.problem({}, None, dear=dear)))
+        *_, solution = _solves(_begin(formulation.problem({}, None, byte_prices=byte_prices)))
         choice = solution.choice
         assert choice is not None
         profile = formulation.memory.profile(choice, formulation.copies_made(choice))
         found.append((choice, profile.peak_bytes))
-        if profile.peak_at in dear:
+        if profile.peak_at in byte_prices:
             break
-        dear[profile.peak_at] = next(iter(dear.values()))
+        byte_prices[profile.peak_at] = next(iter(byte_prices.values()))
     return min(found, key=lambda it: it[1])
 
 

@@ -54,18 +54,22 @@ def search(
         formulate: Makes the problem of one view.
         limit_of: Bytes allowed on each device of a view.
         floor_bytes: Bytes that no choice on a view can go below, known without its problem.
-        say: Told what is being done.
+        say: Called with each stage.
         budget: The time for it; the first view that can be solved is solved whatever it takes.
 
     Raises:
         DoesNotFit: Nothing fits on any view.
-        ShardingError: What was laid down is not possible on any view.
+        ShardingError: The fixed shardings are impossible on every view.
     """
     remarks: dict[tuple[int, ...], Considered] = {}
     misfits: list[Misfit] = []
     refused: list[ShardingError] = []
     views: list[View] = []
     begun = budget.now
+
+    def refuse(mesh: Mesh, error: ShardingError) -> None:
+        refused.append(error)
+        remarks[mesh.sizes] = Considered(mesh.sizes, None, None, str(error))
 
     def misses(mesh: Mesh, limit: float | None, least: float, make: Callable[[], MeshProblem]) -> bool:
         if limit is None or least <= limit:
@@ -86,16 +90,13 @@ def search(
         try:
             view = View(formulate(mesh), limit, budget=budget)
         except ShardingError as error:
-            refused.append(error)
-            remarks[mesh.sizes] = Considered(mesh.sizes, None, None, str(error))
+            refuse(mesh, error)
             continue
         least = view.formulation.memory.least().peak_bytes if limit is not None else 0.0
         if misses(mesh, limit, least, lambda view=view: view.formulation):  # type: ignore[misc]
             continue
         if not view.step():
-            message = _refusal(view, budget)
-            refused.append(ShardingError(message))
-            remarks[mesh.sizes] = Considered(mesh.sizes, None, None, message)
+            refuse(mesh, ShardingError(_refusal(view, budget)))
             continue
         view.floor, view.free = view.cost, view.solution
         view.seconds = budget.now - started

@@ -185,12 +185,12 @@ class Problem(Kept):
         times: Mapping[int, float],
         limit: float | None,
         routes: Mapping[EdgeKey, Route] = MappingProxyType({}),
-        dear: Mapping[int, float] = MappingProxyType({}),
+        byte_prices: Mapping[int, float] = MappingProxyType({}),
     ) -> ChoiceProblem:
         """As `Formulation.problem`; strategies that the method forbids are infeasible."""
         costs = [np.where(n.allowed, cost, np.inf) for n, cost in zip(self.nodes, self.costs, strict=True)]
-        memory, copied = self.memory, self.copied if dear else {}
-        return choice_problem(self.copies, costs, self.matrices, memory, times, limit, routes, dear, copied)
+        memory, copied = self.memory, self.copied if byte_prices else {}
+        return choice_problem(self.copies, costs, self.matrices, memory, times, limit, routes, byte_prices, copied)
 
     def forced(self, node: int, allowed: NDArray[np.bool_]) -> "Problem":
         """The same problem with other strategies allowed at one node, even if the method forbids them."""

@@ -75,8 +75,8 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
     dual.restore()
     model, unit = dual.model, _unit(dual.model)
     found: list[np.ndarray] = []
-    dearest = float((dual.prices * unit).max(initial=0.0))
-    if dearest <= 0.0:
+    highest = float((dual.prices * unit).max(initial=0.0))
+    if highest <= 0.0:
         return []
     if (buckets := _near(dual, reach, tuning)) is None:
         return []
@@ -92,7 +92,7 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
         value = state.cost + float(prices @ slope)
         if bundle is None:
             # The first step changes the worth of the most expensive time by about a third.
-            bundle = Bundle(prices, value, slope, 0.3 * dearest / max(float(np.abs(slope).max()), 1e-300), tuning)
+            bundle = Bundle(prices, value, slope, 0.3 * highest / max(float(np.abs(slope).max()), 1e-300), tuning)
         else:
             bundle.tell(prices, value, slope)
         prices = bundle.ask()

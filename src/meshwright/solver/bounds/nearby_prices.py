@@ -54,16 +54,16 @@ class Fan:
 def _changed(dual: Dual, tuning: Tuning) -> Iterator[np.ndarray]:
     """Prices at which what memory is worth in all lies at one time, or some of it at another; of one time, scaled."""
     cap, worth = dual.model.cap, dual.prices * dual.model.cap
-    dearest = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan_times] if worth[time] > 0]
-    if len(dearest) == 1:
+    binding = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan_times] if worth[time] > 0]
+    if len(binding) == 1:
         yield from (scale * dual.prices for scale in tuning.price_scales)
         return
-    for time in dearest:
+    for time in binding:
         prices = np.zeros(len(cap))
         prices[time] = worth.sum() / cap[time]
         yield prices
-    part = 1.0 if len(dearest) > 2 else 0.5  # all of it, unless that is what the loop above has tried
-    for giver, taker in permutations(dearest[: tuning.fan_traded], 2):
+    part = 1.0 if len(binding) > 2 else 0.5  # all of it, unless that is what the loop above has tried
+    for giver, taker in permutations(binding[: tuning.fan_traded], 2):
         prices = dual.prices.copy()
         prices[taker] += part * worth[giver] / cap[taker]
         prices[giver] *= 1.0 - part

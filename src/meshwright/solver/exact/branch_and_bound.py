@@ -63,7 +63,7 @@ class Effort:
         patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
         pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         slack: The difference between a choice and its bound that suffices.
-        dear: How far above the bound a choice is improved before models are split.
+        improve_above: How far above the bound a choice is improved before models are split.
         coarse: Whether small rows of memory are to be left out at first.
         cut: Whether the time did not suffice for that, which is then done when the solve is resumed.
         helped: Whether the choice and the prices were improved, which is done before models are split.
@@ -76,7 +76,7 @@ class Effort:
     fan: Fan
     pause: float = 0.0
     slack: float = 0.0
-    dear: float = 0.0
+    improve_above: float = 0.0
     coarse: bool = False
     cut: bool = False
     helped: bool = False
@@ -234,8 +234,8 @@ class Closer:
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
-        """Makes the choice cheaper where it is dear, if that can be done."""
-        if self.options.improve is None or best.cost <= best.bound + self.effort.dear:
+        """Makes the choice cheaper where it is expensive, if that can be done."""
+        if self.options.improve is None or best.cost <= best.bound + self.effort.improve_above:
             return best
         choice = self.options.improve(dual, best.choice, self.options.tolerance, self.deadline, self.tuning)
         cost = np.inf if choice is None else cost_of(dual.model, choice)

@@ -104,7 +104,7 @@ class Closing:
             reach = tuning.price_reach * abs(dual.bound)
             climb_prices(dual, reach, tuning.price_sweeps, cutoff, closer.deadline, tuning)
         hard = options.splits and options.improve is not None and len(model.cap) > 0
-        effort.slack, effort.dear = self._slack(gap), tuning.improve_gap * abs(dual.bound + self._offset)
+        effort.slack, effort.improve_above = self._slack(gap), tuning.improve_gap * abs(dual.bound + self._offset)
         effort.coarse, effort.helped = hard, not hard
         start = decoded_found(dual, cutoff)
         if start.choice is None and self._known is not None:

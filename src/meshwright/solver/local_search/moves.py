@@ -84,7 +84,7 @@ class Neighbourhood:
         return self.mix(state, self.anneal(state.choice, nodes, peak, self.tuning.price_spread), deadline)
 
     def anneal(self, choice: np.ndarray, nodes: np.ndarray, peak: float, spread: float) -> np.ndarray:
-        """Tree moves around the given nodes, with memory dear at first, then cheaper and cheaper.
+        """Tree moves around the given nodes, with memory expensive at first, then cheaper and cheaper.
 
         So memory is freed and then goes first to where it saves most. The outcome may be dearer than what it came from,
         and may break the caps at times that were not active; they are from then on.
@@ -229,7 +229,7 @@ class Neighbourhood:
         return choice, complete
 
     def aim(self, reduced_costs: np.ndarray, choice: np.ndarray) -> None:
-        """Begins half of the windows where the present states look dear to the dual."""
+        """Begins half of the windows where the present states look expensive to the dual."""
         regret = reduced_costs[self.model.off[:-1] + choice]
         self.weights = np.cumsum(regret + 1e-3 * max(float(regret.max(initial=0.0)), 1e-300))
 
