@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the seed of the first random program")
     parser.add_argument("--method", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.pairs < 0 or options.first < 0 or options.jobs < 1:
+        parser.error("--pairs and --first must be at least 0, and --jobs at least 1")
     if options.pairs:
         random_pairs.main(options.first, options.pairs, options.jobs)
         return
