@@ -1,7 +1,7 @@
 """How long do toy models take to plan in tight memory, and how far may their plans be from the best?
 
 Limits lie at parts of the way from the least memory for which a plan was found to what the best plan without a limit
-needs. JAX's own tracing is not counted. On CPUs the bound knows nothing of memory, so the gap holds what memory costs.
+needs. JAX's own tracing is not counted.
 
     python benchmarks/toys.py            # every model on every mesh
     python benchmarks/toys.py mlp-8      # those whose names begin so
