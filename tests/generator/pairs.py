@@ -1,6 +1,5 @@
 """Pairs of a drawn program and a plan: plans it, runs it on virtual devices, and compares with one device."""
 
-import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -102,7 +101,6 @@ def random_plan(function: Any, args: tuple[Any, ...], mesh: mw.Mesh, rng: np.ran
 
 def _cut(program: Drawn, rng: np.random.Generator) -> tuple[str, Callable[..., Any]]:
     method, shape, count = METHODS[rng.integers(2)], MESHES[rng.integers(4)], int(rng.choice(MICROBATCHES))
-    logging.getLogger("meshwright").setLevel(logging.ERROR)  # many cannot be cut, and each says so
 
     def planned(method: Any) -> Callable[..., Any]:
         step = mw.parallelize(
