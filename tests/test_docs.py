@@ -29,6 +29,7 @@ ELSEWHERE = {  # what no test of this file runs, and why
     "python first_run.py": "the block before it is this file, and runs",
     "python -m pytest": "it names the reader's own model, or runs other tests",
     'python -c "': "it names the reader's own chip or model",
+    "meshwright launch": "it takes several processes: tests/cli/test_launch.py has them",
     "mw.initialize()": "it takes several processes: tests/runtime/processes/ has them",
 }
 MEASURING = {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": "measured"}  # here, not in the user's own folder

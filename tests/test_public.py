@@ -46,6 +46,7 @@ NAMES = [
     "nest",
     "parallelize",
     "plan",
+    "preempted",
     "restore",
     "rule",
     "save",

@@ -38,6 +38,7 @@ _PUBLIC = {
     "boundary": "pipeline.boundary",
     "plan": "planning",
     "initialize": "runtime.processes.initialize",
+    "preempted": "runtime.processes.preemption",
     "parallelize": "training.parallelize",
     "compare": "training.compare",
     "create_state": "training.state",

@@ -219,6 +219,11 @@ def detect_processes(
     return found[:3]
 
 
+def has_preemption_service() -> bool:
+    """Whether JAX itself receives SIGTERM here and has all processes agree on a step to end at."""
+    return distributed.global_state.preemption_sync_manager is not None
+
+
 def publish(key: str, text: str) -> bool:
     """Puts a text where all processes can read it; False where it is no longer possible, as when all are ending."""
     client: Any = distributed.global_state.client

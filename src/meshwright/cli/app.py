@@ -16,6 +16,7 @@ import meshwright
 from meshwright.cli import see
 from meshwright.cli.compare import find_comparison
 from meshwright.cli.explore import explore_command
+from meshwright.cli.launch import SETTINGS, launch_command
 from meshwright.cli.measure import measure_command
 from meshwright.cli.options import (
     METHOD_NAMES,
@@ -230,6 +231,7 @@ app.command("dump")(see.dump_command)
 app.command("simulate")(simulate_command)
 app.command("explore")(explore_command)
 app.command("measure")(measure_command)
+app.command("launch", context_settings=SETTINGS)(launch_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)
 for _command in app.registered_commands:

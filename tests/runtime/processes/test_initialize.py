@@ -72,3 +72,12 @@ def test_what_cannot_be_is_refused(monkeypatch, given, said):
     usual = {"coordinator_address": "127.0.0.1:1", "num_processes": 2, "process_id": 0}
     with pytest.raises(mw.ProcessError, match=said):
         mw.initialize(**usual | given, cluster_detection_method="deactivate")
+
+
+def test_numbers_from_the_environment_that_are_none_are_refused(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "first")
+    with pytest.raises(
+        mw.ProcessError, match="the environment variable JAX_PROCESS_ID is 'first'; give a whole number"
+    ):
+        mw.initialize("127.0.0.1:1")

@@ -68,6 +68,24 @@ def test_processes_that_do_not_fit_together_are_told_so(members, said):
     assert found == [said] * len(members)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"jax": "0.11.0"}, "process 1 has jax 0.11.0, and process 0 has jax 0.10.2; install the same versions"),
+        (None, "process 1 has jax of an unknown version, and process 0 has jax 0.10.2"),
+    ],
+)
+def test_processes_with_other_versions_are_named(theirs, said):
+    address = free_address()
+    options = {"timeout_s": 30.0, "heartbeat_s": 10.0}
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, address, 2, 0, versions={"jax": "0.10.2"}, **options)
+        second = pool.submit(meet, address, 2, 1, versions=theirs, **options)
+        for found in (first, second):
+            with pytest.raises(mw.ProcessError, match=said):
+                found.result()
+
+
 def test_strangers_at_the_port_are_shown_out():
     address = free_address()
     with ThreadPoolExecutor(2) as pool:

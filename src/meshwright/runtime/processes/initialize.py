@@ -4,7 +4,9 @@ import os
 from collections.abc import Sequence
 
 import jax
+import jaxlib
 
+import meshwright
 from meshwright import jax_compat
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes import peers
@@ -24,7 +26,9 @@ def initialize(
 ) -> None:
     """Starts JAX as one of several processes: `jax.distributed.initialize` that never waits for a lost process.
 
-    Call it in each process before anything else is done with JAX. From then on:
+    Call it in each process before anything else is done with JAX. Under `meshwright launch` it needs no arguments: they
+    are in the environment variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, which any other
+    launcher may set as well. From then on:
 
     - A process that does not connect in time is named in all processes that did.
     - A process that ends by an error, is killed, or loses its host ends all others, which name it and the cause.
@@ -56,6 +60,9 @@ def initialize(
         raise ProcessError(
             f"timeout is {timeout!r} and heartbeat {heartbeat!r}; give seconds, more than 0 and at least 1"
         )
+    if num_processes is None and process_id is None and "JAX_NUM_PROCESSES" in os.environ:
+        num_processes, process_id = _from_environment("JAX_NUM_PROCESSES"), _from_environment("JAX_PROCESS_ID")
+        cluster_detection_method = "deactivate"  # a scheduler around the launcher counts other processes
     address, count, process = jax_compat.detect_processes(
         coordinator_address, num_processes, process_id, cluster_detection_method, timeout
     )
@@ -66,7 +73,7 @@ def initialize(
         )
     if count > 1:
         bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
-        found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind)
+        found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
         peers.current = peers.Peers(process, found, heartbeat)
         peers.current.start()
     jax.distributed.initialize(
@@ -79,3 +86,15 @@ def initialize(
         heartbeat_timeout_seconds=round(heartbeat),
         coordinator_bind_address=coordinator_bind_address,
     )
+
+
+def _versions() -> dict[str, str]:
+    """Programs that different versions plan or compile would wait for each other for ever."""
+    return {"meshwright": meshwright.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+
+
+def _from_environment(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.strip().isdecimal():
+        raise ProcessError(f"the environment variable {name} is {text!r}; give a whole number")
+    return int(text)

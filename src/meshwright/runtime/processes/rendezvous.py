@@ -7,8 +7,10 @@ it (see `peers.py`).
 """
 
 import json
+import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +21,14 @@ _HELLO_S = 5.0  # for a new connection to identify itself: an unrelated program 
 
 
 def meet(
-    address: str, num_processes: int, process: int, *, timeout_s: float, heartbeat_s: float, bind: str | None = None
+    address: str,
+    num_processes: int,
+    process: int,
+    *,
+    timeout_s: float,
+    heartbeat_s: float,
+    bind: str | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> dict[int, socket.socket]:
     """Waits until all processes are connected.
 
@@ -30,6 +39,7 @@ def meet(
         timeout_s: How long the first process waits for the others, and the others for the first.
         heartbeat_s: After how long a host that does not answer counts as lost.
         bind: Where the first process listens; at this port of all its addresses by default.
+        versions: The versions of packages that must be equal in all processes.
 
     Returns:
         Connections by process: of the first one to each of the others, of the others to the first.
@@ -37,10 +47,11 @@ def meet(
     Raises:
         ProcessError: Some processes did not connect, or they do not fit together.
     """
+    here = {"process": process, "of": num_processes, "versions": dict(versions or {})}
     if process == 0:
-        found = _gather(split_address(bind or f"[::]:{split_address(address)[1]}"), num_processes, timeout_s)
+        found = _gather(split_address(bind or f"[::]:{split_address(address)[1]}"), here, timeout_s)
     else:
-        found = {0: _join(split_address(address), num_processes, process, timeout_s)}
+        found = {0: _join(split_address(address), here, timeout_s)}
     for connection in found.values():
         _keep_alive(connection, heartbeat_s)
     return found
@@ -63,8 +74,9 @@ def send(connection: socket.socket, message: Any) -> bool:
     return True
 
 
-def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict[int, socket.socket]:
+def _gather(here: tuple[str, int], hello: Mapping[str, Any], timeout_s: float) -> dict[int, socket.socket]:
     """The first process's part."""
+    num_processes = hello["of"]
     deadline = time.monotonic() + timeout_s
     found: dict[int, socket.socket] = {}
     problem = None
@@ -81,7 +93,7 @@ def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict
                     "reach this host, or give a longer timeout"
                 )
                 break
-            problem = _admit(connection, found, num_processes)
+            problem = _admit(connection, found, hello)
     # The answers wait until the port is free: a process that gets one starts JAX, which connects to this port.
     if problem is None:
         lost = [i for i, connection in found.items() if not send(connection, {"go": True})]
@@ -94,12 +106,14 @@ def _gather(here: tuple[str, int], num_processes: int, timeout_s: float) -> dict
     return found
 
 
-def _admit(connection: socket.socket, found: dict[int, socket.socket], num_processes: int) -> str | None:
+def _admit(connection: socket.socket, found: dict[int, socket.socket], ours: Mapping[str, Any]) -> str | None:
     """Adds a new connection to those found; returns an error that all processes must learn of, or None."""
+    num_processes = ours["of"]
     connection.settimeout(_HELLO_S)
     try:
         hello = json.loads(_read_line(connection))
         process, count = int(hello["process"]), int(hello["of"])
+        versions = dict(hello.get("versions", {}))
     except (OSError, ValueError, KeyError, TypeError):
         connection.close()  # not a process of this program
         return None
@@ -107,6 +121,13 @@ def _admit(connection: socket.socket, found: dict[int, socket.socket], num_proce
     connection.settimeout(None)
     if count != num_processes or not 0 <= process < num_processes:
         return f"process {process} was started as one of {count} processes, and process 0 as one of {num_processes}"
+    for name, version in ours["versions"].items():
+        if versions.get(name) != version:
+            there = versions.get(name, "of an unknown version")
+            return (
+                f"process {process} has {name} {there}, and process 0 has {name} {version}; install the same versions "
+                "for all processes"
+            )
     taken = f"two processes say that they are process {process}; give each of them its own process_id"
     is_taken = process == 0 or (old is not None and _is_open(old))
     if old is not None:  # a process that ended may be started again
@@ -115,8 +136,9 @@ def _admit(connection: socket.socket, found: dict[int, socket.socket], num_proce
     return taken if is_taken else None
 
 
-def _join(there: tuple[str, int], num_processes: int, process: int, timeout_s: float) -> socket.socket:
+def _join(there: tuple[str, int], hello: Mapping[str, Any], timeout_s: float) -> socket.socket:
     """Another process's part."""
+    process = hello["process"]
     deadline = time.monotonic() + timeout_s
     place = f"process 0 at {there[0]}:{there[1]}"
     while True:
@@ -133,7 +155,7 @@ def _join(there: tuple[str, int], num_processes: int, process: int, timeout_s: f
     connection.settimeout(None)  # the first process enforces the timeout now, and sends the outcome
     answer: dict[str, str] = {}
     with suppress(OSError, ValueError):
-        if send(connection, {"process": process, "of": num_processes}):
+        if send(connection, hello):
             answer = json.loads(_read_line(connection))
     if "go" in answer:
         return connection
@@ -144,11 +166,14 @@ def _join(there: tuple[str, int], num_processes: int, process: int, timeout_s: f
 
 
 def _listen(here: tuple[str, int]) -> socket.socket:
+    # `meshwright launch` keeps the port reserved, which takes sharing it; otherwise a port in use must be refused.
+    is_shared = os.environ.get("MESHWRIGHT_RESERVED_PORT") == str(here[1])
     try:
         if here[0] == "::" and socket.has_dualstack_ipv6():
-            return socket.create_server(here, family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(here, family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_shared)
         host = "" if here[0] == "::" else here[0]
-        return socket.create_server((host, here[1]), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, here[1]), family=family, reuse_port=is_shared)
     except OSError as error:
         raise ProcessError(
             f"process 0 cannot listen at port {here[1]} of this host: {error.strerror or error}; give a free port in "

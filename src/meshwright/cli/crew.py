@@ -1,0 +1,160 @@
+"""Processes that run, print and end together: output with the process's number, signals passed on, one cause named."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, BinaryIO
+
+from meshwright.cli.screen import note
+
+_TICK_S = 0.2  # between looks at the clock
+_TAIL_S = 1.0  # for the last lines of a process that ended; its own children may keep its output open for ever
+_LAST_LINES = 10
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
+
+
+class Crew:
+    """The processes of one run.
+
+    Args:
+        command: What each process runs.
+        settings: The environment of each process.
+        grace_s: How long processes have to end after SIGTERM or Ctrl-C, or after another one failed.
+
+    Attributes:
+        is_stopped: Whether a signal ended the run.
+    """
+
+    def __init__(self, command: Sequence[str], settings: Sequence[Mapping[str, str]], grace_s: float):
+        self.is_stopped = False
+        self._grace_s = grace_s
+        self._kill_at = float("inf")
+        self._printing = Lock()
+        self._ended: SimpleQueue[int] = SimpleQueue()
+        self._last: list[deque[str]] = [deque(maxlen=_LAST_LINES) for _ in settings]
+        prepare = _ending_with_parent()
+        self._children = [
+            subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+                preexec_fn=prepare,
+            )
+            for environment in settings
+        ]
+
+    def run(self) -> int:
+        """Waits for all processes.
+
+        Returns:
+            0 if all ended well; otherwise the exit code of the first that failed, as a shell has it.
+        """
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for process in range(len(self._children)):
+                Thread(target=self._watch, args=(process,), daemon=True).start()
+            return self._wait()
+        finally:
+            for child in self._children:
+                child.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _wait(self) -> int:
+        waiting = set(range(len(self._children)))
+        failed: list[int] = []
+        while waiting:
+            try:
+                ended = [self._ended.get(timeout=_TICK_S)]
+                while not self._ended.empty():
+                    ended.append(self._ended.get())
+            except Empty:
+                ended = []
+            waiting -= set(ended)
+            # Of several that end at once, the killed one is the cause: the others noticed that its connection closed.
+            bad = sorted((p for p in ended if self._children[p].returncode), key=lambda p: self._children[p].returncode)
+            if bad and not failed:
+                self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
+            failed += bad
+            if waiting and time.monotonic() >= self._kill_at:
+                self._kill(sorted(waiting))
+        if failed and not self.is_stopped:
+            self._explain(failed[0])
+        return _shell_code(self._children[failed[0]].returncode) if failed else 0
+
+    def _watch(self, process: int) -> None:
+        """Prints what a process prints, until it ends."""
+        child = self._children[process]
+        streams = ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
+        printers = [Thread(target=self._print, args=(process, *pair), daemon=True) for pair in streams]
+        for printer in printers:
+            printer.start()
+        child.wait()
+        for printer in printers:
+            printer.join(_TAIL_S)
+        self._ended.put(process)
+
+    def _print(self, process: int, stream: Any, target: Any) -> None:
+        out: BinaryIO = target.buffer
+        for line in iter(stream.readline, b""):
+            self._last[process].append(line.decode("utf-8", "replace").rstrip())
+            with self._printing:
+                try:
+                    out.write(b"[%d] %s\n" % (process, line.rstrip(b"\r\n")))
+                    out.flush()
+                except OSError:  # nobody reads any more, as in `meshwright launch … | head`
+                    if not self.is_stopped:
+                        self._stop(signal.SIGTERM, None)
+
+    def _stop(self, number: int, _: Any) -> None:
+        """Passes a signal on to all processes; a second one kills them."""
+        self._kill_at = 0.0 if self.is_stopped else time.monotonic() + self._grace_s
+        self.is_stopped = True
+        for child in self._children:
+            if child.returncode is None:
+                child.send_signal(number)
+
+    def _kill(self, processes: list[int]) -> None:
+        named = f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+        advice = "a loop that calls mw.preempted() saves its state and ends in time"
+        since = f"the signal; {advice}" if self.is_stopped else "another one failed"
+        note(f"meshwright launch: killed {named}, still running {self._grace_s:g} s after {since}")
+        self._kill_at = float("inf")
+        for process in processes:
+            self._children[process].kill()
+
+    def _explain(self, process: int) -> None:
+        code = self._children[process].returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        note(f"meshwright launch: process {process} of {len(self._children)} {how}; its last lines:")
+        for line in self._last[process] or ["(it printed nothing)"]:
+            note(f"    {line}")
+
+
+def _shell_code(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def _ending_with_parent() -> Any:
+    """What a child does first, so that it is killed with its parent; None where the system has no such thing."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def prepare() -> None:
+        library.prctl(_PARENT_DEATH, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+
+    return prepare
