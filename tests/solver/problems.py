@@ -1,7 +1,5 @@
 """Random small choice problems and a brute-force oracle for the solver's tests."""
 
-import itertools
-
 import numpy as np
 
 from meshwright.solver.problem.check import price
@@ -46,28 +44,42 @@ def _matrix(rng, draw, rows, columns):
     return matrix
 
 
+def all_choices(first: np.ndarray) -> np.ndarray:
+    """Every choice, one per row, given where the strategies of each node begin; the last node's changes fastest."""
+    sizes = np.diff(first)
+    return np.indices(sizes).reshape(len(sizes), -1).T if len(sizes) else np.zeros((1, 0), dtype=np.int64)
+
+
 def brute_force(problem: ChoiceProblem):
     """The least cost over all legal choices; inf where there is none."""
-    best = np.inf
-    for choice in itertools.product(*(range(k) for k in np.diff(problem.first))):
-        found = price(problem, choice)
-        if found.legal:
-            best = min(best, found.cost)
-    return best
+    choices, sizes = all_choices(problem.first), np.diff(problem.first)
+    costs = problem.cost[problem.first[:-1] + choices].sum(axis=1)
+    for (u, v), which in zip(problem.edge_nodes, problem.edge_matrix, strict=True):
+        costs += problem.matrix[problem.matrix_first[which] + choices[:, u] * sizes[v] + choices[:, v]]
+    for time in np.unique(problem.row_start):
+        live = np.flatnonzero((problem.row_start <= time) & (time < problem.row_end))
+        used = problem.usage[problem.row_first[live] + choices[:, problem.row_node[live]]].sum(axis=1)
+        costs[used > problem.limit * (1 + 1e-12)] = np.inf
+    best = price(problem, choices[np.argmin(costs)])  # by the independent checker
+    assert best.legal == (costs.min() < 1e17)
+    return best.cost if best.legal else np.inf
+
+
+def all_states(model) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every choice of an inner model, its cost, and the memory that is left of every cap."""
+    choices, sizes = all_choices(model.off), np.diff(model.off)
+    costs = model.cost[model.off[:-1] + choices].sum(axis=1)
+    for u, v, begin in zip(model.eu, model.ev, model.eoff, strict=True):
+        costs += model.mat[begin + choices[:, u] * sizes[v] + choices[:, v]]
+    left = np.tile(np.asarray(model.cap, dtype=float), (len(choices), 1))
+    for node, start, end, first in zip(model.rnode, model.rstart, model.rend, model.roff, strict=True):
+        left[:, start:end] -= model.usage[first + choices[:, node]][:, None]
+    return choices, costs, left
 
 
 def brute_model(model):
     """The least cost over all choices of an inner model that fit its caps, and that choice (None if there is none)."""
-    sizes = np.diff(model.off)
-    best, best_choice = np.inf, None
-    for choice in itertools.product(*(range(k) for k in sizes)):
-        picked = np.array(choice, dtype=np.int64)
-        cost = float(model.cost[model.off[:-1] + picked].sum())
-        for u, v, begin in zip(model.eu, model.ev, model.eoff, strict=True):
-            cost += model.mat[begin + picked[u] * sizes[v] + picked[v]]
-        load = np.zeros(len(model.cap))
-        for r in range(len(model.rnode)):
-            load[model.rstart[r] : model.rend[r]] += model.usage[model.roff[r] + picked[model.rnode[r]]]
-        if cost < best and bool((load <= model.cap + 1e-9).all()):
-            best, best_choice = cost, picked
-    return best, best_choice
+    choices, costs, left = all_states(model)
+    costs[(left < -1e-9).any(axis=1)] = np.inf
+    best = int(np.argmin(costs))
+    return (float(costs[best]), choices[best]) if np.isfinite(costs[best]) else (np.inf, None)

@@ -1,7 +1,5 @@
 """Prices by bundles of sweeps and of cheapest choices: against linear programmes over all choices."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from scipy.optimize import linprog
@@ -13,6 +11,7 @@ from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
+from tests.solver.problems import all_states
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +32,11 @@ def _several_times(seed, num_nodes=8, num_states=3, num_times=4):
 
 def _highest_bound(model):
     """The most that the least priced cost of a choice can be, over all prices."""
-    states = [State.of(model, np.array(choice)) for choice in product(*map(range, np.diff(model.off)))]
-    rows = np.array([[1.0, *(model.cap - state.load)] for state in states])
+    _, costs, left = all_states(model)
+    rows = np.column_stack([np.ones(len(costs)), left])
     aim = np.array([-1.0, *np.zeros(len(model.cap))])
-    found = linprog(
-        aim, A_ub=rows, b_ub=[state.cost for state in states], bounds=[(None, None)] + [(0, None)] * len(model.cap)
-    )
-    return -found.fun, min(state.cost for state in states if state.fits(model))
+    found = linprog(aim, A_ub=rows, b_ub=costs, bounds=[(None, None)] + [(0, None)] * len(model.cap))
+    return -found.fun, costs[(left >= -1e-9).all(axis=1)].min()
 
 
 def test_prices_are_settled_where_the_bound_is_highest():

@@ -53,7 +53,7 @@ def test_highs_agrees_on_dense_problems(seed, memory):
     assert solution.lower_bound <= best * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("limit_part", [None, 0.2, 0.1])
+@pytest.mark.parametrize("limit_part", [None, 0.14, 0.08])  # HiGHS takes ten times as long for 0.1
 def test_highs_agrees_on_layered_problems(limit_part):
     problem = layered_problem((8, 2), layers=1, limit_part=limit_part)
     solution = solve(problem, seconds=60)

@@ -1,7 +1,5 @@
 """Elimination against every choice of small random problems, one by one."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.model import Model, from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
 from meshwright.solver.warm import example
-from tests.solver.problems import random_problem
+from tests.solver.problems import all_states, random_problem
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +29,8 @@ def _combinations(model: Model, most: float = np.inf) -> float:
 
 
 def _legal(model: Model) -> list[float]:
-    states = (State.of(model, np.array(choice)) for choice in product(*map(range, np.diff(model.off))))
-    return sorted(state.cost for state in states if np.isfinite(state.cost) and state.fits(model))
+    _, costs, left = all_states(model)
+    return np.sort(costs[np.isfinite(costs) & (left >= -1e-9).all(axis=1)]).tolist()
 
 
 @pytest.mark.parametrize("memory", [False, True])
