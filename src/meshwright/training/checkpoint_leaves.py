@@ -133,7 +133,7 @@ def stored(record: SavedLeaf, leaf: Any) -> Any:
     array = jax.random.key_data(leaf) if record.kind == "key" else leaf
     # An array on one process's own devices is the same in all processes: the first one writes it.
     if not isinstance(array, jax.Array) or (jax.process_count() > 1 and array.is_fully_addressable):
-        return np.asarray(array, record.stored_dtype)
+        return np.array(array, record.stored_dtype)  # a copy, since the caller may write into it
     return array
 
 

@@ -1,16 +1,12 @@
 """Checkpoints of a training state, by Orbax: each is written completely or not at all, and restored onto any mesh."""
 
-import errno
 import hashlib
 import json
 import logging
-import os
-from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import accumulate
 from operator import index
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,33 +17,42 @@ from meshwright.errors import CheckpointError
 from meshwright.plans.plan import partition_spec
 from meshwright.runtime.spmd import device_mesh
 from meshwright.schema import checked
+from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
 from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
 from meshwright.training.checksums import checksums
 from meshwright.training.parallelize import Parallelized
+from meshwright.training.saving import Saving, wait_for_saves
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
-_ITEMS = ("arrays", "leaves")
 log = logging.getLogger("meshwright")
 
 
-def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | None = None) -> None:
+def save(
+    directory: str | PathLike[str], step: int, state: Any, *, keep: int | None = None, wait: bool = True
+) -> Saving | None:
     """Saves a training state.
 
-    The call returns when everything is on disk: the state may be donated to the next step at once. A save that is
-    interrupted, by an error or by the end of the process, leaves all earlier checkpoints as they were; the next save
-    removes its partial files. With several processes all of them must call it, with the same directory on a disk that
-    they share.
+    The state may be donated to the next step as soon as the call returns. A save that is interrupted, by an error or by
+    the end of the process, leaves all earlier checkpoints as they were; the next save removes its partial files. With
+    several processes all of them must call it, with the same directory on a disk that they share.
 
     Args:
         directory: Holds the checkpoints, one folder a step; it is created if there is none.
         step: The number of the step; a step is saved once.
         state: A pytree. Arrays, random keys and Python numbers are saved; other leaves, such as functions, are code and
             come from the program that restores.
-        keep: How many checkpoints to keep, this one and the newest of the others; all by default.
+        keep: How many checkpoints to keep, this one and the newest of the others; all by default. Others are removed
+            once this one is complete.
+        wait: Whether to return only when everything is on disk. Otherwise the state is copied to the host's memory and
+            written in the background: the next save or restore and the end of the program wait for it.
+
+    Returns:
+        None, or without waiting a `Saving`, whose ``wait()`` waits and whose ``is_done`` says whether it is complete.
 
     Raises:
-        CheckpointError: The state could not be saved. It and the earlier checkpoints are intact.
+        CheckpointError: The state could not be saved, or an earlier one in the background. The state and all complete
+            checkpoints are intact.
 
     Examples:
         >>> import tempfile, jax.numpy as jnp, meshwright as mw
@@ -62,35 +67,21 @@ def save(directory: str | PathLike[str], step: int, state: Any, *, keep: int | N
     leaves = named_leaves(state)
     records = [describe(path, leaf) for path, leaf in leaves]
     arrays = {r.path: stored(r, leaf) for r, (_, leaf) in zip(records, leaves, strict=True) if r.is_stored}
-    ocp = _orbax()
-    if _path(directory).exists() and not _path(directory).is_dir():
+    ocp = orbax()
+    if full_path(directory).exists() and not full_path(directory).is_dir():
         raise CheckpointError(f"{directory} is a file; give a directory to save in")
+    wait_for_saves()
     sums = checksums(arrays)
-    listed = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
-    note = {"format": _FORMAT, "version": _VERSION, "leaves": listed, "checksum": _checksum(listed)}
+    noted = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
+    note = {"format": _FORMAT, "version": _VERSION, "leaves": noted, "checksum": _checksum(noted)}
     items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": ocp.args.StandardSave(arrays)} if arrays else {})
-    steps: list[int] = []
-    intact = ""
-    try:
-        with _manager(directory, cleanup_tmp_directories=True) as manager:
-            steps = sorted(manager.all_steps())
-            if number in steps:
-                raise CheckpointError(f"{directory} has step {number} already; save under another step or delete it")
-            intact = f"; {_listed(steps)} there {'is' if len(steps) == 1 else 'are'} intact" if steps else ""
-            manager.save(number, args=ocp.args.Composite(**items), force=True)
-        _flush(_path(directory) / str(number))
-    except CheckpointError:
-        raise
-    except Exception as error:
-        if jax.process_count() == 1:
-            with suppress(Exception):
-                _clean(directory)
-        raise CheckpointError(
-            f"step {number} could not be saved in {directory}: {_reason(error)}{intact}. Nothing of the state is lost: "
-            "save it again, here or elsewhere"
-        ) from error
-    if keep is not None:
-        _delete(directory, steps[: max(0, len(steps) - keep + 1)])  # last, once the new checkpoint is on disk
+    saving = Saving(directory, number, keep)
+    saving.begin(items)
+    if not wait:
+        saving.finish_later()
+        return saving
+    saving.finish()
+    return None
 
 
 def restore(directory: str | PathLike[str], *, like: Any, step: int | None = None) -> Any:
@@ -121,22 +112,23 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         [10, 10]
     """
     _check_like(like)
-    ocp = _orbax()
-    if not _path(directory).is_dir():
+    ocp = orbax()
+    wait_for_saves()
+    if not full_path(directory).is_dir():
         raise CheckpointError(f"there is no directory {directory}; give the one that mw.save wrote to")
-    with _manager(directory, create=False) as manager:
-        steps = sorted(manager.all_steps())
+    with manager(directory, create=False) as opened:
+        steps = sorted(opened.all_steps())
         number = _chosen(directory, steps, step)
         where = f"the checkpoint of step {number} in {directory}"
         others = [s for s in steps if s != number]
-        advice = f"; {_listed(others)} can be tried with step=…" if others else ""
+        advice = f"; {listed(others)} can be tried with step=…" if others else ""
         try:
-            found = manager.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
+            found = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
             saved, version = _read(found["leaves"], where)
         except CheckpointError:
             raise
         except Exception as error:
-            message = f"{where} was not written by mw.save, or is damaged: {_reason(error)}{advice}"
+            message = f"{where} was not written by mw.save, or is damaged: {reason(error)}{advice}"
             raise CheckpointError(message) from error
         wanted, tree = _wanted(like, version)
         check_alike(saved, wanted, where)
@@ -148,9 +140,9 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         }
         try:
             items = ocp.args.Composite(arrays=ocp.args.StandardRestore(types))
-            arrays = manager.restore(number, args=items)["arrays"] if types else {}
+            arrays = opened.restore(number, args=items)["arrays"] if types else {}
         except Exception as error:
-            raise CheckpointError(f"{where} cannot be read: {_reason(error)}{advice}") from error
+            raise CheckpointError(f"{where} cannot be read: {reason(error)}{advice}") from error
     records = {s.path: s for s in saved}
     if version == 1:
         log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
@@ -226,65 +218,9 @@ def _read(note: Any, where: str) -> tuple[list[SavedLeaf], int]:
     return leaves, version
 
 
-def _checksum(listed: list[dict[str, Any]]) -> str:
+def _checksum(noted: list[dict[str, Any]]) -> str:
     """The checksum of the list of leaves, which contains the Python numbers."""
-    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
-
-
-def _orbax() -> Any:
-    try:
-        import orbax.checkpoint as ocp
-    except ImportError as error:
-        raise CheckpointError(
-            "mw.save and mw.restore need Orbax, which is not installed: pip install 'meshwright[train]'"
-        ) from error
-    return ocp
-
-
-def _path(directory: str | PathLike[str]) -> Any:
-    from etils import epath  # Orbax's own paths, which may be in a bucket
-
-    path = epath.Path(directory).expanduser()
-    return path if path.is_absolute() else path.absolute()
-
-
-def _manager(directory: str | PathLike[str], **options: Any) -> Any:
-    ocp = _orbax()
-    chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, save_root_metadata=False, **options)
-    return ocp.CheckpointManager(_path(directory), options=chosen, item_names=_ITEMS)
-
-
-def _delete(directory: str | PathLike[str], steps: list[int]) -> None:
-    with _manager(directory, create=False) as manager:
-        for step in steps:
-            try:
-                manager.delete(step)
-            except OSError as error:
-                raise CheckpointError(f"step {step} in {directory} could not be deleted: {_reason(error)}") from error
-
-
-def _flush(path: Any) -> None:
-    """Waits until a finished checkpoint is on disk: Orbax does not flush its small files."""
-    folder = Path(os.fspath(path))
-    if not folder.is_dir():  # in a bucket, where writes are durable
-        return
-    try:
-        for file in (*folder.rglob("*"), folder, folder.parent):
-            number = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
-    except OSError:
-        path.rmtree()  # it is not known which of its files are on disk
-        raise
-
-
-def _clean(directory: str | PathLike[str]) -> None:
-    """Removes the partial files of a failed save, which may be what fills the disk."""
-    is_leftover = _orbax().path.step.is_path_temporary
-    for path in filter(is_leftover, list(_path(directory).iterdir())):
-        path.rmtree()
+    return hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest()
 
 
 def _step(step: Any) -> int:
@@ -306,22 +242,5 @@ def _chosen(directory: str | PathLike[str], steps: list[int], step: int | None) 
         return steps[-1]
     number = _step(step)
     if number not in steps:
-        raise CheckpointError(f"{directory} holds no checkpoint of step {number}; it holds {_listed(steps)}")
+        raise CheckpointError(f"{directory} holds no checkpoint of step {number}; it holds {listed(steps)}")
     return number
-
-
-def _listed(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[-5:]))
-    return f"step {shown}" if len(steps) == 1 else f"steps {'…, ' if len(steps) > 5 else ''}{shown}"
-
-
-def _reason(error: BaseException) -> str:
-    """The error in one sentence; a full disk is named, however deep in the chain of causes it is."""
-    cause: BaseException | None = error
-    while cause is not None:
-        full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        if full or "ENOSPC" in str(cause) or "No space left" in str(cause):
-            return "the disk is full: make room"
-        cause = cause.__cause__ or cause.__context__
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first:.300}"

@@ -41,10 +41,12 @@ def train_a_created_state(directory):
     for i, batch in enumerate(mw.batches(parts(example.sample(i) for i in range(4)), step)):
         state, loss = step(state, batch)
         losses.append(float(loss))
+        if i in (0, 2):
+            mw.save(directory, i, state, keep=1, wait=False)
         if i == 2:
-            mw.save(directory, i, state)
             state = mw.restore(directory, like=step)
-    return {"losses": losses, "plans": len(step.plans)}
+    kept = sorted(name for name in os.listdir(directory) if name.isdecimal())
+    return {"losses": losses, "plans": len(step.plans), "kept": kept}
 
 
 def train_a_state_from_the_host(directory):

@@ -57,6 +57,7 @@ def test_two_processes_do_as_one_does(tmp_path):
     for found in (first["created"], second["created"]):
         np.testing.assert_allclose(found["losses"], one["losses"], rtol=2e-5)
         assert found["plans"] == one["plans"] == 1
+        assert found["kept"] == one["kept"] == ["2"]
 
     one = in_processes.train_a_state_from_the_host(tmp_path / "other")
     for found in (first["host"], second["host"]):

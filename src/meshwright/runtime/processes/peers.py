@@ -154,12 +154,12 @@ class Peers:
         if os.getpid() != self._pid:
             return
         if self.failure is not None:  # JAX would wait for the others, which have ended
-            _end()
+            end_process()
         self._tell({"end": self._turns.num_calls})
 
     def _leave(self) -> None:
         print(self._farewell(), file=sys.stderr, flush=True)
-        _end()
+        end_process()
 
     def _farewell(self) -> str:
         return f"meshwright: {self.failure}. So process {self.process} ends, too."
@@ -182,7 +182,7 @@ def _receive(connection: socket.socket) -> bytes:
         return b""
 
 
-def _end() -> None:
+def end_process() -> None:
     """Ends the process at once, which nothing else can do while C++ waits."""
     logging.shutdown()
     sys.stdout.flush()

@@ -1,0 +1,90 @@
+"""Checkpoints as folders on disk: flushed, removed, and cleared of what an interrupted save left."""
+
+import errno
+import os
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import CheckpointError
+
+_ITEMS = ("arrays", "leaves")
+
+
+def orbax() -> Any:
+    """The library that writes and reads checkpoints."""
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise CheckpointError(
+            "mw.save and mw.restore need Orbax, which is not installed: pip install 'meshwright[train]'"
+        ) from error
+    return ocp
+
+
+def full_path(directory: str | PathLike[str]) -> Any:
+    """The directory's absolute path, as Orbax has paths: it may be in a bucket."""
+    from etils import epath
+
+    path = epath.Path(directory).expanduser()
+    return path if path.is_absolute() else path.absolute()
+
+
+def manager(directory: str | PathLike[str], *, is_async: bool = False, **options: Any) -> Any:
+    """Orbax's manager of a directory."""
+    ocp = orbax()
+    chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=is_async, save_root_metadata=False, **options)
+    return ocp.CheckpointManager(full_path(directory), options=chosen, item_names=_ITEMS)
+
+
+def flush(path: Any) -> None:
+    """Waits until a finished checkpoint is on disk: Orbax does not flush its small files."""
+    folder = Path(os.fspath(path))
+    if not folder.is_dir():  # in a bucket, where writes are durable
+        return
+    try:
+        for file in (*folder.rglob("*"), folder, folder.parent):
+            number = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+    except OSError:
+        path.rmtree()  # it is not known which of its files are on disk
+        raise
+
+
+def remove(directory: str | PathLike[str], step: int) -> None:
+    """Removes a checkpoint; if it is interrupted, the next save removes the rest."""
+    path = full_path(directory) / str(step)
+    try:
+        # Under this name a folder that is removed in part is not taken for a checkpoint.
+        path.rename(leaving := path.parent / f"{step}.removed.orbax-checkpoint-tmp")
+        leaving.rmtree()
+    except OSError as error:
+        raise CheckpointError(f"step {step} in {directory} could not be deleted: {reason(error)}") from error
+
+
+def clean(directory: str | PathLike[str]) -> None:
+    """Removes the partial files of a failed save, which may be what fills the disk."""
+    is_leftover = orbax().path.step.is_path_temporary
+    for path in filter(is_leftover, list(full_path(directory).iterdir())):
+        path.rmtree()
+
+
+def listed(steps: list[int]) -> str:
+    """The last of some steps, in words."""
+    shown = ", ".join(map(str, steps[-5:]))
+    return f"step {shown}" if len(steps) == 1 else f"steps {'…, ' if len(steps) > 5 else ''}{shown}"
+
+
+def reason(error: BaseException) -> str:
+    """The error in one sentence; a full disk is named, however deep in the chain of causes it is."""
+    cause: BaseException | None = error
+    while cause is not None:
+        full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if full or "ENOSPC" in str(cause) or "No space left" in str(cause):
+            return "the disk is full: make room"
+        cause = cause.__cause__ or cause.__context__
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first:.300}"

@@ -1,0 +1,144 @@
+"""A save that is under way: Orbax copies the state to the host, then writes it in the background."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from os import PathLike
+from threading import Thread
+from typing import Any
+
+import jax
+
+from meshwright.errors import CheckpointError
+from meshwright.runtime.processes import peers
+from meshwright.training.checkpoint_files import clean, flush, full_path, listed, manager, orbax, reason, remove
+
+
+class _WithoutTracebacks(logging.Filter):
+    """Drops the tracebacks that Orbax's threads log: the error is raised as well, and is then said in one sentence."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and "orbax" in record.pathname)
+
+
+class Saving:
+    """A checkpoint that is being written; `mw.save` with ``wait=False`` returns it."""
+
+    def __init__(self, directory: str | PathLike[str], step: int, keep: int | None):
+        self._directory, self._step, self._keep = directory, step, keep
+        self._earlier: list[int] = []
+        self._manager: Any = None
+        self._thread: Thread | None = None
+        self._error: CheckpointError | None = None
+        self._quiet = _WithoutTracebacks()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the checkpoint is complete, or has failed."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Waits until the checkpoint is complete.
+
+        Raises:
+            CheckpointError: It could not be saved. It is raised once: by this method, the next `mw.save` or
+                `mw.restore`, whichever comes first.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def begin(self, items: dict[str, Any]) -> None:
+        """Starts writing, and returns when the state itself is no longer needed."""
+        with_args = orbax().args.Composite(**items)
+        self._attempt(lambda: self._open(with_args))
+
+    def finish(self) -> None:
+        """Waits for the files, and then removes checkpoints that are not to be kept."""
+        self._attempt(self._complete)
+        if self._keep is not None and jax.process_index() == 0:
+            for step in self._earlier[: max(0, len(self._earlier) - self._keep + 1)]:
+                remove(self._directory, step)
+
+    def finish_later(self) -> None:
+        """Does the same in the background."""
+        global _pending
+        if _pending is None:
+            # Executors accept no more work once Python has begun to shut down its threads, and Orbax needs them to
+            # complete a checkpoint. So the end of a save is awaited before that, which only this hook of Python allows.
+            threading._register_atexit(_finish_at_exit)  # type: ignore[attr-defined]
+        self._thread = Thread(target=self._run, name="meshwright-saving", daemon=True)
+        self._thread.start()
+        _pending = self
+
+    def _open(self, args: Any) -> None:
+        self._manager = manager(self._directory, is_async=True, cleanup_tmp_directories=True)
+        self._earlier = sorted(self._manager.all_steps())
+        if self._step in self._earlier:
+            raise CheckpointError(
+                f"{self._directory} has step {self._step} already; save under another step or delete it"
+            )
+        self._manager.save(self._step, args=args, force=True)
+
+    def _complete(self) -> None:
+        self._manager.close()
+        flush(full_path(self._directory) / str(self._step))
+
+    def _attempt(self, do: Callable[[], None]) -> None:
+        """Turns whatever fails into an error that says what is intact."""
+        log = logging.getLogger("absl")
+        try:
+            log.addFilter(self._quiet)
+            do()
+        except CheckpointError:
+            self._give_up()
+            raise
+        except Exception as error:
+            self._give_up()
+            if jax.process_count() == 1:
+                with suppress(Exception):
+                    clean(self._directory)
+            there = self._earlier
+            intact = f"; {listed(there)} there {'is' if len(there) == 1 else 'are'} intact" if there else ""
+            raise CheckpointError(
+                f"step {self._step} could not be saved in {self._directory}: {reason(error)}{intact}. Nothing of the "
+                "state is lost: save it again, here or elsewhere"
+            ) from error
+        finally:
+            log.removeFilter(self._quiet)
+
+    def _give_up(self) -> None:
+        if self._manager is not None:
+            with suppress(Exception):  # it raises the error that is being handled once more
+                self._manager.close()
+
+    def _run(self) -> None:
+        try:
+            self.finish()
+        except CheckpointError as error:
+            self._error = error
+        except BaseException as error:  # it must reach the thread that waits
+            self._error = CheckpointError(f"step {self._step} could not be saved: {reason(error)}")
+
+
+_pending: Saving | None = None  # the last save in the background: there is one at a time
+
+
+def wait_for_saves() -> None:
+    """Waits for a save in the background, and raises its error if nobody has seen it."""
+    if _pending is not None:
+        _pending.wait()
+
+
+def _finish_at_exit() -> None:
+    try:
+        wait_for_saves()
+    except CheckpointError as error:
+        print(f"meshwright: {error}", file=sys.stderr, flush=True)
+        if peers.current is not None:
+            peers.current.fail(f"process {peers.current.process} ended with {peers.describe_error(error)}")
+        peers.end_process()  # with an exit code that says that something was lost

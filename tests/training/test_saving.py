@@ -1,0 +1,86 @@
+"""Saves in the background: nothing that happens meanwhile changes what is saved, and no error goes unseen."""
+
+import resource
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+
+pytestmark = pytest.mark.devices
+
+SLOWLY = """
+import os, sys, time
+import jax.numpy as jnp
+import meshwright as mw
+
+def late(source, *rest, rename=os.rename, **options):
+    time.sleep(0.5)
+    if sys.argv[2:] == ["full"]:
+        raise OSError(28, "No space left on device")
+    return rename(source, *rest, **options)
+
+mw.save(sys.argv[1], 1, {"w": jnp.arange(1000.0)})
+os.rename = os.replace = late
+saving = mw.save(sys.argv[1], 2, {"w": jnp.arange(1000.0) + 1}, wait=False)
+print(saving.is_done)
+"""
+
+
+def steps(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_the_state_of_the_call(tmp_path):
+    host = np.arange(100_000.0)
+    state = {"device": jnp.asarray(np.random.default_rng(0).normal(size=100_000)), "host": host}
+    expected = {name: np.array(leaf) for name, leaf in state.items()}
+    saving = mw.save(tmp_path, 1, state, wait=False)
+    host[:] = 0
+    state["device"].delete()
+    found = mw.restore(tmp_path, like=expected)  # which waits
+    assert saving.is_done
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name], leaf)
+
+
+def test_the_newest_are_kept_and_what_an_interrupted_removal_left_goes(tmp_path):
+    (tmp_path / "0.removed.orbax-checkpoint-tmp").mkdir()
+    for step in range(1, 5):
+        saving = mw.save(tmp_path, step, {"n": step}, keep=2, wait=False)
+    saving.wait()
+    assert steps(tmp_path) == ["3", "4"]
+
+
+def test_an_error_in_the_background_is_raised_once_by_whatever_comes_next(tmp_path):
+    state = {"w": jnp.asarray(np.random.default_rng(0).normal(size=100_000), jnp.float32)}
+    mw.save(tmp_path, 1, state)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        saving = mw.save(tmp_path, 2, state, wait=False, keep=1)
+        with pytest.raises(mw.CheckpointError, match=r"step 2 could not be saved in .*; step 1 there is intact"):
+            mw.save(tmp_path, 3, {"n": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    saving.wait()
+    assert steps(tmp_path) == ["1"]
+    mw.save(tmp_path, 3, state)
+    assert steps(tmp_path) == ["1", "3"]
+
+
+def test_the_end_of_the_program_waits(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SLOWLY, tmp_path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+    assert float(mw.restore(tmp_path, like={"w": jnp.zeros(1000)})["w"][0]) == 1
+
+
+def test_a_program_whose_last_save_fails_says_so_and_fails(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SLOWLY, tmp_path, "full"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"meshwright: step 2 could not be saved in {tmp_path}: the disk is full")
+    assert steps(tmp_path) == ["1"]
