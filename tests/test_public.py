@@ -47,6 +47,7 @@ NAMES = [
     "parallelize",
     "plan",
     "preempted",
+    "reshard",
     "restore",
     "rule",
     "save",

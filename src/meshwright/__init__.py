@@ -39,6 +39,7 @@ _PUBLIC = {
     "plan": "planning",
     "initialize": "runtime.processes.initialize",
     "preempted": "runtime.processes.preemption",
+    "reshard": "runtime.transfer.reshard",
     "parallelize": "training.parallelize",
     "compare": "training.compare",
     "create_state": "training.state",

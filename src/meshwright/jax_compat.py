@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import clusters, core, distributed, source_info_util
+from jax._src.lib import xla_client
 from jax.extend import core as jex_core
 
 Literal = jex_core.Literal
@@ -204,6 +205,20 @@ def meet(place: str, timeout_s: float) -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def copy_shards(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Copies arrays to other devices of this process, each shard as it is to the device at its place in the sharding.
+
+    `jax.device_put` does the same where the shardings split alike, in about four times as long on the host.
+    """
+    if not arrays or is_key_dtype(arrays[0].dtype):
+        return jax.device_put(list(arrays), list(shardings))
+    devices = [sharding._internal_device_list for sharding in shardings]
+    reuse = xla_client.ArrayCopySemantics.REUSE_INPUT
+    return xla_client.batched_copy_array_to_devices_with_sharding(
+        list(arrays), devices, list(shardings), [reuse] * len(arrays)
+    )
 
 
 def detect_processes(

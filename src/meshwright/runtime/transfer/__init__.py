@@ -1,0 +1,1 @@
+"""Moves arrays between meshes, in one process and between processes."""

@@ -1,0 +1,179 @@
+"""`mw.reshard`: an array with one sharding on some devices becomes one with another sharding on any other devices."""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from meshwright import jax_compat
+from meshwright.errors import ShardingError
+from meshwright.runtime.cpu_turns import put_in_turn
+from meshwright.runtime.processes.sharing import put
+from meshwright.runtime.transfer.routes import Box, find_route, volume
+from meshwright.runtime.transfer.steps import Steps
+
+_KEPT = 1024  # transfers that `reshard` remembers
+
+
+def reshard(array: Any, sharding: Any) -> Any:
+    """Moves an array to the devices of a sharding, split as the sharding says.
+
+    The devices may be the array's own, others, or some of both, in any number. Each device receives only what it needs
+    and does not have, from a device that is near; what several devices of one process need crosses between processes
+    once. A part of the array that stays on its device is not copied: both arrays share its memory, as with
+    `jax.device_put`, so that donating the one deletes the other.
+
+    The route is found, and programs that cut and join pieces are compiled, at the first call for a shape, dtype, and
+    pair of shardings. Calls do not wait for the data.
+
+    Args:
+        array: An array of JAX or NumPy, or a number.
+        sharding: Any sharding of JAX that divides the array's shape.
+
+    Returns:
+        The array with that sharding.
+
+    Raises:
+        ShardingError: The array was deleted or is being traced, or the sharding does not divide its shape.
+
+    Examples:
+        >>> import jax, numpy as np, meshwright as mw
+        >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+        >>> first = SingleDeviceSharding(jax.devices()[0])
+        >>> mesh = Mesh(np.array(jax.devices()[-2:]), ("x",))
+        >>> array = mw.reshard(np.arange(8.0), first)
+        >>> mw.reshard(array, NamedSharding(mesh, PartitionSpec("x"))).sharding.mesh.shape["x"]
+        2
+    """
+    if not isinstance(array, jax.Array):
+        return _from_host(array, sharding)
+    _check_array(array)
+    return _transfer(array.shape, array.dtype, array.sharding, sharding)(array)
+
+
+class Transfer:
+    """Moves arrays of one type from one sharding to another; made once and called for each array.
+
+    Args:
+        shape: The shape of the arrays.
+        dtype: Their dtype.
+        source: The sharding they have.
+        target: The sharding they get.
+        group_of: Which group each device belongs to; devices of a group share a fast link, and what several of them
+            need is sent to one of them. By default the devices of a process are a group.
+
+    Attributes:
+        route: Which pieces move from where to where.
+
+    Raises:
+        ShardingError: A sharding does not divide the shape.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        source: Any,
+        target: Any,
+        *,
+        group_of: Callable[[Any], Hashable] = lambda device: device.process_index,
+    ):
+        self.shape, self.dtype, self.source, self.target = tuple(shape), dtype, source, target
+        held, needed = _boxes(self.shape, source), _boxes(self.shape, target)
+        itemsize = jax_compat.itemsize(dtype)
+        self.route = find_route(held, needed, itemsize, group_of)
+        self._is_plain = not volume(next(iter(needed.values()))) or not (_is_usual(source) and _is_usual(target))
+        self._is_aligned = self.route.is_aligned(held, needed, itemsize, group_of)
+        self._steps = None if self._is_plain or self._is_aligned else Steps(self.route, held, needed)
+
+    def __call__(self, array: Any) -> Any:
+        """Moves one array.
+
+        Raises:
+            ShardingError: The array is not of the type or has not the sharding that this transfer is for.
+        """
+        return self.start(array)()
+
+    def start(self, array: Any) -> Callable[[], Any]:
+        """Begins to move an array; returns a function that waits for other processes, and returns the result."""
+        self._check(array)
+        if self._is_aligned:
+            moved = jax_compat.copy_shards([array], [self.target])[0]
+        elif self._steps is None or getattr(array, "weak_type", False):  # JAX makes strongly typed arrays of pieces
+            moved = put_in_turn([array], [self.target])[0]
+        else:
+            shards = self._steps.run(array)
+            moved = jax.make_array_from_single_device_arrays(self.shape, self.target, shards, dtype=self.dtype)
+        return lambda: moved
+
+    def _check(self, array: Any) -> None:
+        _check_array(array)
+        if array.shape != self.shape or array.dtype != self.dtype or array.sharding != self.source:
+            raise ShardingError(
+                f"the array is {array.dtype}{list(array.shape)} with the sharding {array.sharding}, and this transfer "
+                f"is for {self.dtype}{list(self.shape)} with {self.source}; make another Transfer, or call mw.reshard"
+            )
+
+
+@lru_cache(maxsize=_KEPT)
+def _transfer(shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Transfer:
+    return Transfer(shape, dtype, source, target)
+
+
+def _from_host(value: Any, sharding: Any) -> Any:
+    """A number or an array of the host, which must be the same in all processes."""
+    try:
+        shape = jax.typeof(value).shape
+    except TypeError:
+        raise ShardingError(
+            f"array is {type(value).__name__}, which JAX has no type for; give an array or a number, and move the "
+            "leaves of a tree by jax.tree.map"
+        ) from None
+    _boxes(shape, sharding)
+    return put([value], [sharding])[0]
+
+
+def _check_array(array: Any) -> None:
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        what = "being traced" if isinstance(array, jax.core.Tracer) else f"a {type(array).__name__}"
+        raise ShardingError(
+            f"array is {what}, and only arrays on devices can be moved; inside of a jitted function call "
+            "jax.lax.with_sharding_constraint"
+        )
+    if array.is_deleted():
+        raise ShardingError(
+            f"the array {array.dtype}{list(array.shape)} was deleted or donated to a jitted function; use that "
+            "function's result instead, or do not donate it"
+        )
+
+
+def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[Any, Box]:
+    """The box of each device, in the order of the sharding's devices."""
+    if not isinstance(sharding, Sharding):
+        raise ShardingError(
+            f"sharding is {sharding!r}; give a sharding of JAX, such as jax.sharding.NamedSharding(mesh, spec) or "
+            "jax.sharding.SingleDeviceSharding(device)"
+        )
+    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
+        raise ShardingError(f"the mesh of {sharding} is abstract: it has no devices; give a jax.sharding.Mesh")
+    if isinstance(sharding, NamedSharding) and sharding.spec.unreduced:
+        raise ShardingError(f"{sharding.spec} keeps partial sums, which cannot be moved; reduce them first")
+    refusal = f"an array of shape {list(shape)} cannot have the sharding {sharding}"
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(shape):
+        raise ShardingError(f"{refusal}: it has {len(shape)} dims, and the spec has entries for {len(sharding.spec)}")
+    try:
+        indices = sharding.devices_indices_map(shape)
+    except ValueError as error:
+        raise ShardingError(f"{refusal}: {str(error).splitlines()[0]:.300}") from error
+    return {
+        device: tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
+        for device, index in indices.items()
+    }
+
+
+def _is_usual(sharding: Any) -> bool:
+    """Whether arrays with a sharding are in the usual memory of their devices."""
+    usual = next(iter(sharding.device_set)).default_memory().kind
+    return sharding.memory_kind in (None, usual)
