@@ -221,6 +221,29 @@ def copy_shards(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     )
 
 
+def key_shape(dtype: Any) -> tuple[int, ...]:
+    """The shape of the bits of one typed random key."""
+    return tuple(dtype._impl.key_shape)
+
+
+def keys_of_bits(bits: Any, dtype: Any) -> Any:
+    """Typed random keys of some dtype, made of their bits: the inverse of `jax.random.key_data`."""
+    return jax.random.wrap_key_data(bits, impl=dtype._impl)
+
+
+def start_transfer_server(host: str) -> Any:
+    """Starts a server from which other processes pull arrays, at a free port of one of this machine's addresses."""
+    from jax.experimental import transfer
+
+    address = f"[{host}]:0" if ":" in host else f"{host}:0"
+    return transfer.start_transfer_server(jax.local_devices()[0].client, address, [address])
+
+
+def coordinator_address() -> str | None:
+    """Host and port of the process that coordinates all others; None where there is only one."""
+    return distributed.global_state.coordinator_address
+
+
 def detect_processes(
     address: str | None, count: int | None, process: int | None, method: str | None, timeout_s: float
 ) -> tuple[Any, Any, Any]:

@@ -5,14 +5,17 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.processes.sharing import put
-from meshwright.runtime.transfer.routes import Box, find_route, volume
+from meshwright.runtime.transfer.pulls import Pulls
+from meshwright.runtime.transfer.routes import Box, Move, find_route
 from meshwright.runtime.transfer.steps import Steps
+from meshwright.runtime.transfer.transports import Keys, Transport
 
 _KEPT = 1024  # transfers that `reshard` remembers
 
@@ -63,6 +66,8 @@ class Transfer:
         target: The sharding they get.
         group_of: Which group each device belongs to; devices of a group share a fast link, and what several of them
             need is sent to one of them. By default the devices of a process are a group.
+        transport: How pieces get from one process to another.
+        timeout_s: Seconds to wait for a process that exists and does not take part. That one ended is noticed at once.
 
     Attributes:
         route: Which pieces move from where to where.
@@ -79,33 +84,70 @@ class Transfer:
         target: Any,
         *,
         group_of: Callable[[Any], Hashable] = lambda device: device.process_index,
+        transport: type[Transport] = Pulls,
+        timeout_s: float = 300.0,
     ):
         self.shape, self.dtype, self.source, self.target = tuple(shape), dtype, source, target
         held, needed = _boxes(self.shape, source), _boxes(self.shape, target)
         itemsize = jax_compat.itemsize(dtype)
         self.route = find_route(held, needed, itemsize, group_of)
-        self._is_plain = not volume(next(iter(needed.values()))) or not (_is_usual(source) and _is_usual(target))
-        self._is_aligned = self.route.is_aligned(held, needed, itemsize, group_of)
-        self._steps = None if self._is_plain or self._is_aligned else Steps(self.route, held, needed)
+        self._is_local = source.is_fully_addressable and target.is_fully_addressable
+        self._is_plain = not all(self.shape) or not (_is_usual(source) and _is_usual(target))
+        self._is_aligned = self._is_local and self.route.is_aligned(held, needed, itemsize, group_of)
+        if not self._is_local and not (_is_usual(source) and _is_usual(target)):
+            raise ShardingError(
+                f"arrays in {source.memory_kind} cannot become arrays in {target.memory_kind} of other processes; move "
+                "them to the usual memory of their devices first"
+            )
+
+        def connect(moves: Sequence[Move]) -> Transport:
+            if not jax_compat.is_key_dtype(dtype):
+                return transport(moves, dtype, timeout_s)
+            return Keys(moves, dtype, lambda bits: transport(bits, np.dtype("uint32"), timeout_s))
+
+        self._steps = None if self._is_plain or self._is_aligned else Steps(self.route, held, needed, connect)
 
     def __call__(self, array: Any) -> Any:
-        """Moves one array.
-
-        Raises:
-            ShardingError: The array is not of the type or has not the sharding that this transfer is for.
-        """
+        """Moves one array; takes the arguments of `start`, and raises its errors."""
         return self.start(array)()
 
     def start(self, array: Any) -> Callable[[], Any]:
-        """Begins to move an array; returns a function that waits for other processes, and returns the result."""
-        self._check(array)
+        """Begins to move an array.
+
+        Where devices of several processes are concerned, all of them call this in the same order, and then the
+        functions it returns. A process with none of the devices need not call it.
+
+        Args:
+            array: The array; in a process that holds no part of it None suffices.
+
+        Returns:
+            A function that waits for pieces from other processes, and returns the result. In a process that holds no
+            part of it the result is an array without addressable shards.
+
+        Raises:
+            ShardingError: The array is not of the type or has not the sharding that this transfer is for.
+            ProcessError: Another process ended or did not answer; the returned function raises it, too.
+        """
+        if array is not None or self.source.has_addressable_devices:
+            self._check(array)
         if self._is_aligned:
             moved = jax_compat.copy_shards([array], [self.target])[0]
-        elif self._steps is None or getattr(array, "weak_type", False):  # JAX makes strongly typed arrays of pieces
-            moved = put_in_turn([array], [self.target])[0]
+        elif self._is_local and (self._steps is None or getattr(array, "weak_type", False)):
+            moved = put_in_turn([array], [self.target])[0]  # arrays made of pieces would be strongly typed
+        elif self._steps is None:
+            empty = np.zeros(self.target.shard_shape(self.shape), self.dtype)
+            moved = jax.make_array_from_callback(self.shape, self.target, lambda _: empty, empty.dtype)
         else:
-            shards = self._steps.run(array)
-            moved = jax.make_array_from_single_device_arrays(self.shape, self.target, shards, dtype=self.dtype)
+            return self._run(self._steps.start(array))
+        return lambda: moved
+
+    def _run(self, finish: Callable[[], list[Any]]) -> Callable[[], Any]:
+        def assemble() -> Any:
+            return jax.make_array_from_single_device_arrays(self.shape, self.target, finish(), dtype=self.dtype)
+
+        if not self._is_local:
+            return assemble
+        moved = assemble()
         return lambda: moved
 
     def _check(self, array: Any) -> None:

@@ -45,6 +45,11 @@ class Move:
     source: Device
     target: Device
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the piece."""
+        return tuple(stop - start for start, stop in self.box)
+
 
 @dataclass(frozen=True)
 class Route:

@@ -8,7 +8,7 @@ import jax
 
 from meshwright.runtime.transfer.pieces import cutting, joining
 from meshwright.runtime.transfer.routes import Box, Move, Route, relative
-from meshwright.runtime.transfer.transports import Piece, SameProcess
+from meshwright.runtime.transfer.transports import Connect, SameProcess, Transport
 
 
 class Steps:
@@ -18,9 +18,10 @@ class Steps:
         route: The route.
         source: The box that each device holds, in the order of the source sharding's devices.
         target: The box that each device needs, likewise.
+        connect: Makes transports between processes.
     """
 
-    def __init__(self, route: Route, source: Mapping[Any, Box], target: Mapping[Any, Box]):
+    def __init__(self, route: Route, source: Mapping[Any, Box], target: Mapping[Any, Box], connect: Connect):
         self._places: dict[tuple[Any, Box], int] = {}  # positions of pieces on devices
         fetched, joined = defaultdict(list), defaultdict(list)
         for move in route.fetches:
@@ -29,26 +30,37 @@ class Steps:
             joined[move.target].append(move.box)
         self._cuts = [
             (position, self._cut(device, source[device], fetched[device]))
-            for position, device in enumerate(_here(source))
+            for position, device in enumerate(filter(_is_here, source))
             if device in fetched
         ]
-        self._phases = [self._phase(moves) for moves in (route.fetches, route.shares)]
-        self._joins = [self._join(device, target[device], joined[device]) for device in _here(target)]
+        self._fetches = self._exchange(route.fetches, connect)
+        self._shares = self._exchange(route.shares, connect)
+        self._joins = [self._join(device, target[device], joined[device]) for device in filter(_is_here, target)]
 
-    def run(self, array: Any) -> list[Any]:
-        """Moves an array; returns the shards of the result on this process's devices, in the sharding's order."""
-        shards = array.addressable_shards  # `addressable_data` returns the first for all where they are replicas
+    def start(self, array: Any) -> Callable[[], list[Any]]:
+        """Begins to move an array.
+
+        Returns:
+            A function that waits for pieces from other processes, and returns the shards of the result on this
+            process's devices, in the sharding's order.
+        """
         pieces: list[Any] = []
+        # `addressable_data` would return the first shard for each position where the shards are replicas.
+        shards = array.addressable_shards if self._cuts else ()
         for position, cut in self._cuts:
             shard = shards[position].data
             pieces.extend((shard,) if cut is None else cut(shard))
-        for sent, copies in self._phases:
-            if sent:
-                pieces.extend(copies.exchange([pieces[place] for place in sent]))
-        return [
-            pieces[places[0]] if join is None else join(*(pieces[place] for place in places))
-            for places, join in self._joins
-        ]
+        wait = self._fetches.start(pieces)
+
+        def finish() -> list[Any]:
+            wait()
+            self._shares.start(pieces)()
+            return [
+                pieces[places[0]] if join is None else join(*(pieces[place] for place in places))
+                for places, join in self._joins
+            ]
+
+        return finish
 
     def _cut(self, device: Any, whole: Box, boxes: Sequence[Box]) -> Callable[[Any], tuple[Any, ...]] | None:
         """The program that cuts a shard into the pieces that are sent or kept; None where that is all of it."""
@@ -56,12 +68,16 @@ class Steps:
         self._add((device, box) for box in distinct)
         return None if distinct == (whole,) else cutting(tuple(relative(box, whole) for box in distinct))
 
-    def _phase(self, moves: Sequence[Move]) -> tuple[list[int], SameProcess]:
-        """The positions of the pieces that are sent, and how they are."""
-        copied = [move for move in moves if move.source != move.target]
-        sent = [self._places[move.source, move.box] for move in copied]
-        self._add((move.target, move.box) for move in copied)
-        return sent, SameProcess([_piece(move) for move in copied])
+    def _exchange(self, moves: Sequence[Move], connect: Connect) -> "_Exchange":
+        moves = [move for move in moves if move.source != move.target]
+        local = [move for move in moves if _is_here(move.source) and _is_here(move.target)]
+        across: list[Move] = [move for move in moves if _process(move.source) != _process(move.target)]
+        copied = [self._places[move.source, move.box] for move in local]
+        sent = [self._places[move.source, move.box] for move in across if _is_here(move.source)]
+        received = [move for move in across if _is_here(move.target)]
+        self._add((move.target, move.box) for move in (*local, *received))
+        transport = connect(across) if sent or received else None
+        return _Exchange(copied, SameProcess(local), sent, transport)
 
     def _join(self, device: Any, whole: Box, boxes: Sequence[Box]) -> tuple[list[int], Callable[..., Any] | None]:
         """The positions of a shard's pieces, and the program that joins them; None where there is only one."""
@@ -73,10 +89,29 @@ class Steps:
             self._places[piece] = len(self._places)
 
 
-def _piece(move: Move) -> Piece:
-    return Piece(tuple(stop - start for start, stop in move.box), move.source, move.target)
+class _Exchange:
+    """Moves pieces of a list: some to devices of this process, some to and from others; what arrives is appended."""
+
+    def __init__(self, copied: list[int], local: SameProcess, sent: list[int], across: Transport | None):
+        self._copied, self._local, self._sent, self._across = copied, local, sent, across
+
+    def start(self, pieces: list[Any]) -> Callable[[], None]:
+        """Begins the moves; returns a function that waits for what comes from other processes."""
+        across = self._across
+        received = [] if across is None else across.exchange([pieces[place] for place in self._sent])
+        if self._copied:
+            pieces.extend(self._local.exchange([pieces[place] for place in self._copied]))
+        pieces.extend(received)
+        return _nothing if across is None else lambda: across.wait(received)
 
 
-def _here(devices: Iterable[Any]) -> list[Any]:
-    process = jax.process_index()
-    return [device for device in devices if device.process_index == process]
+def _nothing() -> None:
+    pass
+
+
+def _process(device: Any) -> int:
+    return int(device.process_index)
+
+
+def _is_here(device: Any) -> bool:
+    return _process(device) == jax.process_index()

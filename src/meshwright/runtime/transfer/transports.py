@@ -4,32 +4,26 @@ A transport is made once for a list of moves, and called once for each array tha
 receive one of the moves make the same transports, and call them in the same order.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
+import jax
 from jax.sharding import SingleDeviceSharding
 
 from meshwright import jax_compat
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of an array that goes from one device to another one.
-
-    Attributes:
-        shape: The shape of the piece.
-        source: The device that has it.
-        target: The device that needs it.
-    """
-
-    shape: tuple[int, ...]
-    source: Any
-    target: Any
+from meshwright.runtime.transfer.routes import Move
 
 
 class Transport(Protocol):
-    """A way to move pieces of arrays."""
+    """A way to move pieces of arrays of one type between devices.
+
+    Args:
+        moves: The moves between two devices, in the same order in all processes.
+        dtype: The dtype of the pieces, which are no typed random keys.
+        timeout_s: Seconds to wait for a process that exists and does not take part.
+    """
+
+    def __init__(self, moves: Sequence[Move], dtype: Any, timeout_s: float): ...
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         """Sends pieces and receives others.
@@ -53,14 +47,38 @@ class Transport(Protocol):
         """
 
 
+#: Makes a transport between processes for some moves.
+Connect: TypeAlias = Callable[[Sequence[Move]], Transport]
+
+
 class SameProcess:
     """Copies between devices of this process; any number of copies may be in flight."""
 
-    def __init__(self, pieces: Sequence[Piece]):
-        self._shardings = [SingleDeviceSharding(piece.target) for piece in pieces]
+    def __init__(self, moves: Sequence[Move], dtype: Any = None, timeout_s: float = 0.0):
+        del dtype, timeout_s  # copies take any dtype, and wait for nobody
+        self._shardings = [SingleDeviceSharding(move.target) for move in moves]
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         return jax_compat.copy_shards(sent, self._shardings)
 
     def wait(self, received: Sequence[Any]) -> None:
         """Nothing to wait for: an error of a copy is raised where its result is used."""
+
+
+class Keys:
+    """A transport of typed random keys: of their bits, by another transport."""
+
+    def __init__(self, moves: Sequence[Move], dtype: Any, connect: Connect):
+        words = tuple((0, size) for size in jax_compat.key_shape(dtype))
+        self._dtype = dtype
+        self._bits = connect([Move((*move.box, *words), move.source, move.target) for move in moves])
+        self._received: list[Any] = []
+
+    def exchange(self, sent: Sequence[Any]) -> list[Any]:
+        """See `Transport`."""
+        received = self._bits.exchange([jax.random.key_data(piece) for piece in sent])
+        self._bits.wait(received)  # wrapping bits that did not arrive would hide whose they are
+        return [jax_compat.keys_of_bits(bits, self._dtype) for bits in received]
+
+    def wait(self, received: Sequence[Any]) -> None:
+        """See `Transport`; nothing is left to wait for."""
