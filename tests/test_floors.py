@@ -31,6 +31,7 @@ FLOORS = (
     "facade",
     "planning",
     "training",
+    "ray",
     "exploration",
     "zoo",
     "warm",

@@ -51,6 +51,7 @@ NAMES = [
     "restore",
     "rule",
     "save",
+    "saved_steps",
     "simulate",
     "solve",
 ]

@@ -45,6 +45,7 @@ _PUBLIC = {
     "create_state": "training.state",
     "restore": "training.checkpoints",
     "save": "training.checkpoints",
+    "saved_steps": "training.checkpoints",
     "batches": "training.data",
     "follow": "training.state",
     "ChoiceProblem": "solver",

@@ -2,16 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
-from meshwright.cli.launch import device_settings, reserved_port
+from meshwright.cli.launch import device_settings
 from meshwright.cli.screen import CommandError
-from meshwright.runtime.processes.rendezvous import meet
 
 HANG_S = 60
 
@@ -145,13 +143,3 @@ def test_what_cannot_be_is_refused(tmp_path, options, said):
     command = [sys.executable, "-m", "meshwright", "launch", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_S)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_the_coordinators_port_is_kept_for_it(monkeypatch):
-    with reserved_port() as held:
-        port = held.getsockname()[1]
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", port))
-        monkeypatch.setenv("MESHWRIGHT_RESERVED_PORT", str(port))
-        bind = f"127.0.0.1:{port}"
-        assert meet(bind, 1, 0, timeout_s=1, heartbeat_s=10, bind=bind) == {}

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import typer
 
 from meshwright.cli.crew import Crew
 from meshwright.cli.screen import CommandError, note
+from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=\S*")
@@ -47,7 +47,7 @@ def launch_command(
     command = [sys.executable, str(script), *(arguments or ())]
     code = 0
     for attempt in range(restarts + 1):
-        with reserved_port() as held:
+        with reserved_port("127.0.0.1") as held:
             settings = process_settings(held.getsockname()[1], shares)
             crew = Crew(command, settings, grace)
             code = crew.run()
@@ -57,18 +57,6 @@ def launch_command(
     raise typer.Exit(code)
 
 
-def reserved_port() -> socket.socket:
-    """A socket that reserves a free port for the coordinator as long as it is open.
-
-    It is bound and does not listen. Sockets that allow sharing the port, such as those of JAX's service, can listen at
-    it, and the system gives it to nobody else. A port that was only looked up might be taken before it is used.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
-
-
 def process_settings(port: int, shares: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """The environment of each process: what `mw.initialize` reads, and the process's devices."""
     address = f"127.0.0.1:{port}"
@@ -76,7 +64,7 @@ def process_settings(port: int, shares: Sequence[dict[str, str]]) -> list[dict[s
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(len(shares)),
-        "MESHWRIGHT_RESERVED_PORT": str(port),
+        RESERVED: str(port),
         "PYTHONUNBUFFERED": "1",  # lines appear when they are printed
     }
     return [{**os.environ, **common, "JAX_PROCESS_ID": str(i), **share} for i, share in enumerate(shares)]

@@ -151,6 +151,23 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
     return tree_unflatten(tree, [w.fill(records[w.path], arrays.get(w.path)) for w in wanted])
 
 
+def saved_steps(directory: str | PathLike[str]) -> list[int]:
+    """The steps of which a directory holds complete checkpoints, the newest last; none if there is no directory.
+
+    Examples:
+        >>> import tempfile, meshwright as mw
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     mw.save(directory, 10, {"epoch": 1})
+        ...     mw.saved_steps(directory)
+        [10]
+    """
+    wait_for_saves()
+    if not full_path(directory).is_dir():
+        return []
+    with manager(directory, create=False) as opened:
+        return sorted(opened.all_steps())
+
+
 def _verify(arrays: dict[str, Any], records: dict[str, SavedLeaf], where: str, advice: str) -> None:
     """Refuses arrays that differ from the saved ones."""
     damaged = [path for path, found in checksums(arrays).items() if found != records[path].checksum]

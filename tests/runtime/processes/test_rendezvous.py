@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import meshwright as mw
-from meshwright.runtime.processes.rendezvous import meet, split_address
+from meshwright.runtime.processes.rendezvous import RESERVED, meet, reserved_port, split_address
 
 pytestmark = pytest.mark.devices
 
@@ -119,3 +119,14 @@ def test_addresses_without_host_or_port_are_refused(address):
 
 def test_addresses_of_version_6_have_brackets():
     assert split_address("[::1]:80") == ("::1", 80)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+def test_a_reserved_port_is_kept_for_the_coordinator(monkeypatch, host):
+    with reserved_port(host) as held:
+        port = held.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        monkeypatch.setenv(RESERVED, str(port))
+        bind = f"127.0.0.1:{port}" if host else None
+        assert meet(f"127.0.0.1:{port}", 1, 0, timeout_s=1, heartbeat_s=10, bind=bind) == {}

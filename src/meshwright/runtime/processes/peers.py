@@ -47,6 +47,7 @@ class Peers:
         self._leave_at = float("inf")
         self._lock = Lock()
         self._is_speaking = False  # it is sending the error that ends it, which must not be cut off
+        self._is_over = False
         self._pid = os.getpid()
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
 
@@ -85,12 +86,18 @@ class Peers:
     def fail(self, sentence: str, *, at_once: bool = False) -> None:
         """Ends the run in all processes; this one raises an error, or is ended."""
         with self._lock:
-            if self.failure is not None:
+            if self.failure is not None or self._is_over:
                 return
             self.failure = sentence
             self._leave_at = time.monotonic() + (0 if at_once else self._patience_s)
         self._tell({"failed": [sentence, at_once]})
         self._failed.set()
+
+    def end(self) -> None:
+        """Tells the others that this process makes no more calls; from then on it does not mind their end either."""
+        if not self._is_over:
+            self._is_over = True
+            self._tell({"end": self._turns.num_calls})
 
     def _tell(self, message: Any) -> None:
         with self._lock:
@@ -155,7 +162,7 @@ class Peers:
             return
         if self.failure is not None:  # JAX would wait for the others, which have ended
             end_process()
-        self._tell({"end": self._turns.num_calls})
+        self.end()
 
     def _leave(self) -> None:
         print(self._farewell(), file=sys.stderr, flush=True)

@@ -28,26 +28,30 @@ def preempted() -> bool:
         ...         mw.save("runs/first", step, state)
         ...         break
     """
-    return _watch.look()
+    return watch.look()
 
 
 class _Watch:
-    """The signal as this process has seen it."""
+    """The signal as this process has seen it.
+
+    Attributes:
+        is_asked: Whether the run was asked to end.
+    """
 
     def __init__(self) -> None:
-        self._is_asked = False
+        self.is_asked = False
         self._num_calls = 0
         self._before: Any = None  # the handler that ours replaced; None as long as it is not installed
 
     def look(self) -> bool:
         self._num_calls += 1
-        if not self._is_asked and jax_compat.has_preemption_service():
+        if not self.is_asked and jax_compat.has_preemption_service():
             from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-            self._is_asked = reached_preemption_sync_point(self._num_calls)
-        elif self._before is None and not self._is_asked:
+            self.is_asked = reached_preemption_sync_point(self._num_calls)
+        elif self._before is None and not self.is_asked:
             self._install()
-        return self._is_asked
+        return self.is_asked
 
     def _install(self) -> None:
         if current_thread() is not main_thread():
@@ -57,10 +61,10 @@ class _Watch:
         self._before = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
 
     def _handle(self, number: int, frame: Any) -> None:
-        self._is_asked = True
+        self.is_asked = True
         signal.signal(number, self._before)  # so that a second signal ends the process
         if callable(self._before):
             self._before(number, frame)
 
 
-_watch = _Watch()
+watch = _Watch()

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.errors import ProcessError
 
+RESERVED = "MESHWRIGHT_RESERVED_PORT"  # the environment variable with a port that `reserved_port` keeps
 _RETRY_S = 0.2  # between attempts to reach a coordinator that does not listen yet
 _HELLO_S = 5.0  # for a new connection to identify itself: an unrelated program may connect
 
@@ -55,6 +56,24 @@ def meet(
     for connection in found.values():
         _keep_alive(connection, heartbeat_s)
     return found
+
+
+def reserved_port(host: str = "") -> socket.socket:
+    """A socket that reserves a free port for the coordinator as long as it is open.
+
+    It is bound and does not listen. Sockets that allow sharing the port, such as those of JAX's service, can listen at
+    it, and the system gives it to nobody else. A port that was only looked up might be taken before it is used.
+
+    Args:
+        host: The address at which the first process will listen; all addresses by default.
+    """
+    is_both = not host and socket.has_dualstack_ipv6()
+    held = socket.socket(socket.AF_INET6 if is_both else socket.AF_INET)
+    if is_both:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind((host, 0))
+    return held
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -166,8 +185,8 @@ def _join(there: tuple[str, int], hello: Mapping[str, Any], timeout_s: float) ->
 
 
 def _listen(here: tuple[str, int]) -> socket.socket:
-    # `meshwright launch` keeps the port reserved, which takes sharing it; otherwise a port in use must be refused.
-    is_shared = os.environ.get("MESHWRIGHT_RESERVED_PORT") == str(here[1])
+    # A port that is reserved for this process can only be shared; any other port in use must be refused.
+    is_shared = os.environ.get(RESERVED) == str(here[1])
     try:
         if here[0] == "::" and socket.has_dualstack_ipv6():
             return socket.create_server(here, family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_shared)
