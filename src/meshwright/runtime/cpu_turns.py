@@ -6,6 +6,7 @@ process. `docs/compiler-faults.md` has the program in plain JAX. Accelerators ha
 run without waiting.
 """
 
+import os
 from collections.abc import Callable, Collection
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +16,7 @@ import jax
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_NUM_THREADS = 64
 _turn = Lock()  # batches are placed by another thread than the one that calls the function
 
 
@@ -38,3 +40,14 @@ def put_in_turn(arrays: list[Any], shardings: list[Any]) -> list[Any]:
     if put is jax.device_put:
         return jax.device_put(arrays, shardings)
     return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
+
+
+def add_threads() -> None:
+    """Gives XLA's CPU client spare threads, where JAX is told to use CPUs and has not started yet.
+
+    A program that waits in a collective for another process keeps a thread for each of its devices. By default these
+    are all there are, so that nothing can be sent to a third process meanwhile, which the other may be waiting for.
+    """
+    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if (platforms or "").split(",")[0] == "cpu":
+        os.environ.setdefault("NPROC", str(max(_NUM_THREADS, os.cpu_count() or 1)))

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshwright as mw
+from meshwright.runtime.cpu_turns import add_threads
 from meshwright.runtime.transfer import pulls
 from meshwright.runtime.transfer.permutes import Permutes
 from meshwright.runtime.transfer.pulls import Pulls
@@ -68,6 +69,19 @@ def stages():
     }
 
 
+def ahead():
+    """A sender that is far ahead of its receiver, and already waits in a program of both."""
+    here, there = (NamedSharding(mesh(process, 4), PartitionSpec("x")) for process in (0, 1))
+    values = np.arange(2**16, dtype=np.float32)
+    pulled = Transfer(values.shape, values.dtype, here, there)
+    met = Transfer(values.shape, values.dtype, here, there, transport=Permutes)
+    array = placed(values, here)
+    if jax.process_index() == 1:
+        time.sleep(1)
+    moved = [pulled(array) for _ in range(20)]
+    return all(is_equal(each, values) for each in (*moved, met(array)))
+
+
 def others():
     """Keys, arrays without elements, and values of the host, between the processes."""
     source, target = (NamedSharding(mesh(process, 4), PartitionSpec("x")) for process in (0, 1))
@@ -103,6 +117,7 @@ def losses():
 
 
 if __name__ == "__main__":
+    add_threads()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
     try:
@@ -110,6 +125,7 @@ if __name__ == "__main__":
             "pulls": random_pairs(Pulls, range(12)),
             "permutes": random_pairs(Permutes, range(24, 30)),
             "stages": stages(),
+            "ahead": ahead(),
             "others": others(),
         }
         print("RESULT " + json.dumps(results), flush=True)

@@ -63,6 +63,10 @@ def test_microbatches_go_to_another_stage_and_back(logs):
     assert first["crossed"] == second["crossed"] == first["size"], "two replicas need it, and it crosses once"
 
 
+def test_a_sender_serves_others_while_it_waits_in_a_program(logs):
+    assert all(read(log, "RESULT")["ahead"] for log in logs)
+
+
 def test_keys_and_arrays_without_elements_cross(logs):
     first, second = (read(log, "RESULT")["others"] for log in logs)
     assert first["keys"] == [] and "".join(second["keys"]) == bytes_of_range(16)

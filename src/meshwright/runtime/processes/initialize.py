@@ -9,6 +9,7 @@ import jaxlib
 import meshwright
 from meshwright import jax_compat
 from meshwright.errors import ProcessError
+from meshwright.runtime.cpu_turns import add_threads
 from meshwright.runtime.processes import peers
 from meshwright.runtime.processes.rendezvous import meet
 
@@ -72,6 +73,7 @@ def initialize(
             "and port of process 0, the number of processes, and this one's number, from 0"
         )
     if count > 1:
+        add_threads()
         bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
         found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
         peers.current = peers.Peers(process, found, heartbeat)

@@ -10,7 +10,7 @@ are avoided here:
 - Arrays are found by their number alone. So both ends count the posts from one process to another, which they make in
   the same order.
 
-A pull whose server ends fails at once.
+A pull whose server ends fails at once. On CPUs a server needs threads of XLA's client: see `cpu_turns.add_threads`.
 """
 
 import socket

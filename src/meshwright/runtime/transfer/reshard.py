@@ -88,7 +88,7 @@ class Transfer:
         timeout_s: float = 300.0,
     ):
         self.shape, self.dtype, self.source, self.target = tuple(shape), dtype, source, target
-        held, needed = _boxes(self.shape, source), _boxes(self.shape, target)
+        held, needed = boxes(self.shape, source), boxes(self.shape, target)
         itemsize = jax_compat.itemsize(dtype)
         self.route = find_route(held, needed, itemsize, group_of)
         self._is_local = source.is_fully_addressable and target.is_fully_addressable
@@ -173,7 +173,7 @@ def _from_host(value: Any, sharding: Any) -> Any:
             f"array is {type(value).__name__}, which JAX has no type for; give an array or a number, and move the "
             "leaves of a tree by jax.tree.map"
         ) from None
-    _boxes(shape, sharding)
+    boxes(shape, sharding)
     return put([value], [sharding])[0]
 
 
@@ -191,8 +191,12 @@ def _check_array(array: Any) -> None:
         )
 
 
-def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[Any, Box]:
-    """The box of each device, in the order of the sharding's devices."""
+def boxes(shape: tuple[int, ...], sharding: Any) -> dict[Any, Box]:
+    """The box of each device, in the order of the sharding's devices.
+
+    Raises:
+        ShardingError: The sharding does not divide the shape, or is none.
+    """
     if not isinstance(sharding, Sharding):
         raise ShardingError(
             f"sharding is {sharding!r}; give a sharding of JAX, such as jax.sharding.NamedSharding(mesh, spec) or "

@@ -1,0 +1,181 @@
+"""Does `mw.reshard` move arrays right, with the fewest bytes, and how long does that take?
+
+Random pairs: shapes, dtypes, meshes of one to three axes on 1 to 8 of 8 virtual CPU devices in any order, and specs, as
+drawn by `tests/runtime/transfer/pairs.py`; the devices stand for hosts of 1, 2, 4 or 8. Asked: all equal to the byte,
+the bytes between hosts at the lower bound in 95%, and a call on equal layouts within 150 µs of the host's time in the
+median. Times are of calls in one process of 8 devices, and between two processes of 4, in which the clock runs in the
+receiver from its call until the data are there; the processes share the cores.
+
+    python benchmarks/transfer.py [--pairs 500]
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
+from tests.compiling import FLAGS
+
+DEVICES = "--xla_force_host_platform_device_count"
+TIMED, STAGES = "timed", "stages"  # what child processes do
+if len(sys.argv) < 2 or sys.argv[1] not in (TIMED, STAGES):
+    os.environ["XLA_FLAGS"] = f"{DEVICES}=8 {FLAGS}"  # most of the time of random pairs goes into compiling
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from report import table
+
+from meshwright.runtime.cpu_turns import add_threads
+from meshwright.runtime.transfer.permutes import Permutes
+from meshwright.runtime.transfer.pulls import Pulls
+from meshwright.runtime.transfer.reshard import Transfer, boxes
+from meshwright.runtime.transfer.routes import least_bytes
+from tests.runtime.transfer.pairs import as_bytes, random_pair
+
+CALLS = 300
+ACTIVATION = (256, 512)  # 0.5 MiB in float32
+LARGE = (4096, 4096)  # 64 MiB
+Row = tuple[str, str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=500)
+    pairs = random_pairs(parser.parse_args().pairs)
+    timed = [tuple(row) for row in _children(TIMED, 1, 8)[0]]
+    stages = [tuple(row) for row in _children(STAGES, 2, 4)[1]]
+    table("Transfer", __doc__ or "", ("figure", "found", "by `jax.device_put`"), [*pairs, *timed, *stages])
+
+
+def random_pairs(count: int) -> list[Row]:
+    num_equal = num_least = num_moved_least = 0
+    for seed in range(count):
+        pair = random_pair(np.random.default_rng(10**6 + seed))
+        per_host = (1, 2, 4, 8)[seed % 4]
+
+        def host_of(device: Any, per_host: int = per_host) -> int:
+            return int(device.id) // per_host
+
+        array = jax.device_put(pair.values, pair.source)
+        transfer = Transfer(array.shape, array.dtype, pair.source, pair.target, group_of=host_of)
+        moved = transfer(array)
+        num_equal += moved.sharding == pair.target and all(
+            as_bytes(shard.data) == as_bytes(pair.values[shard.index]) for shard in moved.addressable_shards
+        )
+        held, needed = (boxes(pair.values.shape, sharding) for sharding in (pair.source, pair.target))
+        bounds = least_bytes(held, needed, array.dtype.itemsize, host_of)
+        num_least += transfer.route.crossing_bytes == bounds.crossing_bytes
+        num_moved_least += transfer.route.moved_bytes == bounds.moved_bytes
+    return [
+        ("random pairs equal to the byte", f"{num_equal} of {count}", "–"),
+        ("bytes between hosts at the lower bound", f"{num_least} of {count}", "–"),
+        ("bytes between devices at the lower bound", f"{num_moved_least} of {count}", "–"),
+    ]
+
+
+def timed() -> list[Row]:
+    """Calls in one process: seconds of the host for an activation, and bytes a second for a large array."""
+    devices = np.array(jax.devices())
+    a, b = Mesh(devices[:4], ("x",)), Mesh(devices[4:], ("x",))
+    square = Mesh(devices[4:].reshape(2, 2), ("x", "y"))
+    cases = {
+        "one device to one": (SingleDeviceSharding(devices[0]), SingleDeviceSharding(devices[4])),
+        "equal layouts, 4 devices to 4": (NamedSharding(a, PartitionSpec("x")), NamedSharding(b, PartitionSpec("x"))),
+        "replicas, 4 to 4": (NamedSharding(a, PartitionSpec()), NamedSharding(b, PartitionSpec())),
+        "rows to rows and columns, 4 to 2 × 2": (
+            NamedSharding(a, PartitionSpec("x")),
+            NamedSharding(square, PartitionSpec("x", "y")),
+        ),
+        "rows to columns, 4 to 4": (NamedSharding(a, PartitionSpec("x")), NamedSharding(b, PartitionSpec(None, "x"))),
+        "rows to replicas, 4 to 4": (NamedSharding(a, PartitionSpec("x")), NamedSharding(b, PartitionSpec())),
+    }
+    rows = []
+    for name, (source, target) in cases.items():
+        transfer = Transfer(ACTIVATION, np.dtype("float32"), source, target)
+        ours, theirs = _host_s([transfer, lambda array, to=target: jax.device_put(array, to)], source)
+        rows.append((f"host time, {name}", f"{1e6 * ours:.0f} µs", f"{1e6 * theirs:.0f} µs"))
+    for name, (source, target) in cases.items():
+        transfer = Transfer(LARGE, np.dtype("float32"), source, target)
+        rate, their_rate = _rates([transfer, lambda array, to=target: jax.device_put(array, to)], source)
+        rows.append((f"64 MiB, {name}", f"{rate / 1e9:.1f} GB/s", f"{their_rate / 1e9:.1f} GB/s"))
+    return rows
+
+
+def _host_s(moves: Sequence[Callable[[Any], Any]], source: Any) -> list[float]:
+    """The median time of each call until it returns, on arrays that a program has just made; calls take turns."""
+    make = jax.jit(lambda i: jax.lax.broadcast(i, ACTIVATION), out_shardings=source)
+    times: list[list[float]] = [[] for _ in moves]
+    for i in range(CALLS + 10):
+        for move, spent in zip(moves, times, strict=True):
+            array = jax.block_until_ready(make(np.float32(i)))
+            start = time.perf_counter()
+            moved = move(array)
+            spent.append(time.perf_counter() - start)
+            jax.block_until_ready(moved)
+    return [statistics.median(spent[10:]) for spent in times]
+
+
+def _rates(moves: Sequence[Callable[[Any], Any]], source: Any) -> list[float]:
+    array = jax.block_until_ready(jax.device_put(np.ones(LARGE, np.float32), source))
+    times: list[list[float]] = [[] for _ in moves]
+    for _ in range(12):
+        for move, spent in zip(moves, times, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(move(array))
+            spent.append(time.perf_counter() - start)
+    return [array.nbytes / statistics.median(spent[2:]) for spent in times]
+
+
+def stages(process: int, port: str) -> list[Row]:
+    """Between two processes, by each transport."""
+    add_threads()
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
+    devices = [[d for d in jax.devices() if d.process_index == p] for p in range(2)]
+    source, target = (NamedSharding(Mesh(np.array(each), ("x",)), PartitionSpec("x")) for each in devices)
+    rows = []
+    for name, transport in (("pulls", Pulls), ("collective permutes", Permutes)):
+        for shape, calls in ((ACTIVATION, CALLS), (LARGE, 12)):
+            transfer = Transfer(shape, np.dtype("float32"), source, target, transport=transport)
+            array = jax.device_put(np.ones(shape, np.float32), source) if process == 0 else None
+            times = []
+            for _ in range(calls):
+                start = time.perf_counter()
+                jax.block_until_ready(transfer(array))
+                times.append(time.perf_counter() - start)
+            middle, size = statistics.median(times[2:]), 4 * np.prod(shape)
+            found = f"{1e6 * middle:.0f} µs" if shape == ACTIVATION else f"{size / middle / 1e9:.2f} GB/s"
+            rows.append((f"between processes by {name}, {size / 2**20:g} MiB", found, "–"))
+    return rows
+
+
+def _children(task: str, processes: int, devices: int) -> list[Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"XLA_FLAGS": f"{DEVICES}={devices}", "MESHWRIGHT_MEASURE": "never"}
+    children = [
+        subprocess.Popen([sys.executable, __file__, task, str(p), port], stdout=subprocess.PIPE, env=environment)
+        for p in range(processes)
+    ]
+    said = [child.communicate()[0].decode() for child in children]
+    return [json.loads(text.partition("FOUND ")[2].splitlines()[0]) for text in said]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] in (TIMED, STAGES):
+        found = timed() if sys.argv[1] == TIMED else stages(int(sys.argv[2]), sys.argv[3])
+        print("FOUND " + json.dumps(found), flush=True)
+    else:
+        main()
