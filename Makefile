@@ -9,7 +9,7 @@ SITE_TOOLS := $(VENV)/.site-tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
 
-.PHONY: setup demo test quick check docs docs-check bench browser clean
+.PHONY: setup demo test quick check docs docs-check bench browser ray clean
 
 setup: $(INSTALLED)
 
@@ -44,6 +44,11 @@ quick: $(KERNELS)
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:
 	command -v chromium > /dev/null || (apt-get $(QUICKLY) update -qq && apt-get $(QUICKLY) install -y -qq chromium)
+
+# The tests on a real Ray, which is large; they are skipped, and say so, where it is not installed.
+ray: $(KERNELS)
+	$(PIP) --editable ".[dev,ray]"
+	$(BIN)/python -m pytest tests/training/test_ray.py
 
 # The site, in site/: offline, and a warning (a broken link, a name without documentation) is an error.
 docs: $(SITE_TOOLS)

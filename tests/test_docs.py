@@ -30,7 +30,7 @@ ELSEWHERE = {  # what no test of this file runs, and why
     "python -m pytest": "it names the reader's own model, or runs other tests",
     'python -c "': "it names the reader's own chip or model",
     "meshwright launch": "it takes several processes: tests/cli/test_launch.py has them",
-    "import ray.train": "it takes a cluster: tests/ray/ has one",
+    "import ray.train": "it takes a cluster: tests/training/test_ray.py has one",
     "mw.initialize()": "it takes several processes: tests/runtime/processes/ has them",
 }
 MEASURING = {"MESHWRIGHT_MEASURE": "once", "MESHWRIGHT_CACHE": "measured"}  # here, not in the user's own folder

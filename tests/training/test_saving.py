@@ -72,6 +72,13 @@ def test_an_error_in_the_background_is_raised_once_by_whatever_comes_next(tmp_pa
     assert steps(tmp_path) == ["1", "3"]
 
 
+def test_saving_does_not_disturb_the_agreement_on_preemption(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("jax.experimental.multihost_utils.reached_preemption_sync_point", asked.append)
+    mw.save(tmp_path, 1, {"n": 1}, wait=False).wait()
+    assert asked == []
+
+
 def test_the_end_of_the_program_waits(tmp_path):
     done = subprocess.run([sys.executable, "-c", SLOWLY, tmp_path], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")

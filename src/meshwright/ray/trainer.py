@@ -13,13 +13,17 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import ray
 import ray.train
 import ray.train.collective
 import ray.util
+from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
+
+_PART_S = 2.0  # for workers to learn that they will be ended; those that are lost learn nothing
 
 
 class Trainer(DataParallelTrainer):
@@ -73,8 +77,33 @@ class Trainer(DataParallelTrainer):
             return result
 
         super().__init__(
-            run, train_loop_config=train_loop_config, scaling_config=scaling, run_config=run_config, **options
+            run,
+            train_loop_config=train_loop_config,
+            scaling_config=scaling,
+            run_config=run_config,
+            backend_config=_Config(),
+            **options,
         )
+
+
+class _Config(BackendConfig):
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _Backend
+
+
+class _Backend(Backend):
+    """Tells workers that Ray is about to end them, one after the other: none of them is to report another as lost."""
+
+    def on_shutdown(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        ray.wait(told := worker_group.execute_async(_part), num_returns=len(told), timeout=_PART_S)
+
+
+def _part() -> None:
+    from meshwright.runtime.processes import peers
+
+    if peers.current is not None:
+        peers.current.end()
 
 
 def _start(virtual_devices: int, timeout: float, heartbeat: float) -> None:

@@ -1,4 +1,7 @@
-"""Training on Ray: a worker is killed, and the run ends with the numbers of an undisturbed one."""
+"""Training on Ray: a worker is killed, and the run ends with the numbers of an undisturbed one.
+
+This is not in a folder tests/ray, which would be imported in place of Ray.
+"""
 
 import importlib.util
 import os
