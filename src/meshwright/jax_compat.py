@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import clusters, core, distributed, source_info_util
-from jax._src.lib import xla_client
+from jax._src import lib as jax_lib
 from jax.extend import core as jex_core
 
 Literal = jex_core.Literal
@@ -32,6 +32,7 @@ _CALLS = {
 }
 CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
 _RECOMPUTED = "rematted_computation"
+_copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
 
 
 def abstract(leaf: Any) -> Any:
@@ -212,13 +213,11 @@ def copy_shards(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
 
     `jax.device_put` does the same where the shardings split alike, in about four times as long on the host.
     """
-    if not arrays or is_key_dtype(arrays[0].dtype):
+    if _copy_arrays is None or not arrays or is_key_dtype(arrays[0].dtype):
         return jax.device_put(list(arrays), list(shardings))
     devices = [sharding._internal_device_list for sharding in shardings]
-    reuse = xla_client.ArrayCopySemantics.REUSE_INPUT
-    return xla_client.batched_copy_array_to_devices_with_sharding(
-        list(arrays), devices, list(shardings), [reuse] * len(arrays)
-    )
+    reuse = jax_lib.xla_client.ArrayCopySemantics.REUSE_INPUT
+    return _copy_arrays(list(arrays), devices, list(shardings), [reuse] * len(arrays))
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:

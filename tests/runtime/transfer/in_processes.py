@@ -11,6 +11,7 @@ import time
 import traceback
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -89,12 +90,12 @@ def others():
     keys = jax.random.wrap_key_data(placed(bits, NamedSharding(source.mesh, PartitionSpec("x", None))))
     moved = mw.reshard(keys, target)
     empty = mw.reshard(placed(np.zeros((4, 0), np.float32), source), target)
-    value = mw.reshard(np.arange(8.0), target)
+    values = [mw.reshard(value, target) for value in (np.arange(8.0), jnp.arange(8.0))]
     return {
         "keys": [as_bytes(jax.random.key_data(s.data)).hex() for s in moved.addressable_shards],
         "dtype": str(moved.dtype),
         "empty": [list(empty.shape), [list(shard.data.shape) for shard in empty.addressable_shards]],
-        "value": is_equal(value, np.arange(8.0, dtype=np.float32)),
+        "value": all(is_equal(value, np.arange(8.0, dtype=np.float32)) for value in values),
     }
 
 

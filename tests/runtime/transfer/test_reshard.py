@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import meshwright as mw
+from meshwright import jax_compat
 from meshwright.runtime.transfer.reshard import Transfer
 from tests.runtime.transfer.pairs import as_bytes, random_pair
 
@@ -58,6 +59,13 @@ def test_typed_keys(source, target):
     np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
 
 
+def test_wide_numbers_stay_wide():
+    """The setting belongs to the thread, and programs are compiled in others."""
+    with jax.enable_x64(True):
+        values = np.arange(32, dtype=np.float64).reshape(8, 4) / 3
+        check(values, named(range(4), "x"), named(range(4, 8), None, "x"))
+
+
 def test_weak_types_stay_weak():
     weak = jax.device_put(jax.jit(lambda: 3)(), named(range(4)))
     for target in (named(range(4, 8)), named(range(6)), SingleDeviceSharding(jax.devices()[5])):
@@ -80,6 +88,13 @@ def test_an_array_that_is_there_shares_its_memory():
     for other in (array, again):
         assert other.addressable_data(0).unsafe_buffer_pointer() == again.addressable_data(0).unsafe_buffer_pointer()
     np.testing.assert_array_equal(moved, array)
+
+
+def test_copies_need_no_private_function_of_jax(monkeypatch):
+    monkeypatch.setattr(jax_compat, "_copy_arrays", None)
+    values = np.arange(32, dtype=np.float32).reshape(8, 4)
+    for spec in (("x",), (None, "x")):
+        check(values, named(range(4), "x"), named(range(4, 8), *spec))
 
 
 def test_one_transfer_is_made_for_equal_calls():

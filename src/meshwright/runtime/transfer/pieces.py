@@ -1,23 +1,29 @@
 """Programs of one device that cut a shard into pieces, and that put pieces together to a shard.
 
 No program here spans several devices: such programs contain no collective, so that any number of them may be in flight
-(see `cpu_turns.py`), and calling one takes about as long as starting it on one device.
+(see `cpu_turns.py`), and calling one takes about as long as starting it on one device. XLA compiles for each device
+anew, so all programs of a transfer are compiled side by side, in threads.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax import lax
+from jax.sharding import SingleDeviceSharding
 
 from meshwright.runtime.transfer.routes import Box
 
+Program: TypeAlias = Callable[..., Any]
+
 _KEPT = 4096  # programs; each is a few kilobytes
+_compilers = ThreadPoolExecutor(thread_name_prefix="meshwright-pieces")
 
 
 @lru_cache(maxsize=_KEPT)
-def cutting(boxes: tuple[Box, ...]) -> Callable[[Any], tuple[Any, ...]]:
+def cutting(boxes: tuple[Box, ...]) -> Program:
     """A program that takes a shard and returns the pieces in some boxes, which are relative to the shard."""
 
     def cut(shard: Any) -> tuple[Any, ...]:
@@ -27,13 +33,22 @@ def cutting(boxes: tuple[Box, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=_KEPT)
-def joining(boxes: tuple[Box, ...]) -> Callable[..., Any]:
+def joining(boxes: tuple[Box, ...]) -> Program:
     """A program that takes the pieces of a shard, in the order of their boxes, and returns the shard."""
 
     def join(*pieces: Any) -> Any:
         return _join(list(zip(boxes, pieces, strict=True)))
 
     return jax.jit(join)
+
+
+@lru_cache(maxsize=_KEPT)
+def compiling(program: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, device: Any) -> Future[Any]:
+    """Begins to compile a program for arguments on a device; calls find the executable where JAX keeps it."""
+    sharding = SingleDeviceSharding(device)
+    types = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes]
+    lowered = program.lower(*types)  # here, since settings such as `jax.enable_x64` belong to the thread
+    return _compilers.submit(lowered.compile)
 
 
 def _join(pieces: Sequence[tuple[Box, Any]]) -> Any:

@@ -31,6 +31,9 @@ def reshard(array: Any, sharding: Any) -> Any:
     The route is found, and programs that cut and join pieces are compiled, at the first call for a shape, dtype, and
     pair of shardings. Calls do not wait for the data.
 
+    With several processes, those that have devices of the old or the new sharding call it in the same order. Numbers,
+    arrays of NumPy, and arrays of JAX that were not placed on devices by a sharding are the same in all of them.
+
     Args:
         array: An array of JAX or NumPy, or a number.
         sharding: Any sharding of JAX that divides the array's shape.
@@ -40,6 +43,7 @@ def reshard(array: Any, sharding: Any) -> Any:
 
     Raises:
         ShardingError: The array was deleted or is being traced, or the sharding does not divide its shape.
+        ProcessError: Another process ended, or does not send its part.
 
     Examples:
         >>> import jax, numpy as np, meshwright as mw
@@ -53,6 +57,8 @@ def reshard(array: Any, sharding: Any) -> Any:
     if not isinstance(array, jax.Array):
         return _from_host(array, sharding)
     _check_array(array)
+    if jax.process_count() > 1 and not getattr(array, "committed", True):
+        return _from_host(array, sharding)  # each process has made it on a device of its own
     return _transfer(array.shape, array.dtype, array.sharding, sharding)(array)
 
 
@@ -105,7 +111,7 @@ class Transfer:
                 return transport(moves, dtype, timeout_s)
             return Keys(moves, dtype, lambda bits: transport(bits, np.dtype("uint32"), timeout_s))
 
-        self._steps = None if self._is_plain or self._is_aligned else Steps(self.route, held, needed, connect)
+        self._steps = None if self._is_plain or self._is_aligned else Steps(self.route, held, needed, dtype, connect)
 
     def __call__(self, array: Any) -> Any:
         """Moves one array; takes the arguments of `start`, and raises its errors."""

@@ -48,7 +48,7 @@ class Move:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the piece."""
-        return tuple(stop - start for start, stop in self.box)
+        return shape_of(self.box)
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,14 @@ def least_bytes(
     return Bounds(itemsize * crossing, itemsize * moved)
 
 
+def shape_of(box: Box) -> tuple[int, ...]:
+    """The shape of the part of an array that is in a box."""
+    return tuple(stop - start for start, stop in box)
+
+
 def volume(box: Box) -> int:
     """How many elements a box has."""
-    return math.prod(stop - start for start, stop in box)
+    return math.prod(shape_of(box))
 
 
 def intersect(box: Box, other: Box) -> Box | None:

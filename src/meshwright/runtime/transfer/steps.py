@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from meshwright.runtime.transfer.pieces import cutting, joining
-from meshwright.runtime.transfer.routes import Box, Move, Route, relative
+from meshwright.runtime.transfer.pieces import Program, compiling, cutting, joining
+from meshwright.runtime.transfer.routes import Box, Move, Route, relative, shape_of
 from meshwright.runtime.transfer.transports import Connect, SameProcess, Transport
 
 
@@ -18,10 +18,15 @@ class Steps:
         route: The route.
         source: The box that each device holds, in the order of the source sharding's devices.
         target: The box that each device needs, likewise.
+        dtype: The dtype of the array.
         connect: Makes transports between processes.
     """
 
-    def __init__(self, route: Route, source: Mapping[Any, Box], target: Mapping[Any, Box], connect: Connect):
+    def __init__(
+        self, route: Route, source: Mapping[Any, Box], target: Mapping[Any, Box], dtype: Any, connect: Connect
+    ):
+        self._dtype = dtype
+        self._compiling: list[Any] = []
         self._places: dict[tuple[Any, Box], int] = {}  # positions of pieces on devices
         fetched, joined = defaultdict(list), defaultdict(list)
         for move in route.fetches:
@@ -44,6 +49,8 @@ class Steps:
             A function that waits for pieces from other processes, and returns the shards of the result on this
             process's devices, in the sharding's order.
         """
+        while self._compiling:
+            self._compiling.pop().result()
         pieces: list[Any] = []
         # `addressable_data` would return the first shard for each position where the shards are replicas.
         shards = array.addressable_shards if self._cuts else ()
@@ -62,11 +69,15 @@ class Steps:
 
         return finish
 
-    def _cut(self, device: Any, whole: Box, boxes: Sequence[Box]) -> Callable[[Any], tuple[Any, ...]] | None:
+    def _cut(self, device: Any, whole: Box, boxes: Sequence[Box]) -> Program | None:
         """The program that cuts a shard into the pieces that are sent or kept; None where that is all of it."""
         distinct = tuple(dict.fromkeys(boxes))
         self._add((device, box) for box in distinct)
-        return None if distinct == (whole,) else cutting(tuple(relative(box, whole) for box in distinct))
+        if distinct == (whole,):
+            return None
+        program = cutting(tuple(relative(box, whole) for box in distinct))
+        self._compiling.append(compiling(program, (shape_of(whole),), self._dtype, device))
+        return program
 
     def _exchange(self, moves: Sequence[Move], connect: Connect) -> "_Exchange":
         moves = [move for move in moves if move.source != move.target]
@@ -79,10 +90,14 @@ class Steps:
         transport = connect(across) if sent or received else None
         return _Exchange(copied, SameProcess(local), sent, transport)
 
-    def _join(self, device: Any, whole: Box, boxes: Sequence[Box]) -> tuple[list[int], Callable[..., Any] | None]:
+    def _join(self, device: Any, whole: Box, boxes: Sequence[Box]) -> tuple[list[int], Program | None]:
         """The positions of a shard's pieces, and the program that joins them; None where there is only one."""
         places = [self._places[device, box] for box in boxes]
-        return places, None if len(boxes) == 1 else joining(tuple(relative(box, whole) for box in boxes))
+        if len(boxes) == 1:
+            return places, None
+        program = joining(tuple(relative(box, whole) for box in boxes))
+        self._compiling.append(compiling(program, tuple(map(shape_of, boxes)), self._dtype, device))
+        return places, program
 
     def _add(self, pieces: Iterable[tuple[Any, Box]]) -> None:
         for piece in pieces:
