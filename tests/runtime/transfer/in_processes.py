@@ -83,6 +83,30 @@ def ahead():
     return all(is_equal(each, values) for each in (*moved, met(array)))
 
 
+def deleted():
+    """The sender donates or deletes an array, or keys, before the other process asks for them."""
+    here, there = (NamedSharding(mesh(process, 4), PartitionSpec("x")) for process in (0, 1))
+    values = np.arange(2**10, dtype=np.float32)
+    bits = np.arange(16, dtype=np.uint32).reshape(8, 2)
+    donating = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    ends = {"donated": donating, "deleted": lambda array: array.delete(), "keys": lambda array: array.delete()}
+    found = {}
+    for name, end in ends.items():
+        array = placed(values, here)
+        if name == "keys":
+            array = jax.random.wrap_key_data(placed(bits, NamedSharding(here.mesh, PartitionSpec("x", None))))
+        transfer = Transfer(array.shape, array.dtype, here, there)
+        if jax.process_index() == 0:
+            wait = transfer.start(array)
+            jax.block_until_ready(end(array))
+            found[name] = wait().is_fully_addressable is False and array.is_deleted()
+        else:
+            time.sleep(0.5)
+            moved = transfer(array)
+            found[name] = is_equal(jax.random.key_data(moved), bits) if name == "keys" else is_equal(moved, values)
+    return found
+
+
 def others():
     """Keys, arrays without elements, and values of the host, between the processes."""
     source, target = (NamedSharding(mesh(process, 4), PartitionSpec("x")) for process in (0, 1))
@@ -127,6 +151,7 @@ if __name__ == "__main__":
             "permutes": random_pairs(Permutes, range(24, 30)),
             "stages": stages(),
             "ahead": ahead(),
+            "deleted": deleted(),
             "others": others(),
         }
         print("RESULT " + json.dumps(results), flush=True)

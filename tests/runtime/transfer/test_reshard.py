@@ -90,6 +90,15 @@ def test_an_array_that_is_there_shares_its_memory():
     np.testing.assert_array_equal(moved, array)
 
 
+def test_an_array_may_be_deleted_once_it_is_on_its_way():
+    values = np.arange(2**20, dtype=np.float32).reshape(2**10, 2**10)
+    for spec in (("x",), (None, "x")):
+        array = jax.device_put(values, named(range(4), "x"))
+        moved = mw.reshard(array, named(range(4, 8), *spec))
+        array.delete()
+        np.testing.assert_array_equal(moved, values)
+
+
 def test_copies_need_no_private_function_of_jax(monkeypatch):
     monkeypatch.setattr(jax_compat, "_copy_arrays", None)
     values = np.arange(32, dtype=np.float32).reshape(8, 4)

@@ -169,7 +169,7 @@ def _moments(timeout_s: float) -> Iterator[bool]:
 
 
 def _lost(process: int, cause: str) -> str:
-    return f"process {process} ended before it sent all pieces of an array ({cause:.200}); its own output may say why"
+    return f"process {process} ended or failed before it had sent an array ({cause:.200}); its own output may say why"
 
 
 def _check_peers() -> None:

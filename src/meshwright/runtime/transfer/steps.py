@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
+from meshwright import jax_compat
 from meshwright.runtime.transfer.pieces import Program, compiling, cutting, joining
 from meshwright.runtime.transfer.routes import Box, Move, Route, relative, shape_of
 from meshwright.runtime.transfer.transports import Connect, SameProcess, Transport
@@ -28,6 +30,7 @@ class Steps:
         self._dtype = dtype
         self._compiling: list[Any] = []
         self._places: dict[tuple[Any, Box], int] = {}  # positions of pieces on devices
+        self._owned: set[int] = set()  # positions of pieces that are shards of the array itself
         fetched, joined = defaultdict(list), defaultdict(list)
         for move in route.fetches:
             fetched[move.source].append(move.box)
@@ -74,6 +77,7 @@ class Steps:
         distinct = tuple(dict.fromkeys(boxes))
         self._add((device, box) for box in distinct)
         if distinct == (whole,):
+            self._owned.add(self._places[device, whole])
             return None
         program = cutting(tuple(relative(box, whole) for box in distinct))
         self._compiling.append(compiling(program, (shape_of(whole),), self._dtype, device))
@@ -84,11 +88,13 @@ class Steps:
         local = [move for move in moves if _is_here(move.source) and _is_here(move.target)]
         across: list[Move] = [move for move in moves if _process(move.source) != _process(move.target)]
         copied = [self._places[move.source, move.box] for move in local]
-        sent = [self._places[move.source, move.box] for move in across if _is_here(move.source)]
+        outgoing = [move for move in across if _is_here(move.source)]
+        sent = [self._places[move.source, move.box] for move in outgoing]
+        owned = [(i, SingleDeviceSharding(move.source)) for i, move in enumerate(outgoing) if sent[i] in self._owned]
         received = [move for move in across if _is_here(move.target)]
         self._add((move.target, move.box) for move in (*local, *received))
         transport = connect(across) if sent or received else None
-        return _Exchange(copied, SameProcess(local), sent, transport)
+        return _Exchange(copied, SameProcess(local), sent, owned, transport)
 
     def _join(self, device: Any, whole: Box, boxes: Sequence[Box]) -> tuple[list[int], Program | None]:
         """The positions of a shard's pieces, and the program that joins them; None where there is only one."""
@@ -105,19 +111,44 @@ class Steps:
 
 
 class _Exchange:
-    """Moves pieces of a list: some to devices of this process, some to and from others; what arrives is appended."""
+    """Moves pieces of a list: some to devices of this process, some to and from others; what arrives is appended.
 
-    def __init__(self, copied: list[int], local: SameProcess, sent: list[int], across: Transport | None):
-        self._copied, self._local, self._sent, self._across = copied, local, sent, across
+    Args:
+        copied: The positions of pieces for this process's devices.
+        local: Copies them.
+        sent: The positions of pieces for other processes.
+        owned: Which of those are shards of the caller's array, and where; they are copied, since the caller may donate
+            or delete the array before another process has pulled them.
+        across: Sends them, and receives others.
+    """
+
+    def __init__(
+        self,
+        copied: list[int],
+        local: SameProcess,
+        sent: list[int],
+        owned: list[tuple[int, Any]],
+        across: Transport | None,
+    ):
+        self._copied, self._local, self._sent, self._owned, self._across = copied, local, sent, owned, across
 
     def start(self, pieces: list[Any]) -> Callable[[], None]:
         """Begins the moves; returns a function that waits for what comes from other processes."""
         across = self._across
-        received = [] if across is None else across.exchange([pieces[place] for place in self._sent])
+        received = [] if across is None else across.exchange(self._outgoing(pieces))
         if self._copied:
             pieces.extend(self._local.exchange([pieces[place] for place in self._copied]))
         pieces.extend(received)
         return _nothing if across is None else lambda: across.wait(received)
+
+    def _outgoing(self, pieces: Sequence[Any]) -> list[Any]:
+        sent = [pieces[place] for place in self._sent]
+        if self._owned:
+            shards = [sent[i] for i, _ in self._owned]
+            copies = jax_compat.copy_shards(shards, [sharding for _, sharding in self._owned], may_alias=False)
+            for (i, _), copy in zip(self._owned, copies, strict=True):
+                sent[i] = copy
+        return sent
 
 
 def _nothing() -> None:
