@@ -124,13 +124,14 @@ def others():
 
 
 def losses():
-    """Process 1 takes no part in a transfer, and is then killed: what process 0 says, and after how many seconds."""
+    """Process 1 moves another array than process 0, and is then killed: what process 0 says, after how many seconds."""
     here, there = (NamedSharding(mesh(process, 4), PartitionSpec("x")) for process in (0, 1))
     if jax.process_index() == 1:
-        time.sleep(2)
+        Transfer((4, 2), np.dtype("float32"), there, here).start(placed(np.ones((4, 2), np.float32), there))
+        time.sleep(3)
         os.kill(os.getpid(), signal.SIGKILL)
     found = {}
-    for name, timeout_s in (("silent", 0.2), ("killed", 60), ("gone", 60), ("never met", 60)):
+    for name, timeout_s in (("silent", 1.0), ("killed", 60), ("gone", 60), ("never met", 60)):
         if name == "never met":
             pulls._server.cache_clear()  # as in a process that has not been in touch with the other before
         started = time.monotonic()

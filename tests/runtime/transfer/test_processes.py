@@ -86,7 +86,7 @@ def bytes_of_range(count):
 def test_a_process_that_is_silent_or_killed_is_named(logs):
     found = read(logs[0], "LOSSES")
     assert found["silent"][0].startswith(
-        "process 1 sent nothing to process 0 for 0.2 s; all processes must move the same"
+        "process 1 sent nothing to process 0 for 1 s; all processes must move the same"
     )
     for name in ("killed", "gone", "never met"):
         said, seconds = found[name]

@@ -7,14 +7,15 @@ are avoided here:
   are posted.
 - A connection to a server that has ended waits for ever, and the `timeout` of a pull has no effect. So the port is
   tried before the first pull and while a pull waits, and the waiting is bounded here.
-- Arrays are found by their number alone. So both ends count the posts from one process to another, which they make in
-  the same order.
+- Arrays are found by their number alone, whatever their shapes. So both ends count the posts from one process to
+  another, which they make in the same order, and the number also depends on the types: out of order nothing is found.
 
 A pull whose server ends fails at once. On CPUs a server needs threads of XLA's client: see `cpu_turns.add_threads`.
 """
 
 import socket
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -33,7 +34,7 @@ from meshwright.runtime.transfer.routes import Move
 _FOLDER = "meshwright/transfer/"
 _LOOK_S = 1.0  # between looks whether a process that is waited for still exists
 _CONNECT_S = 10.0  # for the host of a process to accept a connection
-_NUMBERS = 2**32  # of posts from one process to another
+_NUMBERS = 2**24  # of posts from one process to another, until they begin anew; and of stamps
 
 
 class Pulls:
@@ -49,15 +50,17 @@ class Pulls:
         self._receivers = _by_process(sent)  # the positions of what each of them is sent
         self._senders = _by_process([move.source for move in received])  # and of what each of them sends
         self._specs = {peer: [specs[i] for i in places] for peer, places in self._senders.items()}
+        self._stamps = {peer: _stamp(moves, dtype, here, peer) for peer in self._receivers}
+        self._their_stamps = {peer: _stamp(moves, dtype, peer, here) for peer in self._senders}
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         """See `Transport`; the pieces are posted before any is pulled, so that processes may exchange some."""
         server = _server()
         for peer, places in self._receivers.items():
-            server.post(peer, [sent[place] for place in places])
+            server.post(peer, self._stamps[peer], [sent[place] for place in places])
         received: list[Any] = [None] * self._num_received
         for peer, places in self._senders.items():
-            pulled = server.pull(peer, self._specs[peer], self._timeout_s)
+            pulled = server.pull(peer, self._their_stamps[peer], self._specs[peer], self._timeout_s)
             for place, array in zip(places, pulled, strict=True):
                 received[place] = array
         return received
@@ -81,17 +84,17 @@ class _Server:
         if not jax_compat.publish(f"{_FOLDER}{self._process}", self._server.address()):
             raise ProcessError("process 0 cannot be reached any more; its own output may say why")
 
-    def post(self, receiver: int, arrays: Sequence[Any]) -> None:
+    def post(self, receiver: int, stamp: int, arrays: Sequence[Any]) -> None:
         """Offers arrays to a process, and returns at once."""
-        self._server.await_pull(self._number(self._process, receiver), list(arrays))
+        self._server.await_pull(self._number(self._process, receiver, stamp), list(arrays))
 
-    def pull(self, sender: int, specs: Sequence[Any], timeout_s: float) -> list[Any]:
+    def pull(self, sender: int, stamp: int, specs: Sequence[Any], timeout_s: float) -> list[Any]:
         """Begins to fetch the arrays that a process posts for this one."""
         if sender not in self._connections:
             self._addresses[sender] = self._find(sender, timeout_s)
             self._check(sender)
             self._connections[sender] = self._server.connect(self._addresses[sender])
-        return self._connections[sender].pull(self._number(sender, self._process), list(specs))
+        return self._connections[sender].pull(self._number(sender, self._process, stamp), list(specs))
 
     def wait(self, sender: int, arrays: Sequence[Any], timeout_s: float) -> None:
         """Waits until arrays have arrived from a process."""
@@ -110,10 +113,10 @@ class _Server:
         except jax.errors.JaxRuntimeError as error:
             raise ProcessError(_lost(sender, str(error).splitlines()[0])) from error
 
-    def _number(self, sender: int, receiver: int) -> int:
+    def _number(self, sender: int, receiver: int, stamp: int) -> int:
         """The number of the next post, which both ends count; a server has one sender and any receivers."""
         self._num_posts[sender, receiver] += 1
-        return receiver * _NUMBERS + self._num_posts[sender, receiver] % _NUMBERS
+        return (receiver * _NUMBERS + stamp) * _NUMBERS + self._num_posts[sender, receiver] % _NUMBERS
 
     def _find(self, process: int, timeout_s: float) -> str:
         """The address of another process's server, once it has one."""
@@ -148,6 +151,12 @@ def _server() -> _Server:
 
 def _process(device: Any) -> int:
     return int(device.process_index)
+
+
+def _stamp(moves: Sequence[Move], dtype: Any, sender: int, receiver: int) -> int:
+    """A number that depends on what one process sends to another."""
+    sent = [move.box for move in moves if (_process(move.source), _process(move.target)) == (sender, receiver)]
+    return zlib.crc32(repr((str(dtype), sent)).encode()) % _NUMBERS
 
 
 def _by_process(devices: Sequence[Any]) -> dict[int, list[int]]:
