@@ -7,7 +7,8 @@ or else by JAX's heartbeat alone.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright.errors import ProcessError
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.transfer.routes import Move
 
@@ -45,7 +47,9 @@ class Permutes:
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         """See `Transport`."""
         pieces = {(move.source, move.box): piece for move, piece in zip(self._sent, sent, strict=True)}
-        moved = self._run(*(self._pack(*each, pieces) for each in zip(self._rounds, self._lengths, strict=True)))
+        packed = [self._pack(*each, pieces) for each in zip(self._rounds, self._lengths, strict=True)]
+        with self._naming_processes():
+            moved = self._run(*packed)
         found: dict[Move, Any] = {}
         for each, array in zip(self._rounds, moved, strict=True):
             shards = {shard.device: shard.data for shard in array.addressable_shards}
@@ -54,7 +58,19 @@ class Permutes:
 
     def wait(self, received: Sequence[Any]) -> None:
         """See `Transport`."""
-        jax.block_until_ready(list(received))
+        with self._naming_processes():
+            jax.block_until_ready(list(received))
+
+    @contextmanager
+    def _naming_processes(self) -> Iterator[None]:
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            processes = sorted({device.process_index for device in self._mesh.devices.flat})
+            raise ProcessError(
+                f"one of the processes {', '.join(map(str, processes))} ended or failed while they moved an array "
+                f"({str(error).splitlines()[0]:.200}); its own output may say why"
+            ) from error
 
     def _pack(self, moves: Sequence[Move], length: int, pieces: Mapping[Any, Any]) -> Any:
         """One array with what each device sends in a round, and zeros where it sends nothing."""
