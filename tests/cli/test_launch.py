@@ -53,7 +53,10 @@ def test_options_after_the_script_are_the_scripts(tmp_path):
 
 
 def test_a_process_that_fails_is_named_with_its_last_lines_and_the_others_are_ended(tmp_path):
-    code = "print('well', flush=True)\nif me == 1: sys.exit('no data')\ntime.sleep(600)"
+    code = (
+        "print('well', flush=True)\nif me == 0:\n open('said', 'w').close()\n time.sleep(600)\n"
+        "while not os.path.exists('said'): time.sleep(0.01)\nsys.exit('no data')"
+    )
     status, out, errors = end(start(tmp_path, code, "--grace", "0.5"))
     assert status == 1 and sorted(out) == ["[0] well", "[1] well"]
     assert errors == [

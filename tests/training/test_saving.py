@@ -27,6 +27,8 @@ mw.save(sys.argv[1], 1, {"w": jnp.arange(1000.0)})
 os.rename = os.replace = late
 saving = mw.save(sys.argv[1], 2, {"w": jnp.arange(1000.0) + 1}, wait=False)
 print(saving.is_done)
+if sys.argv[2:] == ["error"]:
+    raise KeyError("a mistake")
 """
 
 
@@ -79,9 +81,11 @@ def test_saving_does_not_disturb_the_agreement_on_preemption(tmp_path, monkeypat
     assert asked == []
 
 
-def test_the_end_of_the_program_waits(tmp_path):
-    done = subprocess.run([sys.executable, "-c", SLOWLY, tmp_path], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+@pytest.mark.parametrize("how", ["well", "error"])
+def test_the_end_of_the_program_waits(tmp_path, how):
+    done = subprocess.run([sys.executable, "-c", SLOWLY, tmp_path, how], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (how == "error", "False\n")
+    assert done.stderr == "" if how == "well" else done.stderr.endswith("KeyError: 'a mistake'\n")
     assert float(mw.restore(tmp_path, like={"w": jnp.zeros(1000)})["w"][0]) == 1
 
 

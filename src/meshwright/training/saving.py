@@ -1,8 +1,8 @@
 """A save that is under way: Orbax copies the state to the host, then writes it in the background."""
 
+import atexit
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
@@ -14,6 +14,7 @@ import jax
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes import peers
 from meshwright.training.checkpoint_files import clean, flush, full_path, listed, manager, orbax, reason, remove
+from meshwright.training.program_end import call_at_end
 
 
 class _WithoutTracebacks(logging.Filter):
@@ -33,6 +34,9 @@ class Saving:
         self._thread: Thread | None = None
         self._error: CheckpointError | None = None
         self._quiet = _WithoutTracebacks()
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self._step} in {self._directory}"
 
     @property
     def is_done(self) -> bool:
@@ -68,9 +72,8 @@ class Saving:
         """Does the same in the background."""
         global _pending
         if _pending is None:
-            # Executors accept no more work once Python has begun to shut down its threads, and Orbax needs them to
-            # complete a checkpoint. So the end of a save is awaited before that, which only this hook of Python allows.
-            threading._register_atexit(_finish_at_exit)  # type: ignore[attr-defined]
+            call_at_end(_finish)
+            atexit.register(_fail_if_lost)
         self._thread = Thread(target=self._run, name="meshwright-saving", daemon=True)
         self._thread.start()
         _pending = self
@@ -134,11 +137,28 @@ def wait_for_saves() -> None:
         _pending.wait()
 
 
-def _finish_at_exit() -> None:
+def _finish() -> None:
+    """Waits at the end of the program; an error must not hide another one that ends it."""
     try:
         wait_for_saves()
     except CheckpointError as error:
-        print(f"meshwright: {error}", file=sys.stderr, flush=True)
-        if peers.current is not None:
-            peers.current.fail(f"process {peers.current.process} ended with {peers.describe_error(error)}")
-        peers.end_process()  # with an exit code that says that something was lost
+        _report(error)
+
+
+def _fail_if_lost() -> None:
+    """Ends the program with an exit code that says so if its last checkpoint is lost."""
+    if _pending is not None and not _pending.is_done:
+        _report(CheckpointError(f"{_pending} was not complete when the program ended; call its wait() before"))
+    if _is_lost:
+        peers.end_process()
+
+
+def _report(error: CheckpointError) -> None:
+    global _is_lost
+    _is_lost = True
+    print(f"meshwright: {error}", file=sys.stderr, flush=True)
+    if peers.current is not None:
+        peers.current.fail(f"process {peers.current.process} ended with {peers.describe_error(error)}")
+
+
+_is_lost = False
