@@ -17,6 +17,8 @@ from meshwright.pipeline.prices.layer_prices import LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
 from meshwright.pipeline.prices.microbatch_weights import once_s
 from meshwright.pipeline.search.result import Found, FoundStage
+from meshwright.plan_files.stored_operations import ops_to_json
+from meshwright.planner.reading.operations import OpPlans
 from meshwright.planner.reading.readback import Readback
 from meshwright.planner.reading.record import make_record, plain_nest, unrestricted
 from meshwright.plans.operations import Collective, OpPlan
@@ -131,6 +133,7 @@ class _Recorder(Pricing):
             sent_kinds=kinds,
             sent=sent,
             sent_op=at,
+            ops=ops_to_json(OpPlans(back).all()) if mesh.num_devices > 1 else [],
         )
 
 

@@ -4,12 +4,14 @@ Types are checked by their annotations (`plain.checked`); this module checks the
 its readers use its numbers as indices.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from meshwright.hardware.clusters import AXIS_NAMES
+from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, Record
 from meshwright.plans.records.staged_record import StagedRecord
 from meshwright.plans.records.traced_program import VIRTUAL, Nest, Program
@@ -54,7 +56,18 @@ def check_staged(record: StagedRecord, num_stages: int) -> StagedRecord:
         kind = tuple[str, Sequence[str], float, float, str, str, str, str, float]
         for sent in checked(view.sent_kinds, Sequence[kind], f"{where}.sent_kinds"):  # type: ignore[valid-type]
             _among(sent[1], AXIS_NAMES[: problem.axes.num_axes], f"{where}.sent_kinds")
+        with _parsed(f"{where}.ops"):
+            parse_ops(view.ops, AXIS_NAMES[: problem.axes.num_axes], f"{where}.ops")
     return record
+
+
+@contextmanager
+def _parsed(where: str) -> Iterator[None]:
+    """Rows that are not even rows are inconsistent, too."""
+    try:
+        yield
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{where} cannot be read ({type(error).__name__}: {error})") from None
 
 
 def _program(program: Program, axes: Axes, num_nodes: int, where: str) -> None:

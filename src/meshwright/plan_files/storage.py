@@ -1,7 +1,7 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from typing import Any
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
 from meshwright.output import write_whole
-from meshwright.plan_files.stored_operations import ops_to_json, parse_ops
+from meshwright.plan_files.stored_operations import check_axes, ops_to_json, parse_ops
 from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.pytree_json import skeleton
@@ -52,20 +52,14 @@ class SavedDetails:
             found = tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
             checked(found, tuple[Collective, ...], "collectives")
             for number, item in enumerate(found):
-                _check_axes([item.axes], self.axes, f"collectives[{number}]")
+                check_axes([item.axes], self.axes, f"collectives[{number}]")
             return found
 
     @cached_property
     def ops(self) -> tuple[OpPlan, ...]:
         """See `Details`."""
         with _damage("ops"):
-            found = checked(parse_ops(self.data["ops"]), tuple[OpPlan, ...], "ops")
-            for number, op in enumerate(found):
-                for specs in (op.operands, op.partial, op.results, op.via):
-                    for spec in specs:
-                        _check_axes(spec or (), self.axes, f"ops[{number}]")
-                _check_axes([op.sums, op.waits], self.axes, f"ops[{number}]")
-            return found
+            return parse_ops(self.data["ops"], self.axes, "ops")
 
     def make_record(self, limit: float | None) -> Any:
         """See `Details`."""
@@ -261,15 +255,9 @@ def _check(plan: PlanData) -> None:
     placed = [(plan.arguments, names), (plan.results, names), *((s.tensors, s.mesh.names) for s in plan.stages)]
     for tensors, axes in placed:
         for tensor in tensors:
-            _check_axes(tensor.spec, axes, tensor.path)
+            check_axes(tensor.spec, axes, tensor.path)
             if tensor.role != "static" and len(tensor.spec) != len(tensor.shape):
                 raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and a sharding of {len(tensor.spec)}")
-
-
-def _check_axes(spec: Sequence[Sequence[str]], axes: tuple[str, ...], where: str) -> None:
-    for axis in (axis for split in spec for axis in split):
-        if axis not in axes:
-            raise ValueError(f"{where} is split over {axis!r:.60}, which is none of the mesh's axes {', '.join(axes)}")
 
 
 _TYPES: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.plans.operations import Load, OpPlan
 from meshwright.plans.tensor import Spec, parse_spec, spec_text
+from meshwright.schema import checked
 
 _SHORT = 4  # entries of a short row: serial, label, number of the full row that it repeats, live bytes
 
@@ -20,8 +21,17 @@ def ops_to_json(ops: Sequence[OpPlan]) -> list[list[Any]]:
     return rows
 
 
-def parse_ops(rows: Iterable[Sequence[Any]]) -> tuple[OpPlan, ...]:
-    """The inverse of `ops_to_json`; it also reads files of earlier versions, whose rows are all full."""
+def parse_ops(rows: Iterable[Sequence[Any]], axes: Sequence[str], where: str) -> tuple[OpPlan, ...]:
+    """The inverse of `ops_to_json`; it also reads files of earlier versions, whose rows are all full.
+
+    Args:
+        rows: The rows.
+        axes: The axes of the mesh.
+        where: What the rows are, for errors.
+
+    Raises:
+        ValueError: They have other types than they should, or name other axes.
+    """
     found: list[OpPlan] = []
     for row in rows:
         if len(row) == _SHORT:
@@ -29,7 +39,23 @@ def parse_ops(rows: Iterable[Sequence[Any]]) -> tuple[OpPlan, ...]:
             found.append(replace(found[like], serial=serial, live_bytes=live_bytes))
         else:
             found.append(_parse(row))
+    for number, op in enumerate(checked(tuple(found), tuple[OpPlan, ...], where)):
+        for specs in (op.operands, op.partial, op.results, op.via):
+            for spec in specs:
+                check_axes(spec or (), axes, f"{where}[{number}]")
+        check_axes([op.sums, op.waits], axes, f"{where}[{number}]")
     return tuple(found)
+
+
+def check_axes(spec: Sequence[Sequence[str]], axes: Sequence[str], where: str) -> None:
+    """Refuses a sharding over axes that a mesh does not have.
+
+    Raises:
+        ValueError: It names another axis.
+    """
+    for axis in (axis for split in spec for axis in split):
+        if axis not in axes:
+            raise ValueError(f"{where} is split over {axis!r:.60}, which is none of the mesh's axes {', '.join(axes)}")
 
 
 def _row(op: OpPlan) -> list[Any]:

@@ -41,7 +41,7 @@ def chain(t, steps=1500):
 def test_every_value_is_made_once_for_a_sharding(function, spec, monkeypatch):
     root, made = jnp.arange(float(SIZE)) / SIZE, []
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
-    virtual, env = Virtual(Axes((4,)), mesh), {}
+    virtual, env = Virtual(Axes((4,)), mesh, mesh.axis_names), {}
     closed = jax.make_jaxpr(function)(root)
     env = {closed.jaxpr.invars[0]: (root, spec, "forward")}
     for eqn in closed.jaxpr.eqns:

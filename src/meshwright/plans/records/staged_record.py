@@ -31,6 +31,8 @@ class StageView(Kept):
         held: The arguments of the first spans of memory.
         sent_kinds: Distinct collectives: ``(kind, axes, bytes, seconds, phase, operation, source, purpose, trips)``.
         sent, sent_op: The index of each collective that occurs, and its operation.
+        ops: How a replica splits its operations, as rows of `plan_files.stored_operations`; none in a replica of one
+            device, and in plans of earlier versions.
     """
 
     record: Record
@@ -42,6 +44,7 @@ class StageView(Kept):
     sent_kinds: Sequence[Sequence[Any]]
     sent: Ints
     sent_op: Ints
+    ops: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Statu
 from meshwright.runtime.microbatches.part_program import Draws, Key, PartProgram
 from meshwright.runtime.microbatches.units import Units
 
-__all__ = ["CannotCut", "accumulated"]
+__all__ = ["CannotCut", "CutStep", "accumulated"]
 
 _COMBINE: dict[str, Callable[..., Any]] = {
     "max": lax.reduce_max,
@@ -60,9 +60,9 @@ def accumulated(
     pairs = zip(is_batch, whole.arguments.positions, strict=True)
     examples = [given for given, position in pairs if position is not None]
     try:
-        step = _Step(whole, examples, Cut(count, size // count))
+        step = CutStep(whole, examples, Cut(count, size // count))
     except CannotCut:  # examples may come in groups, which parts of neighbours keep together
-        step = _Step(whole, examples, Cut(count, 1))
+        step = CutStep(whole, examples, Cut(count, 1))
 
     def cut(*args: Any) -> Any:
         if any(isinstance(x, jax.core.Tracer) for x in whole.arguments.rest(args)):
@@ -94,8 +94,19 @@ def _batch_size(args: Sequence[Any], batch: Sequence[int], count: int) -> int:
     return int(sizes[0])
 
 
-class _Step:
-    """A step cut into parts: the operations that run before the parts, for each part, and after them."""
+class CutStep:
+    """A step cut into parts: the operations that run before the parts, for each part, and after them.
+
+    Attributes:
+        program: The step's operations.
+        cut: How the batch is cut.
+        inputs: For each input, 0 where it is cut along its first dim.
+        analysis: How the values depend on the batch.
+        part: The program of one part.
+        shared, sliced: The values that it is given: alike for all parts, and cut.
+        before, after: Operations that run once, before and after the parts.
+        contributions, stacked: The values that the parts compute for those after them: to be combined, or joined.
+    """
 
     def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut):
         self.program = Units.of(whole.jaxpr)

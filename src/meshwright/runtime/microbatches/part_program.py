@@ -6,8 +6,8 @@ computed for the part; rows of other values are taken from the whole.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,28 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body
-from meshwright.runtime.microbatches.cut_operations import CannotCut, Form, form_to, is_half, shrunk, widened
+from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Form, form_to, is_half, shrunk, widened
 from meshwright.runtime.microbatches.units import Unit
 
 Key = tuple[int, int | None]  # a value as it is for a part; or an alike value, cut along a dim
 Env = dict[Key, Any]
-Instruction = Callable[[Env, Any], None]
+
+
+class Instruction(Protocol):
+    """One step of the program for a part: computes values of an environment, for the part with some index.
+
+    Attributes:
+        unit: The operation that it runs; None where it only takes rows.
+        ins, outs: The values that it reads and computes.
+    """
+
+    unit: Unit | None
+    outs: list[Key]
+
+    @property
+    def ins(self) -> list[Key]: ...
+
+    def __call__(self, env: Env, index: Any) -> None: ...
 
 
 class Draws:
@@ -148,12 +164,7 @@ class PartProgram:
         assert dim is not None
         self.entering[value].discard(dim)
         self._want((value, None))
-        cut = self.analysis.cut
-
-        def take(env: Env, index: Any) -> None:
-            env[key] = lax.dynamic_index_in_dim(cut.parts(jnp.asarray(env[value, None]), dim), index, keepdims=False)
-
-        self.instructions.append(take)
+        self.instructions.append(_Take(value, dim, self.analysis.cut))
 
     def _emit(self, unit: Unit, form: Form | None, outs: Sequence[Key], *, is_draw: bool) -> None:
         """Adds an operation whose results are `outs`; its alike operands are cut as its form says."""
@@ -189,13 +200,28 @@ class PartProgram:
             self._want(key)
 
 
+class _Take:
+    """Takes the part's rows of a whole value."""
+
+    unit: Unit | None = None
+
+    def __init__(self, value: int, dim: int, cut: Cut):
+        self.dim, self.cut = dim, cut
+        self.ins: list[Key] = [(value, None)]
+        self.outs: list[Key] = [(value, dim)]
+
+    def __call__(self, env: Env, index: Any) -> None:
+        parts = self.cut.parts(jnp.asarray(env[self.ins[0]]), self.dim)
+        env[self.outs[0]] = lax.dynamic_index_in_dim(parts, index, keepdims=False)
+
+
 class _Operation:
     """Runs one equation on a part."""
 
     def __init__(
         self, unit: Unit, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis, is_draw: bool
     ):
-        self.unit, self.ins, self.outs, self.is_draw = unit, ins, outs, is_draw
+        self.unit, self.ins, self.outs, self.is_draw = unit, ins, list(outs), is_draw
         self.params, self.shapes, self.widens = dict(unit.eqn.params), None, False
         if form is not None:
             cut = analysis.cut
@@ -226,7 +252,7 @@ class _Loop:
     """Runs a scan on a part."""
 
     def __init__(self, unit: Unit, body: Body, results: dict[Key, Key], around: PartProgram):
-        self.unit, self.results = unit, results
+        self.unit, self.results, self.outs = unit, results, list(results)
         first, inner = body.num_consts + body.num_carry, body.analysis
         self.carried = range(body.num_consts, first)
         self.left = [body.carry_key(i) for i in range(body.num_carry)]
@@ -271,7 +297,7 @@ class _Checkpoint:
     """Runs a checkpoint on a part."""
 
     def __init__(self, unit: Unit, body: Body, results: dict[Key, Key], around: PartProgram):
-        self.unit, self.results = unit, results
+        self.unit, self.results, self.outs = unit, results, list(results)
         inner = body.analysis.program
         self.program = PartProgram(body.analysis, results.values(), around.draws, cut_outside=inner.inputs)
         keys = self.program.keys

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh as DeviceMesh
-from jax.sharding import NamedSharding
 
 from meshwright import jax_compat
 from meshwright.graph.accumulation import contributes
@@ -20,6 +18,7 @@ from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.rules import loop_nest
+from meshwright.runtime.program.meshes import constrain, on_each_device
 from meshwright.runtime.program.per_device import CONVOLUTION, in_groups, own_part
 
 
@@ -64,11 +63,6 @@ def sums_by_hand(eqn: Any, op: OpPlan) -> bool:
     only summed over, and the operands of convolutions of several groups.
     """
     return len(op.sums) > 1 or sums_over_pixels(eqn, op) or (bool(op.sums) and in_groups(eqn))
-
-
-def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:
-    """A value constrained to a sharding."""
-    return lax.with_sharding_constraint(value, NamedSharding(mesh, partition_spec(spec)))
 
 
 class Contributions:
@@ -118,12 +112,11 @@ class Contributions:
         def contribution(*xs: Any) -> Any:
             return jnp.expand_dims(jax_compat.bind(own, xs)[0], range(len(axes)))
 
-        function = jax.shard_map(
+        function = on_each_device(
             contribution,
-            mesh=self.mesh,
-            in_specs=tuple(partition_spec(spec or ()) for spec in op.operands),
-            out_specs=partition_spec((*((axis,) for axis in axes), *(op.partial[0] or ()))),
-            check_vma=False,
+            self.mesh,
+            tuple(partition_spec(spec or ()) for spec in op.operands),
+            partition_spec((*((axis,) for axis in axes), *(op.partial[0] or ()))),
         )
         return self.waiting(function(*operands), op, axes)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -22,7 +21,8 @@ from meshwright.plans.tensor import Spec
 from meshwright.rules import loop_nest
 from meshwright.rules.base import NARROWEST
 from meshwright.runtime.program.bits import from_ordered, ordered, words_of
-from meshwright.runtime.program.contributions import Contributions, Waiting, constrain
+from meshwright.runtime.program.contributions import Contributions, Waiting
+from meshwright.runtime.program.meshes import constrain, on_each_device
 from meshwright.runtime.program.per_device import convolve, do_alone, is_done_alone, is_multiplied
 
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # where their start positions begin
@@ -224,4 +224,4 @@ def _sent(dtype: Any, mesh: DeviceMesh) -> Any:
 
 def _by_hand(function: Callable[..., Any], op: OpPlan, mesh: DeviceMesh, result: Spec) -> Callable[..., Any]:
     specs = tuple(partition_spec(spec or ()) for spec in op.operands)
-    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=partition_spec(result), check_vma=False)
+    return on_each_device(function, mesh, specs, partition_spec(result))

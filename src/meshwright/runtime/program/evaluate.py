@@ -20,8 +20,9 @@ from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.program import corrected
-from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, constrain, sums_by_hand
+from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
 from meshwright.runtime.program.matching import check_program, is_even, other_function
+from meshwright.runtime.program.meshes import constrain
 from meshwright.runtime.program.serials import count, count_ops, is_operation
 from meshwright.runtime.program.virtual_values import Known, Virtual
 from meshwright.strategy.reshard import Resharding
@@ -40,7 +41,7 @@ class Evaluator:
         self.axes = Axes(plan.mesh.sizes)
         self.resharding = Resharding(plan.mesh, self.axes)
         self.contributions = Contributions(mesh)
-        self.virtual = Virtual(self.axes, mesh)
+        self.virtual = Virtual(self.axes, mesh, plan.mesh.names)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # a value that varies between trips
@@ -56,6 +57,10 @@ class Evaluator:
         outs, _ = self._jaxpr(closed, entries, 0)
         # The caller places a result that has no sharding yet, such as a literal.
         return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
+
+    def piece(self, closed: Any, entries: Sequence[Entry], serial: int) -> list[Entry]:
+        """The results of a jaxpr that is a piece of the plan's program, whose first operation has a number there."""
+        return self._jaxpr(closed, entries, serial)[0]
 
     def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
         env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
@@ -111,7 +116,7 @@ class Evaluator:
         if op is not None and op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
         if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
-            return [self._settled(self._contribution(eqn, op, op.sums, ins))]
+            return [self.settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         made = corrected.run(eqn, op, self.contributions, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
@@ -120,7 +125,7 @@ class Evaluator:
             return [(made[0], op.results[0], op.phase)]
         given = self._give(made, op, op is not None and corrected.is_settled(eqn, op))
         if op is None:
-            self.virtual.add(eqn, [self._settled(entry) for entry in ins], made)
+            self.virtual.add(eqn, [self.settled(entry) for entry in ins], made)
         if widened:
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
         return given
@@ -129,7 +134,7 @@ class Evaluator:
         params = eqn.params
         body = jax_compat.close(params["jaxpr"])
         num_consts, num_carry = jax_compat.scan_counts(eqn)
-        ins = [self._settled(entry) for entry in ins]
+        ins = [self.settled(entry) for entry in ins]
         consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
         init, serial = self._pseudo(init, serial)
         first_slice, inside = serial, serial + len(xs)
@@ -162,7 +167,7 @@ class Evaluator:
         params = eqn.params
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         condition, body = jax_compat.close(params["cond_jaxpr"]), jax_compat.close(params["body_jaxpr"])
-        ins = [self._settled(entry) for entry in ins]
+        ins = [self.settled(entry) for entry in ins]
         init, start = self._pseudo(ins[num_cond + num_body :], serial)
         carry_ops = [self.ops.get(serial + i) for i in range(len(init))]
         inside = start + count_ops(condition)
@@ -188,7 +193,7 @@ class Evaluator:
         starts = [serial + sum(count_ops(b) for b in branches[:i]) for i in range(len(branches))]
         merge = serial + sum(count_ops(b) for b in branches)
         merge_ops = [self.ops.get(merge + i) for i in range(len(eqn.outvars))]
-        ins = [self._settled(entry) for entry in ins]
+        ins = [self.settled(entry) for entry in ins]
 
         def branch(index: int) -> Callable[..., list[Any]]:
             @self._inside()
@@ -242,7 +247,7 @@ class Evaluator:
         made = sum(beside[1:], beside[0]) if eqn.primitive.name in ADDING else jax_compat.bind(eqn, beside)[0]
         return self._constrain(made, op.results[0])
 
-    def _settled(self, entry: Entry) -> Known:
+    def settled(self, entry: Entry) -> Known:
         """A value with its contributions added up, if it has any; this is done once for all its readers."""
         value, spec, phase = entry
         if not isinstance(spec, Waiting):
@@ -254,7 +259,7 @@ class Evaluator:
 
     def _lay_down(self, entries: Sequence[Entry]) -> list[Known]:
         """Values that a body reads from outside, constrained: XLA might otherwise reshard them for one reader."""
-        known = map(self._settled, entries)
+        known = map(self.settled, entries)
         return [(x if spec is None else self._constrain(x, spec), spec, phase) for x, spec, phase in known]
 
     def _carried(self, out: Entry, op: OpPlan | None) -> Any:
@@ -275,7 +280,7 @@ class Evaluator:
 
     def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
         """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
-        value, spec, phase = self._settled(entry)
+        value, spec, phase = self.settled(entry)
         if op is None:
             return value
         target = op.operands[position]
@@ -332,7 +337,7 @@ class Evaluator:
             self._copies, self._outer, self._varying = before
 
     def _to(self, entry: Entry, target: Spec | None) -> Any:
-        value, spec, _ = self._settled(entry)
+        value, spec, _ = self.settled(entry)
         if target is None or spec == target:
             return value
         if spec is None:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import jax
 from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
 from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
+from meshwright.runtime.program.meshes import on_each_device
 
 Specs = Sequence[Spec | None]
 
@@ -33,13 +33,7 @@ def in_groups(eqn: Any) -> bool:
 def do_alone(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Sequence[Any]) -> list[Any]:
     """The results of an operation, which reads its operands and makes its results in the given shardings."""
     own = own_part(eqn, read, mesh)
-    function = jax.shard_map(
-        lambda *xs: tuple(jax_compat.bind(own, xs)),
-        mesh=mesh,
-        in_specs=_partitions(read),
-        out_specs=_partitions(made),
-        check_vma=False,
-    )
+    function = on_each_device(lambda *xs: tuple(jax_compat.bind(own, xs)), mesh, _partitions(read), _partitions(made))
     return list(function(*operands))
 
 
@@ -67,14 +61,7 @@ def convolve(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Seq
     def kept(specs: Specs) -> tuple[Any, ...]:
         return _partitions([tuple(tuple(a for a in dim if a in axes) for dim in spec or ()) for spec in specs])
 
-    function = jax.shard_map(
-        lambda *xs: tuple(jax_compat.bind(eqn, xs)),
-        mesh=mesh,
-        in_specs=kept(read),
-        out_specs=kept(made),
-        axis_names=axes,
-        check_vma=False,
-    )
+    function = on_each_device(lambda *xs: tuple(jax_compat.bind(eqn, xs)), mesh, kept(read), kept(made), axes)
     return list(function(*operands))
 
 

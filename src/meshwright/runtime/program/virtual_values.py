@@ -46,8 +46,8 @@ class Virtual:
     and computed once for all readers that need it in the same sharding, without recursion.
     """
 
-    def __init__(self, axes: Axes, mesh: DeviceMesh) -> None:
-        self._axes, self._mesh, self._names = axes, mesh, tuple(mesh.axis_names)
+    def __init__(self, axes: Axes, mesh: DeviceMesh, names: tuple[str, ...]) -> None:
+        self._axes, self._mesh, self._names = axes, mesh, names
         # Keyed by identity; the value is kept alive so that no other object gets its identity.
         self._makers: dict[int, tuple[Any, Any, Sequence[Known], int]] = {}
         self._rooted: set[int] = set()  # values that depend on more than constants

@@ -1,0 +1,329 @@
+"""Carries out the instructions of a pipeline's stages on the devices of this process.
+
+All arrays of a step have a slot in one list. Before the first step every instruction is bound to the slots that it
+reads and fills, and to the slots that nobody reads after it; a step is one walk over the bound instructions.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwright.graph import Traced
+from meshwright.plans.operations import OpPlan
+from meshwright.plans.plan import PlanData
+from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.stages.layout import StageDevices
+from meshwright.runtime.stages.lowering import Lowered, StageLowering
+from meshwright.runtime.stages.packs import Packs
+from meshwright.runtime.stages.stage_programs import PREPARE, cut_stages, result_owners
+from meshwright.schedules import table
+from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
+from meshwright.schedules.instructions import (
+    EXCHANGE,
+    PARAMETERS,
+    RUN,
+    SEND,
+    UPDATE,
+    Instruction,
+    Link,
+    in_order,
+    instruct,
+)
+
+Run = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An instruction bound to slots.
+
+    Attributes:
+        run: The function that it calls.
+        reads, fills: The slots of its arguments and of its results.
+        drops: Slots that nobody reads afterwards.
+        name: What it is, for people.
+    """
+
+    run: Run
+    reads: tuple[int, ...]
+    fills: tuple[int, ...]
+    drops: tuple[int, ...]
+    name: str
+
+
+class Engine:
+    """A pipelined step on some devices.
+
+    Attributes:
+        programs: The programs of the stages.
+        lowered: The same as JAX has them.
+        instructions: The instructions of each stage.
+    """
+
+    def __init__(
+        self,
+        plan: PlanData,
+        traced: Traced,
+        steps: Sequence[CutStep],
+        devices: Sequence[StageDevices],
+        ops: Sequence[dict[int, OpPlan]],
+    ):
+        assert plan.pipeline is not None
+        self.devices, self.graph = devices, traced.graph
+        self.programs = cut_stages(plan, traced.graph, steps)
+        self.packs = Packs.of(self.programs)
+        self.stages = [
+            StageLowering(self.programs, s, own, plan, traced.graph, ops[s]) for s, own in enumerate(devices)
+        ]
+        self.lowered: dict[tuple[str, int, int], Lowered] = {}
+        self._lower()
+        pipeline = plan.pipeline
+        self.num_microbatches = pipeline.num_microbatches
+        rows = table(pipeline.schedule, len(devices), pipeline.num_microbatches, pipeline.interleave)
+        rows = tuple(
+            tuple(step for step in row if self._has(step.work, step.chunk * len(devices) + s))
+            for s, row in enumerate(rows)
+        )
+        owners = self.programs.assignment.argument
+        shares = sorted({(owners[leaf], s) for leaf, stages in self.programs.copies.items() for s in stages})
+        self.instructions = instruct(rows, self.programs.links, shares, self.programs.rounds.num_rounds)
+        every = [d for own in devices for d in own.mesh.devices.ravel()]
+        self.everywhere = NamedSharding(DeviceMesh(np.array(every), ("devices",)), PartitionSpec())
+        self._slots: dict[Any, int] = {}
+        self._index = [
+            [jax.device_put(np.int32(i), own.everywhere) for i in range(self.num_microbatches)] for own in devices
+        ]
+        self.bound = self._bind()
+
+    def _has(self, work: str, virtual: int) -> bool:
+        program = self.programs.passes.get((work, virtual))
+        return program is not None and (work == FORWARD or bool(program.pieces))
+
+    def _lower(self) -> None:
+        """Lowers all programs, in the order in which values flow."""
+        for stage, program in self.programs.prepare.items():
+            self.lowered[program.work, stage, program.place] = self.stages[stage].prepare(program)
+        last = self.programs.assignment.num_chunks - 1
+        order = [(FORWARD, v) for v in range(last + 1)]
+        order += [(work, v) for v in range(last, -1, -1) for work in (BACKWARD, WEIGHTS)]
+        for where in order:
+            program = self.programs.passes.get(where)
+            if program is None:
+                continue
+            self._take_specs(where)
+            self.lowered[program.work, program.stage, program.place] = self.stages[program.stage].one_pass(program)
+        for (stage, turn), program in sorted(self.programs.updates.items()):
+            self.lowered[program.work, stage, turn] = self.stages[stage].update(program, self.packs)
+
+    def _take_specs(self, where: tuple[str, int]) -> None:
+        """Values that a pass receives are split inside its replicas as in those of the sender, if that is possible."""
+        for link, keys in self.programs.sent.items():
+            if link.target == where:
+                source, target = (self.stages[v % len(self.stages)] for _, v in link)
+                for key in keys:
+                    spec = source.specs.get(key)
+                    target.specs.setdefault(key, spec if _fits(spec, source, target) else None)
+
+    def compile(self, say: Callable[[str], None] | None = None) -> None:
+        """Compiles all programs, side by side."""
+        todo = list(self.lowered.values())
+        with ThreadPoolExecutor() as pool:
+            for number, _ in enumerate(pool.map(Lowered.compile, todo), 1):
+                if say is not None:
+                    say(f"compiling the stages: {number} of {len(todo)} programs")
+
+    def slot(self, *name: Any) -> int:
+        """The slot of an array: by the kind of array, the stage and so on."""
+        return self._slots.setdefault(name, len(self._slots))
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        """The results of a step, given the arguments' leaves in their places: see `places`."""
+        arrays: list[Any] = [None] * len(self._slots)
+        for slot, index in self._given:
+            arrays[slot] = index
+        for slot, place, leaf in self._entering:
+            arrays[slot] = place(leaves[leaf])
+        for one in self.bound:
+            made = one.run(*[arrays[i] for i in one.reads])
+            for slot, array in zip(one.fills, made, strict=True):
+                arrays[slot] = array
+            for slot in one.drops:
+                arrays[slot] = None
+        return [take(leaves, arrays) for take, _ in self._leaving]
+
+    def _bind(self) -> list[Bound]:
+        found: list[tuple[Run, list[int], list[int], str]] = []
+        for program in self.programs.passes.values():
+            if program.totals:
+                slots = [self.slot("total", program.stage, v) for v in program.totals]
+                found.append((self.stages[program.stage].zeros(program), [], slots, f"zeros of {program}"))
+        ready: set[int] = set()
+        for stage, one in in_order(self.instructions):
+            if one.do == RUN and stage not in ready:  # shared parameters have come
+                ready.add(stage)
+                if stage in self.programs.prepare:
+                    found.append(self._program(PREPARE, stage, stage))
+            found += self._instruction(stage, one)
+        self._given = [
+            (self._slots["index", s, i], index)
+            for s, own in enumerate(self._index)
+            for i, index in enumerate(own)
+            if ("index", s, i) in self._slots
+        ]
+        self._entering = list(self._leaves())
+        self._leaving = [self._result(place, v) for place, v in enumerate(self.programs.steps[0].program.outputs)]
+        last: dict[int, int] = {}
+        for number, (_, reads, fills, _) in enumerate(found):
+            last.update(dict.fromkeys((*reads, *fills), number))
+        kept = {slot for _, slots in self._leaving for slot in slots}
+        drops: dict[int, list[int]] = {}
+        for slot, number in last.items():
+            if slot not in kept:
+                drops.setdefault(number, []).append(slot)
+        return [
+            Bound(run, tuple(reads), tuple(fills), tuple(drops.get(n, ())), name)
+            for n, (run, reads, fills, name) in enumerate(found)
+        ]
+
+    def _leaves(self) -> Iterator[tuple[int, Callable[[Any], Any], int]]:
+        """The slots of arguments, each with how it is placed and the number of the leaf."""
+        for name, slot in self._slots.items():
+            if name[0] == "leaf":
+                _, stage, leaf = name
+                if self.programs.is_everywhere(leaf):
+                    place = self.devices[stage].everywhere
+                elif self.programs.assignment.argument[leaf] == stage:
+                    place = self.stages[stage].leaf(leaf)
+                else:
+                    continue
+                yield slot, _placer(place), leaf
+            elif name[0] == "batch":
+                _, stage, leaf = name
+                yield slot, _batch_placer(self.stages[stage].batch(leaf), self.num_microbatches), leaf
+
+    def _instruction(self, stage: int, one: Instruction) -> Iterator[tuple[Run, list[int], list[int], str]]:
+        if one.do == RUN:
+            yield self._program(one.work, stage, one.chunk, one.microbatch)
+        elif one.do == UPDATE and (stage, one.round) in self.programs.updates:
+            yield self._program(UPDATE, stage, one.round)
+        elif one.do == EXCHANGE:
+            yield from self._exchange(stage, one.round)
+        elif one.do == SEND and one.work == PARAMETERS:
+            for leaf, stages in self.programs.copies.items():
+                if self.programs.assignment.argument[leaf] == stage and one.peer in stages:
+                    names = ("leaf", stage, leaf), ("leaf", one.peer, leaf)
+                    yield self._move(*names, self.stages[one.peer].leaf(leaf))
+        elif one.do == SEND:
+            for key in self.programs.sent[Link((one.work, one.chunk), one.target)]:
+                names = ("value", stage, key, one.microbatch), ("value", one.peer, key, one.microbatch)
+                yield self._move(*names, self.stages[one.peer].value(key))
+
+    def _exchange(self, stage: int, turn: int) -> Iterator[tuple[Run, list[int], list[int], str]]:
+        """What a stage receives after a round of the update."""
+        for pack, readers in self.packs.readers.items():
+            if stage in readers and pack[1] == turn:
+                yield self._move(("pack", pack[0], pack), ("pack", stage, pack), self.devices[stage].everywhere)
+        for value, source, target in self.programs.rounds.sent.get(turn, ()):
+            if target == stage and value not in self.packs.place:
+                place = self.stages[stage].update_place(value)
+                yield self._move(self._update_name(source, value), ("update", stage, value), place)
+
+    def _update_name(self, stage: int, value: int) -> tuple[Any, ...]:
+        if value in self.programs.steps[0].program.inputs:
+            return ("leaf", stage, value)
+        return ("update", stage, value)
+
+    def _move(self, source: Any, target: Any, sharding: Any) -> tuple[Run, list[int], list[int], str]:
+        def move(array: Any) -> list[Any]:
+            return [jax.device_put(array, sharding)]
+
+        return move, [self.slot(*source)], [self.slot(*target)], f"{source} to stage {target[1]}"
+
+    def _program(
+        self, work: str, stage: int, place: int, microbatch: int = -1
+    ) -> tuple[Run, list[int], list[int], str]:
+        lowered = self.lowered[work, stage, place]
+        program = lowered.program
+        if work == UPDATE:
+            reads = [slot for key in self.packs.single(program) for slot in self._update_slots(stage, key[0])]
+            reads += [self.slot("pack", stage, pack) for pack in self.packs.read(program)]
+            fills = [self.slot("update", stage, v) for v, _ in program.outputs]
+            fills += [self.slot("pack", stage, pack) for pack in self.packs.sent(stage, place)]
+            return lowered.run, reads, fills, str(program)
+        reads = [self._input_slot(stage, key, microbatch) for key in program.inputs]
+        if microbatch < 0:
+            fills = [self.slot("prepared", stage, key) for key in program.outputs]
+            return lowered.run, reads, fills, str(program)
+        totals = [self.slot("total", stage, v) for v in program.totals]
+        fills = [self.slot("value", stage, key, microbatch) for key in program.outputs]
+        index = self.slot("index", stage, microbatch)
+        return lowered.run, [index, *reads, *totals], [*fills, *totals], f"{program}, microbatch {microbatch}"
+
+    def _input_slot(self, stage: int, key: Key, microbatch: int) -> int:
+        value, _ = key
+        prepared = self.programs.prepare.get(stage)
+        if prepared is not None and key in prepared.outputs:
+            return self.slot("prepared", stage, key)
+        if value in self.programs.steps[stage].program.inputs:
+            return self.slot("batch" if self.programs.is_batch(value) else "leaf", stage, value)
+        return self.slot("value", stage, key, microbatch)
+
+    def _update_slots(self, stage: int, value: int) -> list[int]:
+        step = self.programs.steps[stage]
+        if self.programs.home.get(value) == stage:
+            if value in self.stages[stage].totals:
+                return [self.slot("total", stage, value)]
+            return [self.slot("value", stage, (value, None), i) for i in range(self.num_microbatches)]
+        if value in step.program.inputs:
+            if self.programs.is_batch(value):
+                return [self.slot("batch", stage, value)]
+            if self.programs.is_everywhere(value) or self.programs.assignment.argument[value] == stage:
+                return [self.slot("leaf", stage, value)]
+        return [self.slot("update", stage, value)]
+
+    def _result(self, place: int, value: int) -> tuple[Callable[[Sequence[Any], list[Any]], Any], list[int]]:
+        """How a result is taken from the arguments' leaves and the slots, and the slots that it needs."""
+        program = self.programs.steps[0].program
+        if value in program.inputs:
+            return lambda leaves, arrays: leaves[value], []
+        if value in program.constants:
+            constant = jnp.asarray(program.constants[value])
+            return lambda leaves, arrays: constant, []
+        owners = result_owners(self.programs, self.graph, place, value)
+        slots = [self.slot("update", stage, value) for stage in owners]
+        if len(owners) == 1:
+            return lambda leaves, arrays: arrays[slots[0]], slots
+        return lambda leaves, arrays: self._joined([arrays[slot] for slot in slots]), slots
+
+    def _joined(self, copies: Sequence[Any]) -> Any:
+        """One array of the copies that all stages have."""
+        shards = [shard.data for copy in copies for shard in copy.addressable_shards]
+        return jax.make_array_from_single_device_arrays(copies[0].shape, self.everywhere, shards)
+
+
+def _placer(place: Any) -> Callable[[Any], Any]:
+    def put(x: Any) -> Any:
+        return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
+
+    return put
+
+
+def _batch_placer(place: Any, count: int) -> Callable[[Any], Any]:
+    def put(x: Any) -> Any:
+        x = x if hasattr(x, "reshape") else jnp.asarray(x)
+        return jax.device_put(x.reshape(count, x.shape[0] // count, *x.shape[1:]), place)
+
+    return put
+
+
+def _fits(spec: Any, source: StageLowering, target: StageLowering) -> bool:
+    """Whether a stage's replicas can split a value as another stage's do."""
+    return spec is not None and source.devices.mesh.shape == target.devices.mesh.shape

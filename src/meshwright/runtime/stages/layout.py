@@ -1,0 +1,98 @@
+"""The devices of each stage, and how values lie on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as DeviceMesh
+
+from meshwright.errors import ClusterError, ShardingError
+from meshwright.plans.plan import PlanData, partition_spec
+from meshwright.plans.stage import Stage
+from meshwright.plans.tensor import Spec
+
+REPLICAS = "replicas"  # the axis of a stage's devices that splits the rows of a microbatch
+_NAMES = {"x": REPLICAS, "y": "x", "z": "y"}  # axes of a stage in the plan, and of one replica
+
+
+@dataclass(frozen=True)
+class StageDevices:
+    """The devices of one stage.
+
+    Attributes:
+        mesh: Its devices; the first axis is that of the replicas, the others have the names they have in one replica.
+        num_replicas: How many replicas there are.
+        num_microbatches: Into how many microbatches the batch is cut.
+    """
+
+    mesh: DeviceMesh
+    num_replicas: int
+    num_microbatches: int
+
+    @property
+    def is_replica_split(self) -> bool:
+        """Whether a replica has several devices."""
+        return self.mesh.size > self.num_replicas
+
+    def sharding(self, *dims: Any) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*dims))
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """One copy on each device."""
+        return self.sharding()
+
+    def split(self, rank: int, dim: int, inner: Spec | None = None) -> NamedSharding:
+        """A value whose rows, along a dim, are split over the replicas, and each part as one replica splits it."""
+        spec = [list(axes) for axes in inner or ((),) * rank]
+        spec[dim] = [REPLICAS, *spec[dim]] if self.num_replicas > 1 else spec[dim]
+        return NamedSharding(self.mesh, partition_spec(tuple(map(tuple, spec))))
+
+    def inner(self, spec: Spec | None) -> NamedSharding:
+        """A value that all replicas have, split inside of each."""
+        return NamedSharding(self.mesh, partition_spec(spec or ()))
+
+
+def stage_spec(spec: Spec) -> Spec:
+    """A stage's sharding in the plan, in the names of its devices."""
+    return tuple(tuple(_NAMES[axis] for axis in axes) for axes in spec)
+
+
+def stage_devices(plan: PlanData, devices: Sequence[Any] | None = None) -> list[StageDevices]:
+    """The devices of each stage.
+
+    Raises:
+        ClusterError: There are fewer than the plan is for.
+    """
+    assert plan.pipeline is not None and plan.mesh.cluster is not None
+    found = list(jax.devices() if devices is None else devices)
+    cluster = plan.mesh.cluster
+    first, host = [], 0
+    for group in cluster.groups:
+        first += [host + i * group.devices_per_host for i in range(group.num_hosts)]
+        host += group.num_hosts * group.devices_per_host
+    if len(found) < host:
+        raise ClusterError(
+            f"the plan is a pipeline of {len(plan.stages)} stages on {host} devices, and there are {len(found)}; run "
+            'it where there are enough, or plan for cluster="local"'
+        )
+    return [_devices(stage, first, found, plan.pipeline.num_microbatches) for stage in plan.stages]
+
+
+def _devices(stage: Stage, first: Sequence[int], found: Sequence[Any], num_microbatches: int) -> StageDevices:
+    place = stage.submesh
+    numbers = [
+        first[host] + place.first_device + i
+        for host in range(place.first_host, place.first_host + place.num_hosts)
+        for i in range(place.devices_per_host)
+    ]
+    names = (REPLICAS, *stage.mesh.names[: len(stage.mesh.sizes) - 1])
+    if prod(stage.mesh.sizes) != len(numbers):
+        raise ShardingError(f"a stage of {len(numbers)} devices cannot be seen as a mesh of {stage.mesh.sizes}")
+    grid = np.array([found[n] for n in numbers], dtype=object).reshape(stage.mesh.sizes)
+    mesh = DeviceMesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+    return StageDevices(mesh, stage.mesh.sizes[0], num_microbatches)

@@ -1,0 +1,412 @@
+"""Makes JAX programs of a stage's programs: on its devices, its replicas side by side, each split as the plan says."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwright.graph import Graph
+from meshwright.plans.operations import OpPlan
+from meshwright.plans.plan import PlanData, partition_spec
+from meshwright.plans.stage import Stage
+from meshwright.plans.tensor import Spec
+from meshwright.runtime.cpu_turns import in_turn
+from meshwright.runtime.microbatches.cut_operations import Cut, is_half
+from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.spmd import compiler_options
+from meshwright.runtime.stages.layout import REPLICAS, StageDevices, stage_spec
+from meshwright.runtime.stages.packs import Packs
+from meshwright.runtime.stages.planned_pieces import PlannedPieces
+from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "prod": lax.mul,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+}
+_REDUCE: dict[str, Callable[..., Any]] = {
+    "max": lax.reduce_max,
+    "min": lax.reduce_min,
+    "prod": lax.reduce_prod,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program of a stage as JAX has it.
+
+    Attributes:
+        program: What it is.
+        jitted: The function, of all its arguments in a row.
+        types: Their types.
+        run: The same function, which runs one program at a time where the devices need that.
+        shardings: The shardings of its results; None where XLA chooses.
+    """
+
+    program: StageProgram
+    jitted: Any
+    types: Sequence[jax.ShapeDtypeStruct]
+    run: Callable[..., Sequence[Any]]
+    shardings: Sequence[NamedSharding | None]
+
+    def compile(self) -> Any:
+        """Compiles it; a later call finds it compiled."""
+        return self.jitted.lower(*self.types).compile()
+
+
+class StageLowering:
+    """Lowers the programs of one stage.
+
+    Args:
+        programs: All programs.
+        stage: The number of the stage.
+        devices: Its devices.
+        plan: The plan.
+        graph: The traced step.
+        ops: How the operations of one replica are split, by number; none where a replica is one device.
+    """
+
+    def __init__(
+        self,
+        programs: StagePrograms,
+        stage: int,
+        devices: StageDevices,
+        plan: PlanData,
+        graph: Graph,
+        ops: Mapping[int, OpPlan],
+    ):
+        self.programs, self.stage, self.devices, self.graph = programs, stage, devices, graph
+        self.step = programs.steps[stage]
+        self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, programs.assignment, self.step)
+        self.specs: dict[Key, Spec | None] = {}  # how values are split inside a replica
+        self.totals: dict[int, Any] = {}  # types of the totals over all microbatches
+        self._leaf_specs = _leaf_specs(plan.stages[stage], graph)
+
+    @property
+    def types(self) -> Sequence[Any]:
+        return self.step.program.types
+
+    def leaf(self, leaf: int) -> NamedSharding:
+        """The sharding of an argument's leaf that this stage has."""
+        return NamedSharding(self.devices.mesh, partition_spec(self._leaf_specs.get(leaf, ())))
+
+    def batch(self, leaf: int) -> NamedSharding:
+        """The sharding of a stack of examples, as a stack of microbatches."""
+        return self.devices.split(len(self.types[leaf].shape) + 1, 1)
+
+    def value(self, key: Key) -> NamedSharding:
+        """The sharding of a value that passes compute or receive."""
+        status, rank = self.step.analysis.status[key[0]], len(self.types[key[0]].shape)
+        spec = self.specs.get(key)
+        return self.devices.split(rank, status, spec) if isinstance(status, int) else self.devices.inner(spec)
+
+    def total(self, value: int) -> NamedSharding:
+        """The sharding of a total: each replica has its own."""
+        spec = self.specs.get((value, None)) or ((),) * len(self.types[value].shape)
+        return self.devices.split(len(spec) + 1, 0, ((), *spec))
+
+    def prepare(self, program: StageProgram) -> Lowered:
+        """What is computed once a step."""
+        cut = Cut(self.devices.num_microbatches, 1)
+
+        def run(*args: Any) -> list[Any]:
+            env = self._constants()
+            for key, x in zip(program.inputs, args, strict=True):
+                env[key] = x.reshape(-1, *x.shape[2:]) if self._is_batch(key) else x
+            for piece in program.pieces:
+                piece(env, None)
+            return [
+                env[v, None] if (v, d) in self.step.shared else cut.parts(jnp.asarray(env[v, None]), self._dim(v, d))
+                for v, d in program.outputs
+            ]
+
+        shardings: list[NamedSharding] = []
+        for key in program.outputs:
+            value, dim = key
+            if key in self.step.shared:
+                self.specs[key] = self.pieces.spec(program, key)
+                shardings.append(self.devices.inner(self.specs[key]))
+            else:
+                shardings.append(self.devices.split(len(self.types[value].shape) + 1, self._dim(value, dim) + 1))
+        types, places = self._inputs(program)
+        return self._lower(program, run, types, places, shardings)
+
+    def one_pass(self, program: StageProgram) -> Lowered:
+        """A pass over a microbatch: of its number, the inputs and the totals, to the outputs and the totals."""
+        replicas, count = self.devices.num_replicas, len(program.inputs)
+        status = self.step.analysis.status
+        made: dict[Key, Spec | None] = {}
+
+        def run(index: Any, *args: Any) -> list[Any]:
+            number = index * replicas + (lax.axis_index(REPLICAS) if replicas > 1 else 0)
+            env = self._constants()
+            for key, x in zip(program.inputs, args, strict=False):
+                env[key] = self._enter(key, x, index)
+            values = self.pieces.run(program, env, number, self.specs, made)
+            sums = []
+            for v, total in zip(program.totals, args[count:], strict=True):
+                mine = values[v, None][None].astype(total.dtype)
+                sums.append(_COMBINE[str(status[v])](total, mine))
+            return [*(values[key] for key in program.outputs), *sums]
+
+        types, places = self._inputs(program)
+        wide = [self._wide(v) for v in program.totals]
+        self.totals |= dict(zip(program.totals, wide, strict=True))
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        function = run
+        if replicas > 1:
+            mapped = (PartitionSpec(), *map(_manual, places), *(PartitionSpec(REPLICAS) for _ in wide))
+            out = (
+                *(_manual(self.devices.split(len(self.types[v].shape), self._dim(v, d))) for v, d in program.outputs),
+                *(PartitionSpec(REPLICAS) for _ in wide),
+            )
+            function = jax.shard_map(
+                run,
+                mesh=self.devices.mesh,
+                in_specs=mapped,
+                out_specs=list(out),
+                axis_names={REPLICAS},
+                check_vma=False,
+            )
+        closed = jax.make_jaxpr(function)(number, *types, *wide)
+        self.specs |= made
+        totals = [self.total(v) for v in program.totals]
+        shardings = [*(self.value(key) for key in program.outputs), *totals]
+        places = [self.devices.everywhere, *places, *totals]
+        donated = range(1 + count, 1 + count + len(wide))
+        return self._jit(program, closed, [number, *types, *wide], places, shardings, donated)
+
+    def zeros(self, program: StageProgram) -> Callable[[], Sequence[Any]]:
+        """The totals of a pass before the first microbatch."""
+        status, kinds = self.step.analysis.status, [(v, self.totals[v]) for v in program.totals]
+
+        def make() -> list[Any]:
+            return [jnp.full(t.shape, _start(str(status[v]), t.dtype), t.dtype) for v, t in kinds]
+
+        return in_turn(jax.jit(make, out_shardings=[self.total(v) for v, _ in kinds]), self._devices)
+
+    def update(self, program: StageProgram, packs: Packs) -> Lowered:
+        """A round of the update: of its inputs and of what other stages packed, to its outputs and its own packs."""
+        own, coming = packs.sent(self.stage, program.place), packs.read(program)
+        single = packs.single(program)
+
+        def run(*args: Any) -> list[Any]:
+            env, given = self._constants(), iter(args)
+            for key in single:
+                env[key] = self._total(key[0], [next(given) for _ in self._parts(key[0])])
+            for pack in coming:
+                values = next(given)
+                for i, v in enumerate(packs.values[pack]):
+                    env[v, None] = values[i].reshape(self.types[v].shape)
+            for piece in program.pieces:
+                piece(env, None)
+            packed = [jnp.stack([env[v, None].reshape(()) for v in packs.values[pack]]) for pack in own]
+            return [*(env[key] for key in program.outputs), *packed]
+
+        types = [t for key in single for t in self._parts(key[0])]
+        places = [self.update_place(key[0]) for key in single for _ in self._parts(key[0])]
+        types += [jax.ShapeDtypeStruct((len(packs.values[pack]),), pack[2]) for pack in coming]
+        places += [self.devices.everywhere] * len(coming)
+        shardings = [self._result(key[0]) for key in program.outputs]
+        shardings += [self.devices.everywhere] * len(own)
+        return self._lower(program, run, types, places, shardings, self._donated(program, single))
+
+    def _parts(self, value: int) -> list[Any]:
+        """The types of the arrays that an update is given for a value: a total, one for each microbatch, or itself."""
+        aval, count = self.types[value], self.devices.num_microbatches
+        is_own = self.programs.home.get(value) == self.stage
+        if is_own and value in self.totals:
+            return [self.totals[value]]
+        if is_own and value in self.step.stacked:
+            return [jax.ShapeDtypeStruct(Cut(count, 1).shape(aval.shape, self._dim(value, None)), aval.dtype)] * count
+        shape = tuple(aval.shape)
+        if value in self.step.program.inputs and self.programs.is_batch(value):
+            shape = (count, shape[0] // count, *shape[1:])
+        return [jax.ShapeDtypeStruct(shape, aval.dtype)]
+
+    def _total(self, value: int, parts: Sequence[Any]) -> Any:
+        """A value for the update, from the arrays that it is given for it."""
+        kind, dtype = str(self.step.analysis.status[value]), self.types[value].dtype
+        is_own = self.programs.home.get(value) == self.stage
+        if is_own and value in self.totals:
+            total = parts[0].sum(0, dtype=parts[0].dtype) if kind == "sum" else _REDUCE[kind](parts[0], (0,))
+            spec = self._spread.get(tuple(self.types[value].shape))
+            if spec is not None:  # the optimizer's state is split over the replicas: each sums up its own part
+                place = NamedSharding(self.devices.mesh, partition_spec(spec))
+                total = lax.with_sharding_constraint(total, place)
+            return total.astype(dtype)
+        if is_own and value in self.step.stacked:
+            return jnp.concatenate(parts, self._dim(value, None))
+        if value in self.step.program.inputs and self.programs.is_batch(value):
+            return parts[0].reshape(-1, *parts[0].shape[2:])
+        return parts[0]
+
+    @cached_property
+    def _spread(self) -> dict[tuple[int, ...], Spec]:
+        """By shape, the shardings of the state that is split over the replicas."""
+        shapes = ((tuple(self.types[leaf].shape), spec) for leaf, spec in self._leaf_specs.items())
+        return {shape: spec for shape, spec in shapes if any(REPLICAS in axes for axes in spec)}
+
+    def update_place(self, value: int) -> NamedSharding:
+        is_own = self.programs.home.get(value) == self.stage
+        if is_own and value in self.totals:
+            return self.total(value)
+        if is_own and value in self.step.stacked:
+            return self.value((value, None))
+        if value in self.step.program.inputs:
+            if self.programs.is_batch(value):
+                return self.batch(value)
+            return self.devices.everywhere if self.programs.is_everywhere(value) else self.leaf(value)
+        return self._result(value) or self.devices.everywhere
+
+    def _result(self, value: int) -> NamedSharding:
+        """The sharding of a value of the update: that of the state that it becomes, and otherwise one copy each."""
+        leaves = [
+            self.graph.state[i] for i, v in enumerate(self.step.program.outputs) if v == value and i in self.graph.state
+        ]
+        mine = [leaf for leaf in leaves if not self.programs.is_everywhere(leaf)]
+        return self.leaf(mine[0]) if mine and not self.programs.is_batch(mine[0]) else self.devices.everywhere
+
+    def _donated(self, program: StageProgram, single: Sequence[Key]) -> list[int]:
+        """The arguments of a round of the update that nobody reads afterwards."""
+        later = {
+            key
+            for (stage, turn), other in self.programs.updates.items()
+            if stage == self.stage and turn > program.place
+            for key in other.inputs
+        }
+        places = [key for key in single for _ in self._parts(key[0])]
+        return [i for i, key in enumerate(places) if key not in later and self._gives_away(key[0])]
+
+    def _gives_away(self, value: int) -> bool:
+        """Whether a value is a donated argument of which this stage has the only copy."""
+        programs, program = self.programs, self.step.program
+        if value not in program.inputs or value in program.outputs or programs.is_everywhere(value):
+            return False
+        return value in self.graph.donated and programs.assignment.argument[value] == self.stage
+
+    def _inputs(self, program: StageProgram) -> tuple[list[Any], list[NamedSharding]]:
+        """Types and shardings of a program's inputs."""
+        types, places = [], []
+        count = self.devices.num_microbatches
+        for key in program.inputs:
+            value, dim = key
+            aval = self.types[value]
+            shape, status = tuple(aval.shape), self.step.analysis.status[value]
+            if self._is_batch(key):
+                shape, place = (count, shape[0] // count, *shape[1:]), self.batch(value)
+            elif key in self.step.sliced and dim is not None:
+                shape = (count, *Cut(count, 1).shape(shape, dim))
+                place = self.devices.split(len(shape), dim + 1)
+            elif isinstance(status, int):
+                shape, place = Cut(count, 1).shape(shape, status), self.value(key)
+            elif value in self.step.program.inputs:
+                place = self.devices.everywhere if self.programs.is_everywhere(value) else self.leaf(value)
+            else:
+                place = self.devices.inner(self.specs.get(key))
+            types.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+            places.append(place)
+        return types, places
+
+    def _enter(self, key: Key, x: Any, index: Any) -> Any:
+        """An input as a part sees it: its own rows, and parameters whole."""
+        if self._is_batch(key) or (key in self.step.sliced and key[1] is not None):
+            return lax.dynamic_index_in_dim(x, index, keepdims=False)
+        if key[0] in self.step.program.inputs:
+            for dim, axes in enumerate(self._leaf_specs.get(key[0], ())):
+                if REPLICAS in axes:
+                    x = lax.all_gather(x, REPLICAS, axis=dim, tiled=True)
+        return x
+
+    def _is_batch(self, key: Key) -> bool:
+        return key[0] in self.step.program.inputs and self.programs.is_batch(key[0])
+
+    def _dim(self, value: int, dim: int | None) -> int:
+        found = self.step.analysis.status[value] if dim is None else dim
+        assert isinstance(found, int)
+        return found
+
+    def _wide(self, value: int) -> jax.ShapeDtypeStruct:
+        """The type of a total: half-precision sums are added up in float32."""
+        aval = self.types[value]
+        adds = self.step.analysis.status[value] == "sum" and is_half(aval.dtype)
+        return jax.ShapeDtypeStruct((self.devices.num_replicas, *aval.shape), jnp.float32 if adds else aval.dtype)
+
+    def _constants(self) -> dict[Key, Any]:
+        return {(v, None): x for v, x in self.step.program.constants.items()}
+
+    @property
+    def _devices(self) -> Any:
+        return self.devices.mesh.devices.ravel()
+
+    def _lower(
+        self,
+        program: StageProgram,
+        function: Callable[..., Any],
+        types: Sequence[Any],
+        places: Sequence[NamedSharding],
+        shardings: Sequence[NamedSharding | None],
+        donated: Sequence[int] = (),
+    ) -> Lowered:
+        return self._jit(program, jax.make_jaxpr(function)(*types), types, places, shardings, donated)
+
+    def _jit(
+        self,
+        program: StageProgram,
+        closed: Any,
+        types: Sequence[Any],
+        places: Sequence[NamedSharding],
+        shardings: Sequence[NamedSharding | None],
+        donated: Sequence[int] = (),
+    ) -> Lowered:
+        function = jaxpr_as_fun(closed)
+        function.__name__ = f"{program.work}_{program.place}_of_stage_{program.stage}"
+        jitted = jax.jit(
+            function,
+            in_shardings=tuple(places),
+            out_shardings=list(shardings),
+            donate_argnums=tuple(donated),
+            compiler_options=compiler_options(self._devices[0].platform),
+        )
+        return Lowered(program, jitted, types, in_turn(jitted, self._devices), shardings)
+
+
+def _manual(sharding: NamedSharding) -> PartitionSpec:
+    """The part of a sharding that is the replicas'."""
+    dims = []
+    for axes in sharding.spec:
+        held = axes if isinstance(axes, tuple) else (axes,)
+        dims.append(REPLICAS if REPLICAS in held else None)
+    return PartitionSpec(*dims)
+
+
+def _leaf_specs(stage: Stage, graph: Graph) -> dict[int, Spec]:
+    """The shardings of the arguments' leaves that a stage holds."""
+    by_path = {t.path: stage_spec(t.spec) for t in stage.tensors}
+    return {i: by_path[path] for i, path in enumerate(graph.input_paths) if path in by_path}
+
+
+def _start(kind: str, dtype: Any) -> Any:
+    """What a total starts with, so that it changes nothing."""
+    if kind in ("sum", "or"):
+        return False if dtype == jnp.bool_ else 0
+    if kind == "prod":
+        return 1
+    if kind == "and":
+        return True if dtype == jnp.bool_ else -1
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -jnp.inf if kind == "max" else jnp.inf
+    if dtype == jnp.bool_:
+        return kind == "min"
+    return jnp.iinfo(dtype).min if kind == "max" else jnp.iinfo(dtype).max

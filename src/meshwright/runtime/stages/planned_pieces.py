@@ -1,0 +1,110 @@
+"""Runs the pieces of a pass, each operation split inside a replica as the plan says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from meshwright import jax_compat
+from meshwright.plans.operations import Collective, OpPlan
+from meshwright.plans.plan import PlanData
+from meshwright.plans.stage import Stage
+from meshwright.plans.tensor import Spec
+from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
+from meshwright.runtime.program.evaluate import Entry, Evaluator
+from meshwright.runtime.program.serials import count, count_ops, is_operation
+from meshwright.runtime.stages.assignment import Assignment
+from meshwright.runtime.stages.layout import StageDevices
+from meshwright.runtime.stages.stage_programs import StageProgram
+
+_UNPLANNED = 1 << 40  # the number of an operation that no plan has
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The details of the plan of one replica: how its operations are split."""
+
+    ops: tuple[OpPlan, ...]
+    collectives: tuple[Collective, ...] = ()
+
+    def make_record(self, limit: float | None) -> None:
+        return None
+
+    def make_judgement(self, plan: PlanData) -> Any:
+        raise NotImplementedError("a replica is judged as part of its stage")
+
+
+class PlannedPieces:
+    """The pieces of one stage's passes."""
+
+    def __init__(
+        self,
+        plan: PlanData,
+        stage: Stage,
+        devices: StageDevices,
+        ops: Mapping[int, OpPlan],
+        assignment: Assignment,
+        step: CutStep,
+    ):
+        self.devices, self.ops, self.step = devices, ops, step
+        self.serial = {id(unit): n for unit, n in zip(step.program.units, assignment.serial, strict=True)}
+        self.plan = replace(plan, mesh=stage.replica, stages=(), pipeline=None, details=_Split(tuple(ops.values())))
+
+    def spec(self, program: StageProgram, key: Key) -> Spec | None:
+        """The planned sharding of a value that a single operation of a program computes; None if there is none."""
+        for piece in program.pieces:
+            if key in piece.outs and piece.unit is not None and is_operation(piece.unit.eqn):
+                op = self.ops.get(self.serial[id(piece.unit)])
+                return None if op is None else op.results[piece.outs.index(key)]
+        return None
+
+    def run(
+        self,
+        program: StageProgram,
+        env: Env,
+        index: Any,
+        specs: Mapping[Key, Spec | None],
+        made: dict[Key, Spec | None],
+    ) -> Env:
+        """Runs all pieces.
+
+        Args:
+            program: What they are of.
+            env: The values that they read.
+            index: The number of the part.
+            specs: How values that come in are split inside a replica.
+            made: Is filled with the same of values that are computed.
+        """
+        if not self.ops:
+            for piece in program.pieces:
+                piece(env, index)
+            return env
+        evaluator = Evaluator(self.plan, self.devices.mesh)
+        entries: dict[Key, Entry] = {key: (x, specs.get(key), "forward") for key, x in env.items()}
+        for piece in program.pieces:
+            self._piece(evaluator, piece, entries, index)
+        found: Env = {}
+        for key in (*program.outputs, *((v, None) for v in program.totals)):
+            found[key], spec, _ = evaluator.settled(entries[key])
+            made[key] = spec
+        return found
+
+    def _piece(self, evaluator: Evaluator, piece: Instruction, entries: dict[Key, Entry], index: Any) -> None:
+        constants = self.step.program.constants
+        known = {key: constants[key[0]] for key in piece.ins if key[0] in constants}
+        read = [key for key in dict.fromkeys(piece.ins) if key not in known]
+
+        def run(index: Any, *values: Any) -> list[Any]:
+            env = known | dict(zip(read, values, strict=True))
+            piece(env, index)
+            return [env[key] for key in piece.outs]
+
+        given = [(index, None, "forward"), *(evaluator.settled(entries[key]) for key in read)]
+        closed = jax.make_jaxpr(run)(*(jax_compat.abstract(x) for x, _, _ in given))
+        serial = _UNPLANNED
+        if piece.unit is not None and count_ops(closed) == count(piece.unit.eqn):
+            serial = self.serial[id(piece.unit)]
+        outs = evaluator.piece(closed, given, serial)
+        entries.update(zip(piece.outs, outs, strict=True))

@@ -1,0 +1,331 @@
+"""Cuts a step into the programs of its stages: what each prepares, its passes over a microbatch, and its update.
+
+The step is cut into parts of the batch first (`runtime.microbatches`); a part is what one replica of a stage does of
+one microbatch. Each instruction of the part's program belongs to a pass of one virtual stage, and a pass becomes one
+program: its inputs are arguments, values that do not depend on the batch (which the stage prepares once a step), rows
+of the batch, and values that other passes computed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from meshwright import jax_compat
+from meshwright.graph import Graph
+from meshwright.plans.plan import PlanData
+from meshwright.runtime.microbatches.batch_parts import ALIKE
+from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
+from meshwright.runtime.microbatches.units import Unit
+from meshwright.runtime.stages.assignment import Assignment, Pass, assign, place_parts
+from meshwright.runtime.stages.recomputation import kept_values
+from meshwright.runtime.stages.update_rounds import Rounds, UpdateRounds
+from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
+from meshwright.schedules.instructions import Link
+
+PREPARE, UPDATE = "prepare", "update"
+
+
+class Whole:
+    """Runs an operation that does not depend on the part."""
+
+    def __init__(self, unit: Unit):
+        self.unit: Unit | None = unit
+        self.ins: list[Key] = [(v, None) for v in unit.ins]
+        self.outs: list[Key] = [(v, None) for v in unit.outs]
+
+    def __call__(self, env: Env, index: Any) -> None:
+        assert self.unit is not None
+        made = jax_compat.bind(self.unit.eqn, [env[key] for key in self.ins], self.unit.stack)
+        env.update(zip(self.outs, made, strict=True))
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """One program of a stage.
+
+    Attributes:
+        work: ``prepare``, ``forward``, ``backward``, ``weights`` or ``update``.
+        stage: The stage.
+        place: The virtual stage of a pass, or the round of an update.
+        pieces: What it runs, in order.
+        inputs: The values that it reads.
+        outputs: The values that other programs read.
+        totals: Values that it adds to the totals over all microbatches.
+    """
+
+    work: str
+    stage: int
+    place: int
+    pieces: tuple[Instruction, ...]
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+    totals: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.work} {self.place}" if self.work != PREPARE else f"{self.work} {self.stage}"
+
+
+@dataclass
+class StagePrograms:
+    """All programs of a pipelined step.
+
+    Attributes:
+        steps: The step cut into parts, for each stage: a part is one replica's share of a microbatch.
+        assignment: Where its operations belong.
+        prepare: By stage.
+        passes: By kind of work and virtual stage.
+        updates: By stage and round.
+        rounds: The rounds of the update.
+        links: Which passes send values to which others, of other stages.
+        sent: For each link, the values.
+        copies: For each large argument that other stages than its owner read, these stages.
+        home: The stage of each total and stacked value.
+    """
+
+    steps: Sequence[CutStep]
+    assignment: Assignment
+    prepare: dict[int, StageProgram] = field(default_factory=dict)
+    passes: dict[Pass, StageProgram] = field(default_factory=dict)
+    updates: dict[tuple[int, int], StageProgram] = field(default_factory=dict)
+    rounds: Rounds = field(default_factory=Rounds)
+    links: tuple[Link, ...] = ()
+    sent: dict[Link, tuple[Key, ...]] = field(default_factory=dict)
+    copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    home: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_stages(self) -> int:
+        return self.assignment.num_stages
+
+    def is_everywhere(self, leaf: int) -> bool:
+        """Whether all stages have an argument's leaf: a single number, such as a count of steps."""
+        step = self.steps[0]
+        return step.inputs[leaf] == ALIKE and prod(step.program.types[leaf].shape) == 1
+
+    def is_batch(self, leaf: int) -> bool:
+        """Whether an argument's leaf is a stack of examples."""
+        return self.steps[0].inputs[leaf] != ALIKE
+
+
+def cut_stages(plan: PlanData, graph: Graph, steps: Sequence[CutStep]) -> StagePrograms:
+    """The programs of a step.
+
+    Args:
+        plan: A pipelined plan.
+        graph: The step, traced.
+        steps: The step cut into parts, for each stage.
+
+    Raises:
+        ShardingError: The plan does not fit the step.
+    """
+    assert plan.pipeline is not None
+    programs = StagePrograms(steps, assign(plan, graph, steps[0].program))
+    _Passes(programs, plan).add()
+    _add_updates(programs, graph)
+    _add_prepared(programs)
+    _note_copies(programs)
+    return programs
+
+
+class _Passes:
+    """Makes the passes over a microbatch."""
+
+    def __init__(self, programs: StagePrograms, plan: PlanData):
+        assert plan.pipeline is not None
+        self.programs, self.checkpoint = programs, plan.pipeline.checkpoint
+        self.apart = plan.pipeline.schedule == "zb-h1"
+
+    def add(self) -> None:
+        programs, count = self.programs, self.programs.num_stages
+        pieces: dict[Pass, list[Instruction]] = {}
+        for stage, step in enumerate(programs.steps):
+            places = place_parts(programs.assignment, step.program, step.part.instructions)
+            for one, where in zip(step.part.instructions, places, strict=True):
+                if where[1] % count == stage:
+                    pieces.setdefault(where, []).append(one)
+        for virtual in range(programs.assignment.num_chunks):
+            pieces.setdefault((FORWARD, virtual), [])
+            if pieces.get((BACKWARD, virtual)) and self.apart:
+                self._split(pieces, virtual)
+        if self.checkpoint != "none":
+            for virtual in range(programs.assignment.num_chunks):
+                self._recompute(pieces, virtual)
+        self._connect(pieces)
+
+    def _split(self, pieces: dict[Pass, list[Instruction]], virtual: int) -> None:
+        """Moves what no other pass waits for, the weights' gradients, to a pass of its own."""
+        own = pieces[BACKWARD, virtual]
+        others = {key for where, some in pieces.items() if where[1] != virtual for one in some for key in one.ins}
+        wanted, first = set(others), []
+        for one in reversed(own):
+            if not wanted.isdisjoint(one.outs):
+                first.append(one)
+                wanted.update(one.ins)
+        kept = set(map(id, first))
+        pieces[BACKWARD, virtual] = first[::-1]
+        pieces[WEIGHTS, virtual] = [one for one in own if id(one) not in kept]
+
+    def _recompute(self, pieces: dict[Pass, list[Instruction]], virtual: int) -> None:
+        """Lets the backward pass compute again what the forward pass does not keep for it."""
+        ahead, back = pieces[FORWARD, virtual], pieces.get((BACKWARD, virtual), [])
+        if not back:
+            return
+        step = self.programs.steps[virtual % self.programs.num_stages]
+        kept = kept_values(ahead, self.checkpoint, step, self.programs.assignment)
+        wanted = {key for one in (*back, *pieces.get((WEIGHTS, virtual), ())) for key in one.ins}
+        again: list[Instruction] = []
+        for one in reversed(ahead):
+            if any(key in wanted and key not in kept for key in one.outs):
+                again.append(one)
+                wanted.update(one.ins)
+        pieces[BACKWARD, virtual] = [*again[::-1], *back]
+
+    def _connect(self, pieces: dict[Pass, list[Instruction]]) -> None:
+        """Finds inputs, outputs and links."""
+        programs, count = self.programs, self.programs.num_stages
+        order = sorted(pieces, key=lambda where: where[0] == FORWARD)  # the first to compute a value comes last
+        made = {key: where for where in order for one in pieces[where] for key in one.outs}
+        again = {where: {key for one in some for key in one.outs} for where, some in pieces.items()}
+        inputs = {where: _read(some, again[where]) for where, some in pieces.items()}
+
+        def source(key: Key, reader: Pass) -> Pass | None:
+            """The pass that a pass has a value from; gradients of weights take what was recomputed."""
+            before = (BACKWARD, reader[1])
+            return before if reader[0] == WEIGHTS and key in again[before] else made.get(key)
+
+        after = {v for step in programs.steps for v in step.stacked}
+        for where, some in pieces.items():
+            stage = where[1] % count
+            step = programs.steps[stage]
+            mine = [key for key in again[where] if made[key] == where]
+            outside = {key for other, read in inputs.items() for key in read if source(key, other) == where != other}
+            ready = [key for key in mine if key[1] is None and key[0] in after]
+            outputs = sorted({*outside, *ready}, key=str)
+            totals = sorted(v for v, d in mine if d is None and v in step.contributions)
+            inner = [key for key in inputs[where] if key[0] not in step.program.constants]
+            programs.passes[where] = StageProgram(
+                where[0], stage, where[1], tuple(some), tuple(inner), tuple(outputs), tuple(totals)
+            )
+            programs.home.update((v, stage) for v in (*totals, *(v for v, d in outputs if v in after)))
+        first: dict[tuple[Key, int], Link] = {}  # a stage receives a value once, for the first pass that reads it
+        for where in sorted(inputs, key=_turn):
+            for key in inputs[where]:
+                origin = source(key, where)
+                if origin is not None and origin[1] % count != where[1] % count:
+                    first.setdefault((key, where[1] % count), Link(origin, where))
+        sent: dict[Link, list[Key]] = {}
+        for (key, _), link in first.items():
+            sent.setdefault(link, []).append(key)
+        programs.sent = {link: tuple(sorted(keys)) for link, keys in sorted(sent.items())}
+        programs.links = tuple(programs.sent)
+
+
+def _turn(where: Pass) -> tuple[int, int]:
+    """The place of a pass in the order in which the passes over one microbatch run."""
+    work, virtual = where
+    return (0, virtual) if work == FORWARD else (1 + (work == WEIGHTS), -virtual)
+
+
+def _read(pieces: Iterable[Instruction], made: set[Key]) -> list[Key]:
+    """What some pieces read and do not compute themselves."""
+    return sorted({key for one in pieces for key in one.ins if key not in made}, key=str)
+
+
+def _add_updates(programs: StagePrograms, graph: Graph) -> None:
+    """Makes the rounds of the update."""
+    step, count = programs.steps[0], programs.num_stages
+    program, status = step.program, step.analysis.status
+    wanted: dict[int, list[int]] = {stage: [] for stage in range(count)}
+    for place, value in enumerate(program.outputs):
+        for stage in result_owners(programs, graph, place, value):
+            wanted[stage].append(value)
+    parts = {*step.contributions, *step.stacked}
+    once = [
+        n
+        for n in program.ancestors({v for values in wanted.values() for v in values})
+        if not any(o in parts for o in program.units[n].outs)
+        and not isinstance(status[next(iter(program.units[n].outs), 0)], int)
+    ]
+    large = [i for i in program.inputs if not programs.is_batch(i) and not programs.is_everywhere(i)]
+    home = {i: programs.assignment.argument[i] for i in large} | programs.home
+    found = UpdateRounds(program, once, home, wanted, count).found
+    programs.rounds = found
+    for stage in range(count):
+        outputs = {*wanted[stage], *(v for sent in found.sent.values() for v, at, _ in sent if at == stage)}
+        _add_rounds(programs, stage, outputs)
+
+
+def result_owners(programs: StagePrograms, graph: Graph, place: int, value: int) -> list[int]:
+    """The stages on which a result is wanted."""
+    count, leaf = programs.num_stages, graph.state.get(place)
+    if value in programs.steps[0].program.constants:
+        return [count - 1]
+    if leaf is not None and programs.is_everywhere(leaf):
+        return list(range(count))
+    if leaf is not None and not programs.is_batch(leaf):
+        return [programs.assignment.argument[leaf]]
+    return [programs.home.get(value, count - 1)]
+
+
+def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
+    """The update programs of one stage."""
+    found, program = programs.rounds, programs.steps[stage].program
+    by_round = {
+        turn: [Whole(program.units[n]) for n in numbers] for (s, turn), numbers in found.units.items() if s == stage
+    }
+    reads = {turn: {key for one in pieces for key in one.ins} for turn, pieces in by_round.items()}
+    own = {v for v, home in programs.home.items() if home == stage}
+    sums = {v for v in own if v in outputs or any((v, None) in read for read in reads.values())}
+    for turn in range(found.num_rounds):
+        pieces = tuple(by_round.get(turn, ()))
+        made = {key for one in pieces for key in one.outs}
+        later = {key for other, read in reads.items() if other > turn for key in read}
+        inputs = [key for key in _read(pieces, made) if key[0] not in program.constants]
+        out = {key for key in made if key[0] in outputs or key in later}
+        if turn == 0:  # totals over all microbatches are made here
+            inputs = sorted({*inputs, *((v, None) for v in sums)}, key=str)
+            out |= {(v, None) for v in sums if v in outputs or (v, None) in later}
+        if pieces or out:
+            done = StageProgram(UPDATE, stage, turn, pieces, tuple(inputs), tuple(sorted(out, key=str)))
+            programs.updates[stage, turn] = done
+
+
+def _add_prepared(programs: StagePrograms) -> None:
+    """Makes the programs of what stages compute once a step for all their passes."""
+    for stage in range(programs.num_stages):
+        step = programs.steps[stage]
+        mine = [p for p in programs.passes.values() if p.stage == stage]
+        read = {key for p in mine for key in p.inputs}
+        shared = {key for key in step.shared if key in read and key[0] not in step.program.inputs}
+        sliced = {key for key in step.sliced if key in read and not _is_batch_rows(step, key)}
+        values = {v for v, _ in (*shared, *sliced)}
+        units = step.program.ancestors(values)
+        pieces = tuple(Whole(step.program.units[n]) for n in units)
+        made = {key for one in pieces for key in one.outs}
+        inputs = {key for key in _read(pieces, made) if key[0] not in step.program.constants}
+        inputs |= {(v, None) for v in values if v in step.program.inputs}
+        if shared or sliced:
+            outputs = tuple(sorted({*shared, *sliced}, key=str))
+            programs.prepare[stage] = StageProgram(
+                PREPARE, stage, stage, pieces, tuple(sorted(inputs, key=str)), outputs
+            )
+
+
+def _is_batch_rows(step: CutStep, key: Key) -> bool:
+    """Whether a value is an argument that is cut along its first dim, as it is given."""
+    return key[0] in step.program.inputs and step.inputs[key[0]] != ALIKE
+
+
+def _note_copies(programs: StagePrograms) -> None:
+    """Notes which stages read large arguments of other stages in their passes."""
+    found: dict[int, set[int]] = {}
+    for program in (*programs.prepare.values(), *programs.passes.values()):
+        step = programs.steps[program.stage]
+        for value, dim in program.inputs:
+            if dim is None and value in step.program.inputs:
+                owner = programs.assignment.argument[value]
+                if not programs.is_batch(value) and not programs.is_everywhere(value) and owner != program.stage:
+                    found.setdefault(value, set()).add(program.stage)
+    programs.copies = {leaf: tuple(sorted(stages)) for leaf, stages in sorted(found.items())}

@@ -1,0 +1,156 @@
+"""What each stage of a pipeline does in a step, as a list of instructions; the runtime and the simulator follow it.
+
+A schedule says in which order a stage works on microbatches (`table`). This adds what the stages tell each other: every
+value that one stage computes and another reads is sent right after it was computed, and received right before it is
+read. Between two stages messages arrive in the order in which they were sent.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS, Rows, Step
+
+RUN, SEND, RECEIVE, FREE, EXCHANGE, UPDATE = "run", "send", "receive", "free", "exchange", "update"
+PARAMETERS = "parameters"  # what stages send at the start of a step: parameters that several of them read
+
+_SECONDS = {FORWARD: 1.0, BACKWARD: 2.0, WEIGHTS: 1.0}  # relative, to order the instructions of all stages
+
+
+class Link(NamedTuple):
+    """Values that one pass computes and another reads: ``(work, virtual stage)`` of both."""
+
+    source: tuple[str, int]
+    target: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a stage.
+
+    Attributes:
+        do: ``run`` a pass over a microbatch, ``send`` or ``receive`` values, ``free`` what a microbatch left behind,
+            ``exchange`` sums and norms with other stages, or ``update`` the state.
+        work: The pass: ``forward``, ``backward`` or ``weights``; of values that are sent, the pass that computed them;
+            ``parameters`` for parameters that several stages read.
+        microbatch: Which microbatch; -1 for none.
+        chunk: The virtual stage of the pass; -1 for none.
+        peer: The stage that values go to or come from; -1 for none.
+        target: Of values that are sent, the pass and virtual stage that read them.
+        round: Of an update, which part of it: stages exchange values between two rounds.
+    """
+
+    do: str
+    work: str = ""
+    microbatch: int = -1
+    chunk: int = -1
+    peer: int = -1
+    target: tuple[str, int] = ("", -1)
+    round: int = -1
+
+    def __str__(self) -> str:
+        if self.do == FREE:
+            return f"free microbatch {self.microbatch} of chunk {self.chunk}"
+        if self.do in (UPDATE, EXCHANGE):
+            return f"{self.do} {self.round}"
+        if self.do == RUN:
+            return f"run {self.work} {self.microbatch} of chunk {self.chunk}"
+        way = f"to stage {self.peer}" if self.do == SEND else f"from stage {self.peer}"
+        if self.work == PARAMETERS:
+            return f"{self.do} shared parameters {way}"
+        return f"{self.do} {self.work} {self.microbatch} of chunk {self.chunk} {way}"
+
+
+def chain(num_chunks: int, apart: bool, trains: bool = True) -> tuple[Link, ...]:
+    """The links of a model whose layers read one another in a row."""
+    ahead = [Link((FORWARD, v), (FORWARD, v + 1)) for v in range(num_chunks - 1)]
+    back = [Link((BACKWARD, v), (BACKWARD, v - 1)) for v in range(1, num_chunks)] if trains else []
+    return (*ahead, *back)
+
+
+def instruct(
+    rows: Rows,
+    links: Sequence[Link],
+    shares: Sequence[tuple[int, int]] = (),
+    num_rounds: int = 1,
+) -> tuple[tuple[Instruction, ...], ...]:
+    """The instructions of each stage.
+
+    Args:
+        rows: The schedule, as `table` gives it.
+        links: Which passes read values of which others, of other stages.
+        shares: Pairs of stages of which the first sends parameters to the second at the start of a step.
+        num_rounds: Rounds of the update.
+    """
+    count = len(rows)
+    found = []
+    for stage, row in enumerate(rows):
+        own: list[Instruction] = []
+        own += [Instruction(SEND, PARAMETERS, peer=b) for a, b in shares if a == stage]
+        own += [Instruction(RECEIVE, PARAMETERS, peer=a) for a, b in shares if b == stage]
+        last = {(step.chunk, step.microbatch): place for place, step in enumerate(row)}
+        for place, step in enumerate(row):
+            own += _pass(step, stage, count, links)
+            if last[step.chunk, step.microbatch] == place:
+                chunk = step.chunk * count + stage
+                own.append(Instruction(FREE, microbatch=step.microbatch, chunk=chunk))
+        for number in range(num_rounds):
+            own += [Instruction(UPDATE, round=number)]
+            own += [Instruction(EXCHANGE, round=number)] if number < num_rounds - 1 else []
+        found.append(tuple(own))
+    return tuple(found)
+
+
+def _pass(step: Step, stage: int, count: int, links: Sequence[Link]) -> Iterator[Instruction]:
+    """One pass, with what comes in before it and what goes out after it."""
+    here = (step.work, step.chunk * count + stage)
+    for link in links:
+        if link.target == here and link.source[1] % count != stage:
+            work, chunk = link.source
+            yield Instruction(RECEIVE, work, step.microbatch, chunk, chunk % count, here)
+    yield Instruction(RUN, step.work, step.microbatch, here[1])
+    for link in links:
+        if link.source == here and link.target[1] % count != stage:
+            yield Instruction(SEND, step.work, step.microbatch, here[1], link.target[1] % count, link.target)
+
+
+def in_order(lists: Sequence[Sequence[Instruction]]) -> list[tuple[int, Instruction]]:
+    """All instructions in an order in which one process can carry them out: the order in which they would begin.
+
+    Every message is sent before it is received, and all stages reach a round of the update before any exchanges it.
+    """
+    waiting = [deque(own) for own in lists]
+    clock, arrived, found = [0.0] * len(lists), dict[tuple, float](), []
+    while any(waiting):
+        ready = [(start, s) for s in range(len(lists)) if (start := _start_s(s, waiting, clock, arrived)) is not None]
+        assert ready, f"a schedule that waits for ever, at {next(str(own[0]) for own in waiting if own)}"
+        start, stage = min(ready)
+        one = waiting[stage].popleft()
+        clock[stage] = start + (_SECONDS[one.work] if one.do == RUN else 0.0)
+        if one.do == SEND:
+            arrived[_message(one, stage, one.peer)] = clock[stage]
+        found.append((stage, one))
+    return found
+
+
+def _start_s(
+    stage: int, waiting: Sequence[deque[Instruction]], clock: Sequence[float], arrived: dict[tuple, float]
+) -> float | None:
+    """When a stage's next instruction can begin; None if it cannot yet."""
+    if not waiting[stage]:
+        return None
+    one = waiting[stage][0]
+    if one.do == RECEIVE:
+        sent_s = arrived.get(_message(one, one.peer, stage))
+        return None if sent_s is None else max(sent_s, clock[stage])
+    if one.do == EXCHANGE:
+        others = [own[0] for own in waiting if own]
+        behind = [other for other in others if not (other.do in (EXCHANGE, UPDATE) and other.round >= one.round)]
+        late = [other for other in others if other.do == UPDATE and other.round == one.round]
+        return None if behind or late else max(clock)
+    return clock[stage]
+
+
+def _message(one: Instruction, source: int, target: int) -> tuple:
+    return source, target, one.work, one.microbatch, one.chunk, one.target
