@@ -33,7 +33,7 @@ def test_a_recipe_is_laid_out_as_it_says(planned):
     assert plan.stages[0].send_bytes > 0 and plan.stages[-1].send_bytes == 0
 
 
-def test_it_is_saved_printed_and_not_run(planned, tmp_path):
+def test_it_is_saved_printed_and_not_run_as_one_program(planned, tmp_path):
     plan, step, _ = planned
     plan.save(tmp_path / "plan.json")
     again = mw.Plan.load(tmp_path / "plan.json")
@@ -41,10 +41,8 @@ def test_it_is_saved_printed_and_not_run(planned, tmp_path):
     assert again.stages == plan.stages
     text = str(again)
     assert "2 stages, 1f1b, 4 microbatches" in text and "host 1/0-3" in text
-    with pytest.raises(mw.ShardingError, match="pipeline of 2 stages, which cannot be run yet"):
+    with pytest.raises(mw.ShardingError, match="pipeline of 2 stages, which are several programs"):
         spmd(plan, step)
-    with pytest.raises(mw.ShardingError, match=r"plans a pipeline, which cannot be run yet: plan it with mw\.plan"):
-        mw.parallelize(step, method=mw.Auto(pipeline=True))
 
 
 def test_auto_takes_the_plan_without_stages_where_that_is_quicker():

@@ -52,8 +52,8 @@ def device_mesh(plan: PlanData, devices: Sequence[Any] | None = None) -> DeviceM
     """
     if plan.stages:
         raise ShardingError(
-            f"the plan is a pipeline of {len(plan.stages)} stages, which cannot be run yet, only looked at and "
-            "simulated; plan without pipeline=True to run the function"
+            f"the plan is a pipeline of {len(plan.stages)} stages, which are several programs: run it by "
+            "mw.parallelize(function, method=plan)"
         )
     found = list(jax.devices() if devices is None else devices)
     chosen = found[: plan.mesh.num_devices]

@@ -10,12 +10,11 @@ from os import PathLike
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 
 from meshwright.errors import CheckpointError
-from meshwright.plans.plan import partition_spec
-from meshwright.runtime.spmd import device_mesh
+from meshwright.runtime.placement import argument_shardings
 from meshwright.schema import checked
 from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
 from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
@@ -197,15 +196,14 @@ def _wanted(like: Any, version: int) -> tuple[list[Wanted], Any]:
     starts = [0, *accumulate(child.num_leaves for child in children)]
     tree = children[places[0]] if len(places) == 1 else treedef_tuple([children[place] for place in places])
     leaves = [i for place in places for i in range(starts[place], starts[place + 1])]
-    mesh = device_mesh(plan)
+    shardings = argument_shardings(plan)
     found = []
     for path, i in named_leaves(tree_unflatten(tree, leaves), escape):
         tensor = plan.arguments[i]
         if tensor.role == "static":
             found.append(Wanted(path, plan.in_leaves[i]))
         else:
-            sharding = NamedSharding(mesh, partition_spec(tensor.spec))
-            found.append(Wanted(path, None, tensor.dtype, tensor.shape, sharding))
+            found.append(Wanted(path, None, tensor.dtype, tensor.shape, shardings[i]))
     return found, tree
 
 

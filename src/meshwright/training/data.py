@@ -16,13 +16,12 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.facade import Plan
-from meshwright.plans.plan import partition_spec
 from meshwright.runtime.cpu_turns import put_in_turn
+from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes import peers
 from meshwright.runtime.processes.agreement import Agreement, Stopped
-from meshwright.runtime.spmd import device_mesh
+from meshwright.runtime.spmd import argument_leaves
 from meshwright.training.parallelize import Parallelized
-from meshwright.training.state import argument_tensors
 
 _AHEAD = 2  # batches that are prefetched
 _STOP_S = 5.0  # how long to wait for a busy iterable whose batches are no longer needed
@@ -146,7 +145,8 @@ class _Placement:
     Attributes:
         tree: The batch's structure.
         types: Shape and dtype of each array; None for leaves that are not arrays.
-        shardings: The sharding of each array; None for leaves that are not arrays.
+        shardings: The sharding of each array; None for leaves that are not arrays, and for all of a pipeline's, whose
+            stages take their own rows.
     """
 
     tree: Any
@@ -205,13 +205,9 @@ class _Placer:
         arguments = plan.in_tree.children()
         if self._position >= len(arguments):
             return None
-        mesh = device_mesh(plan)
-        tensors = argument_tensors(plan, self._position)
-        return _Placement(
-            arguments[self._position],
-            [None if t.role == "static" else (t.shape, t.dtype) for t in tensors],
-            [None if t.role == "static" else NamedSharding(mesh, partition_spec(t.spec)) for t in tensors],
-        )
+        own = argument_leaves(plan.in_tree)[self._position]
+        types = [None if t.role == "static" else (t.shape, t.dtype) for t in plan.arguments[own]]
+        return _Placement(arguments[self._position], types, argument_shardings(plan)[own])
 
 
 def _is_array(leaf: Any) -> bool:

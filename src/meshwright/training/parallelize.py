@@ -22,6 +22,7 @@ from meshwright.progress import progress
 from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
 from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
+from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from meshwright.training.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
 from meshwright.units import format_bytes, format_seconds
 
@@ -119,10 +120,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
             raise ShardingError(f"microbatches is {self.microbatches!r}; give a whole number, 1 or more")
-        if self.method.staged:
+        if self.method.staged and self.microbatches > 1:
             raise ShardingError(
-                f"{self.method.name} plans a pipeline, which cannot be run yet: plan it with mw.plan, and run the "
-                "function by a method without stages, such as mw.Auto()"
+                f"microbatches is {self.microbatches}, but {self.method.name} chooses the microbatches of a pipeline "
+                "itself; leave it out"
             )
 
 
@@ -140,8 +141,8 @@ class Parallelized:
         self.__name__ = type(function).__name__  # for a callable without a name
         self.function = function
         self.settings = settings
-        self.recent: Program | None = None
-        self._programs: dict[Any, Program] = {}
+        self.recent: Program | PipelineProgram | None = None
+        self._programs: dict[Any, Program | PipelineProgram] = {}
         self._plans: dict[Any, Plan] = {}
         self._steps: dict[Any, Callable[..., Any]] = {}
         self._remarks: dict[Any, tuple[str, ...]] = {}
@@ -213,13 +214,24 @@ class Parallelized:
             return Plan.of(self.recent.plan)
         return next(reversed(self._plans.values()), None)
 
-    def _program(self, bound: Bound) -> Program:
+    def _program(self, bound: Bound) -> Program | PipelineProgram:
         key = self._key(bound)
         if key not in self._programs:
             plan = self._plan(bound)
             key = self._key(bound)  # planning may have found that it depends on more
-            self._programs[key] = Program(plan, self._step(bound), device_mesh(plan))
+            self._programs[key] = self._make(plan, bound)
         return self._programs[key]
+
+    def _make(self, plan: Plan, bound: Bound) -> Program | PipelineProgram:
+        if not plan.stages:
+            return Program(plan, self._step(bound), device_mesh(plan))
+        traced = self._donating(trace(self._step(bound), *bound.values), bound)
+        batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
+        with progress() as say:
+            say(f"cutting {self.__name__} into stages")
+            program = PipelineProgram(plan, traced, batch)
+            program.compile(say)
+        return program
 
     def _key(self, bound: Bound) -> Any:
         """A key that is equal for calls with the same plan; a Python number counts as an array unless code reads it."""

@@ -6,19 +6,20 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import ShardingError
 from meshwright.facade import Plan
 from meshwright.graph import Traced
-from meshwright.graph.tracing.call import call_abstractly
+from meshwright.graph.tracing.call import Call, call_abstractly
 from meshwright.planner.methods import Auto
 from meshwright.planning import plan_traced
 from meshwright.plans.plan import partition_spec
-from meshwright.plans.tensor import Tensor
 from meshwright.progress import progress
 from meshwright.runtime.cpu_turns import in_turn
-from meshwright.runtime.spmd import argument_leaves, check_types, device_mesh
+from meshwright.runtime.placement import argument_shardings
+from meshwright.runtime.processes.sharing import put
+from meshwright.runtime.spmd import argument_leaves, check_types
 from meshwright.training.parallelize import Parallelized, Settings, parallelize
 
 
@@ -61,15 +62,31 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
                 f"{like.__name__} has no plan yet: give example=(…), its other arguments, so that it can be planned"
             )
         plan = like.plan(*_with_state(call.results.fill(types), example, like))
-    tensors = [t for place in like.state_places for t in argument_tensors(plan, place) if t.role != "static"]
-    check_types(tensors, types)
-    mesh = device_mesh(plan)
-    shardings = [NamedSharding(mesh, partition_spec(t.spec)) for t in tensors]
+    leaves = argument_leaves(plan.in_tree)
+    placed = list(zip(plan.arguments, argument_shardings(plan), strict=True))
+    state = [pair for place in like.state_places for pair in placed[leaves[place]] if pair[0].role != "static"]
+    check_types([tensor for tensor, _ in state], types)
     with progress() as say:
         say(f"making the state of {like.__name__} in parts")
-        make = jax.jit(jaxpr_as_fun(call.jaxpr), out_shardings=shardings)
-        made = in_turn(make, mesh.devices.ravel())(*call.arguments.pick(args))
+        made = _make(call, call.arguments.pick(args), [sharding for _, sharding in state])
     return call.results.fill(made)
+
+
+def _make(call: Call, args: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+    """The results of a call in some shardings; the devices of one mesh make only their own arrays."""
+    function, made = jaxpr_as_fun(call.jaxpr), [None] * len(shardings)
+    for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
+        own = [i for i, sharding in enumerate(shardings) if sharding.mesh == mesh]
+
+        def some(*args: Any, own: Sequence[int] = own) -> list[Any]:
+            results = function(*args)
+            return [results[i] for i in own]
+
+        make = jax.jit(some, out_shardings=[shardings[i] for i in own])
+        given = put(args, [NamedSharding(mesh, PartitionSpec())] * len(args))
+        for i, array in zip(own, in_turn(make, mesh.devices.ravel())(*given), strict=True):
+            made[i] = array
+    return made
 
 
 def _with_state(state: Any, example: Sequence[Any], like: Parallelized) -> list[Any]:
@@ -84,11 +101,6 @@ def _with_state(state: Any, example: Sequence[Any], like: Parallelized) -> list[
     for place, part in zip(places, state if len(places) > 1 else (state,), strict=True):
         found.insert(place, part)
     return found
-
-
-def argument_tensors(plan: Plan, place: int) -> tuple[Tensor, ...]:
-    """The leaves of one of the arguments that a plan was made for."""
-    return plan.arguments[argument_leaves(plan.in_tree)[place]]
 
 
 def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) -> "Follower":

@@ -3,8 +3,8 @@
 A backward operation reads cotangents, which come from later layers, and residuals of the forward pass. It belongs to
 the latest unit that is no later than any of its cotangents' units and at which every residual is available: a unit that
 computes or reads it. (The earliest unit of all operands would put a weight's gradient where its input was made, a layer
-too early.) Update work belongs to the unit of its largest operand. Values that depend on neither data nor parameters
-can be computed anywhere.
+too early.) A parameter's update belongs to the unit of the parameter; other update work belongs to the unit of its
+largest operand. Values that depend on neither data nor parameters can be computed anywhere.
 """
 
 from collections.abc import Sequence
@@ -72,6 +72,19 @@ def _homes(flow: Flow, unit: Ints, forward: Sequence[int], operands: list[list[i
     return {v: units for v, units in found.items() if flow.graph.sizes[v] > 1}
 
 
+def _wishes(flow: Flow, update: Sequence[int], operands: list[list[int]], homes: Homes) -> dict[int, int]:
+    """For each tensor of the update that a parameter's next value is made of, the parameter's unit; of several, one."""
+    graph, found = flow.graph, dict[int, int]()
+    for place, argument in graph.state.items():
+        if (parameter := graph.inputs[argument]) in homes:
+            found.setdefault(graph.outputs[place], min(homes[parameter]))
+    for i in reversed(update):
+        wish = found.get(int(graph.columns.first_made[i]))
+        if wish is not None:
+            found |= {v: wish for v in operands[i] if graph.sizes[v] > 1 and v not in found}
+    return found
+
+
 def _backward(
     flow: Flow, unit: Ints, backward: Sequence[int], operands: list[list[int]], homes: Homes, num_units: int
 ) -> None:
@@ -92,7 +105,7 @@ def _backward(
 
 
 def _update(flow: Flow, unit: Ints, update: Sequence[int], operands: list[list[int]], homes: Homes) -> None:
-    columns, sizes = flow.graph.columns, flow.graph.sizes
+    columns, sizes, wishes = flow.graph.columns, flow.graph.sizes, _wishes(flow, update, operands, homes)
     where = {v: min(homes[v]) for v in flow.roles.parameters if v in homes}
     for i in update:
         known = [v for v in operands[i] if _unit_of(v, where, columns.producer, unit) >= 0 and sizes[v] > 1]
@@ -100,7 +113,8 @@ def _update(flow: Flow, unit: Ints, update: Sequence[int], operands: list[list[i
         if not known:
             unit[i] = -1
             continue
-        unit[i] = _unit_of(max(known, key=lambda v: sizes[v]), where, columns.producer, unit)
+        largest = _unit_of(max(known, key=lambda v: sizes[v]), where, columns.producer, unit)
+        unit[i] = wishes.get(first, largest)
         where |= dict.fromkeys(range(first, first + int(columns.num_made[i])), int(unit[i]))
     readers: dict[int, int] = {}
     for i in reversed(update):

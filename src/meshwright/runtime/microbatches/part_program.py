@@ -30,8 +30,10 @@ class Instruction(Protocol):
         ins, outs: The values that it reads and computes.
     """
 
-    unit: Unit | None
     outs: list[Key]
+
+    @property
+    def unit(self) -> Unit | None: ...
 
     @property
     def ins(self) -> list[Key]: ...

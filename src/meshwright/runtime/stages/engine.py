@@ -23,7 +23,7 @@ from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.stages.layout import StageDevices
 from meshwright.runtime.stages.lowering import Lowered, StageLowering
 from meshwright.runtime.stages.packs import Packs
-from meshwright.runtime.stages.stage_programs import PREPARE, cut_stages, result_owners
+from meshwright.runtime.stages.stage_programs import PREPARE, StageProgram, cut_stages, result_owners
 from meshwright.schedules import table
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import (
@@ -115,11 +115,10 @@ class Engine:
         order = [(FORWARD, v) for v in range(last + 1)]
         order += [(work, v) for v in range(last, -1, -1) for work in (BACKWARD, WEIGHTS)]
         for where in order:
-            program = self.programs.passes.get(where)
-            if program is None:
-                continue
-            self._take_specs(where)
-            self.lowered[program.work, program.stage, program.place] = self.stages[program.stage].one_pass(program)
+            if where in self.programs.passes:
+                self._take_specs(where)
+                one = self.programs.passes[where]
+                self.lowered[one.work, one.stage, one.place] = self.stages[one.stage].one_pass(one)
         for (stage, turn), program in sorted(self.programs.updates.items()):
             self.lowered[program.work, stage, turn] = self.stages[stage].update(program, self.packs)
 
@@ -134,9 +133,10 @@ class Engine:
 
     def compile(self, say: Callable[[str], None] | None = None) -> None:
         """Compiles all programs, side by side."""
-        todo = list(self.lowered.values())
+        # What a thread's JAX settings change is lowered here: the threads below have settings of their own.
+        todo = [one.jitted.lower(*one.types) for one in self.lowered.values()]
         with ThreadPoolExecutor() as pool:
-            for number, _ in enumerate(pool.map(Lowered.compile, todo), 1):
+            for number, _ in enumerate(pool.map(lambda lowered: lowered.compile(), todo), 1):
                 if say is not None:
                     say(f"compiling the stages: {number} of {len(todo)} programs")
 
@@ -219,12 +219,12 @@ class Engine:
         elif one.do == SEND and one.work == PARAMETERS:
             for leaf, stages in self.programs.copies.items():
                 if self.programs.assignment.argument[leaf] == stage and one.peer in stages:
-                    names = ("leaf", stage, leaf), ("leaf", one.peer, leaf)
-                    yield self._move(*names, self.stages[one.peer].leaf(leaf))
+                    place = self.stages[one.peer].leaf(leaf)
+                    yield self._move(("leaf", stage, leaf), ("leaf", one.peer, leaf), place)
         elif one.do == SEND:
             for key in self.programs.sent[Link((one.work, one.chunk), one.target)]:
-                names = ("value", stage, key, one.microbatch), ("value", one.peer, key, one.microbatch)
-                yield self._move(*names, self.stages[one.peer].value(key))
+                here, there = (("value", s, key, one.microbatch) for s in (stage, one.peer))
+                yield self._move(here, there, self.stages[one.peer].value(key))
 
     def _exchange(self, stage: int, turn: int) -> Iterator[tuple[Run, list[int], list[int], str]]:
         """What a stage receives after a round of the update."""
@@ -253,7 +253,7 @@ class Engine:
         lowered = self.lowered[work, stage, place]
         program = lowered.program
         if work == UPDATE:
-            reads = [slot for key in self.packs.single(program) for slot in self._update_slots(stage, key[0])]
+            reads = [slot for key in self.packs.single(program) for slot in self._update_slots(program, key[0])]
             reads += [self.slot("pack", stage, pack) for pack in self.packs.read(program)]
             fills = [self.slot("update", stage, v) for v, _ in program.outputs]
             fills += [self.slot("pack", stage, pack) for pack in self.packs.sent(stage, place)]
@@ -276,17 +276,18 @@ class Engine:
             return self.slot("batch" if self.programs.is_batch(value) else "leaf", stage, value)
         return self.slot("value", stage, key, microbatch)
 
-    def _update_slots(self, stage: int, value: int) -> list[int]:
-        step = self.programs.steps[stage]
-        if self.programs.home.get(value) == stage:
-            if value in self.stages[stage].totals:
-                return [self.slot("total", stage, value)]
+    def _update_slots(self, program: StageProgram, value: int) -> list[int]:
+        stage, inputs = program.stage, self.programs.steps[program.stage].program.inputs
+        if value in program.totals and value in self.stages[stage].totals:
+            return [self.slot("total", stage, value)]
+        if value in program.totals:
             return [self.slot("value", stage, (value, None), i) for i in range(self.num_microbatches)]
-        if value in step.program.inputs:
-            if self.programs.is_batch(value):
-                return [self.slot("batch", stage, value)]
-            if self.programs.is_everywhere(value) or self.programs.assignment.argument[value] == stage:
-                return [self.slot("leaf", stage, value)]
+        if value in inputs and self.programs.is_batch(value):
+            return [self.slot("batch", stage, value)]
+        if value in inputs and (
+            self.programs.is_everywhere(value) or self.programs.assignment.argument[value] == stage
+        ):
+            return [self.slot("leaf", stage, value)]
         return [self.slot("update", stage, value)]
 
     def _result(self, place: int, value: int) -> tuple[Callable[[Sequence[Any], list[Any]], Any], list[int]]:

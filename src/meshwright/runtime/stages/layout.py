@@ -96,3 +96,33 @@ def _devices(stage: Stage, first: Sequence[int], found: Sequence[Any], num_micro
     grid = np.array([found[n] for n in numbers], dtype=object).reshape(stage.mesh.sizes)
     mesh = DeviceMesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
     return StageDevices(mesh, stage.mesh.sizes[0], num_microbatches)
+
+
+def leaf_shardings(plan: PlanData, stages: Sequence[StageDevices]) -> list[NamedSharding | None]:
+    """The sharding of each leaf of the arguments: on the stage that owns it; None for data, which stages take in parts.
+
+    A single number, such as a count of steps, is on all devices.
+    """
+    record = plan.staged_record
+    chunk_of = {layer: s for s, stage in enumerate(plan.stages) for a, b in stage.chunks for layer in range(a, b)}
+    units = iter(record.argument_unit.tolist())
+    found: list[NamedSharding | None] = []
+    for tensor in plan.arguments:
+        if tensor.role == "static":
+            found.append(None)
+            continue
+        owner = chunk_of[int(record.first[next(units)])]
+        if tensor.role == "data":
+            found.append(None)
+        elif prod(tensor.shape) == 1:
+            found.append(everywhere(stages))
+        else:
+            own = next(t for t in plan.stages[owner].tensors if t.path == tensor.path)
+            found.append(NamedSharding(stages[owner].mesh, partition_spec(stage_spec(own.spec))))
+    return found
+
+
+def everywhere(stages: Sequence[StageDevices]) -> NamedSharding:
+    """One copy on each device of all stages."""
+    devices = np.array([device for stage in stages for device in stage.mesh.devices.ravel()], dtype=object)
+    return NamedSharding(DeviceMesh(devices, ("devices",), axis_types=(AxisType.Auto,)), PartitionSpec())

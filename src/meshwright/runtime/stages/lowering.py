@@ -60,10 +60,6 @@ class Lowered:
     run: Callable[..., Sequence[Any]]
     shardings: Sequence[NamedSharding | None]
 
-    def compile(self) -> Any:
-        """Compiles it; a later call finds it compiled."""
-        return self.jitted.lower(*self.types).compile()
-
 
 class StageLowering:
     """Lowers the programs of one stage.
@@ -107,9 +103,8 @@ class StageLowering:
 
     def value(self, key: Key) -> NamedSharding:
         """The sharding of a value that passes compute or receive."""
-        status, rank = self.step.analysis.status[key[0]], len(self.types[key[0]].shape)
-        spec = self.specs.get(key)
-        return self.devices.split(rank, status, spec) if isinstance(status, int) else self.devices.inner(spec)
+        rank = len(self.types[key[0]].shape)
+        return self.devices.split(rank, self._dim(*key), self.specs.get(key))
 
     def total(self, value: int) -> NamedSharding:
         """The sharding of a total: each replica has its own."""
@@ -204,7 +199,7 @@ class StageLowering:
         def run(*args: Any) -> list[Any]:
             env, given = self._constants(), iter(args)
             for key in single:
-                env[key] = self._total(key[0], [next(given) for _ in self._parts(key[0])])
+                env[key] = self._whole(key[0], [next(given) for _ in self._parts(key[0], program)], program)
             for pack in coming:
                 values = next(given)
                 for i, v in enumerate(packs.values[pack]):
@@ -214,39 +209,37 @@ class StageLowering:
             packed = [jnp.stack([env[v, None].reshape(()) for v in packs.values[pack]]) for pack in own]
             return [*(env[key] for key in program.outputs), *packed]
 
-        types = [t for key in single for t in self._parts(key[0])]
-        places = [self.update_place(key[0]) for key in single for _ in self._parts(key[0])]
+        types = [t for key in single for t in self._parts(key[0], program)]
+        places = [self.update_place(key[0], program) for key in single for _ in self._parts(key[0], program)]
         types += [jax.ShapeDtypeStruct((len(packs.values[pack]),), pack[2]) for pack in coming]
         places += [self.devices.everywhere] * len(coming)
         shardings = [self._result(key[0]) for key in program.outputs]
         shardings += [self.devices.everywhere] * len(own)
         return self._lower(program, run, types, places, shardings, self._donated(program, single))
 
-    def _parts(self, value: int) -> list[Any]:
+    def _parts(self, value: int, program: StageProgram) -> list[Any]:
         """The types of the arrays that an update is given for a value: a total, one for each microbatch, or itself."""
         aval, count = self.types[value], self.devices.num_microbatches
-        is_own = self.programs.home.get(value) == self.stage
-        if is_own and value in self.totals:
+        if value in program.totals and value in self.totals:
             return [self.totals[value]]
-        if is_own and value in self.step.stacked:
+        if value in program.totals:
             return [jax.ShapeDtypeStruct(Cut(count, 1).shape(aval.shape, self._dim(value, None)), aval.dtype)] * count
         shape = tuple(aval.shape)
         if value in self.step.program.inputs and self.programs.is_batch(value):
             shape = (count, shape[0] // count, *shape[1:])
         return [jax.ShapeDtypeStruct(shape, aval.dtype)]
 
-    def _total(self, value: int, parts: Sequence[Any]) -> Any:
+    def _whole(self, value: int, parts: Sequence[Any], program: StageProgram) -> Any:
         """A value for the update, from the arrays that it is given for it."""
         kind, dtype = str(self.step.analysis.status[value]), self.types[value].dtype
-        is_own = self.programs.home.get(value) == self.stage
-        if is_own and value in self.totals:
+        if value in program.totals and value in self.totals:
             total = parts[0].sum(0, dtype=parts[0].dtype) if kind == "sum" else _REDUCE[kind](parts[0], (0,))
             spec = self._spread.get(tuple(self.types[value].shape))
             if spec is not None:  # the optimizer's state is split over the replicas: each sums up its own part
                 place = NamedSharding(self.devices.mesh, partition_spec(spec))
                 total = lax.with_sharding_constraint(total, place)
             return total.astype(dtype)
-        if is_own and value in self.step.stacked:
+        if value in program.totals:
             return jnp.concatenate(parts, self._dim(value, None))
         if value in self.step.program.inputs and self.programs.is_batch(value):
             return parts[0].reshape(-1, *parts[0].shape[2:])
@@ -258,12 +251,10 @@ class StageLowering:
         shapes = ((tuple(self.types[leaf].shape), spec) for leaf, spec in self._leaf_specs.items())
         return {shape: spec for shape, spec in shapes if any(REPLICAS in axes for axes in spec)}
 
-    def update_place(self, value: int) -> NamedSharding:
-        is_own = self.programs.home.get(value) == self.stage
-        if is_own and value in self.totals:
-            return self.total(value)
-        if is_own and value in self.step.stacked:
-            return self.value((value, None))
+    def update_place(self, value: int, program: StageProgram | None = None) -> NamedSharding:
+        """The sharding of a value that an update reads; with the update, of the arrays that it is given for it."""
+        if program is not None and value in program.totals:
+            return self.total(value) if value in self.totals else self.value((value, None))
         if value in self.step.program.inputs:
             if self.programs.is_batch(value):
                 return self.batch(value)
@@ -286,7 +277,7 @@ class StageLowering:
             if stage == self.stage and turn > program.place
             for key in other.inputs
         }
-        places = [key for key in single for _ in self._parts(key[0])]
+        places = [key for key in single for _ in self._parts(key[0], program)]
         return [i for i, key in enumerate(places) if key not in later and self._gives_away(key[0])]
 
     def _gives_away(self, value: int) -> bool:
@@ -309,8 +300,8 @@ class StageLowering:
             elif key in self.step.sliced and dim is not None:
                 shape = (count, *Cut(count, 1).shape(shape, dim))
                 place = self.devices.split(len(shape), dim + 1)
-            elif isinstance(status, int):
-                shape, place = Cut(count, 1).shape(shape, status), self.value(key)
+            elif isinstance(status, int) or dim is not None:
+                shape, place = Cut(count, 1).shape(shape, self._dim(*key)), self.value(key)
             elif value in self.step.program.inputs:
                 place = self.devices.everywhere if self.programs.is_everywhere(value) else self.leaf(value)
             else:

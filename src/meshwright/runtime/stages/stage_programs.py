@@ -19,6 +19,7 @@ from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.microbatches.units import Unit
 from meshwright.runtime.stages.assignment import Assignment, Pass, assign, place_parts
+from meshwright.runtime.stages.free_pieces import free_pieces
 from meshwright.runtime.stages.recomputation import kept_values
 from meshwright.runtime.stages.update_rounds import Rounds, UpdateRounds
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
@@ -52,7 +53,7 @@ class StageProgram:
         pieces: What it runs, in order.
         inputs: The values that it reads.
         outputs: The values that other programs read.
-        totals: Values that it adds to the totals over all microbatches.
+        totals: Values that a pass adds to the totals over all microbatches, or whose totals an update reads first.
     """
 
     work: str
@@ -142,8 +143,9 @@ class _Passes:
         pieces: dict[Pass, list[Instruction]] = {}
         for stage, step in enumerate(programs.steps):
             places = place_parts(programs.assignment, step.program, step.part.instructions)
+            free = free_pieces(step)
             for one, where in zip(step.part.instructions, places, strict=True):
-                if where[1] % count == stage:
+                if where[1] % count == stage and not free.keys() & one.outs:
                     pieces.setdefault(where, []).append(one)
         for virtual in range(programs.assignment.num_chunks):
             pieces.setdefault((FORWARD, virtual), [])
@@ -152,7 +154,27 @@ class _Passes:
         if self.checkpoint != "none":
             for virtual in range(programs.assignment.num_chunks):
                 self._recompute(pieces, virtual)
+        for where in sorted(pieces, key=_turn):
+            self._add_free(pieces, where)
         self._connect(pieces)
+
+    def _add_free(self, pieces: dict[Pass, list[Instruction]], where: Pass) -> None:
+        """Lets a pass compute for itself what needs neither the batch nor another pass: no random bits are sent.
+
+        A backward pass takes random numbers from its forward pass, as they take longer to draw again than to keep.
+        """
+        step = self.programs.steps[where[1] % self.programs.num_stages]
+        free = free_pieces(step)
+        ahead = {key for one in pieces[FORWARD, where[1]] for key in one.outs} if where[0] != FORWARD else set()
+        wanted, own = [key for one in pieces[where] for key in one.ins], dict[int, Instruction]()
+        while wanted:
+            key = wanted.pop()
+            if key in free and not (free[key].is_drawn and key in ahead):
+                number, one = free[key].number, free[key].piece
+                if number not in own:
+                    own[number] = one
+                    wanted += one.ins
+        pieces[where] = [*(own[number] for number in sorted(own)), *pieces[where]]
 
     def _split(self, pieces: dict[Pass, list[Instruction]], virtual: int) -> None:
         """Moves what no other pass waits for, the weights' gradients, to a pass of its own."""
@@ -277,19 +299,21 @@ def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
     }
     reads = {turn: {key for one in pieces for key in one.ins} for turn, pieces in by_round.items()}
     own = {v for v, home in programs.home.items() if home == stage}
-    sums = {v for v in own if v in outputs or any((v, None) in read for read in reads.values())}
+    first = {v: 0 for v in own if v in outputs}  # the round in which totals over all microbatches are added up
+    for turn in sorted(reads):
+        for v in own:
+            if (v, None) in reads[turn]:
+                first.setdefault(v, turn)
     for turn in range(found.num_rounds):
         pieces = tuple(by_round.get(turn, ()))
         made = {key for one in pieces for key in one.outs}
         later = {key for other, read in reads.items() if other > turn for key in read}
-        inputs = [key for key in _read(pieces, made) if key[0] not in program.constants]
-        out = {key for key in made if key[0] in outputs or key in later}
-        if turn == 0:  # totals over all microbatches are made here
-            inputs = sorted({*inputs, *((v, None) for v in sums)}, key=str)
-            out |= {(v, None) for v in sums if v in outputs or (v, None) in later}
+        sums = {(v, None) for v, when in first.items() if when == turn}
+        inputs = sorted({*(key for key in _read(pieces, made) if key[0] not in program.constants), *sums}, key=str)
+        out = {key for key in made | sums if key[0] in outputs or key in later}
         if pieces or out:
-            done = StageProgram(UPDATE, stage, turn, pieces, tuple(inputs), tuple(sorted(out, key=str)))
-            programs.updates[stage, turn] = done
+            outs, totals = tuple(sorted(out, key=str)), tuple(sorted(v for v, _ in sums))
+            programs.updates[stage, turn] = StageProgram(UPDATE, stage, turn, pieces, tuple(inputs), outs, totals)
 
 
 def _add_prepared(programs: StagePrograms) -> None:

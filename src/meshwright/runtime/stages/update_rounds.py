@@ -125,15 +125,31 @@ class UpdateRounds:
             elif (number, stage) not in runs:
                 runs.add((number, stage))
                 stack += [(v, stage) for v in self.program.units[number].ins]
-        for number, stage in sorted(runs):
-            unit = self.program.units[number]
-            turn = max((self.round(v, stage) for v in unit.ins), default=0)
-            found.units.setdefault((stage, turn), []).append(number)
-        last = max([0, *(turn for _, turn in found.units), *(turn + 1 for turn in found.sent)])
+        last = max([0, *(self._earliest(number, stage) for number, stage in runs), *(turn + 1 for turn in found.sent)])
         found.num_rounds = last + 1
+        for (number, stage), turn in self._latest(sorted(runs, reverse=True), found).items():
+            found.units.setdefault((stage, turn), []).append(number)
+        for numbers in found.units.values():
+            numbers.sort()
         for sent in found.sent.values():
             sent.sort()
         return found
+
+    def _earliest(self, number: int, stage: int) -> int:
+        return max((self.round(v, stage) for v in self.program.units[number].ins), default=0)
+
+    def _latest(self, runs: Sequence[tuple[int, int]], found: Rounds) -> dict[tuple[int, int], int]:
+        """The round of each unit: as late as its readers allow, so that what it computes is not held from round to
+        round."""
+        due = {(v, at): turn for turn, sent in found.sent.items() for v, at, _ in sent}
+        turns: dict[tuple[int, int], int] = {}
+        for number, stage in runs:
+            unit = self.program.units[number]
+            turn = min((due[o, stage] for o in unit.outs if (o, stage) in due), default=found.num_rounds - 1)
+            turns[number, stage] = turn
+            for v in unit.ins:
+                due[v, stage] = min(turn, due.get((v, stage), turn))
+        return turns
 
     def _at(self, value: int, stage: int) -> int:
         """The stage from which a stage has a value: itself, if it can compute it or is given it."""

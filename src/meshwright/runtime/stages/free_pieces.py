@@ -1,0 +1,40 @@
+"""Pieces of a part's program that depend on no examples: masks, positions, random bits of the part."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshwright.runtime.microbatches.cut_operations import is_expensive
+from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.part_program import Instruction, Key
+
+_DRAWS = ("random_bits", "random_gamma", "threefry2x32")
+
+
+class Free(NamedTuple):
+    """A piece that every pass can run for itself.
+
+    Attributes:
+        number: Its place in the part's program.
+        piece: The piece.
+        is_drawn: Whether it depends on random bits.
+    """
+
+    number: int
+    piece: Instruction
+    is_drawn: bool
+
+
+@lru_cache(maxsize=64)
+def free_pieces(step: CutStep) -> dict[Key, Free]:
+    """The values that depend on arguments alone that are the same for all parts, by the pieces that compute them."""
+    program = step.program
+    given = {key for key in step.shared if key[0] not in program.inputs or not program.types[key[0]].shape}
+    given |= {key for key in step.sliced if key[1] is not None and key[0] not in program.inputs}
+    found: dict[Key, Free] = {}
+    for number, one in enumerate(step.part.instructions):
+        if one.unit is None or is_expensive(one.unit):
+            continue
+        if all(key in given or key in found or key[0] in program.constants for key in one.ins):
+            drawn = one.unit.name in _DRAWS or any(found[key].is_drawn for key in one.ins if key in found)
+            found.update(dict.fromkeys(one.outs, Free(number, one, drawn)))
+    return found

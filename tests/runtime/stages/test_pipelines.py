@@ -1,0 +1,92 @@
+"""Pipelines compute what one device computes, whatever their schedule, replicas, splits and recomputation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from tests.runtime.stages.models import build, compared
+
+pytestmark = pytest.mark.devices
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    """Float64, so that rounding is no excuse."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        mw.ThreeD(pipeline=2, microbatch=4),
+        mw.ThreeD(pipeline=4, microbatch=4, schedule="gpipe"),
+        mw.ThreeD(pipeline=4, microbatch=4, schedule="zb-h1", checkpoint="full"),
+        mw.ThreeD(pipeline=2, microbatch=4, interleave=2),
+        mw.ThreeD(pipeline=3, microbatch=4, checkpoint="selective"),
+        mw.ThreeD(pipeline=2, data=2, microbatch=4),
+        mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=4),
+    ],
+    ids=lambda recipe: f"{recipe.name}-{recipe.schedule}-{recipe.interleave}-{recipe.checkpoint}",
+)
+def test_a_pipeline_computes_what_one_device_computes(recipe):
+    worst, step = compared(*build(), recipe)
+    assert worst < 1e-12
+    assert len(step.recent.engine.stages) == recipe.pipeline
+
+
+def test_every_tensor_is_born_and_stays_in_its_stage():
+    init, train_step, batch = build(tied=False)
+    step = mw.parallelize(train_step, cluster="1x4 cpu", method=mw.ThreeD(pipeline=2, tensor=2, microbatch=4))
+    state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
+    homes = [{d.id for d in block["w"].sharding.device_set} for block in state["params"]["blocks"]]
+    assert homes[0] == {0, 1} and homes[-1] == {2, 3}
+    assert len(state["step"].sharding.device_set) == 4
+    after, _ = step(state, batch)
+    before = jax.tree.map(lambda x: x.sharding, state)
+    assert jax.tree.map(lambda x: x.sharding, after) == before
+
+
+def test_what_cannot_be_cut_says_why():
+    def step(state, x):
+        def loss(w):
+            y = x @ w
+            return ((y - y.mean(0)) ** 2).mean()
+
+        value, grad = jax.value_and_grad(loss)(state["w"])
+        return {"w": state["w"] - grad}, value
+
+    def deep(state, x):
+        new, value = step({"w": state["a"]}, jnp.tanh(x @ state["b"]))
+        return {"a": new["w"], "b": state["b"]}, value
+
+    state = {"a": np.ones((8, 8)), "b": np.ones((8, 8))}
+    run = mw.parallelize(deep, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4, layers=2))
+    with pytest.raises(mw.ShardingError, match=r"sub at .* needs a value that is known only after the whole batch"):
+        run(state, np.ones((16, 8)))
+
+
+def test_loss_scaling_and_skipped_steps():
+    """Whether all gradients are finite is known once all stages have said so; a skipped step changes nothing."""
+
+    def guarded(optimizer):
+        return optax.apply_if_finite(optimizer, max_consecutive_errors=5)
+
+    worst, _ = compared(*build(optimizer=guarded(optax.sgd(0.1, momentum=0.9))), mw.ThreeD(pipeline=2, microbatch=8))
+    assert worst < 1e-12
+
+
+def test_dropout_draws_other_bits_for_each_part_and_the_same_in_both_passes():
+    init, train_step, batch = build(dropout=0.5)
+    recipe = mw.ThreeD(pipeline=2, microbatch=8, checkpoint="full")
+    plain = mw.ThreeD(pipeline=2, microbatch=8)
+    found = []
+    for method in (recipe, plain):
+        step = mw.parallelize(train_step, cluster="1x2 cpu", method=method)
+        state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
+        found.append(step(state, batch))
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
