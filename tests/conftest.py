@@ -2,9 +2,15 @@
 
 Programs are compiled without optimising their machine code: they run once or twice. What `mw.cluster("local")` measures
 would be another number each time; tests that measure say so themselves. A refinement that fails is an error here.
+A test that leaves the process in another state than it found it in fails, since the tests after it would depend on it.
 """
 
+import logging
 import os
+import signal
+import sys
+
+import pytest
 
 from tests.compiling import FLAGS
 
@@ -15,3 +21,26 @@ os.environ["MESHWRIGHT_MEASURE"] = "never"
 os.environ["MESHWRIGHT_STRICT"] = "1"
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 os.environ["MESHWRIGHT_COMPILE_BESIDE"] = "0"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has the commands it runs with `&` ignore interrupts
+
+
+@pytest.fixture(autouse=True)
+def process_state():
+    """Fails a test that does not restore what it changed for the whole process."""
+    before = _process_state()
+    yield
+    after = _process_state()
+    changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    assert not changed, f"the test changed and did not restore {', '.join(changed)}"
+
+
+def _process_state() -> dict[str, object]:
+    settings = ("JAX_", "MESHWRIGHT_", "NUMBA_", "XLA_")  # other libraries set variables of their own when imported
+    found: dict[str, object] = {f"${name}": os.environ[name] for name in os.environ if name.startswith(settings)}
+    logger = logging.getLogger("meshwright")
+    found["the level of the logger"] = logger.level
+    found["whether the logger propagates"] = logger.propagate
+    found["the working directory"] = os.getcwd()
+    for name, default in (("jax_enable_x64", False), ("jax_default_matmul_precision", None)):
+        found[name] = getattr(sys.modules["jax"].config, name) if "jax" in sys.modules else default
+    return found

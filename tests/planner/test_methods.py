@@ -16,26 +16,18 @@ pytestmark = pytest.mark.slow
 
 NAMED = (mw.DataParallel(), mw.Zero(1), mw.Zero(2), mw.Zero(3), mw.TensorParallel())
 
-ZOO = [
+ZOO = [  # each kind of model once, on clusters of every kind
     ("mlp", {}, "2x4 v100-32gb"),
-    ("gpt-tiny", {}, "1x4 a100-40gb"),
     ("gpt-tiny", {"scan": True}, "2x4 v100-32gb"),
-    ("bert-tiny", {}, "1x8 h100"),
-    ("llama-tiny", {}, "2x4 v100-32gb"),
     ("llama-tiny", {"checkpoint": True}, "1x4 a100-40gb"),
     ("moe-tiny", {}, "1x8 h100"),
-    ("mixtral-tiny", {}, "1x4 a100-40gb"),
     ("vit-tiny", {"batch": 12}, "1x3 l40s"),
     ("wide-resnet-tiny", {"layers": 1}, "1x4 a100-40gb"),
     ("unet-tiny", {}, "1x4 a100-40gb"),
     ("gpt2-125m", {"layers": 2, "batch": 24}, "1x3 l40s"),
-    ("gpt3-1.3b", {"layers": 2, "batch": 16, "seq": 512}, "2x4 v100-32gb"),
-    ("llama2-7b", {"layers": 2, "batch": 16, "seq": 512}, "1x8 h100"),
     ("llama3-8b", {"layers": 3, "batch": 16, "seq": 512}, "2x4 a100-40gb"),
     ("mixtral-8x7b", {"layers": 2, "batch": 16, "seq": 256}, "1x8 h100"),
     ("gshard-moe-380m", {"layers": 2, "batch": 16, "seq": 256}, "2x4 v100-32gb"),
-    ("vit-b16", {"layers": 2, "batch": 64}, "1x8 h100"),
-    ("wide-resnet-50-2", {"layers": 1, "batch": 32}, "1x4 a100-40gb"),
 ]
 
 
@@ -58,8 +50,7 @@ def test_auto_is_never_worse_than_a_named_method(name, options, cluster):
     assert auto.solution.lower_bound <= auto.cost.total * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)])
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+@pytest.mark.parametrize(("name", "shape"), [("gpt-tiny", (8,)), ("llama-tiny", (2, 4)), ("gpt-tiny", (2, 2, 2))])
 def test_auto_is_never_worse_on_one_mesh(name, shape):
     traced = traced_zoo(name)
     machine = mesh(shape, alpha=1, beta=(1, 0.1, 0.05)[: len(shape)])

@@ -1,4 +1,4 @@
-"""Two hundred random pairs of a program and a plan, good or bad: whatever is split, one device's numbers come out.
+"""Eighty random pairs of a program and a plan, good or bad: whatever is split, one device's numbers come out.
 
 `python benchmarks/equality.py --pairs 5000` tries more of them.
 """
@@ -12,5 +12,7 @@ pytestmark = pytest.mark.devices
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_program_computes_what_one_device_computes_under_any_plan(seed):
-    found = [outcome(seed, number) for number in range(len(PLANS))]
+    planned = 3 + seed // 5 % 2  # by a method or for a cluster, in turn; each fifth program runs in microbatches
+    assert PLANS[0] == "random" != PLANS[planned]
+    found = [outcome(seed, number) for number in (0, planned)]
     assert [f"{one.pair}: {one.trouble}" for one in found if one.trouble] == []

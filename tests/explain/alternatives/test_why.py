@@ -51,7 +51,7 @@ def test_what_memory_forces_is_said_with_what_would_do_without():
     tight = plan_of("gpt-tiny", (4, 2), mw.Auto(), memory_bytes=int(0.75 * free.memory.peak_bytes))
     moved = [
         a.path for a, b in zip(tight.arguments, free.arguments, strict=True) if a.spec != b.spec and a.role != "data"
-    ]
+    ][:3]
     reasons = [tight.explain(path) for path in moved]
     assert any(e.forced_by == "memory" and "without the limit" in e.reason for e in reasons)
     assert any(a.cost < math.inf for e in reasons for a in e.alternatives)
@@ -70,15 +70,17 @@ def test_bounds_hold_for_every_way_and_cost_no_solve(fraction):
     plan = plan_of("gpt-tiny", (4, 2), mw.Auto())
     if fraction is not None:
         plan = plan_of("gpt-tiny", (4, 2), mw.Auto(), memory_bytes=int(fraction * plan.memory.peak_bytes))
-    explainer = Explainer(Subjects(plan)[0])
+    explainer, num_solved = Explainer(Subjects(plan)[0]), 0
     for path in PATHS:
         (tensor,) = plan.find(path)
-        bounded, solved = (explainer.explain(tensor, seconds) for seconds in (None, 5.0))
+        bounded, solved = (explainer.explain(tensor, seconds) for seconds in (None, 1.0))
+        num_solved += sum(a.cost < math.inf for a in solved.alternatives)
         at_least = {a.spec: a.at_least for a in bounded.alternatives}
         assert all(a.cost == math.inf and not a.changes for a in bounded.alternatives)
         assert len(at_least) == len(solved.alternatives) + solved.num_left
         for a in solved.alternatives:
             assert at_least[a.spec] <= a.cost * (1 + 1e-9)
+    assert num_solved
 
 
 def test_scalars_and_results_are_explained():

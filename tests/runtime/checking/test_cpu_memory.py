@@ -21,10 +21,8 @@ CASES = [
     ("gpt-tiny", {"batch": 16}, mw.TensorParallel(), (2, 4)),
     ("bert-tiny", {"batch": 16}, mw.TensorParallel(), (2, 4)),
     ("llama-tiny", {"batch": 32}, mw.TensorParallel(), (2, 4)),
-    ("llama-tiny", {}, mw.Auto(), (2, 4)),
     ("llama-tiny", {"batch": 16, "checkpoint": True}, mw.Auto(), (2, 4)),
     ("llama-tiny", {"batch": 32, "scan": True}, mw.DataParallel(), (8,)),
-    ("llama-tiny", {"batch": 8, "checkpoint": True}, mw.Auto(), (4, 2)),
     ("llama-tiny", {"batch": 16, "scan": True, "checkpoint": True}, mw.Zero(stage=3), (8,)),
     ("moe-tiny", {}, mw.Auto(), (2, 4)),
     ("mixtral-tiny", {"batch": 32}, mw.Auto(), (4, 2)),
@@ -32,10 +30,8 @@ CASES = [
     ("wide-resnet-tiny", {"batch": 8}, mw.Zero(stage=3), (8,)),
 ]
 NARROW_CASES = [
-    ("llama-tiny", {}, mw.Zero(stage=3), (8,)),
     ("llama-tiny", {"scan": True}, mw.TensorParallel(), (2, 4)),
     ("llama-tiny", {"checkpoint": True}, mw.Zero(stage=3), (8,)),
-    ("llama-tiny", {"scan": True, "checkpoint": True}, mw.Auto(), (2, 4)),
     ("mixtral-tiny", {}, mw.Zero(stage=3), (8,)),
     ("wide-resnet-tiny", {}, mw.Zero(stage=3), (8,)),
 ]

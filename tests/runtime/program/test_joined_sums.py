@@ -90,8 +90,11 @@ def waiting(plan):
     return {ops[index].serial for pair in plan.details.back.joined.items() for index in pair}
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt-tiny"])
-@pytest.mark.parametrize("options", [{}, {"scan": True}, {"checkpoint": True}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama-tiny", {}), ("gpt-tiny", {"scan": True}), ("llama-tiny", {"checkpoint": True})],
+    ids=str,
+)
 def test_xla_sends_what_was_planned(name, options):
     example = mw.zoo.build(name, batch=16, layers=2, dtype="float32", **options)
     mesh = mw.cluster("1x8 cpu").mesh((2, 4))
