@@ -1,11 +1,12 @@
-"""The decorators of every kernel: interpreted while that is quicker than compiling, and compiled once for all.
+"""The decorators of every kernel: a kernel is interpreted while that is quicker than compiling it.
 
-Compiling a kernel takes from half a second to half a minute, a small problem needs dozens of them, each for
-a few milliseconds. So a kernel whose machine code is not on disk yet is interpreted: as the Python function it is, or
-as a plain twin in NumPy, until it has taken as long as compiling it would. At worst that doubles the first use, at best
-it saves all of it. Both give the same numbers, to the last bit: no sum is rearranged or contracted.
+Compiling a kernel takes from half a second to half a minute. A small problem calls dozens of kernels, each for a few
+milliseconds. So a kernel that has no machine code on disk is interpreted, either as the Python function it is or as an
+equivalent function in NumPy, until interpreting it has taken as long as compiling it would. At worst this doubles the
+time of the first use, at best it saves all of the compilation. Interpreted and compiled kernels return the same bits:
+no sum is reordered or contracted.
 
-Machine code is kept on disk, and used from then on; it is made again when any file that holds kernels changes.
+Machine code is cached on disk. A change of any file with kernels in the same folder invalidates it.
 """
 
 import dis
@@ -27,24 +28,25 @@ import scipy
 
 from meshwright import beside
 
-# Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan, but never ninf; and nothing
-# that would round otherwise than the interpreter does.
+# Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan is set, not ninf. No flag
+# may change the rounding, which has to be that of the interpreter.
 _FASTMATH = {"nnan", "nsz"}
 
-_COMPILE_S = 5e-3  # for each instruction of bytecode, those of its callees included: bridge, fold, sweep, settle_edge
-_MOST_ELEMENTS = 4_000_000  # of arrays that an interpreted call is given: a pass over them takes about a second
+_COMPILE_S = 5e-3  # per bytecode instruction, callees included; fitted to bridge, fold, sweep and settle_edge
+_MOST_ELEMENTS = 4_000_000  # in the arguments of an interpreted call: one pass over them takes about a second
 
-# Where an array is read in an inner loop: an unsigned place never counts from the end. Loops over such places, with a
-# plain choice of the lesser number rather than `min`, are the ones that are compiled to vectors; slices would be too,
-# but cost more than they gain where nodes have few states.
+# The type of an index in an inner loop: an unsigned index cannot be negative, so numba omits the wrap-around. LLVM
+# vectorises loops over such indices if they compare with `if` rather than call `min`. It would vectorise slices too,
+# but those cost more than they gain where nodes have few states.
 place = np.uint64
 
 
 def _find_blas() -> None:
-    """Lets numba find BLAS without running scipy.linalg, which takes 0.2 s and which no kernel here uses.
+    """Lets numba find BLAS without importing scipy.linalg, which takes 0.2 s and which no kernel here uses.
 
-    Before its first kernel numba imports one extension of that package, to see whether it is there. A bare package
-    stands in for it meanwhile and is gone afterwards: whoever imports scipy.linalg later gets the real one.
+    Before it compiles its first kernel, numba imports one extension module of that package to see whether it exists. An
+    empty package replaces scipy.linalg during that import and is removed afterwards, so that later imports of
+    scipy.linalg are not affected.
     """
     package = "scipy.linalg"
     if package in sys.modules or threading.active_count() > 1:  # another thread might be about to import it
@@ -65,11 +67,11 @@ from numba.core.registry import CPUDispatcher  # noqa: E402
 
 
 class _Here(threading.local):
-    """What this thread is doing.
+    """The state of this thread.
 
     Attributes:
         interpreting: Whether it is inside an interpreted kernel.
-        noted: Where it notes the kernels that it calls, instead of compiling them; None where it does not.
+        noted: The kernels that were called, where they are recorded instead of compiled; None where they are not.
     """
 
     interpreting = False
@@ -77,12 +79,12 @@ class _Here(threading.local):
 
 
 class Compiling:
-    """What was compiled in this process, and who wants to know.
+    """The compilations of this process, and who is notified of them.
 
     Attributes:
-        names: Of the kernels that were compiled, with all that they call.
-        seconds: How long it took to make kernels ready, those that were only loaded included.
-        watchers: Called with a sentence when a kernel is about to be compiled, and with None when it is.
+        names: The names of the kernels that were compiled; each was compiled with all kernels that it calls.
+        seconds: Time spent on compiling kernels and on loading compiled ones from disk.
+        watchers: Called with a sentence before a kernel is compiled, and with None afterwards.
     """
 
     def __init__(self) -> None:
@@ -93,7 +95,7 @@ class Compiling:
 
     @contextmanager
     def making(self, kernel: "Kernel") -> Iterator[None]:
-        """Counts the time, and tells the watchers where a kernel is not merely loaded."""
+        """Counts the time, and notifies the watchers unless the kernel is only loaded from disk."""
         with self._busy:
             begin, fresh = time.perf_counter(), not kernel.is_kept
             if fresh:
@@ -116,17 +118,17 @@ _here = _Here()
 
 
 def clock() -> float:
-    """Seconds, as of `time.perf_counter`, that stand still while kernels are loaded or compiled: that is no solving."""
+    """`time.perf_counter` without the time in which kernels are loaded or compiled: that time is not solving time."""
     return time.perf_counter() - compiling.seconds
 
 
 class Kernel(CPUDispatcher):
-    """A function that is interpreted until compiling it pays.
+    """A function that is interpreted until compiling it is worthwhile.
 
     Attributes:
-        plain: What is run where it is interpreted.
-        interpretable: Whether it may be.
-        spent_s: For how long it was, in CPU time and with all that it called.
+        plain: The Python function that runs where the kernel is interpreted.
+        interpretable: Whether it may be interpreted.
+        spent_s: CPU time for which it was interpreted, including the functions that it called.
     """
 
     plain: Callable
@@ -141,7 +143,7 @@ class Kernel(CPUDispatcher):
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is machine code of it, in this process or on disk."""
+        """Whether its machine code exists, in this process or on disk."""
         self._kept = self._kept or bool(self.overloads) or self._is_on_disk()
         return self._kept
 
@@ -151,23 +153,23 @@ class Kernel(CPUDispatcher):
             return False
         try:
             return bool(self._cache._cache_file._load_index())
-        except Exception:  # an index of an earlier version, whose classes have moved; numba would stumble over it again
+        except Exception:  # an index of an earlier version of numba, which numba itself could not read either
             path.unlink(missing_ok=True)
             return False
 
     @cached_property
     def index_path(self) -> Path | None:
-        """The file that lists its machine code; None where none can be kept."""
+        """The file that lists its machine code on disk; None where no folder can be written."""
         file: Any = getattr(self._cache, "_cache_file", None)
         return None if file is None else Path(file._index_path)
 
     @cached_property
     def patience_s(self) -> float:
-        """About how long it takes to compile."""
+        """An estimate of its compile time."""
         return _COMPILE_S * _num_instructions(self.py_func, set())
 
     def _compile_for_args(self, *args: Any, **named: Any) -> Callable:
-        """What a call with arguments of new types runs; numba calls this where it has no machine code for them."""
+        """Returns what a call runs; numba calls this for types of arguments for which it has no machine code."""
         if _here.noted is not None and not _here.interpreting:
             needed = Needed(self, tuple(map(self.typeof_pyval, args)))
             _here.noted.setdefault(str(needed), needed)
@@ -183,7 +185,7 @@ class Kernel(CPUDispatcher):
 
     @property
     def lock_path(self) -> Path | None:
-        """A file that whoever compiles it keeps to themselves."""
+        """The lock file of whoever compiles it; None where it needs none."""
         return None if self.index_path is None or self.is_kept else self.index_path.with_suffix(".lock")
 
     def _interpret(self, *args: Any) -> Any:
@@ -209,7 +211,7 @@ class Needed:
         return f"{self.kernel.name}{self.types}"
 
     def compile(self) -> None:
-        """Puts its machine code on disk, unless it is there or somebody else is about to."""
+        """Compiles it to disk, unless that is done or another process is doing it."""
         with beside.claimed(self.kernel.lock_path, patient=False) as free:
             if free:
                 self.kernel.compile(self.types)
@@ -217,7 +219,7 @@ class Needed:
 
 @contextmanager
 def noting() -> Iterator[dict[str, Needed]]:
-    """Interprets every kernel that is called meanwhile, and notes it with the types that it would be compiled for."""
+    """Interprets every kernel that is called within, and records it with the types it would be compiled for."""
     noted: dict[str, Needed] = {}
     _here.noted = noted
     try:
@@ -229,13 +231,13 @@ def noting() -> Iterator[dict[str, Needed]]:
 def kernel(
     function: Callable | None = None, *, plain: Callable | None = None, interpretable: bool = True, nan: bool = False
 ) -> Any:
-    """Makes a kernel of a function.
+    """Makes a function a kernel.
 
     Args:
         function: Loops over arrays.
-        plain: The same in NumPy, for where loops are interpreted.
-        interpretable: Whether it may be interpreted: not where it draws random numbers, or where the work it does hangs
-            on other things than the size of its arguments.
+        plain: An equivalent function in NumPy, which is quicker than loops where the kernel is interpreted.
+        interpretable: Whether it may be interpreted; False where it draws random numbers, or where its work depends on
+            more than the sizes of its arguments.
         nan: Whether NaN may occur.
     """
     if function is None:
@@ -258,11 +260,11 @@ def _disabled() -> bool:
 
 
 def inline(function: Callable | None = None, *, plain: Callable | None = None) -> Any:
-    """Makes a small helper that is only ever called from kernels, and compiled as part of each of them.
+    """Makes a function a helper that only kernels call, and that numba inlines into each of them.
 
-    Left to be inlined later, references to its arrays are counted at every call: a third of the time of short sweeps.
-    What is returned is a Python function, so that interpreted kernels call it as such, with what numba asks of what it
-    puts in a call's place.
+    If LLVM inlined it instead, its arrays would be reference-counted at every call, which takes a third of the time of
+    short sweeps. The result is a Python function, so that interpreted kernels can call it, with the attributes that
+    numba requires of a function to be inlined.
     """
     if function is None:
         return lambda function: inline(function, plain=plain)
@@ -276,9 +278,9 @@ def inline(function: Callable | None = None, *, plain: Callable | None = None) -
 
 @cache
 def _stamp(folder: Path) -> str:
-    """A digest of all kernels that a kernel may call: numba looks only at its own file, so edited callees go stale.
+    """A digest of all kernels that a kernel may call, which are those of its folder.
 
-    Kernels call only kernels of their own folder.
+    numba itself checks only the file of the kernel, and would keep stale machine code after a change of a callee.
     """
     digest = hashlib.sha256(repr(sorted(_FASTMATH)).encode())
     for path in sorted(folder.glob("*.py")):
@@ -289,7 +291,7 @@ def _stamp(folder: Path) -> str:
 
 
 def _num_instructions(function: Callable, seen: set[Callable]) -> int:
-    """Of a function's bytecode and of what it calls: each kernel once, what is inlined wherever it is called."""
+    """Instructions of a function's bytecode and of its callees: kernels count once, inlined helpers at every call."""
     total = 0
     for instruction in dis.get_instructions(function):
         total += 1
@@ -315,7 +317,7 @@ def _num_elements(arg: Any) -> int:
 
 
 def _native(result: Any) -> Any:
-    """What compiled code would return: Python's numbers, not NumPy's."""
+    """Converts NumPy scalars to the Python numbers that compiled code returns."""
     if isinstance(result, tuple):
         parts = [_native(part) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
