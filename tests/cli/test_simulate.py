@@ -95,6 +95,7 @@ def test_explore_ranks_clusters(tmp_path):
     assert json.loads(cheap)["offers"][0]["cluster"] == "1x8 h100"
 
 
+@pytest.mark.slow
 def test_explore_looks_for_pipelines_where_it_is_asked_to():
     """With so little memory no single program fits, but stages do."""
     given = ("explore", "mlp", "--clusters", "1x2 h100", "--memory-fraction", "1e-6", "--json", "-")

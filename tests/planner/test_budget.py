@@ -80,6 +80,7 @@ def solves(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_toys_in_tight_memory_take_few_solves_and_little_time(task, tight, solves):
     plan = task.plan([mesh((2, 2), memory_bytes=tight)], lambda _: None)
     assert plan.memory.peak_bytes <= tight

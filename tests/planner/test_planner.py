@@ -110,6 +110,7 @@ def test_a_loop_over_layers_pays_for_a_layer_a_trip_not_for_the_stack():
     assert seconds(64) == pytest.approx(4 * seconds(16), rel=0.05)
 
 
+@pytest.mark.slow
 def test_two_plans_of_the_same_are_equal():
     plans = []
     for _ in range(2):

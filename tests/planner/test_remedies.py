@@ -37,6 +37,7 @@ def test_dims_that_devices_cannot_share_are_named_as_the_cause():
     assert "The cause" not in message  # data parallelism would not split it anyhow
 
 
+@pytest.mark.slow
 def test_microbatches_and_checkpoints_come_with_about_what_they_would_need():
     model = {"layers": 8, "batch": 64}
     again, least = refused(plan_of, "llama-tiny", (2,), mw.DataParallel(), 1000, checkpoint=True, **model)

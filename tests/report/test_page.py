@@ -48,6 +48,7 @@ def test_a_notebook_gets_a_frame():
     assert frame.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in frame
 
 
+@pytest.mark.slow
 def test_chunks_meshes_and_bytes_of_stages_are_the_plans_own():
     plan = planned("interleaved")
     (shown,) = data_of(page(plan, None, 0.0))["plans"]

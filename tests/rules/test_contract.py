@@ -15,8 +15,6 @@ from .contract import Case, all_at_once, check, one_and_two_axes, signature, to_
 CASES = cases_of("CASES")
 ALIKE = cases_of("ALIKE")
 
-SEEDED = [(*case, seed) for case in CASES for seed in ((0, 1) if draws_sizes(case[1]) else (0,))]
-
 # Each seed has its own shapes, and tries other splits of them.
 SPLITS = (one_and_two_axes, to_single_iterations)
 
@@ -58,13 +56,21 @@ def _prepare(primitive: str, build: Builder, seed: int) -> tuple[Case, LoopNest]
     return case, nest
 
 
-@pytest.mark.parametrize(("primitive", "build", "seed"), SEEDED, ids=[f"{p}-{b.__name__}-{s}" for p, b, s in SEEDED])
+@pytest.mark.parametrize(
+    ("primitive", "build", "seed"),
+    [
+        pytest.param(*case, seed, id=f"{case[0]}-{case[1].__name__}-{seed}", marks=[pytest.mark.slow] * seed)
+        for case in CASES
+        for seed in ((0, 1) if draws_sizes(case[1]) else (0,))
+    ],
+)
 def test_shards_combine_to_the_whole(primitive: str, build: Builder, seed: int) -> None:
     case, nest = _prepare(primitive, build, seed)
     for parts in SPLITS[seed](nest):
         check(case, nest, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("primitive", "build"), ALIKE, ids=[f"{p}-{b.__name__}" for p, b in ALIKE])
 def test_operations_that_share_a_rule(primitive: str, build: Builder) -> None:
     case, nest = _prepare(primitive, build, seed=0)

@@ -75,6 +75,7 @@ def least(problem, node, code):
     return min(map(problem.cost_of, some), default=np.inf)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(0, NUM_NODES - 1))
 @settings(max_examples=60, deadline=None)
 def test_no_choice_costs_less_than_its_bound_whatever_copies_it_makes(seed, node):

@@ -59,6 +59,7 @@ def test_time_per_row_falls_with_the_rows():
             assert total >= catalogue.least_s(0, view, way) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_two_axes_do_what_one_cannot():
     """Experts over the hosts, their products over the devices of each."""
     example = zoo.build("mixtral-8x7b", batch=1, layers=2)

@@ -73,6 +73,7 @@ def test_without_time_the_given_choice_comes_back_or_better():
     assert cost_of(model, found) <= cost_of(model, poor)
 
 
+@pytest.mark.slow
 def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_needed(monkeypatch):
     told, cut = [], Closer._look
 
