@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from meshwright.cli.screen import note
 
 _TICK_S = 0.2  # between looks at the clock
+_FAILED_S = 10.0  # for the others to end after one failed: those that `mw.initialize` connected take seconds
 _TAIL_S = 1.0  # for the last lines of a process that ended; its own children may keep its output open for ever
 _LAST_LINES = 10
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
@@ -26,7 +27,7 @@ class Crew:
     Args:
         command: What each process runs.
         settings: The environment of each process.
-        grace_s: How long processes have to end after SIGTERM or Ctrl-C, or after another one failed.
+        grace_s: How long processes have to end after SIGTERM or Ctrl-C.
 
     Attributes:
         is_stopped: Whether a signal ended the run.
@@ -34,7 +35,7 @@ class Crew:
 
     def __init__(self, command: Sequence[str], settings: Sequence[Mapping[str, str]], grace_s: float):
         self.is_stopped = False
-        self._grace_s = grace_s
+        self._grace_s, self._after_failure_s = grace_s, min(grace_s, _FAILED_S)
         self._kill_at = float("inf")
         self._printing = Lock()
         self._ended: SimpleQueue[int] = SimpleQueue()
@@ -84,7 +85,7 @@ class Crew:
             # Of several that end at once, the killed one is the cause: the others noticed that its connection closed.
             bad = sorted((p for p in ended if self._children[p].returncode), key=lambda p: self._children[p].returncode)
             if bad and not failed:
-                self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
+                self._kill_at = min(self._kill_at, time.monotonic() + self._after_failure_s)
             failed += bad
             if waiting and time.monotonic() >= self._kill_at:
                 self._kill(sorted(waiting))
@@ -127,8 +128,9 @@ class Crew:
     def _kill(self, processes: list[int]) -> None:
         named = f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
         advice = "a loop that calls mw.preempted() saves its state and ends in time"
-        since = f"the signal; {advice}" if self.is_stopped else "another one failed"
-        note(f"meshwright launch: killed {named}, still running {self._grace_s:g} s after {since}")
+        after = f"{self._grace_s:g} s after the signal; {advice}"
+        since = after if self.is_stopped else f"{self._after_failure_s:g} s after another one failed"
+        note(f"meshwright launch: killed {named}, still running {since}")
         self._kill_at = float("inf")
         for process in processes:
             self._children[process].kill()

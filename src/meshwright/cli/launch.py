@@ -32,9 +32,7 @@ def launch_command(
         str | None, typer.Option(help="cpu or cuda.  [default: cuda if there are GPUs that JAX can use, else cpu]")
     ] = None,
     restarts: Annotated[int, typer.Option(help="How often all processes are started again after one failed.")] = 0,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that processes have to end after a signal, or after another one failed.")
-    ] = 30.0,
+    grace: Annotated[float, typer.Option(help="Seconds that processes have to end after SIGTERM or Ctrl-C.")] = 30.0,
 ) -> None:
     """Run a script as several processes on this machine, to try what will run on several hosts."""
     if not script.is_file():
