@@ -1,7 +1,7 @@
 """Where a concave function of prices is highest, from its values and slopes at a few of them: a proximal bundle method.
 
-What is known at some prices says what the function is at most at any others. The least of all that is a model of it;
-the next prices to look at are those where the model is highest, less a penalty for going far.
+Each evaluation gives a cut: a linear upper bound on the function at all other prices. The minimum of all cuts models
+the function; the next prices maximise the model less a penalty for the distance from the best prices so far.
 """
 
 import numpy as np
@@ -11,15 +11,15 @@ from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Bundle:
-    """What is known of a bound at some prices of memory.
+    """The cuts of a bound at some prices of memory.
 
-    Prices are told as what all memory of each time is worth, slopes as parts of it by which the caps are exceeded.
+    A price is given as the worth of the whole cap of a time, a slope as the excess over that cap, relative to the cap.
 
     Attributes:
         center: The best prices so far.
         best: The bound there.
-        promised: By how much the model says that it is higher at the prices that were asked for last.
-        step: How far the next are from the center, times the slope.
+        promised: By how much the bound is higher at the prices that were last asked for, according to the model.
+        step: The step length: the next prices are this times the slope away from the center.
     """
 
     def __init__(self, center: np.ndarray, value: float, slope: np.ndarray, step: float, tuning: Tuning = TUNING):
@@ -30,7 +30,7 @@ class Bundle:
     def ask(self) -> np.ndarray:
         """The next prices.
 
-        No cut is below the best value at its prices: one that says so was made by a function that was lower then.
+        A cut below the best value at the center is raised to it: it was made when the messages were worse.
         """
         slopes = np.array(self.slopes)
         here = np.maximum(np.array(self.bases) + slopes @ self.center, self.best)
@@ -39,7 +39,7 @@ class Bundle:
         return prices
 
     def tell(self, prices: np.ndarray, value: float, slope: np.ndarray) -> bool:
-        """Notes what was found at the prices that were asked for; returns whether they are better."""
+        """Adds the cut at the prices that were last asked for; returns whether they are better."""
         cuts = self.tuning.bundle_cuts
         self.slopes, self.bases = [*self.slopes, slope][-cuts:], [*self.bases, value - float(slope @ prices)][-cuts:]
         gained = value - self.best
@@ -55,7 +55,7 @@ def highest(slopes, values, center, step, rounds):
     """Prices p ≥ 0 with the highest min_k values_k + slopes_k·(p - center) less |p - center|²/(2·step).
 
     That is p = max(0, center + step·Σ_k w_k·slopes_k) for the best weights w ≥ 0 that add up to 1: in each round the
-    one whose part is least takes from the one whose part is most.
+    cut of least value takes weight from the cut of highest value.
     """
     num_cuts, num_times = slopes.shape
     weights, part = np.zeros(num_cuts), np.empty(num_cuts)

@@ -23,8 +23,8 @@ class Dual:
         bound: Best lower bound found so far on the model's cost.
         prices: Prices of memory at every time that gave it.
         messages: The messages that gave it.
-        reduced: What choosing each state adds to the current (not the best) bound, at least.
-        floor: What any choice with each state costs at least, by the best word of all sweeps so far.
+        reduced: Reduced costs: what each state adds to the current (not the best) bound at least.
+        floor: Lower bound on the cost of any choice with each state, the best of all sweeps so far.
     """
 
     def __init__(self, model: Model, links: Links | None = None, prices: np.ndarray | None = None):
@@ -64,7 +64,7 @@ class Dual:
         return value
 
     def restore(self) -> None:
-        """Goes back to the messages and prices of the best bound."""
+        """Restores the messages and prices of the best bound."""
         self.m[:] = self.messages
         self.set_prices(self.prices.copy())
         self.now = self.bound
@@ -107,7 +107,7 @@ class Dual:
         return choice
 
     def sweep_back(self) -> float:
-        """A backward sweep alone; returns its bound, what spare memory is worth included."""
+        """A backward sweep alone; returns its bound without subtracting what the caps are worth."""
         return message_passing.sweep(self.links, self.model.off, self.theta, self.m, self.reduced, False)
 
 
@@ -153,7 +153,7 @@ class PriceAscent:
 
     def _move(self, target: float) -> bool:
         dual = self.dual
-        if len(dual.model.cap) == 0:  # no memory, nothing to price
+        if len(dual.model.cap) == 0:  # there is no memory to price
             return False
         slope = dual.load() - dual.model.cap
         slope[(slope < 0) & (dual.price <= 0)] = 0.0

@@ -37,7 +37,7 @@ def lower_bound(
         ascend_prices(dual, float("inf") if target is None else target, iterations, deadline)
     if dual.bound >= ceiling:
         return float("inf")
-    # Sums of thousands of floats may round upwards: give away more than they can.
+    # Sums of thousands of floats may round upwards: subtract more than the rounding can add.
     return dual.bound - 1e-12 * abs(dual.bound)
 
 

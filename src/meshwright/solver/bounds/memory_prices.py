@@ -19,10 +19,10 @@ def climb_prices(
     deadline: Deadline = NEVER,
     tuning: Tuning = TUNING,
 ) -> float:
-    """Raises a dual's bound over the prices by a bundle of what two sweeps at each say.
+    """Raises a dual's bound over the prices by a bundle method with two sweeps at each price.
 
-    Sweeps go on from the best messages so far, so that what was said of other prices grows out of date: where that
-    leaves nothing to gain, all of it is forgotten but what is known at the best prices.
+    Sweeps start from the best messages so far, so that cuts at other prices become outdated. Once the model promises
+    no gain, all cuts but the one at the best prices are dropped.
 
     Args:
         dual: The dual of a model whose memory is limited, left at its best.
@@ -36,7 +36,7 @@ def climb_prices(
     dual.sweep()
     made, worth, steepness = 1, tuning.price_gains[0], _steepness(dual)
     while steepness == 0.0 and made < tuning.price_patience * sweeps and not deadline.is_over:
-        dual.sweep()  # what binds may show only once messages have settled
+        dual.sweep()  # which times bind may show only once the messages have converged
         made, steepness = made + 1, _steepness(dual)
     bundle = _known(dual, reach / max(steepness, 1e-300), tuning)
     while steepness > 0.0 and made < sweeps and dual.bound < target and not deadline.is_over:
@@ -63,8 +63,8 @@ def climb_prices(
 def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning = TUNING) -> list[np.ndarray]:
     """Raises a dual's bound over the prices by a bundle of cheapest choices; returns these choices.
 
-    The cheapest choice at some prices, memory apart, says what no sweep can: its cost at any other prices is no less
-    than the bound there.
+    The cheapest choice at some prices, without caps, gives a cut that is exact, which that of a sweep is not: its cost
+    at any other prices is an upper bound on the bound there.
 
     Args:
         dual: The dual, whose prices are near the best, left at its best.
@@ -120,7 +120,7 @@ def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
 def _near(dual: Dual, reach: float, tuning: Tuning) -> Buckets | None:
     """Buckets of the states within reach of the bound, or nearer where these are too many; None where that fails."""
     reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.some_combinations
-    for _ in range(10):  # a minimum over fewer states than are left then says little
+    for _ in range(10):  # a minimum over fewer states than these is hardly better than the bound
         alive = dual.floor <= dual.bound + reach
         buckets = arrange(dual.links, dual.model.off, alive, most, tuning.few_nodes)
         if buckets.combinations <= most:
@@ -130,7 +130,7 @@ def _near(dual: Dual, reach: float, tuning: Tuning) -> Buckets | None:
 
 
 def _unit(model: Model) -> np.ndarray:
-    """Memory at each time, by which prices and loads are told; of a part of a model there may be none left."""
+    """The caps by which prices and loads are scaled, where zero is replaced by the largest cap."""
     return np.where(model.cap > 0.0, model.cap, max(float(model.cap.max(initial=0.0)), 1.0))
 
 

@@ -13,7 +13,7 @@ from meshwright.solver.bounds import numpy_message_passing
 
 @inline(plain=numpy_message_passing.pull)
 def pull(links, off, m, h, u, spare, moved):
-    """Moves all that the edge can spare into u: m_h(s) = min_t E(s,t) - m_back(t), by kinds of states."""
+    """Moves as much of the edge's cost as possible into u: m_h(s) = min_t E(s,t) - m_back(t), by kinds of states."""
     v, other = links.far[h], links.back[h]
     back, here = place(links.msg[other]), place(links.msg[h])
     own, far = place(links.num_kinds[h]), place(links.num_kinds[other])
@@ -93,7 +93,7 @@ def sweep(links, off, theta, m, rc, forward):
 
 @kernel
 def there_and_back(links, off, theta, m, rc, floor, spare):
-    """Backward and forward; returns the bound, less what spare memory is worth, and raises each state's floor.
+    """A backward and a forward sweep; returns the bound less what the caps are worth, and raises each state's floor.
 
     A node's reduced costs hold at the moment it is passed: what the sweep gains at later nodes may rest on them.
     """
@@ -121,7 +121,7 @@ def priced(off, cost, rnode, rstart, rend, roff, usage, price, theta):
 
 @kernel
 def round_choice(links, off, theta, m, choice):
-    """Decodes a choice in node order: earlier neighbours' states are known, later ones speak through messages."""
+    """Decodes a choice in node order: edges to earlier neighbours are exact, those to later ones are messages."""
     for u in range(len(off) - 1):
         best, least = 0, np.inf
         for s in range(off[u + 1] - off[u]):

@@ -1,8 +1,8 @@
 """Duals of one model at several prices of memory, which together rule out more than any of them.
 
-What is decided in a part of a choice leaves other memory for the rest than the best dual reckons with. A row of an
-elimination that saves memory at one time and wastes it at another is ruled out by the dual that knows the difference;
-of one time only, by several prices.
+A partial choice may leave the rest more or less memory than the prices of the best dual assume. Several duals rule out
+more: a row of an elimination that saves memory at one time and wastes it at another is ruled out by a dual with other
+prices at these times, and where one time alone binds, by duals with a higher or lower price.
 """
 
 from collections import deque
@@ -17,21 +17,21 @@ from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Fan:
-    """Makes such duals for one part of a model after another."""
+    """Makes these duals for one subproblem after another."""
 
     def __init__(self, tuning: Tuning = TUNING) -> None:
         self.tuning = tuning
         self.seen: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=100)  # so that comparing them stays quick
 
     def note(self, dual: Dual) -> None:
-        """Remembers the prices at which a part has its best bound."""
+        """Records the prices at which a subproblem has its best bound."""
         if dual.prices.any():
             self.seen.appendleft((dual.model.when, dual.prices.copy()))
 
     def around(self, dual: Dual, deadline: Deadline) -> list[Dual]:
-        """The dual at its best; others at which memory is worth as much, at other times; and at other parts' prices.
+        """The best dual; duals with the same total worth of memory at other times; and duals at the prices of others.
 
-        Those of parts that differ most come first.
+        The prices of subproblems that differ most come first.
         """
         dual.restore()
         tried = [dual.prices.copy(), *_changed(dual, self.tuning)]

@@ -1,7 +1,8 @@
 """Buckets: the order in which nodes are eliminated, and the cheapest choice of a model whose memory does not matter.
 
-Nodes are eliminated one by one, those with fewest combinations of states around first. A node's bucket is the node with
-the open nodes around it; its table says what all that hangs on it costs at least, for each combination of their states.
+Nodes are eliminated one by one in the order of fewest combinations of states with their open neighbours. The bucket of
+a node is the node and its open neighbours; its table holds the least cost of all that was eliminated into it, for each
+combination of the neighbours' states.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
 """Branch and bound on a small model: dual bounds, reduced-cost fixing, bucket elimination, and splits where that fails.
 
-Small rows of memory are left out at first: the optimum without them mostly fits, and is soon proven.
-Goals rise from just above the lower bound: what costs more than the goal need not be looked at, which leaves few states
-and short eliminations. Below one goal the subproblem with the least bound is eliminated or split first, so that a goal
-far above the optimum takes little longer than the optimum itself would as a goal.
+Small rows of memory are left out at first: this relaxation is solved quickly, and its optimum mostly fits.
+Goals rise from just above the lower bound: states and subproblems with a bound above the goal are ruled out, so that
+few states are left and eliminations are short. Below one goal the subproblem with the least bound is eliminated or
+split first (best first), so that a goal far above the optimum takes little longer than the optimum itself would.
 """
 
 from collections.abc import Callable
@@ -102,7 +102,7 @@ class Closer:
         return Closer(options, deadline or self.deadline, replace(self.effort, **effort))
 
     def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
-        """A first choice below the cutoff: read from the dual, or looked for in haste ever further above the bound."""
+        """A first incumbent below the cutoff: decoded from the dual, or from short searches at rising goals."""
         reach = self.tuning.first_reach * max(abs(dual.bound), 1e-9)
         while self.options.splits and best.bound < enough and not self.deadline.is_over:
             if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
@@ -167,7 +167,7 @@ class Closer:
         return part.whole(self.below(part.dual, start, ceiling - part.offset, enough - part.offset))
 
     def _coarsely(self, dual: Dual, best: Closed, ceiling: float, enough: float) -> Closed:
-        """Looks for what is cheapest where small rows are left out, ever further above the bound; mended with them."""
+        """Solves the relaxation without small rows at rising goals, and repairs its optimum to fit with them."""
         self.effort.coarse, self.effort.cut, goal, reach = (
             False,
             True,
@@ -188,7 +188,7 @@ class Closer:
         return best
 
     def _coarsely_below(self, dual: Dual, goal: float, enough: float) -> Closed:
-        """What is cheaper than the goal where small rows are left out."""
+        """Searches the relaxation without small rows below the goal."""
         dual.restore()
         part = self._reduced(Part(dual), dual.floor <= goal, goal, coarsened(settled(dual), self.tuning.small_memory))
         if isinstance(part, Closed):
@@ -198,11 +198,11 @@ class Closer:
         return part.whole(closer.below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
-        """Does once what leaves fewer splits to make: looks for a cheaper choice and for better prices."""
+        """Improves the incumbent and the prices, once, so that fewer splits are needed."""
         self.effort.rows, self.effort.few = self.tuning.rows, self.tuning.most_combinations
         best = best if self._is_over(best) else self.mixed(dual, best, ceiling)
         best = best if self._is_over(best) else self._improved(dual, best)
-        self.effort.helped = not self._is_over(best)  # else it is done when it is gone on with
+        self.effort.helped = not self._is_over(best)  # else it is done when the solve is resumed
         return best
 
     def _is_over(self, best: Closed) -> bool:
@@ -210,7 +210,7 @@ class Closer:
         return best.choice is not None and self.deadline.is_over
 
     def mixed(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
-        """Settles the prices, and looks for the best mix of the choices that are cheapest at some, and of the best."""
+        """Optimises the prices, and finds the best mix of the incumbent and of the choices met on the way."""
         reach = min(best.cost, ceiling) - dual.bound
         if not (seen := settle_prices(dual, reach, self.deadline, self.tuning)):
             return best
@@ -223,7 +223,7 @@ class Closer:
         return better(best, replace(found, bound=best.bound)) if found.cost < ceiling else best
 
     def _among(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
-        """A cheap choice of the states that are alive, as far as one is soon found below a goal or mended to fit."""
+        """A choice of the states that are alive, if one is found quickly below a goal or can be repaired to fit."""
         closer = self.copy(fan=Fan(self.tuning))
         part = closer._reduced(Part(dual), alive, goal)
         if isinstance(part, Closed):
@@ -234,7 +234,7 @@ class Closer:
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
 
     def _improved(self, dual: Dual, best: Closed) -> Closed:
-        """Makes the choice cheaper where it is expensive, if that can be done."""
+        """Improves an incumbent that is far above the bound, where `Options.improve` is given."""
         if self.options.improve is None or best.cost <= best.bound + self.effort.improve_above:
             return best
         choice = self.options.improve(dual, best.choice, self.options.tolerance, self.deadline, self.tuning)
@@ -317,7 +317,7 @@ class Closer:
         return arrange(dual.links, dual.model.off, dual.floor <= most, most_combinations, few_nodes).combinations
 
     def _briefly(self, count: float) -> Callable[[list[Dual], float], Found] | None:
-        """An elimination where it is likely to end soon; else None."""
+        """An elimination, where it is expected to be short; else None."""
         if count > self.effort.few:
             return None
         few = self.tuning.some_rows
@@ -325,7 +325,7 @@ class Closer:
         return partial(eliminate, effort=min(effort, max(few, self._rows_left())), tuning=self.tuning)
 
     def _patiently(self, count: float) -> Callable[[list[Dual], float], Found] | None:
-        """An elimination with more rows than usual; None where it stands no chance."""
+        """An elimination with more rows than usual; None where even those would not suffice."""
         if count > self.tuning.most_combinations:
             return None
         rows = min(self.effort.patience * self.tuning.patient_rows, self._rows_left())

@@ -1,4 +1,4 @@
-"""Where to split a model in two when its dual leaves a gap: at the node over which the dual is most at odds."""
+"""Chooses where to branch when the dual leaves a gap: at the node where the dual is furthest from a choice."""
 
 from typing import NamedTuple
 

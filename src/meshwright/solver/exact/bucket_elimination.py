@@ -1,13 +1,13 @@
 """Elimination: exact dynamic programming over the parts of a model, kept small by dual bounds.
 
-Nodes are eliminated one by one. What was decided around a node becomes a table: rows of what it costs and the memory it
-takes, for each combination of states of the nodes around that are still open. Parts that do not touch are tables of
-their own and meet only at the end, where a search node by node would carry every combination of one through the whole
-of the other.
+Nodes are eliminated one by one. Eliminating a node makes a table with rows of cost and memory for each combination of
+states of its open neighbours. Parts of the model that share no edge have separate tables, which are joined only at the
+end; a search node by node would carry every combination of one part through the whole of the other.
 
-A row is dropped where some dual (same model, other prices), with the least that all other tables add, puts it above the
-goal, where it does not fit with the least that all others take, or where another row of the same states costs no more
-and takes no more at any time that can still bind. None of this loses the cheapest choice below the goal.
+A row is dropped by one of three rules. Bound: some dual (same model, other prices) puts the row plus the least that all
+other tables add above the goal. Memory: the row does not fit with the least that all other tables take. Dominance:
+another row of the same states costs no more and takes no more memory at any time that can still bind. No rule loses the
+cheapest choice below the goal.
 """
 
 from collections.abc import Sequence
@@ -46,9 +46,9 @@ class Found:
     """Result of an elimination.
 
     Attributes:
-        choice: The cheapest choice met; None if none.
+        choice: The cheapest choice that was found; None if none was.
         num_rows: How many rows were made.
-        reached: Cost up to which nothing was left out: the goal, unless some were dropped for room.
+        reached: Cost up to which the search was complete: the goal, unless rows were dropped to stay within the effort.
     """
 
     choice: np.ndarray | None

@@ -70,7 +70,7 @@ class Beam(NamedTuple):
     """How many rows a table may have, and what was dropped where it would have had more.
 
     Attributes:
-        most: Rows from which on the dearer half is dropped.
+        most: Number of rows at which the more expensive half is dropped.
         dropped: float64 [2], by how much the goal is lower now, and how many rows were dropped in this step.
     """
 
@@ -79,7 +79,7 @@ class Beam(NamedTuple):
 
 
 class Others(NamedTuple):
-    """What all that is not looked at adds at least and takes at least and at most: live tables and open nodes."""
+    """What the other live tables and open nodes add to the cost at least, and their least and most memory."""
 
     excess: np.ndarray  # float64 [duals]
     least: np.ndarray  # float64 [times]
@@ -142,9 +142,10 @@ def two_smallest(tables, count, u):
 
 @inline
 def two_alike(tables, count, cap, alike_part):
-    """The two live tables with fewest rows of those that hardly differ in memory, else of those that do, else of all.
+    """The two live tables with fewest rows: of those with hardly any spread in memory, else of the others, else of all.
 
-    What small rows save is a choice of its own: joined with each other first, they are not told apart time and again.
+    Tables with hardly any spread in memory are joined with each other first, since dominance then leaves few of their
+    rows; joined with large tables one by one, they would multiply the rows of these.
     """
     small, smaller, large, larger = -1, -1, -1, -1
     for i in range(count):

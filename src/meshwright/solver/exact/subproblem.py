@@ -38,7 +38,7 @@ class Part:
 
     Attributes:
         dual: Its dual.
-        offset: Cost of all that is settled in it.
+        offset: Cost of all that is fixed in it.
         steps: From the part to the whole: the order of its nodes and the way back through its reductions.
     """
 
@@ -128,7 +128,7 @@ def decoded_found(dual: Dual, cutoff: float) -> Closed:
 def fitted(dual: Dual, found: Closed, cutoff: float, tuning: Tuning = TUNING) -> Closed:
     """What was found, mended where it does not fit; without its choice where that fails or costs as much as the cutoff.
 
-    Its bound stays: what was found may leave some memory out, and is no dearer then than what is cheapest at all.
+    Its bound stays valid: what was found is the optimum of a relaxation, which costs no more than the optimum.
     """
     if found.choice is None:
         return found

@@ -115,7 +115,7 @@ class Search:
             return None
         paces = self.tuning.decimation_paces
         part = paces[number % len(paces)] * self._pace(level)
-        # High prices leave memory to spare, so that no round must be taken back: dearer, but soon there.
+        # High prices leave spare memory, so that no round has to be undone: a more expensive choice, found quickly.
         scale = self.tuning.decimation_scale * (2.0 if part > self.tuning.hasty else 1.0) * 1.5**self.failed
         if number != self.seed:  # the first start of every process goes by the prices as they are
             scale *= np.exp(0.15 * self.rng.standard_normal())

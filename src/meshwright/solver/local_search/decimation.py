@@ -24,7 +24,7 @@ def decimate(
     Every round sweeps the dual of what is left, fixes the `part` of the nodes whose best state leads by most, and lets
     the reductions carry the consequences: impossible partners, memory that is spent, nodes that follow. A round that
     proves infeasible is taken back and tried with fewer nodes. What the sweeps have learnt is written into the costs,
-    so that the next round goes on from there: many small rounds are better than few large ones.
+    so that the next round starts from there: many small rounds are better than few large ones.
     """
     chain: list[WayBack] = []
     rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def decimate(
         reduced, fixed = _fix_some(model, dual.reduced, count, rng, deadline)
         if reduced is None:
             return None
-        # After a round that had to be taken back, go on in small ones for a while.
+        # After a round that had to be undone, the next rounds are small.
         step = min(part, 2.0 * fixed / model.num_nodes) if fixed < count else min(part, 1.5 * step)
         chain.append(reduced.way_back)
         prices = carried(prices, model.when, reduced.model.when)
@@ -102,7 +102,7 @@ def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: Deadli
 
 @kernel(interpretable=False)
 def lead(off, eu, ev, eoff, mat, reduced, noise, count):
-    """Marks all states but those that lose in the `count` nodes whose best state leads by most."""
+    """Marks all states; of the `count` nodes whose best state leads by most, the best states only."""
     num_nodes = len(off) - 1
     margin = np.empty(num_nodes)
     best = np.empty(num_nodes, dtype=np.int64)

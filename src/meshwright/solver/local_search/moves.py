@@ -86,8 +86,8 @@ class Neighbourhood:
     def anneal(self, choice: np.ndarray, nodes: np.ndarray, peak: float, spread: float) -> np.ndarray:
         """Tree moves around the given nodes, with memory expensive at first, then cheaper and cheaper.
 
-        So memory is freed and then goes first to where it saves most. The outcome may be dearer than what it came from,
-        and may break the caps at times that were not active; they are from then on.
+        So memory is freed and then goes first to where it saves most. The result may cost more than the original
+        choice, and may break the caps at times that were not active; they are from then on.
         """
         focus, choice = self.focus, choice.copy()
         rates = np.exp(spread * self.rng.standard_normal(self.model.num_nodes))
