@@ -3,8 +3,9 @@
 Random pairs: shapes, dtypes, meshes of one to three axes on 1 to 8 of 8 virtual CPU devices in any order, and specs, as
 drawn by `tests/runtime/transfer/pairs.py`; the devices stand for hosts of 1, 2, 4 or 8. Asked: all equal to the byte,
 the bytes between hosts at the lower bound in 95%, and a call on equal layouts within 150 µs of the host's time in the
-median. Host times last until a call returns; of ten medians of 30 calls the lowest is shown, since others may use the
-machine. Between two processes of 4 devices the clock runs in the receiver until the data are there.
+median. Host times last until a call returns. Times are medians of all calls; in brackets is the median of the quietest
+of 40 rounds, since others may use the machine. Between two processes of 4 devices the clock runs in the receiver until
+the data are there.
 
     python benchmarks/transfer.py [--pairs 500]
 """
@@ -44,7 +45,7 @@ from meshwright.runtime.transfer.reshard import Transfer, boxes
 from meshwright.runtime.transfer.routes import least_bytes
 from tests.runtime.transfer.pairs import as_bytes, random_pair
 
-CALLS, ROUNDS = 300, 10
+CALLS, ROUNDS = 600, 40
 ACTIVATION = (256, 512)  # 0.5 MiB in float32
 LARGE = (4096, 4096)  # 64 MiB
 Row = tuple[str, str, str]
@@ -56,7 +57,8 @@ def main() -> None:
     pairs = random_pairs(parser.parse_args().pairs)
     timed = [tuple(row) for row in _children(TIMED, 1, 8)[0]]
     stages = [tuple(row) for row in _children(STAGES, 2, 4)[1]]
-    table("Transfer", __doc__ or "", ("figure", "found", "by `jax.device_put`"), [*pairs, *timed, *stages])
+    load = f"{os.getloadavg()[0]:.0f} processes were running on {os.cpu_count()} cores."
+    table("Transfer", f"{__doc__ or ''}\n{load}", ("figure", "found", "by `jax.device_put`"), [*pairs, *timed, *stages])
 
 
 def random_pairs(count: int) -> list[Row]:
@@ -102,29 +104,33 @@ def timed() -> list[Row]:
         "rows to replicas, 4 to 4": (NamedSharding(a, PartitionSpec("x")), NamedSharding(b, PartitionSpec())),
     }
     pairs = list(cases.items())
-    host = _quietest([_host_s(*pair) for _, pair in pairs])
-    large = _quietest([_large_s(*pair) for _, pair in pairs])
-    size = 4 * math.prod(LARGE)
-    return [
-        *(
-            (f"host time, {name}", *(f"{1e6 * s:.0f} µs" for s in seconds))
-            for (name, _), seconds in zip(pairs, host, strict=True)
-        ),
-        *(
-            (f"64 MiB, {name}", *(f"{size / s / 1e9:.1f} GB/s" for s in seconds))
-            for (name, _), seconds in zip(pairs, large, strict=True)
-        ),
-    ]
+    host = _in_turns([_host_s(*pair) for _, pair in pairs])
+    large = _in_turns([_large_s(*pair) for _, pair in pairs])
+    rows = [(f"host time, {name}", *map(_microseconds, case)) for (name, _), case in zip(pairs, host, strict=True)]
+    return rows + [(f"64 MiB, {name}", *map(_rate, case)) for (name, _), case in zip(pairs, large, strict=True)]
 
 
-def _quietest(times: Sequence[Iterator[list[float]]]) -> list[list[float]]:
-    """The lowest of some medians of each case, which take turns."""
-    rounds = [[next(each) for each in times] for _ in range(ROUNDS)]
-    return [[min(column) for column in zip(*case, strict=True)] for case in zip(*rounds, strict=True)]
+def _in_turns(cases: Sequence[Iterator[list[list[float]]]]) -> list[list[list[list[float]]]]:
+    """For each case and each way to move, the times of each round; the cases take turns."""
+    rounds = [[next(case) for case in cases] for _ in range(ROUNDS)]
+    return [[list(way) for way in zip(*case, strict=True)] for case in zip(*rounds, strict=True)]
 
 
-def _host_s(source: Any, target: Any) -> Iterator[list[float]]:
-    """Median times until a call returns, by `Transfer` and `jax.device_put`, on arrays that a program has just made."""
+def _microseconds(rounds: Sequence[Sequence[float]]) -> str:
+    return "{:.0f} µs ({:.0f})".format(*(1e6 * seconds for seconds in _medians(rounds)))
+
+
+def _rate(rounds: Sequence[Sequence[float]]) -> str:
+    return "{:.1f} GB/s ({:.1f})".format(*(4 * math.prod(LARGE) / seconds / 1e9 for seconds in _medians(rounds)))
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The median of all times, and that of the quietest round."""
+    return statistics.median(t for times in rounds for t in times), min(map(statistics.median, rounds))
+
+
+def _host_s(source: Any, target: Any) -> Iterator[list[list[float]]]:
+    """Times until a call returns, by `Transfer` and `jax.device_put`, on arrays that a program has just made."""
     make = jax.jit(lambda i: jax.lax.broadcast(i, ACTIVATION), out_shardings=source)
     transfer = Transfer(ACTIVATION, np.dtype("float32"), source, target)
     moves = [transfer, lambda array: jax.device_put(array, target)]
@@ -137,10 +143,10 @@ def _host_s(source: Any, target: Any) -> Iterator[list[float]]:
                 moved = move(array)
                 spent.append(time.perf_counter() - start)
                 jax.block_until_ready(moved)
-        yield [statistics.median(spent) for spent in times]
+        yield times
 
 
-def _large_s(source: Any, target: Any) -> Iterator[list[float]]:
+def _large_s(source: Any, target: Any) -> Iterator[list[list[float]]]:
     """Times until the data are there, likewise."""
     transfer = Transfer(LARGE, np.dtype("float32"), source, target)
     while True:
@@ -149,7 +155,7 @@ def _large_s(source: Any, target: Any) -> Iterator[list[float]]:
         for move in (transfer, lambda array: jax.device_put(array, target)):
             start = time.perf_counter()
             jax.block_until_ready(move(array))
-            times.append(time.perf_counter() - start)
+            times.append([time.perf_counter() - start])
         yield times
 
 
@@ -162,19 +168,19 @@ def stages(process: int, port: str) -> list[Row]:
     source, target = (NamedSharding(Mesh(np.array(each), ("x",)), PartitionSpec("x")) for each in devices)
     rows = []
     for name, transport in (("pulls", Pulls), ("collective permutes", Permutes)):
-        for shape, calls in ((ACTIVATION, CALLS), (LARGE, 2 * ROUNDS)):
+        for shape, calls in ((ACTIVATION, CALLS), (LARGE, ROUNDS)):
             transfer = Transfer(shape, np.dtype("float32"), source, target, transport=transport)
             array = jax.device_put(np.ones(shape, np.float32), source) if process == 0 else None
-            medians = []
+            rounds = []
             for _ in range(ROUNDS):
                 times = []
                 for _ in range(calls // ROUNDS):
                     start = time.perf_counter()
                     jax.block_until_ready(transfer(array))
                     times.append(time.perf_counter() - start)
-                medians.append(statistics.median(times))
-            best, size = min(medians), 4 * math.prod(shape)
-            found = f"{1e6 * best:.0f} µs" if shape == ACTIVATION else f"{size / best / 1e9:.2f} GB/s"
+                rounds.append(times)
+            found = _microseconds(rounds) if shape == ACTIVATION else _rate(rounds)
+            size = 4 * math.prod(shape)
             rows.append((f"between processes by {name}, {size / 2**20:g} MiB", found, "–"))
     return rows
 

@@ -211,7 +211,7 @@ def meet(place: str, timeout_s: float) -> bool:
 def copy_shards(arrays: Sequence[Any], shardings: Sequence[Any], *, may_alias: bool = True) -> list[Any]:
     """Copies arrays to other devices of this process, each shard as it is to the device at its place in the sharding.
 
-    `jax.device_put` does the same where the shardings split alike, in about four times as long on the host.
+    `jax.device_put` does the same where the shardings split alike, in about twice as long on the host.
 
     Args:
         arrays: The arrays.
