@@ -139,6 +139,11 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
+def scan_length(eqn: Any, length: int) -> dict[str, Any]:
+    """The parameters of a scan over fewer trips."""
+    return {**eqn.params, "length": length, "unroll": min(eqn.params["unroll"], length)}
+
+
 def bind(eqn: Any, operands: Sequence[Any], stack: Sequence[Any] = ()) -> list[Any]:
     """Runs one equation on its operands, as JAX's own interpreter would.
 

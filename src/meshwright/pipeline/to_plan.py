@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -209,7 +210,8 @@ def _arguments(traced: Traced, state: dict[str, Tensor], option: Option, rows: i
         path, kind = graph.input_paths[position], graph.types[graph.inputs[position]]
         split = tuple(axes) if kind.shape and kind.shape[0] == rows else ()
         spec = (split, *((),) * (len(kind.shape) - 1)) if kind.shape else ()
-        yield state.get(path, Tensor(path, kind.shape, kind.dtype, spec, "data"))
+        # A stage has some of the layers of an array that is stacked over them; the argument has them all.
+        yield replace(state.get(path, Tensor(path, kind.shape, kind.dtype, spec, "data")), shape=kind.shape)
 
 
 def _results(traced: Traced, arguments: tuple[Tensor, ...]) -> Iterator[Tensor]:

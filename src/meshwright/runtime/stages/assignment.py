@@ -4,18 +4,17 @@ The plan's record has the layers of every operation of the graph. Here they are 
 cut into microbatches, which the tracer numbers in the same order.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-
-import numpy as np
 
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.plans.plan import PlanData
+from meshwright.plans.records.staged_record import StagedRecord
 from meshwright.runtime.microbatches.part_program import Instruction, Key
-from meshwright.runtime.microbatches.units import Unit, Units
+from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.program.serials import count
 from meshwright.schedules.base import BACKWARD
 
@@ -34,6 +33,11 @@ class Assignment:
         unit: For each unit, the virtual stage of that layer, or -1.
         is_forward: For each unit, whether it belongs to the forward pass.
         argument: For each argument's leaf, the stage that owns it.
+        paths: The leaves' paths.
+        state: For each result, the argument's leaf whose next value it is.
+        donated: Leaves whose memory results may take over.
+        spans: Units that loop over layers of several virtual stages: by unit, ``(virtual stage, first trip, end)``.
+        stacked: Leaves that such a loop slices, layer by layer, with the parts of its stages.
     """
 
     num_stages: int
@@ -43,13 +47,21 @@ class Assignment:
     unit: Sequence[int]
     is_forward: Sequence[bool]
     argument: Sequence[int]
+    paths: Sequence[str]
+    state: Mapping[int, int]
+    donated: frozenset[int]
+    spans: Mapping[int, "Parts"] = field(default_factory=dict)
+    stacked: Mapping[int, "Parts"] = field(default_factory=dict)
+
+
+Parts = tuple[tuple[int, int, int], ...]
 
 
 def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     """The assignment that a plan makes.
 
     Raises:
-        ShardingError: The plan is for another function, or a unit spans several virtual stages.
+        ShardingError: The plan is for another function.
     """
     record = plan.staged_record
     columns = graph.columns
@@ -63,28 +75,41 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     counts = [count(unit.eqn) for unit in program.units]
     starts = [0, *accumulate(counts)]
     place = {int(serial): i for i, serial in enumerate(columns.serial)}
-    layers, forward = [], []
-    for number, unit in enumerate(program.units):
+    layers, forward, spans = [], [], dict[int, Parts]()
+    for number in range(len(program.units)):
         ops = [place[s] for s in range(starts[number], starts[number + 1]) if s in place]
-        layers.append(_layer(unit, record.unit[ops], record.first, record.count, layer_of))
+        layers.append(_most([int(record.first[u]) for u in record.unit[ops]]))
         forward.append(all(columns.phase[i] == PHASES.index(FORWARD) for i in ops))
+        if parts := next((p for u in set(record.unit[ops].tolist()) if len(p := _parts(record, u, chunks)) > 1), ()):
+            spans[number] = parts
     virtual = [layer_of.get(layer, -1) for layer in layers]
     owners = [layer_of[int(record.first[unit])] % len(plan.stages) for unit in record.argument_unit]
-    return Assignment(len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, owners)
+    stacked = {}
+    for leaf, unit in enumerate(record.argument_unit.tolist()):
+        parts, shape = _parts(record, unit, chunks), graph.types[graph.inputs[leaf]].shape
+        if len(parts) > 1 and shape and shape[0] == record.count[unit]:
+            stacked[leaf] = parts
+    about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
+    return Assignment(len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, owners, *about)
+
+
+def _most(layers: list[int]) -> int:
+    return max(set(layers), key=layers.count) if layers else -1
+
+
+def _parts(record: StagedRecord, unit: int, chunks: Sequence[tuple[int, int]]) -> Parts:
+    """The virtual stages of a unit's layers, and which of its layers each has."""
+    first, count = int(record.first[unit]), int(record.count[unit])
+    found = []
+    for virtual, (a, b) in enumerate(chunks):
+        begin, end = max(a, first) - first, min(b, first + count) - first
+        if begin < end:
+            found.append((virtual, begin, end))
+    return tuple(found)
 
 
 def _chunk_of_layers(chunks: Sequence[tuple[int, int]]) -> dict[int, int]:
     return {layer: number for number, (a, b) in enumerate(chunks) for layer in range(a, b)}
-
-
-def _layer(unit: Unit, members: np.ndarray, first: np.ndarray, counts: np.ndarray, layer_of: dict[int, int]) -> int:
-    """The layer of most of a unit's operations, given their numbers in the plan's record."""
-    for member in np.unique(members):
-        begin = int(first[member])
-        if layer_of[begin] != layer_of[begin + int(counts[member]) - 1]:
-            raise ShardingError(f"{unit} loops over layers of several stages: unroll it, or give every stage all of it")
-    found = first[members].tolist()
-    return max(set(found), key=found.count) if found else -1
 
 
 def place_parts(assignment: Assignment, program: Units, instructions: Sequence[Instruction]) -> list[Pass]:

@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.graph import Traced
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.stages.assignment import Assignment
 from meshwright.runtime.stages.layout import StageDevices
 from meshwright.runtime.stages.lowering import Lowered, StageLowering
 from meshwright.runtime.stages.packs import Packs
@@ -71,18 +71,16 @@ class Engine:
     def __init__(
         self,
         plan: PlanData,
-        traced: Traced,
+        assignment: Assignment,
         steps: Sequence[CutStep],
         devices: Sequence[StageDevices],
         ops: Sequence[dict[int, OpPlan]],
     ):
         assert plan.pipeline is not None
-        self.devices, self.graph = devices, traced.graph
-        self.programs = cut_stages(plan, traced.graph, steps)
+        self.devices = devices
+        self.programs = cut_stages(plan, assignment, steps)
         self.packs = Packs.of(self.programs)
-        self.stages = [
-            StageLowering(self.programs, s, own, plan, traced.graph, ops[s]) for s, own in enumerate(devices)
-        ]
+        self.stages = [StageLowering(self.programs, s, own, plan, ops[s]) for s, own in enumerate(devices)]
         self.lowered: dict[tuple[str, int, int], Lowered] = {}
         self._lower()
         pipeline = plan.pipeline
@@ -298,7 +296,7 @@ class Engine:
         if value in program.constants:
             constant = jnp.asarray(program.constants[value])
             return lambda leaves, arrays: constant, []
-        owners = result_owners(self.programs, self.graph, place, value)
+        owners = result_owners(self.programs, place, value)
         slots = [self.slot("update", stage, value) for stage in owners]
         if len(owners) == 1:
             return lambda leaves, arrays: arrays[slots[0]], slots

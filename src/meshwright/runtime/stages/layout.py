@@ -15,6 +15,7 @@ from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
 
+STAGES = "stages"  # the axis of arrays that are stacked over the layers of all stages
 REPLICAS = "replicas"  # the axis of a stage's devices that splits the rows of a microbatch
 _NAMES = {"x": REPLICAS, "y": "x", "z": "y"}  # axes of a stage in the plan, and of one replica
 
@@ -101,7 +102,8 @@ def _devices(stage: Stage, first: Sequence[int], found: Sequence[Any], num_micro
 def leaf_shardings(plan: PlanData, stages: Sequence[StageDevices]) -> list[NamedSharding | None]:
     """The sharding of each leaf of the arguments: on the stage that owns it; None for data, which stages take in parts.
 
-    A single number, such as a count of steps, is on all devices.
+    A single number, such as a count of steps, is on all devices. An array that is stacked over the layers of several
+    stages is split by layers first.
     """
     record = plan.staged_record
     chunk_of = {layer: s for s, stage in enumerate(plan.stages) for a, b in stage.chunks for layer in range(a, b)}
@@ -111,15 +113,59 @@ def leaf_shardings(plan: PlanData, stages: Sequence[StageDevices]) -> list[Named
         if tensor.role == "static":
             found.append(None)
             continue
-        owner = chunk_of[int(record.first[next(units)])]
+        unit = next(units)
+        first, count = int(record.first[unit]), int(record.count[unit])
+        owner = chunk_of[first]
         if tensor.role == "data":
             found.append(None)
         elif prod(tensor.shape) == 1:
             found.append(everywhere(stages))
         else:
             own = next(t for t in plan.stages[owner].tensors if t.path == tensor.path)
-            found.append(NamedSharding(stages[owner].mesh, partition_spec(stage_spec(own.spec))))
+            spec = stage_spec(own.spec)
+            spans = count > 1 and chunk_of[first + count - 1] != owner and tensor.shape[0] != own.shape[0]
+            mesh = stacked_mesh(stages, tensor.path) if spans else stages[owner].mesh
+            spec = ((STAGES, *spec[0]), *spec[1:]) if spans else spec
+            found.append(NamedSharding(mesh, partition_spec(spec)))
     return found
+
+
+def stacked_mesh(stages: Sequence[StageDevices], path: str) -> DeviceMesh:
+    """The devices of all stages, the stages being the first axis.
+
+    Raises:
+        ShardingError: The stages' meshes differ.
+    """
+    shapes = [stage.mesh.devices.shape for stage in stages]
+    if len(set(shapes)) > 1:
+        raise ShardingError(
+            f"{path} is stacked over layers, and the stages have meshes of {' and '.join(map(str, shapes))}: choose "
+            "stages of one shape with mw.ThreeD(…), or unroll the loop over the layers"
+        )
+    names = (STAGES, *stages[0].mesh.axis_names)
+    devices = np.stack([stage.mesh.devices for stage in stages])
+    return DeviceMesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def in_pieces(array: Any, stages: Sequence[StageDevices]) -> list[Any]:
+    """The part of each stage of an array that is split by stages along its first dim; nothing is copied."""
+    spec = array.sharding.spec
+    first = tuple(axis for axis in (spec[0] if isinstance(spec[0], tuple) else (spec[0],)) if axis != STAGES)
+    shape = (array.shape[0] // len(stages), *array.shape[1:])
+    held = {shard.device: shard.data for shard in array.addressable_shards}
+    found = []
+    for stage in stages:
+        sharding = NamedSharding(stage.mesh, PartitionSpec(first or None, *spec[1:]))
+        data = [held[device] for device in stage.mesh.devices.ravel() if device in held]
+        found.append(jax.make_array_from_single_device_arrays(shape, sharding, data, dtype=array.dtype))
+    return found
+
+
+def of_pieces(pieces: Sequence[Any], sharding: NamedSharding) -> Any:
+    """The inverse of `in_pieces`."""
+    shape = (pieces[0].shape[0] * len(pieces), *pieces[0].shape[1:])
+    data = [shard.data for piece in pieces for shard in piece.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, sharding, data, dtype=pieces[0].dtype)
 
 
 def everywhere(stages: Sequence[StageDevices]) -> NamedSharding:

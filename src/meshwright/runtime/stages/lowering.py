@@ -11,7 +11,6 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.graph import Graph
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.stage import Stage
@@ -69,7 +68,6 @@ class StageLowering:
         stage: The number of the stage.
         devices: Its devices.
         plan: The plan.
-        graph: The traced step.
         ops: How the operations of one replica are split, by number; none where a replica is one device.
     """
 
@@ -79,15 +77,14 @@ class StageLowering:
         stage: int,
         devices: StageDevices,
         plan: PlanData,
-        graph: Graph,
         ops: Mapping[int, OpPlan],
     ):
-        self.programs, self.stage, self.devices, self.graph = programs, stage, devices, graph
+        self.programs, self.stage, self.devices = programs, stage, devices
         self.step = programs.steps[stage]
         self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, programs.assignment, self.step)
         self.specs: dict[Key, Spec | None] = {}  # how values are split inside a replica
         self.totals: dict[int, Any] = {}  # types of the totals over all microbatches
-        self._leaf_specs = _leaf_specs(plan.stages[stage], graph)
+        self._leaf_specs = _leaf_specs(plan.stages[stage], programs.assignment.paths)
 
     @property
     def types(self) -> Sequence[Any]:
@@ -263,9 +260,8 @@ class StageLowering:
 
     def _result(self, value: int) -> NamedSharding:
         """The sharding of a value of the update: that of the state that it becomes, and otherwise one copy each."""
-        leaves = [
-            self.graph.state[i] for i, v in enumerate(self.step.program.outputs) if v == value and i in self.graph.state
-        ]
+        state = self.programs.assignment.state
+        leaves = [state[i] for i, v in enumerate(self.step.program.outputs) if v == value and i in state]
         mine = [leaf for leaf in leaves if not self.programs.is_everywhere(leaf)]
         return self.leaf(mine[0]) if mine and not self.programs.is_batch(mine[0]) else self.devices.everywhere
 
@@ -285,7 +281,7 @@ class StageLowering:
         programs, program = self.programs, self.step.program
         if value not in program.inputs or value in program.outputs or programs.is_everywhere(value):
             return False
-        return value in self.graph.donated and programs.assignment.argument[value] == self.stage
+        return value in programs.assignment.donated and programs.assignment.argument[value] == self.stage
 
     def _inputs(self, program: StageProgram) -> tuple[list[Any], list[NamedSharding]]:
         """Types and shardings of a program's inputs."""
@@ -382,10 +378,10 @@ def _manual(sharding: NamedSharding) -> PartitionSpec:
     return PartitionSpec(*dims)
 
 
-def _leaf_specs(stage: Stage, graph: Graph) -> dict[int, Spec]:
+def _leaf_specs(stage: Stage, paths: Sequence[str]) -> dict[int, Spec]:
     """The shardings of the arguments' leaves that a stage holds."""
     by_path = {t.path: stage_spec(t.spec) for t in stage.tensors}
-    return {i: by_path[path] for i, path in enumerate(graph.input_paths) if path in by_path}
+    return {i: by_path[path] for i, path in enumerate(paths) if path in by_path}
 
 
 def _start(kind: str, dtype: Any) -> Any:

@@ -1,9 +1,11 @@
 """A function that runs as a pipelined plan says; it is called like a program without stages."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten
 
 from meshwright.errors import ShardingError
@@ -13,11 +15,22 @@ from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime import interrupts
+from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut
 from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.spmd import Strange, check_types
+from meshwright.runtime.stages.assignment import assign
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.layout import leaf_shardings, stage_devices
+from meshwright.runtime.stages.layer_loops import split_layers
+from meshwright.runtime.stages.layout import (
+    STAGES,
+    in_pieces,
+    leaf_shardings,
+    of_pieces,
+    stacked_mesh,
+    stage_devices,
+)
 
 
 class PipelineProgram:
@@ -47,15 +60,21 @@ class PipelineProgram:
         taken = [t for t in plan.arguments if t.role != "static"]
         check_types(taken, traced.call.jaxpr.in_avals)
         examples = _examples(traced, batch)
+        program = Units.of(traced.call.jaxpr)
+        self._split = split_layers(traced.call.jaxpr, assign(plan, traced.graph, program))
+        call = replace(traced.call, jaxpr=self._split.jaxpr)
+        examples = [examples[leaf] for leaf, _ in self._split.leaves]
         counts = [plan.pipeline.num_microbatches * stage.num_replicas for stage in stages]
         try:
-            steps = {count: CutStep(traced.call, examples, Cut(count, 1)) for count in dict.fromkeys(counts)}
+            steps = {count: CutStep(call, examples, Cut(count, 1)) for count in dict.fromkeys(counts)}
         except CannotCut as reason:
             raise ShardingError(
                 f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its "
                 f"numbers: {reason}. Plan it without stages, such as with mw.Auto()"
             ) from None
-        self.engine = Engine(plan, traced, [steps[count] for count in counts], stages, stage_ops(plan))
+        ordered = [steps[count] for count in counts]
+        self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan))
+        self._stages = stages
         shardings = leaf_shardings(plan, stages)
         self.shardings = [s for s, tensor in zip(shardings, plan.arguments, strict=True) if tensor.role != "static"]
         self._types = [(tuple(t.shape), t.dtype) for t in taken]
@@ -79,7 +98,40 @@ class PipelineProgram:
                 raise Strange(f"{tensor.path} is deleted: it was donated to an earlier step")
         self.compile()
         with interrupts.hold:
-            return self._call.results.fill(self.engine.run(arrays))
+            return self._call.results.fill(self._joined(self.engine.run(self._pieces(arrays))))
+
+    def _pieces(self, arrays: Sequence[Any]) -> list[Any]:
+        """The leaves of the step whose stacks are in pieces."""
+        stacks: dict[int, list[Any]] = {}
+        for leaf in dict.fromkeys(leaf for leaf, piece in self._split.leaves if piece >= 0):
+            array, sharding = arrays[leaf], self.shardings[leaf]
+            if getattr(array, "sharding", None) != sharding:
+                array = put_in_turn([array], [sharding])[0]
+            stacks[leaf] = in_pieces(array, self._stages)
+        return [arrays[leaf] if piece < 0 else stacks[leaf][piece] for leaf, piece in self._split.leaves]
+
+    def _joined(self, results: Sequence[Any]) -> list[Any]:
+        """The results of the whole step."""
+        found: dict[int, list[Any]] = {}
+        for (place, _), array in zip(self._split.results, results, strict=True):
+            found.setdefault(place, []).append(array)
+        count, whole = self._split.num_pieces, []
+        for place in sorted(found):
+            pieces = found[place]
+            is_stack = count > 1 and len(pieces) == count
+            whole.append(of_pieces(pieces, self._stack_sharding(pieces[0])) if is_stack else pieces[0])
+        return whole
+
+    def _stack_sharding(self, piece: Any) -> NamedSharding:
+        """The sharding of a stack, given that of its first piece."""
+        spec = (*piece.sharding.spec, *(None,) * (piece.ndim - len(piece.sharding.spec)))
+        inner = spec[0] if isinstance(spec[0], tuple) else () if spec[0] is None else (spec[0],)
+        mesh = stacked_mesh(self._stages, "a result")
+        names = [(STAGES, *inner), *spec[1:]]
+        while len(names) > 1 and names[-1] is None:
+            names.pop()
+        first = names[0] if len(names[0]) > 1 else STAGES
+        return NamedSharding(mesh, PartitionSpec(first, *names[1:]))
 
     @property
     def _tensors(self) -> list[Any]:

@@ -12,13 +12,12 @@ from math import prod
 from typing import Any
 
 from meshwright import jax_compat
-from meshwright.graph import Graph
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.microbatches.units import Unit
-from meshwright.runtime.stages.assignment import Assignment, Pass, assign, place_parts
+from meshwright.runtime.stages.assignment import Assignment, Pass, place_parts
 from meshwright.runtime.stages.free_pieces import free_pieces
 from meshwright.runtime.stages.recomputation import kept_values
 from meshwright.runtime.stages.update_rounds import Rounds, UpdateRounds
@@ -110,21 +109,17 @@ class StagePrograms:
         return self.steps[0].inputs[leaf] != ALIKE
 
 
-def cut_stages(plan: PlanData, graph: Graph, steps: Sequence[CutStep]) -> StagePrograms:
+def cut_stages(plan: PlanData, assignment: Assignment, steps: Sequence[CutStep]) -> StagePrograms:
     """The programs of a step.
 
     Args:
         plan: A pipelined plan.
-        graph: The step, traced.
+        assignment: Where its operations and arguments belong.
         steps: The step cut into parts, for each stage.
-
-    Raises:
-        ShardingError: The plan does not fit the step.
     """
-    assert plan.pipeline is not None
-    programs = StagePrograms(steps, assign(plan, graph, steps[0].program))
+    programs = StagePrograms(steps, assignment)
     _Passes(programs, plan).add()
-    _add_updates(programs, graph)
+    _add_updates(programs)
     _add_prepared(programs)
     _note_copies(programs)
     return programs
@@ -255,13 +250,13 @@ def _read(pieces: Iterable[Instruction], made: set[Key]) -> list[Key]:
     return sorted({key for one in pieces for key in one.ins if key not in made}, key=str)
 
 
-def _add_updates(programs: StagePrograms, graph: Graph) -> None:
+def _add_updates(programs: StagePrograms) -> None:
     """Makes the rounds of the update."""
     step, count = programs.steps[0], programs.num_stages
     program, status = step.program, step.analysis.status
     wanted: dict[int, list[int]] = {stage: [] for stage in range(count)}
     for place, value in enumerate(program.outputs):
-        for stage in result_owners(programs, graph, place, value):
+        for stage in result_owners(programs, place, value):
             wanted[stage].append(value)
     parts = {*step.contributions, *step.stacked}
     once = [
@@ -279,9 +274,9 @@ def _add_updates(programs: StagePrograms, graph: Graph) -> None:
         _add_rounds(programs, stage, outputs)
 
 
-def result_owners(programs: StagePrograms, graph: Graph, place: int, value: int) -> list[int]:
+def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
     """The stages on which a result is wanted."""
-    count, leaf = programs.num_stages, graph.state.get(place)
+    count, leaf = programs.num_stages, programs.assignment.state.get(place)
     if value in programs.steps[0].program.constants:
         return [count - 1]
     if leaf is not None and programs.is_everywhere(leaf):
