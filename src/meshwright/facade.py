@@ -14,6 +14,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
+    from meshwright.schedules.instructions import Instruction
     from collections.abc import Mapping, Sequence
 
     from meshwright.explain.alternatives.explanation import Explanation
@@ -109,6 +110,22 @@ class Plan(PlanData):
         from meshwright.simulator.simulate import simulate
 
         return simulate(self, cluster)
+
+    def instructions(self, stage: int) -> "tuple[Instruction, ...]":
+        """What a stage of a pipeline does in a step, in order; print them.
+
+        Args:
+            stage: The number of the stage, counted from 0.
+
+        Raises:
+            ShardingError: The plan has no such stage.
+        """
+        from meshwright.plans.stage_instructions import stage_instructions
+
+        found = stage_instructions(self)
+        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < len(found):
+            raise ShardingError(f"stage is {stage!r}; the plan has stages 0 to {len(found) - 1}")
+        return found[stage]
 
     def verify(
         self,

@@ -62,7 +62,7 @@ class Instruction:
         return f"{self.do} {self.work} {self.microbatch} of chunk {self.chunk} {way}"
 
 
-def chain(num_chunks: int, apart: bool, trains: bool = True) -> tuple[Link, ...]:
+def chain(num_chunks: int, trains: bool = True) -> tuple[Link, ...]:
     """The links of a model whose layers read one another in a row."""
     ahead = [Link((FORWARD, v), (FORWARD, v + 1)) for v in range(num_chunks - 1)]
     back = [Link((BACKWARD, v), (BACKWARD, v - 1)) for v in range(1, num_chunks)] if trains else []

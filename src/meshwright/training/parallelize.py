@@ -15,14 +15,14 @@ from meshwright.facade import Plan
 from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.trace import returning
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.methods import Method, find_method
+from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planning import plan_traced
 from meshwright.plans.plan import PlanData
 from meshwright.progress import progress
 from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
-from meshwright.runtime.spmd import Program, Strange, device_mesh, refuse_tracing
-from meshwright.runtime.stages.pipeline_program import PipelineProgram
+from meshwright.runtime.spmd import Program, Strange, check_types, device_mesh, refuse_tracing
+from meshwright.runtime.stages.pipeline_program import PipelineProgram, why_not_cut
 from meshwright.training.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
 from meshwright.units import format_bytes, format_seconds
 
@@ -34,7 +34,7 @@ def parallelize(
     *,
     cluster: Cluster | str | None = None,
     mesh: Mesh | tuple[int, ...] | None = None,
-    method: Method | str | None = None,
+    method: Method | PlanData | str | None = None,
     microbatches: int = 1,
     donate_argnums: str | int | Sequence[int] = "auto",
     static_argnums: int | Sequence[int] = (),
@@ -50,7 +50,8 @@ def parallelize(
         function: An ordinary JAX function, such as a train step from a state and a batch to a new state and metrics.
         cluster: What `mw.plan` takes; the local devices by default.
         mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
-        method: A method or its short name, such as ``"zero3"``; `mw.Auto()` by default.
+        method: A method or its short name, such as ``"zero3"``; `mw.Auto()` by default. Or a plan for these arguments,
+            such as one from `mw.Plan.load`. With `mw.Auto(pipeline=True)` and `mw.ThreeD` the function runs in stages.
         microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
             added up, so that a step needs less memory. The results are those of the whole batch, except for random bits
             drawn for each example: each part draws its own. If equal results cannot be proven (batch norm), the batch
@@ -90,7 +91,8 @@ def parallelize(
         Settings(
             cluster=cluster,
             mesh=mesh,
-            method=find_method(method),
+            method=find_method(None if isinstance(method, PlanData) else method),
+            plan=method if isinstance(method, PlanData) else None,
             microbatches=microbatches,
             donate_argnums=None
             if donate_argnums == "auto"
@@ -105,7 +107,11 @@ def parallelize(
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of `parallelize`. If ``donate_argnums`` is None, the arguments that come back as results are donated."""
+    """Options of `parallelize`.
+
+    If ``donate_argnums`` is None, the arguments that come back as results are donated; ``plan`` is used instead of
+    planning by the method.
+    """
 
     cluster: Cluster | str | None
     mesh: Mesh | tuple[int, ...] | None
@@ -116,6 +122,7 @@ class Settings:
     batch_argnums: tuple[int, ...]
     state_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...] = ()  # of keyword-only arguments
+    plan: PlanData | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
@@ -226,10 +233,9 @@ class Parallelized:
         if not plan.stages:
             return Program(plan, self._step(bound), device_mesh(plan))
         traced = self._donating(trace(self._step(bound), *bound.values), bound)
-        batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
         with progress() as say:
             say(f"cutting {self.__name__} into stages")
-            program = PipelineProgram(plan, traced, batch)
+            program = PipelineProgram(plan, traced, self._batch(traced))
             program.compile(say)
         return program
 
@@ -258,7 +264,22 @@ class Parallelized:
         return plan
 
     def _plan_traced(self, traced: Traced) -> Plan:
-        return plan_traced(traced, self.settings.cluster, self.settings.mesh, self.settings.method)
+        settings, method = self.settings, self.settings.method
+        if settings.plan is not None:
+            return _taken(settings.plan, traced)
+        plan = plan_traced(traced, settings.cluster, settings.mesh, method)
+        if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch(traced))):
+            whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds)
+            remark = f"The step runs as one program, although a pipeline would be quicker: {reason}."
+            log.warning("%s: %s", self.__name__, remark)
+            plan = plan_traced(traced, settings.cluster, settings.mesh, whole)
+            return replace(plan, remarks=(remark, *plan.remarks))
+        return plan
+
+    def _batch(self, traced: Traced) -> list[int]:
+        """Positions of the batch among the arguments that are not static."""
+        static, batch = self.settings.static_argnums, self.settings.batch_argnums
+        return [number - sum(n < number for n in static) for number in batch]
 
     def _step(self, bound: Bound) -> Callable[..., Any]:
         """The function of the arguments that are not static, cut into microbatches where asked for and possible."""
@@ -290,6 +311,20 @@ class Parallelized:
             donated = frozenset(i for i, owner in enumerate(owners) if names[owner] in self.settings.donate_argnums)
             traced = returning(traced, donated)
         return replace(traced, graph=replace(traced.graph, donated=donated | graph.donated))
+
+
+def _taken(plan: PlanData, traced: Traced) -> Plan:
+    """A plan that the user gives, for a function."""
+    call = traced.call
+    taken = [t for t in plan.arguments if t.role != "static"]
+    if len(taken) != len(call.jaxpr.in_avals):
+        raise ShardingError(
+            f"the plan is for {len(taken)} arrays as arguments, and the function has {len(call.jaxpr.in_avals)}; make "
+            "the plan again"
+        )
+    check_types(taken, call.jaxpr.in_avals)
+    trees = {"in_tree": call.arguments.tree, "out_tree": call.results.tree, "in_leaves": call.arguments.leaves}
+    return Plan.of(replace(plan, **trees))
 
 
 def _difference(before: Plan, after: Plan) -> str:

@@ -155,6 +155,11 @@ class Follower(Parallelized):
                 f"{self.leader.__name__} has no plan yet, so {self.__name__} cannot follow it; call it first, or its "
                 ".plan(…) with example arguments"
             )
+        if plan.stages:
+            raise ShardingError(
+                f"{self.leader.__name__} runs as a pipeline, whose parameters are on different devices, so "
+                f"{self.__name__} cannot follow it; parallelise it with a pipeline of its own"
+            )
         graph = traced.graph
         fix = {
             path: partition_spec(spec)

@@ -10,21 +10,24 @@ import meshwright as mw
 WORDS = 11
 
 
-def build(layers=4, width=8, rows=16, tied=True, dropout=0.0, optimizer=None):
+def build(layers=4, width=8, rows=16, tied=True, dropout=0.0, optimizer=None, scan=False):
     """The initialiser, the train step and a batch of a residual network on word numbers."""
     optimizer = optimizer or optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
 
     def init(key):
         keys = jax.random.split(key, layers + 2)
         blocks = [{"w": jax.random.normal(k, (width, width)) / 4, "b": jnp.zeros(width)} for k in keys[2:]]
-        params = {"embed": jax.random.normal(keys[0], (WORDS, width)), "blocks": blocks}
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks) if scan else blocks
+        params = {"embed": jax.random.normal(keys[0], (WORDS, width)), "blocks": stacked}
         if not tied:
             params["out"] = jax.random.normal(keys[1], (width, WORDS))
         return {"params": params, "opt": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
 
     def loss(params, batch, key):
         x = params["embed"][batch["x"]]
-        for number, block in enumerate(params["blocks"]):
+        if scan:
+            x, _ = jax.lax.scan(lambda x, b: (x + jnp.tanh(x @ b["w"] + b["b"]), None), x, params["blocks"])
+        for number, block in enumerate(() if scan else params["blocks"]):
             y = jnp.tanh(x @ block["w"] + block["b"])
             if dropout:
                 kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - dropout, y.shape)

@@ -38,6 +38,37 @@ def test_a_pipeline_computes_what_one_device_computes(recipe):
     assert len(step.recent.engine.stages) == recipe.pipeline
 
 
+@pytest.mark.parametrize(
+    "recipe", [mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=4), mw.ThreeD(pipeline=4, microbatch=4)], ids=str
+)
+def test_a_loop_over_layers_is_split_at_the_cuts(recipe):
+    init, train_step, batch = build(layers=8, scan=True)
+    worst, step = compared(init, train_step, batch, recipe)
+    assert worst < 1e-12
+    state = mw.create_state(init, jax.random.key(0), like=step)
+    weights = state["params"]["blocks"]["w"]
+    assert weights.shape == (8, 8, 8)
+    assert "stages" in jax.tree.leaves(weights.sharding.spec[0])
+
+
+def test_layers_that_do_not_divide_evenly_are_refused():
+    init, train_step, batch = build(layers=3, scan=True)
+    step = mw.parallelize(train_step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
+    with pytest.raises(mw.ShardingError, match=r"of which the stages have \d and \d.*unroll the loop"):
+        step(init(jax.random.key(0)), batch)
+
+
+def test_a_saved_plan_runs(tmp_path):
+    init, train_step, batch = build()
+    state = init(jax.random.key(0))
+    recipe = mw.ThreeD(pipeline=2, tensor=2, microbatch=8)
+    mw.plan(train_step, state, batch, cluster="1x4 cpu", method=recipe).save(tmp_path / "plan.json")
+    step = mw.parallelize(train_step, method=mw.Plan.load(tmp_path / "plan.json"))
+    found, expected = step(state, batch), jax.jit(train_step)(state, batch)
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
 def test_every_tensor_is_born_and_stays_in_its_stage():
     init, train_step, batch = build(tied=False)
     step = mw.parallelize(train_step, cluster="1x4 cpu", method=mw.ThreeD(pipeline=2, tensor=2, microbatch=4))

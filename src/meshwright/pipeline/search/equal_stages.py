@@ -83,9 +83,16 @@ class Priced(NamedTuple):
 
 
 class Split:
-    """Layers distributed over stages in chunks, as evenly as possible."""
+    """Layers distributed over stages in chunks, as evenly as possible.
 
-    def __init__(self, work: Array):
+    Args:
+        work: The work of each layer.
+        loop: First and number of the layers that are the trips of one loop, if there is one: chunks then have equally
+            many of them where that is possible, since arrays that are stacked over a loop's trips are split evenly.
+    """
+
+    def __init__(self, work: Array, loop: tuple[int, int] = (0, 0)):
+        self.loop = loop
         self.work = np.concatenate([[0.0], np.cumsum(np.asarray(work, float) / max(np.sum(work), 1e-30))])
         self._ends: dict[int, Ints] = {}
 
@@ -101,6 +108,10 @@ class Split:
 
     def _edges(self, count: int) -> Ints:
         """Edges of so many chunks with the least sum of squares of their work."""
+        first, trips = self.loop
+        if count not in self._ends and trips and trips % count == 0:
+            inside = first + np.arange(1, count) * (trips // count)
+            self._ends[count] = np.array([0, *inside, self.num_layers])
         if count not in self._ends:
             size = self.work[None, :] - self.work[:, None]
             cost = np.where(np.triu(np.ones(size.shape, bool), 1), size**2, np.inf)

@@ -54,7 +54,9 @@ class Search:
         layers, forward = catalogue.layers, flow.forward
         work = layers.gather(layers.places.unit[forward], flow.flops[forward])
         self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
-        self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000)
+        loops = [(int(a), int(n)) for a, n in zip(layers.first, layers.count, strict=True) if n > 1]
+        loop = loops[0] if len(loops) == 1 else (0, 0)
+        self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000, loop)
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
         self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
         self.best: Found | None = None

@@ -19,11 +19,13 @@ from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.stages.assignment import Assignment
 from meshwright.runtime.stages.layout import StageDevices
 from meshwright.runtime.stages.lowering import Lowered, StageLowering
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.stage_programs import PREPARE, StageProgram, cut_stages, result_owners
+from meshwright.runtime.transfer.reshard import Transfer
 from meshwright.schedules import table
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import (
@@ -240,10 +242,7 @@ class Engine:
         return ("update", stage, value)
 
     def _move(self, source: Any, target: Any, sharding: Any) -> tuple[Run, list[int], list[int], str]:
-        def move(array: Any) -> list[Any]:
-            return [jax.device_put(array, sharding)]
-
-        return move, [self.slot(*source)], [self.slot(*target)], f"{source} to stage {target[1]}"
+        return Move(sharding), [self.slot(*source)], [self.slot(*target)], f"{source} to stage {target[1]}"
 
     def _program(
         self, work: str, stage: int, place: int, microbatch: int = -1
@@ -308,19 +307,35 @@ class Engine:
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.everywhere, shards)
 
 
-def _placer(place: Any) -> Callable[[Any], Any]:
-    def put(x: Any) -> Any:
-        return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
+class Move:
+    """Moves an array to a sharding of other devices."""
 
-    return put
+    def __init__(self, sharding: NamedSharding):
+        self.sharding = sharding
+        self._transfer: Transfer | None = None
+
+    def __call__(self, array: Any) -> list[Any]:
+        if self._transfer is None or self._transfer.source != array.sharding:
+            self._transfer = Transfer(array.shape, array.dtype, array.sharding, self.sharding)
+        return [self._transfer(array)]
 
 
-def _batch_placer(place: Any, count: int) -> Callable[[Any], Any]:
-    def put(x: Any) -> Any:
-        x = x if hasattr(x, "reshape") else jnp.asarray(x)
-        return jax.device_put(x.reshape(count, x.shape[0] // count, *x.shape[1:]), place)
+def _placer(place: NamedSharding) -> Callable[[Any], Any]:
+    def placed(x: Any) -> Any:
+        if getattr(x, "sharding", None) == place:
+            return x
+        # On one of its own devices the array would share the caller's buffer, which is deleted when it is donated.
+        return put([x.copy() if isinstance(x, jax.Array) else x], [place])[0]
 
-    return put
+    return placed
+
+
+def _batch_placer(place: NamedSharding, count: int) -> Callable[[Any], Any]:
+    def placed(x: Any) -> Any:
+        x = x if hasattr(x, "reshape") else np.asarray(x)
+        return put([x.reshape(count, x.shape[0] // count, *x.shape[1:])], [place])[0]
+
+    return placed
 
 
 def _fits(spec: Any, source: StageLowering, target: StageLowering) -> bool:

@@ -22,7 +22,7 @@ from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.spmd import Strange, check_types
 from meshwright.runtime.stages.assignment import assign
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.layer_loops import split_layers
+from meshwright.runtime.stages.layer_loops import SplitStep, split_layers
 from meshwright.runtime.stages.layout import (
     STAGES,
     in_pieces,
@@ -56,22 +56,16 @@ class PipelineProgram:
         self.plan = plan
         self._call = traced.call
         self._is_compiled = False
+        if jax.process_count() > 1:
+            raise ShardingError(
+                f"the plan is a pipeline of {len(plan.stages)} stages, which runs on the devices of one process, and "
+                f"there are {jax.process_count()} processes; plan without stages, such as with mw.Auto()"
+            )
         stages = stage_devices(plan, devices)
         taken = [t for t in plan.arguments if t.role != "static"]
         check_types(taken, traced.call.jaxpr.in_avals)
-        examples = _examples(traced, batch)
-        program = Units.of(traced.call.jaxpr)
-        self._split = split_layers(traced.call.jaxpr, assign(plan, traced.graph, program))
-        call = replace(traced.call, jaxpr=self._split.jaxpr)
-        examples = [examples[leaf] for leaf, _ in self._split.leaves]
-        counts = [plan.pipeline.num_microbatches * stage.num_replicas for stage in stages]
-        try:
-            steps = {count: CutStep(call, examples, Cut(count, 1)) for count in dict.fromkeys(counts)}
-        except CannotCut as reason:
-            raise ShardingError(
-                f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its "
-                f"numbers: {reason}. Plan it without stages, such as with mw.Auto()"
-            ) from None
+        self._split, steps = _cut(plan, traced, batch)
+        counts = _counts(plan)
         ordered = [steps[count] for count in counts]
         self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan))
         self._stages = stages
@@ -145,6 +139,40 @@ class PipelineProgram:
 
     def lower(self, *args: Any) -> Any:
         raise ShardingError("a pipeline is several programs: its `engine.lowered` has them by kind, stage and place")
+
+
+def why_not_cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> str:
+    """Why a step cannot run in the stages of a plan; empty if it can. Arguments as in `PipelineProgram`."""
+    try:
+        _cut(plan, traced, batch)
+    except ShardingError as error:
+        return str(error)
+    return ""
+
+
+def _counts(plan: PlanData) -> list[int]:
+    """Into how many parts each stage cuts the batch: microbatches, and replicas of each."""
+    assert plan.pipeline is not None
+    return [plan.pipeline.num_microbatches * stage.mesh.sizes[0] for stage in plan.stages]
+
+
+def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitStep, dict[int, CutStep]]:
+    """The step with its loops over layers split, and cut into each number of parts.
+
+    Raises:
+        ShardingError: It cannot be cut without changing its numbers, or at these layers.
+    """
+    assert plan.pipeline is not None
+    split = split_layers(traced.call.jaxpr, assign(plan, traced.graph, Units.of(traced.call.jaxpr)))
+    call, examples = replace(traced.call, jaxpr=split.jaxpr), _examples(traced, batch)
+    given = [examples[leaf] for leaf, _ in split.leaves]
+    try:
+        return split, {count: CutStep(call, given, Cut(count, 1)) for count in dict.fromkeys(_counts(plan))}
+    except CannotCut as reason:
+        raise ShardingError(
+            f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its numbers: "
+            f"{reason}. Plan it without stages, such as with mw.Auto()"
+        ) from None
 
 
 def stage_ops(plan: PlanData) -> list[dict[int, OpPlan]]:
