@@ -68,3 +68,10 @@ def test_the_gpt_goes_on_from_its_checkpoint_on_fewer_devices_as_one_device_woul
 def test_the_moe_learns_and_compares_methods():
     printed = learned("moe", "--steps", 10, "--compare")
     assert re.search(r"^Zero-3 +8 .* → .* → .* → ", printed, re.MULTILINE)
+
+
+def test_the_pipeline_trains():
+    printed = run("pipeline")
+    first, last = map(float, re.search(r"^loss ([\d.]+) → ([\d.]+) in 20 steps", printed, re.MULTILINE).groups())
+    assert last < first / 4
+    assert "send shared parameters to stage 3" in printed

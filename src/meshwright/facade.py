@@ -14,7 +14,6 @@ from meshwright.plans.plan import PlanData
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.schedules.instructions import Instruction
     from collections.abc import Mapping, Sequence
 
     from meshwright.explain.alternatives.explanation import Explanation
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from meshwright.explain.show.tensor_table import TensorTable
     from meshwright.hardware import Cluster
     from meshwright.runtime.checking.verify import Verification
+    from meshwright.schedules.instructions import Instruction
     from meshwright.simulator.simulation import Simulation
 
 
