@@ -101,4 +101,4 @@ def reason(error: BaseException) -> str:
             return "the disk is full: make room"
         cause = cause.__cause__ or cause.__context__
     first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first:.300}"
+    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}: {first:.300}"

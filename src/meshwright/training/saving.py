@@ -15,6 +15,7 @@ from meshwright.errors import CheckpointError
 from meshwright.runtime.processes import peers
 from meshwright.training.checkpoint_files import clean, flush, full_path, listed, manager, orbax, reason, remove
 from meshwright.training.program_end import call_at_end
+from meshwright.training.save_barrier import SaveBarrier
 
 
 class _WithoutTracebacks(logging.Filter):
@@ -22,6 +23,10 @@ class _WithoutTracebacks(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and "orbax" in record.pathname)
+
+
+class _Exists(CheckpointError):
+    """There is such a checkpoint already."""
 
 
 class Saving:
@@ -33,6 +38,7 @@ class Saving:
         self._manager: Any = None
         self._thread: Thread | None = None
         self._error: CheckpointError | None = None
+        self._barrier = SaveBarrier()
         self._quiet = _WithoutTracebacks()
 
     def __str__(self) -> str:
@@ -79,12 +85,11 @@ class Saving:
         _pending = self
 
     def _open(self, args: Any) -> None:
-        self._manager = manager(self._directory, is_async=True, cleanup_tmp_directories=True)
+        options = orbax().options.AsyncOptions(barrier_sync_fn=self._barrier)
+        self._manager = manager(self._directory, is_async=True, cleanup_tmp_directories=True, async_options=options)
         self._earlier = sorted(self._manager.all_steps())
         if self._step in self._earlier:
-            raise CheckpointError(
-                f"{self._directory} has step {self._step} already; save under another step or delete it"
-            )
+            raise _Exists(f"{self._directory} has step {self._step} already; save under another step or delete it")
         self._manager.save(self._step, args=args, force=True)
 
     def _complete(self) -> None:
@@ -97,10 +102,11 @@ class Saving:
         try:
             log.addFilter(self._quiet)
             do()
-        except CheckpointError:
+        except _Exists:
             self._give_up()
             raise
         except Exception as error:
+            self._barrier.fail(error)
             self._give_up()
             if jax.process_count() == 1:
                 with suppress(Exception):

@@ -5,6 +5,7 @@ Usage: in_processes.py PROCESS PORT DIRECTORY
 
 import json
 import os
+import resource
 import sys
 
 import jax
@@ -76,6 +77,22 @@ def train_a_state_from_the_host(directory):
             state = mw.restore(directory, like=many)
             assert state["n"].weak_type
     return {"numbers": numbers, "n": int(state["n"]), "plans": len(many.plans) - plans}
+
+
+def failed_save(directory):
+    """What the processes are told when the second cannot write its part, and whether they can save again."""
+    sharding = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.P("x"))
+    values = np.random.default_rng(0).normal(size=200_000).astype("f4")
+    state = {"w": jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])}
+    mw.save(directory, 1, state)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if jax.process_index() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    saving = mw.save(directory, 2, state, wait=False)
+    told = _error(saving.wait)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    mw.save(directory, 3, state)
+    return {"told": told, "steps": mw.saved_steps(directory)}
 
 
 def refusals():
@@ -171,6 +188,7 @@ if __name__ == "__main__":
     results = {
         "created": train_a_created_state(f"{sys.argv[3]}/created"),
         "host": train_a_state_from_the_host(f"{sys.argv[3]}/host"),
+        "failed_save": failed_save(f"{sys.argv[3]}/failed"),
         "measured": measured(f"{sys.argv[3]}/machine"),
         "refusals": refusals(),
         "disagreements": disagreements(),

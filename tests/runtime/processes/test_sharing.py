@@ -65,6 +65,11 @@ def test_two_processes_do_as_one_does(tmp_path):
         assert found["n"] == one["n"] == 4
         assert found["plans"] == one["plans"] == 1, "restoring needs no new plan, the smaller batch one"
 
+    for found in (first["failed_save"], second["failed_save"]):
+        assert "step 2 could not be saved" in found["told"] and "step 1 there is intact" in found["told"]
+        assert found["steps"] == [1, 3], "all were told, and could save again"
+    assert "process 1 could not write its part" in first["failed_save"]["told"]
+
     for kind, (words, count) in {
         "fewer": ("process 1 has no more batches after 3, and process 0 has more", 3),
         "more": ("process 0 has no more batches after 3, and process 1 has more", 3),

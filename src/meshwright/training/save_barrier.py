@@ -1,0 +1,67 @@
+"""The barriers of one save among several processes, which end for all of them when one could not write its part.
+
+Orbax synchronises its background threads at barriers of JAX's coordination service. A process whose write failed does
+not come to the barrier where the others wait, but to the last one, and all would wait for each other until a timeout of
+twenty minutes. These barriers are texts in the service's store instead, among which a failure is published, too.
+"""
+
+import sys
+import time
+from collections import Counter
+
+import jax
+
+from meshwright import jax_compat
+from meshwright.errors import CheckpointError, ProcessError
+from meshwright.runtime.processes import peers
+from meshwright.training.checkpoint_files import reason
+
+_LOOK_S = 0.5  # between checks whether another process failed
+_TICK_S = 0.02  # between counts of the processes that have arrived
+_saves: Counter[str] = Counter()  # begun by this process: in the same order in all processes
+
+
+class SaveBarrier:
+    """All barriers of one save; Orbax calls it."""
+
+    def __init__(self) -> None:
+        number = _saves["begun"]
+        _saves["begun"] += 1
+        self._folder = f"meshwright/saves/{number}/"
+        self._count, self._process = jax.process_count(), jax.process_index()
+        if number and self._count > 1 and self._process == 0:  # every process has finished the previous save
+            jax_compat.forget_published(f"meshwright/saves/{number - 1}/")
+
+    def __call__(self, key: str, timeout_ms: int) -> None:
+        """Waits until all processes are here.
+
+        Raises:
+            CheckpointError: Another process could not write its part, or this one, and its error is being handled.
+            ProcessError: Another process ended.
+        """
+        if self._count == 1:
+            return
+        error = sys.exc_info()[1]
+        if error is not None:
+            self.fail(error)
+            raise CheckpointError(reason(error)) from error
+        place = f"{self._folder}{key.replace('/', '.')}/"
+        jax_compat.publish(f"{place}{self._process}", "here")
+        if self._process == 0:
+            while len(jax_compat.all_published(place)) < self._count:
+                self._check()
+                time.sleep(_TICK_S)
+            jax_compat.publish(f"{place}all", "here")
+        while jax_compat.read_published(f"{place}all", _LOOK_S) is None:
+            self._check()
+
+    def fail(self, error: BaseException) -> None:
+        """Lets the others know that this process could not write its part."""
+        if self._count > 1:
+            jax_compat.publish(f"{self._folder}failed/{self._process}", reason(error))
+
+    def _check(self) -> None:
+        for process, why in jax_compat.all_published(f"{self._folder}failed/").items():
+            raise CheckpointError(f"process {process} could not write its part: {why}")
+        if peers.current is not None and peers.current.failure is not None:
+            raise ProcessError(peers.current.failure)
