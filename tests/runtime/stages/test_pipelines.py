@@ -81,23 +81,30 @@ def test_every_tensor_is_born_and_stays_in_its_stage():
     assert jax.tree.map(lambda x: x.sharding, after) == before
 
 
+def normalised(state, x):
+    """A step with batch norm."""
+
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(y @ w)
+            y = (y - y.mean(0)) / jnp.sqrt(y.var(0) + 1e-5)
+        return (y**3).mean()
+
+    value, gradients = jax.value_and_grad(loss)(state["w"])
+    return {"w": [w - 0.1 * g for w, g in zip(state["w"], gradients, strict=True)]}, value
+
+
 def test_what_cannot_be_cut_says_why():
-    def step(state, x):
-        def loss(w):
-            y = x @ w
-            return ((y - y.mean(0)) ** 2).mean()
-
-        value, grad = jax.value_and_grad(loss)(state["w"])
-        return {"w": state["w"] - grad}, value
-
-    def deep(state, x):
-        new, value = step({"w": state["a"]}, jnp.tanh(x @ state["b"]))
-        return {"a": new["w"], "b": state["b"]}, value
-
-    state = {"a": np.ones((8, 8)), "b": np.ones((8, 8))}
-    run = mw.parallelize(deep, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4, layers=2))
-    with pytest.raises(mw.ShardingError, match=r"sub at .* needs a value that is known only after the whole batch"):
-        run(state, np.ones((16, 8)))
+    state = {"w": [np.eye(8), np.ones((8, 8)) + np.eye(8)]}
+    rows = np.random.default_rng(0).normal(size=(16, 8))
+    run = mw.parallelize(normalised, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4, layers=2))
+    with pytest.raises(mw.ShardingError, match=r"at .* needs a value that is known only after the whole batch"):
+        run(state, rows)
+    whole = mw.ThreeD(pipeline=2, microbatch=16, layers=2)
+    found, expected = mw.parallelize(normalised, cluster="1x2 cpu", method=whole)(state, rows), normalised(state, rows)
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
 
 
 def test_loss_scaling_and_skipped_steps():

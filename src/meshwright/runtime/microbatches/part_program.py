@@ -202,6 +202,20 @@ class PartProgram:
             self._want(key)
 
 
+class Whole:
+    """Runs an operation that does not depend on the part."""
+
+    def __init__(self, unit: Unit):
+        self.unit: Unit | None = unit
+        self.ins: list[Key] = [(v, None) for v in unit.ins]
+        self.outs: list[Key] = [(v, None) for v in unit.outs]
+
+    def __call__(self, env: Env, index: Any) -> None:
+        assert self.unit is not None
+        made = jax_compat.bind(self.unit.eqn, [env[key] for key in self.ins], self.unit.stack)
+        env.update(zip(self.outs, made, strict=True))
+
+
 class _Take:
     """Takes the part's rows of a whole value."""
 

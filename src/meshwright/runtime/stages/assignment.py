@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
-from meshwright.graph.phases import FORWARD, PHASES
+from meshwright.graph.phases import FORWARD, PHASES, UPDATE
 from meshwright.plans.plan import PlanData
 from meshwright.plans.records.staged_record import StagedRecord
 from meshwright.runtime.microbatches.part_program import Instruction, Key
@@ -31,7 +31,7 @@ class Assignment:
         serial: For each unit, the number of its first operation in the traced program.
         layer: For each unit, its layer; -1 where the plan knows none.
         unit: For each unit, the virtual stage of that layer, or -1.
-        is_forward: For each unit, whether it belongs to the forward pass.
+        is_forward, is_update: For each unit, whether it belongs to the forward pass, or to the update.
         argument: For each argument's leaf, the stage that owns it.
         paths: The leaves' paths.
         state: For each result, the argument's leaf whose next value it is.
@@ -46,6 +46,7 @@ class Assignment:
     layer: Sequence[int]
     unit: Sequence[int]
     is_forward: Sequence[bool]
+    is_update: Sequence[bool]
     argument: Sequence[int]
     paths: Sequence[str]
     state: Mapping[int, int]
@@ -75,11 +76,13 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     counts = [count(unit.eqn) for unit in program.units]
     starts = [0, *accumulate(counts)]
     place = {int(serial): i for i, serial in enumerate(columns.serial)}
-    layers, forward, spans = [], [], dict[int, Parts]()
+    layers, forward, update, spans = [], [], [], dict[int, Parts]()
     for number in range(len(program.units)):
         ops = [place[s] for s in range(starts[number], starts[number + 1]) if s in place]
         layers.append(_most([int(record.first[u]) for u in record.unit[ops]]))
-        forward.append(all(columns.phase[i] == PHASES.index(FORWARD) for i in ops))
+        phases = {PHASES[columns.phase[i]] for i in ops}
+        forward.append(phases <= {FORWARD})
+        update.append(phases == {UPDATE})
         if parts := next((p for u in set(record.unit[ops].tolist()) if len(p := _parts(record, u, chunks)) > 1), ()):
             spans[number] = parts
     virtual = [layer_of.get(layer, -1) for layer in layers]
@@ -90,7 +93,7 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
         if len(parts) > 1 and shape and shape[0] == record.count[unit]:
             stacked[leaf] = parts
     about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
-    return Assignment(len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, owners, *about)
+    return Assignment(len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, update, owners, *about)
 
 
 def _most(layers: list[int]) -> int:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.stages.assignment import Assignment
@@ -74,7 +75,7 @@ class Engine:
         self,
         plan: PlanData,
         assignment: Assignment,
-        steps: Sequence[CutStep],
+        steps: Sequence[CutStep | OnePart],
         devices: Sequence[StageDevices],
         ops: Sequence[dict[int, OpPlan]],
     ):

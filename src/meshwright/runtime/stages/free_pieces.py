@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key
 
 _DRAWS = ("random_bits", "random_gamma", "threefry2x32")
@@ -25,7 +26,7 @@ class Free(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def free_pieces(step: CutStep) -> dict[Key, Free]:
+def free_pieces(step: CutStep | OnePart) -> dict[Key, Free]:
     """The values that depend on arguments alone that are the same for all parts, by the pieces that compute them."""
     program = step.program
     given = {key for key in step.shared if key[0] not in program.inputs or not program.types[key[0]].shape}

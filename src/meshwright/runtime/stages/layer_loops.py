@@ -217,7 +217,7 @@ def _renumbered(
     count: int,
 ) -> Assignment:
     """The assignment of the new step's units and leaves."""
-    serial, layer, virtual, forward = [], [], [], []
+    serial, layer, virtual, forward, update = [], [], [], [], []
     for unit in Units.of(closed).units:
         names = "/".join(filter(None, map(str, (*unit.stack, jax_compat.name_stack(unit.eqn)))))
         found = _TAG.match(names)
@@ -225,6 +225,7 @@ def _renumbered(
         number, piece = int(found[1]), -1 if found[2] is None else int(found[2])
         serial.append(before.serial[number])
         forward.append(before.is_forward[number])
+        update.append(before.is_update[number])
         layer.append(before.layer[number] if piece < 0 else -2 - piece)  # layers of a loop have no numbers of their own
         virtual.append(before.unit[number] if piece < 0 else piece)
     places = {leaf: i for i, leaf in enumerate(leaves)}
@@ -239,6 +240,7 @@ def _renumbered(
         layer=layer,
         unit=virtual,
         is_forward=forward,
+        is_update=update,
         argument=[before.argument[i] if k < 0 else k for i, k in leaves],
         paths=[before.paths[i] for i, _ in leaves],
         state=state,

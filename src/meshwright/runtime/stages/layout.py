@@ -50,7 +50,8 @@ class StageDevices:
     def split(self, rank: int, dim: int, inner: Spec | None = None) -> NamedSharding:
         """A value whose rows, along a dim, are split over the replicas, and each part as one replica splits it."""
         spec = [list(axes) for axes in inner or ((),) * rank]
-        spec[dim] = [REPLICAS, *spec[dim]] if self.num_replicas > 1 else spec[dim]
+        if self.num_replicas > 1:
+            spec[dim] = [REPLICAS, *spec[dim]]
         return NamedSharding(self.mesh, partition_spec(tuple(map(tuple, spec))))
 
     def inner(self, spec: Spec | None) -> NamedSharding:

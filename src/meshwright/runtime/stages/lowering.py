@@ -237,7 +237,7 @@ class StageLowering:
                 total = lax.with_sharding_constraint(total, place)
             return total.astype(dtype)
         if value in program.totals:
-            return jnp.concatenate(parts, self._dim(value, None))
+            return jnp.concatenate(parts, self._dim(value, None)) if len(parts) > 1 else parts[0]
         if value in self.step.program.inputs and self.programs.is_batch(value):
             return parts[0].reshape(-1, *parts[0].shape[2:])
         return parts[0]

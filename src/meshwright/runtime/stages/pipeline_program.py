@@ -18,6 +18,7 @@ from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut
 from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.spmd import Strange, check_types
 from meshwright.runtime.stages.assignment import assign
@@ -156,7 +157,7 @@ def _counts(plan: PlanData) -> list[int]:
     return [plan.pipeline.num_microbatches * stage.mesh.sizes[0] for stage in plan.stages]
 
 
-def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitStep, dict[int, CutStep]]:
+def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitStep, dict[int, CutStep | OnePart]]:
     """The step with its loops over layers split, and cut into each number of parts.
 
     Raises:
@@ -166,6 +167,8 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
     split = split_layers(traced.call.jaxpr, assign(plan, traced.graph, Units.of(traced.call.jaxpr)))
     call, examples = replace(traced.call, jaxpr=split.jaxpr), _examples(traced, batch)
     given = [examples[leaf] for leaf, _ in split.leaves]
+    if set(_counts(plan)) == {1}:
+        return split, {1: OnePart(Units.of(split.jaxpr), given, split.assignment.is_update)}
     try:
         return split, {count: CutStep(call, given, Cut(count, 1)) for count in dict.fromkeys(_counts(plan))}
     except CannotCut as reason:

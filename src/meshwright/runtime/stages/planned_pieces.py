@@ -12,6 +12,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.serials import count, count_ops, is_operation
@@ -46,7 +47,7 @@ class PlannedPieces:
         devices: StageDevices,
         ops: Mapping[int, OpPlan],
         assignment: Assignment,
-        step: CutStep,
+        step: CutStep | OnePart,
     ):
         self.devices, self.ops, self.step = devices, ops, step
         self.serial = {id(unit): n for unit, n in zip(step.program.units, assignment.serial, strict=True)}

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key
 from meshwright.runtime.stages.assignment import Assignment
 
 
-def kept_values(ahead: Sequence[Instruction], checkpoint: str, step: CutStep, assignment: Assignment) -> set[Key]:
+def kept_values(
+    ahead: Sequence[Instruction], checkpoint: str, step: CutStep | OnePart, assignment: Assignment
+) -> set[Key]:
     """The values of a forward pass that are kept.
 
     Args:

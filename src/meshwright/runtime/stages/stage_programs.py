@@ -9,14 +9,12 @@ of the batch, and values that other passes computed.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
-from meshwright import jax_compat
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
-from meshwright.runtime.microbatches.units import Unit
+from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
 from meshwright.runtime.stages.assignment import Assignment, Pass, place_parts
 from meshwright.runtime.stages.free_pieces import free_pieces
 from meshwright.runtime.stages.recomputation import kept_values
@@ -25,20 +23,6 @@ from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import Link
 
 PREPARE, UPDATE = "prepare", "update"
-
-
-class Whole:
-    """Runs an operation that does not depend on the part."""
-
-    def __init__(self, unit: Unit):
-        self.unit: Unit | None = unit
-        self.ins: list[Key] = [(v, None) for v in unit.ins]
-        self.outs: list[Key] = [(v, None) for v in unit.outs]
-
-    def __call__(self, env: Env, index: Any) -> None:
-        assert self.unit is not None
-        made = jax_compat.bind(self.unit.eqn, [env[key] for key in self.ins], self.unit.stack)
-        env.update(zip(self.outs, made, strict=True))
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ class StagePrograms:
         home: The stage of each total and stacked value.
     """
 
-    steps: Sequence[CutStep]
+    steps: Sequence[CutStep | OnePart]
     assignment: Assignment
     prepare: dict[int, StageProgram] = field(default_factory=dict)
     passes: dict[Pass, StageProgram] = field(default_factory=dict)
@@ -109,7 +93,7 @@ class StagePrograms:
         return self.steps[0].inputs[leaf] != ALIKE
 
 
-def cut_stages(plan: PlanData, assignment: Assignment, steps: Sequence[CutStep]) -> StagePrograms:
+def cut_stages(plan: PlanData, assignment: Assignment, steps: Sequence[CutStep | OnePart]) -> StagePrograms:
     """The programs of a step.
 
     Args:
@@ -332,7 +316,7 @@ def _add_prepared(programs: StagePrograms) -> None:
             )
 
 
-def _is_batch_rows(step: CutStep, key: Key) -> bool:
+def _is_batch_rows(step: CutStep | OnePart, key: Key) -> bool:
     """Whether a value is an argument that is cut along its first dim, as it is given."""
     return key[0] in step.program.inputs and step.inputs[key[0]] != ALIKE
 
