@@ -15,7 +15,9 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from meshwright import jax_compat
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes.sharing import put
+from meshwright.runtime.transfer.reshard import reshard
 from meshwright.schema import Size
+from meshwright.training.spread import spread
 
 # Characters that separate keys, number equal paths, mark escapes, or are not allowed in the name of a file.
 _RESERVED = re.compile("[/#%\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -124,13 +126,15 @@ def describe(path: str, leaf: Any) -> SavedLeaf:
     return SavedLeaf(path, "key", str(aval.dtype), tuple(aval.shape), text=name, words=words)
 
 
-def stored(record: SavedLeaf, leaf: Any) -> Any:
-    """The plain array that is stored for a leaf."""
+def stored(record: SavedLeaf, leaf: Any, of_some: bool = False) -> Any:
+    """The plain array that is stored for a leaf; ``of_some``: only some processes have it, and all take part."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CheckpointError(
             f"{record.path} of the state is deleted: it was donated to a step; save the state that the step returned"
         )
     array = jax.random.key_data(leaf) if record.kind == "key" else leaf
+    if of_some:
+        return spread(array)
     # An array on one process's own devices is the same in all processes: the first one writes it.
     if not isinstance(array, jax.Array) or (jax.process_count() > 1 and array.is_fully_addressable):
         return np.array(array, record.stored_dtype)  # a copy, since the caller may write into it
@@ -179,7 +183,7 @@ class Wanted:
             return put([jax.random.wrap_key_data(array, impl=saved.text)], [self.sharding])[0]
         if saved.weak:
             return put([np.asarray(array).item()], [self.sharding])[0]
-        return array
+        return array if array.sharding == self.sharding else reshard(array, self.sharding)
 
 
 def check_alike(saved: Sequence[SavedLeaf], wanted: Sequence[Wanted], where: str) -> None:

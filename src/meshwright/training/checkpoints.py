@@ -21,6 +21,7 @@ from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike
 from meshwright.training.checksums import checksums
 from meshwright.training.parallelize import Parallelized
 from meshwright.training.saving import Saving, wait_for_saves
+from meshwright.training.spread import is_everywhere, of_some_processes, spread_sharding
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
@@ -65,7 +66,12 @@ def save(
         raise CheckpointError(f"keep is {keep!r}; give how many checkpoints to keep, 1 or more, or leave it out")
     leaves = named_leaves(state)
     records = [describe(path, leaf) for path, leaf in leaves]
-    arrays = {r.path: stored(r, leaf) for r, (_, leaf) in zip(records, leaves, strict=True) if r.is_stored}
+    partly = of_some_processes([leaf for _, leaf in leaves])
+    arrays = {
+        record.path: stored(record, leaf, some)
+        for record, (_, leaf), some in zip(records, leaves, partly, strict=True)
+        if record.is_stored
+    }
     ocp = orbax()
     if full_path(directory).exists() and not full_path(directory).is_dir():
         raise CheckpointError(f"{directory} is a file; give a directory to save in")
@@ -131,9 +137,13 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
             raise CheckpointError(message) from error
         wanted, tree = _wanted(like, version)
         check_alike(saved, wanted, where)
-        places = {w.path: w for w in wanted}
+        places = {w.path: w.sharding for w in wanted}
+        if isinstance(like, Parallelized) and like.last_plan is not None and like.last_plan.stages:
+            # Arrays of stages that other processes have are read by all, and then moved.
+            spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored}
+            places |= {path: found for path, found in spread.items() if not is_everywhere(places[path])}
         types = {
-            s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path].sharding)
+            s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
             for s in saved
             if s.is_stored
         }

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.runtime.cpu_turns import in_turn
 
@@ -21,8 +22,34 @@ _SECOND = 0x9E3779B9  # makes the two sums differ; any number but 0 does
 
 def checksums(arrays: Mapping[str, Any]) -> dict[str, str]:
     """The checksum of each array; with several processes all must call this, and all get the same result."""
-    sums = jax.device_get({name: _run(_on_device(array)) for name, array in arrays.items()})
-    return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in sums.items()}
+    sums = jax.device_get({name: _run(_on_device(array)) for name, array in arrays.items() if _is_here(array)})
+    if not all(map(_is_everywhere, arrays.values())):
+        sums = _shared(list(arrays), sums)
+    return {name: "".join(f"{int(part):08x}" for part in sums[name]) for name in arrays}
+
+
+def _processes(array: Any) -> set[int]:
+    """The processes that have a part of an array."""
+    if not isinstance(array, jax.Array):
+        return set(range(jax.process_count()))
+    devices: set[Any] = array.sharding.device_set
+    return {device.process_index for device in devices}
+
+
+def _is_here(array: Any) -> bool:
+    return jax.process_index() in _processes(array)
+
+
+def _is_everywhere(array: Any) -> bool:
+    return len(_processes(array)) == jax.process_count()
+
+
+def _shared(names: list[str], sums: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """The sums of all arrays, each from a process that has some of it."""
+    own = np.array([(1, *sums[name]) if name in sums else (0, 0, 0) for name in names], np.uint32)
+    found = np.asarray(process_allgather(own)).reshape(-1, len(names), 3)
+    first = found[:, :, 0].argmax(axis=0)
+    return {name: tuple(found[first[i], i, 1:].tolist()) for i, name in enumerate(names)}
 
 
 def _on_device(array: Any) -> Any:

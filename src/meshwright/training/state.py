@@ -20,6 +20,7 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.spmd import argument_leaves, check_types
+from meshwright.runtime.stages.placing import absent, from_host, is_here
 from meshwright.training.parallelize import Parallelized, Settings, parallelize
 
 
@@ -82,8 +83,14 @@ def _make(call: Call, args: Sequence[Any], shardings: Sequence[NamedSharding]) -
             results = function(*args)
             return [results[i] for i in own]
 
+        if not is_here(shardings[own[0]]):
+            for i in own:
+                made[i] = absent(call.jaxpr.out_avals[i], shardings[i])
+            continue
         make = jax.jit(some, out_shardings=[shardings[i] for i in own])
-        given = put(args, [NamedSharding(mesh, PartitionSpec())] * len(args))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        all_here = len({device.process_index for device in mesh.devices.flat}) == jax.process_count()
+        given = put(args, [everywhere] * len(args)) if all_here else [from_host(x, everywhere) for x in args]
         for i, array in zip(own, in_turn(make, mesh.devices.ravel())(*given), strict=True):
             made[i] = array
     return made

@@ -69,6 +69,26 @@ def test_a_saved_plan_runs(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
+def test_what_a_pipeline_saves_a_plan_without_stages_restores_and_the_other_way_round(tmp_path):
+    init, train_step, batch = build(layers=4, scan=True)
+    pipeline = mw.parallelize(train_step, cluster="1x4 cpu", method=mw.ThreeD(pipeline=2, tensor=2, microbatch=8))
+    program = mw.parallelize(train_step, cluster="1x8 cpu", method="data")
+    state = mw.create_state(init, jax.random.key(0), like=pipeline, example=(batch,))
+    state, _ = pipeline(state, batch)
+    mw.save(tmp_path / "staged", 1, state)
+    program.plan(state, batch)
+    other = mw.restore(tmp_path / "staged", like=program)
+    mw.save(tmp_path / "whole", 1, other)
+    again = mw.restore(tmp_path / "whole", like=pipeline)
+    assert jax.tree.map(lambda x: x.sharding, again) == jax.tree.map(lambda x: x.sharding, state)
+    for a, b, c in zip(*map(jax.tree.leaves, (state, other, again)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(a, c)
+    found, expected = pipeline(again, batch), program(other, batch)
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
 def test_every_tensor_is_born_and_stays_in_its_stage():
     init, train_step, batch = build(tied=False)
     step = mw.parallelize(train_step, cluster="1x4 cpu", method=mw.ThreeD(pipeline=2, tensor=2, microbatch=4))

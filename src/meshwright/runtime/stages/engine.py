@@ -1,4 +1,7 @@
-"""Carries out the instructions of a pipeline's stages on the devices of this process.
+"""Carries out the instructions of a pipeline's stages that have devices of this process.
+
+All processes know all instructions, in one order, and each carries out those of its own stages; a transfer is carried
+out by the processes at both ends. So everyone sends and receives in the same order, and nobody waits for ever.
 
 All arrays of a step have a slot in one list. Before the first step every instruction is bound to the slots that it
 reads and fills, and to the slots that nobody reads after it; a step is one walk over the bound instructions.
@@ -12,19 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh as DeviceMesh
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Key
-from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.stages.assignment import Assignment
-from meshwright.runtime.stages.layout import StageDevices
+from meshwright.runtime.stages.layout import StageDevices, everywhere
 from meshwright.runtime.stages.lowering import Lowered, StageLowering
 from meshwright.runtime.stages.packs import Packs
+from meshwright.runtime.stages.placing import absent, batch_placer, from_host, is_here, joined, number_placer, placer
 from meshwright.runtime.stages.stage_programs import PREPARE, StageProgram, cut_stages, result_owners
 from meshwright.runtime.transfer.reshard import Transfer
 from meshwright.schedules import table
@@ -42,6 +44,7 @@ from meshwright.schedules.instructions import (
 )
 
 Run = Callable[..., Sequence[Any]]
+Unbound = tuple[Run, list[int], list[int], str]  # what it calls, the slots that it reads and fills, its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,10 @@ class Engine:
         owners = self.programs.assignment.argument
         shares = sorted({(owners[leaf], s) for leaf, stages in self.programs.copies.items() for s in stages})
         self.instructions = instruct(rows, self.programs.links, shares, self.programs.rounds.num_rounds)
-        every = [d for own in devices for d in own.mesh.devices.ravel()]
-        self.everywhere = NamedSharding(DeviceMesh(np.array(every), ("devices",)), PartitionSpec())
+        self.everywhere = everywhere(devices)
+        self._here = [is_here(own.everywhere) for own in devices]
         self._slots: dict[Any, int] = {}
-        self._index = [
-            [jax.device_put(np.int32(i), own.everywhere) for i in range(self.num_microbatches)] for own in devices
-        ]
+        self._transfers: dict[Any, Transfer] = {}
         self.bound = self._bind()
 
     def _has(self, work: str, virtual: int) -> bool:
@@ -133,9 +134,10 @@ class Engine:
                     target.specs.setdefault(key, spec if _fits(spec, source, target) else None)
 
     def compile(self, say: Callable[[str], None] | None = None) -> None:
-        """Compiles all programs, side by side."""
+        """Compiles all programs of this process's stages, side by side."""
         # What a thread's JAX settings change is lowered here: the threads below have settings of their own.
-        todo = [one.jitted.lower(*one.types) for one in self.lowered.values()]
+        mine = [one for one in self.lowered.values() if self._here[one.program.stage]]
+        todo = [one.jitted.lower(*one.types) for one in mine]
         with ThreadPoolExecutor() as pool:
             for number, _ in enumerate(pool.map(lambda lowered: lowered.compile(), todo), 1):
                 if say is not None:
@@ -161,23 +163,22 @@ class Engine:
         return [take(leaves, arrays) for take, _ in self._leaving]
 
     def _bind(self) -> list[Bound]:
-        found: list[tuple[Run, list[int], list[int], str]] = []
+        found: list[Unbound] = []
         for program in self.programs.passes.values():
-            if program.totals:
+            if program.totals and self._here[program.stage]:
                 slots = [self.slot("total", program.stage, v) for v in program.totals]
                 found.append((self.stages[program.stage].zeros(program), [], slots, f"zeros of {program}"))
         ready: set[int] = set()
         for stage, one in in_order(self.instructions):
             if one.do == RUN and stage not in ready:  # shared parameters have come
                 ready.add(stage)
-                if stage in self.programs.prepare:
+                if stage in self.programs.prepare and self._here[stage]:
                     found.append(self._program(PREPARE, stage, stage))
             found += self._instruction(stage, one)
         self._given = [
-            (self._slots["index", s, i], index)
-            for s, own in enumerate(self._index)
-            for i, index in enumerate(own)
-            if ("index", s, i) in self._slots
+            (slot, from_host(np.int32(name[2]), self.devices[name[1]].everywhere))
+            for name, slot in self._slots.items()
+            if name[0] == "index"
         ]
         self._entering = list(self._leaves())
         self._leaving = [self._result(place, v) for place, v in enumerate(self.programs.steps[0].program.outputs)]
@@ -195,59 +196,82 @@ class Engine:
         ]
 
     def _leaves(self) -> Iterator[tuple[int, Callable[[Any], Any], int]]:
-        """The slots of arguments, each with how it is placed and the number of the leaf."""
-        for name, slot in self._slots.items():
-            if name[0] == "leaf":
-                _, stage, leaf = name
-                if self.programs.is_everywhere(leaf):
-                    place = self.devices[stage].everywhere
-                elif self.programs.assignment.argument[leaf] == stage:
-                    place = self.stages[stage].leaf(leaf)
-                else:
-                    continue
-                yield slot, _placer(place), leaf
-            elif name[0] == "batch":
-                _, stage, leaf = name
-                yield slot, _batch_placer(self.stages[stage].batch(leaf), self.num_microbatches), leaf
+        """The slots of arguments, each with how it is placed and the number of the leaf.
 
-    def _instruction(self, stage: int, one: Instruction) -> Iterator[tuple[Run, list[int], list[int], str]]:
-        if one.do == RUN:
+        Rows of a batch may come from other processes, so all processes place the batches of all stages, in one order.
+        """
+        programs = self.programs
+        for name, slot in list(self._slots.items()):
+            if name[0] == "leaf" and self._here[name[1]]:
+                _, stage, leaf = name
+                if programs.is_everywhere(leaf):
+                    yield slot, number_placer(self.devices[stage].everywhere), leaf
+                elif programs.assignment.argument[leaf] == stage:
+                    yield slot, placer(self.stages[stage].leaf(leaf)), leaf
+        every = (*programs.prepare.values(), *programs.passes.values(), *programs.updates.values())
+        inputs = programs.steps[0].program.inputs
+        read = {(p.stage, v) for p in every for v, _ in p.inputs if v in inputs and programs.is_batch(v)}
+        for stage, leaf in sorted(read):
+            place = batch_placer(self.stages[stage].batch(leaf), self.num_microbatches)
+            yield self.slot("batch", stage, leaf), place, leaf
+
+    def _instruction(self, stage: int, one: Instruction) -> Iterator[Unbound]:
+        if one.do == RUN and self._here[stage]:
             yield self._program(one.work, stage, one.chunk, one.microbatch)
-        elif one.do == UPDATE and (stage, one.round) in self.programs.updates:
+        elif one.do == UPDATE and (stage, one.round) in self.programs.updates and self._here[stage]:
             yield self._program(UPDATE, stage, one.round)
         elif one.do == EXCHANGE:
             yield from self._exchange(stage, one.round)
         elif one.do == SEND and one.work == PARAMETERS:
             for leaf, stages in self.programs.copies.items():
                 if self.programs.assignment.argument[leaf] == stage and one.peer in stages:
-                    place = self.stages[one.peer].leaf(leaf)
-                    yield self._move(("leaf", stage, leaf), ("leaf", one.peer, leaf), place)
+                    places = [self.stages[s].leaf(leaf) for s in (stage, one.peer)]
+                    yield from self._move(("leaf", stage, leaf), ("leaf", one.peer, leaf), self._type(leaf), *places)
         elif one.do == SEND:
             for key in self.programs.sent[Link((one.work, one.chunk), one.target)]:
                 here, there = (("value", s, key, one.microbatch) for s in (stage, one.peer))
-                yield self._move(here, there, self.stages[one.peer].value(key))
+                places = [self.stages[s].value(key) for s in (stage, one.peer)]
+                yield from self._move(here, there, self.stages[stage].value_type(key), *places)
 
-    def _exchange(self, stage: int, turn: int) -> Iterator[tuple[Run, list[int], list[int], str]]:
+    def _exchange(self, stage: int, turn: int) -> Iterator[Unbound]:
         """What a stage receives after a round of the update."""
         for pack, readers in self.packs.readers.items():
             if stage in readers and pack[1] == turn:
-                yield self._move(("pack", pack[0], pack), ("pack", stage, pack), self.devices[stage].everywhere)
+                kind = jax.ShapeDtypeStruct((len(self.packs.values[pack]),), pack[2])
+                places = [self.devices[s].everywhere for s in (pack[0], stage)]
+                yield from self._move(("pack", pack[0], pack), ("pack", stage, pack), kind, *places)
         for value, source, target in self.programs.rounds.sent.get(turn, ()):
             if target == stage and value not in self.packs.place:
-                place = self.stages[stage].update_place(value)
-                yield self._move(self._update_name(source, value), ("update", stage, value), place)
+                places = [self.stages[s].update_place(value) for s in (source, stage)]
+                name = self._update_name(source, value)
+                yield from self._move(name, ("update", stage, value), self._type(value), *places)
+
+    def _type(self, value: int) -> Any:
+        return self.programs.steps[0].program.types[value]
 
     def _update_name(self, stage: int, value: int) -> tuple[Any, ...]:
         if value in self.programs.steps[0].program.inputs:
             return ("leaf", stage, value)
         return ("update", stage, value)
 
-    def _move(self, source: Any, target: Any, sharding: Any) -> tuple[Run, list[int], list[int], str]:
-        return Move(sharding), [self.slot(*source)], [self.slot(*target)], f"{source} to stage {target[1]}"
+    def _move(
+        self, source: Any, target: Any, kind: Any, place: NamedSharding, goal: NamedSharding
+    ) -> Iterator[Unbound]:
+        """The transfer of an array from stage to stage, if this process has devices of one of them."""
+        if not (self._here[source[1]] or self._here[target[1]]):
+            return
+        key = (tuple(kind.shape), str(kind.dtype), place, goal)
+        if key not in self._transfers:
+            self._transfers[key] = Transfer(tuple(kind.shape), kind.dtype, place, goal)
+        transfer = self._transfers[key]
 
-    def _program(
-        self, work: str, stage: int, place: int, microbatch: int = -1
-    ) -> tuple[Run, list[int], list[int], str]:
+        def move(array: Any = None) -> list[Any]:
+            return [transfer(array)]
+
+        reads = [self.slot(*source)] if self._here[source[1]] else []
+        yield move, reads, [self.slot(*target)], f"{source} to stage {target[1]}"
+
+    def _program(self, work: str, stage: int, place: int, microbatch: int = -1) -> Unbound:
         lowered = self.lowered[work, stage, place]
         program = lowered.program
         if work == UPDATE:
@@ -297,46 +321,14 @@ class Engine:
             constant = jnp.asarray(program.constants[value])
             return lambda leaves, arrays: constant, []
         owners = result_owners(self.programs, place, value)
-        slots = [self.slot("update", stage, value) for stage in owners]
-        if len(owners) == 1:
+        mine = [stage for stage in owners if self._here[stage]]
+        slots = [self.slot("update", stage, value) for stage in mine]
+        if len(owners) > 1:
+            return lambda leaves, arrays: joined([arrays[slot] for slot in slots], self.everywhere), slots
+        if mine:
             return lambda leaves, arrays: arrays[slots[0]], slots
-        return lambda leaves, arrays: self._joined([arrays[slot] for slot in slots]), slots
-
-    def _joined(self, copies: Sequence[Any]) -> Any:
-        """One array of the copies that all stages have."""
-        shards = [shard.data for copy in copies for shard in copy.addressable_shards]
-        return jax.make_array_from_single_device_arrays(copies[0].shape, self.everywhere, shards)
-
-
-class Move:
-    """Moves an array to a sharding of other devices."""
-
-    def __init__(self, sharding: NamedSharding):
-        self.sharding = sharding
-        self._transfer: Transfer | None = None
-
-    def __call__(self, array: Any) -> list[Any]:
-        if self._transfer is None or self._transfer.source != array.sharding:
-            self._transfer = Transfer(array.shape, array.dtype, array.sharding, self.sharding)
-        return [self._transfer(array)]
-
-
-def _placer(place: NamedSharding) -> Callable[[Any], Any]:
-    def placed(x: Any) -> Any:
-        if getattr(x, "sharding", None) == place:
-            return x
-        # On one of its own devices the array would share the caller's buffer, which is deleted when it is donated.
-        return put([x.copy() if isinstance(x, jax.Array) else x], [place])[0]
-
-    return placed
-
-
-def _batch_placer(place: NamedSharding, count: int) -> Callable[[Any], Any]:
-    def placed(x: Any) -> Any:
-        x = x if hasattr(x, "reshape") else np.asarray(x)
-        return put([x.reshape(count, x.shape[0] // count, *x.shape[1:])], [place])[0]
-
-    return placed
+        kind, sharding = self._type(value), self.stages[owners[0]].update_place(value)
+        return lambda leaves, arrays: absent(kind, sharding), []
 
 
 def _fits(spec: Any, source: StageLowering, target: StageLowering) -> bool:

@@ -103,6 +103,13 @@ class StageLowering:
         rank = len(self.types[key[0]].shape)
         return self.devices.split(rank, self._dim(*key), self.specs.get(key))
 
+    def value_type(self, key: Key) -> jax.ShapeDtypeStruct:
+        """The type of a microbatch of such a value."""
+        aval = self.types[key[0]]
+        return jax.ShapeDtypeStruct(
+            Cut(self.devices.num_microbatches, 1).shape(aval.shape, self._dim(*key)), aval.dtype
+        )
+
     def total(self, value: int) -> NamedSharding:
         """The sharding of a total: each replica has its own."""
         spec = self.specs.get((value, None)) or ((),) * len(self.types[value].shape)

@@ -57,11 +57,6 @@ class PipelineProgram:
         self.plan = plan
         self._call = traced.call
         self._is_compiled = False
-        if jax.process_count() > 1:
-            raise ShardingError(
-                f"the plan is a pipeline of {len(plan.stages)} stages, which runs on the devices of one process, and "
-                f"there are {jax.process_count()} processes; plan without stages, such as with mw.Auto()"
-            )
         stages = stage_devices(plan, devices)
         taken = [t for t in plan.arguments if t.role != "static"]
         check_types(taken, traced.call.jaxpr.in_avals)

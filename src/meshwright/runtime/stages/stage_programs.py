@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+import jax
+
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
@@ -263,8 +265,9 @@ def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
     count, leaf = programs.num_stages, programs.assignment.state.get(place)
     if value in programs.steps[0].program.constants:
         return [count - 1]
-    if leaf is not None and programs.is_everywhere(leaf):
-        return list(range(count))
+    single = prod(programs.steps[0].program.types[value].shape) == 1
+    if (leaf is not None and programs.is_everywhere(leaf)) or (single and jax.process_count() > 1):
+        return list(range(count))  # so that every process can read it
     if leaf is not None and not programs.is_batch(leaf):
         return [programs.assignment.argument[leaf]]
     return [programs.home.get(value, count - 1)]

@@ -1,0 +1,56 @@
+"""Arrays that only some processes have, such as those of a pipeline's stages, spread over all to be saved and restored.
+
+Orbax reads and writes arrays of which every process has a part.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.runtime.transfer.reshard import reshard
+
+
+def of_some_processes(arrays: Sequence[Any]) -> list[bool]:
+    """Which arrays only some processes have; all processes must ask together.
+
+    An array that is on each process's own devices, the same in all of them, is none of these: the processes then name
+    different devices.
+    """
+    if jax.process_count() == 1:
+        return [False] * len(arrays)
+    own = np.array([_first_and_count(array) for array in arrays], np.int32).reshape(-1, 2)
+    found = np.asarray(process_allgather(own)).reshape(-1, len(arrays), 2)
+    alike = (found == found[:1]).all(axis=(0, 2))
+    return (alike & (own[:, 1] > 0) & (own[:, 1] < jax.process_count())).tolist()
+
+
+def _first_and_count(array: Any) -> tuple[int, int]:
+    """The first process that has some of an array, and how many have."""
+    if not isinstance(array, jax.Array):
+        return -1, 0
+    devices: set[Any] = array.sharding.device_set
+    processes = {device.process_index for device in devices}
+    return min(processes), len(processes)
+
+
+def spread_sharding(shape: Sequence[int]) -> NamedSharding:
+    """A sharding over all devices: along the first dim that they divide, and otherwise one copy on each."""
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
+    for dim, size in enumerate(shape):
+        if size and size % mesh.size == 0:
+            return NamedSharding(mesh, PartitionSpec(*(None,) * dim, "devices"))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def spread(array: Any) -> Any:
+    """An array of some processes, spread over all."""
+    return reshard(array, spread_sharding(array.shape))
+
+
+def is_everywhere(sharding: Any) -> bool:
+    """Whether all processes have some of a sharding's devices."""
+    return len({device.process_index for device in sharding.device_set}) == jax.process_count()
