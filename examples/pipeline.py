@@ -5,10 +5,6 @@
 Without accelerators it makes eight virtual devices of the CPU. The train step is ordinary JAX for one device.
 """
 
-import os
-
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +49,7 @@ def batches(count):
 
 
 def main(steps: int = 20) -> list[float]:
+    jax.config.update("jax_num_cpu_devices", 8)
     recipe = mw.ThreeD(data=1, tensor=2, pipeline=4, microbatch=4)  # or mw.Auto(pipeline=True), which chooses
     step = mw.parallelize(train_step, method=recipe)
     first = next(batches(1))

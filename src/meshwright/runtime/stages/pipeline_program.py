@@ -1,5 +1,6 @@
 """A function that runs as a pipelined plan says; it is called like a program without stages."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ from meshwright.runtime.stages.layout import (
     stage_devices,
 )
 
+log = logging.getLogger("meshwright")
+
 
 class PipelineProgram:
     """A step that runs in stages.
@@ -61,6 +64,9 @@ class PipelineProgram:
         taken = [t for t in plan.arguments if t.role != "static"]
         check_types(taken, traced.call.jaxpr.in_avals)
         self._split, steps = _cut(plan, traced, batch)
+        printing = next((unit for unit in Units.of(traced.call.jaxpr).units if unit.eqn.effects), None)
+        if printing is not None:
+            log.warning("a pipeline leaves out what only prints or calls back, such as %s", printing)
         counts = _counts(plan)
         ordered = [steps[count] for count in counts]
         self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan))
