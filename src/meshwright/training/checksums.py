@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.runtime.cpu_turns import in_turn
+from meshwright.training.spread import gathered
 
 _WIDTHS = (2, 4, 8, 16, 32)  # bit widths for which there is an unsigned type
 _SECOND = 0x9E3779B9  # makes the two sums differ; any number but 0 does
@@ -47,7 +47,7 @@ def _is_everywhere(array: Any) -> bool:
 def _shared(names: list[str], sums: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """The sums of all arrays, each from a process that has some of it."""
     own = np.array([(1, *sums[name]) if name in sums else (0, 0, 0) for name in names], np.uint32)
-    found = np.asarray(process_allgather(own)).reshape(-1, len(names), 3)
+    found = gathered(own)
     first = found[:, :, 0].argmax(axis=0)
     return {name: tuple(found[first[i], i, 1:].tolist()) for i, name in enumerate(names)}
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.transfer.reshard import reshard
 
 
@@ -20,12 +21,18 @@ def of_some_processes(arrays: Sequence[Any]) -> list[bool]:
     An array that is on each process's own devices, the same in all of them, is none of these: the processes then name
     different devices.
     """
-    if jax.process_count() == 1:
-        return [False] * len(arrays)
     own = np.array([_first_and_count(array) for array in arrays], np.int32).reshape(-1, 2)
-    found = np.asarray(process_allgather(own)).reshape(-1, len(arrays), 2)
-    alike = (found == found[:1]).all(axis=(0, 2))
-    return (alike & (own[:, 1] > 0) & (own[:, 1] < jax.process_count())).tolist()
+    partly = (own[:, 1] > 0) & (own[:, 1] < jax.process_count())
+    if not partly.any():  # the processes agree on this: an array that all have is one of all in each of them
+        return [False] * len(arrays)
+    found = gathered(own)
+    return (partly & (found == found[:1]).all(axis=(0, 2))).tolist()
+
+
+def gathered(own: Any) -> Any:
+    """An array of each process, stacked, in all of them; all must ask together."""
+    gather = in_turn(process_allgather, jax.devices())
+    return np.asarray(gather(own)).reshape(-1, *own.shape)
 
 
 def _first_and_count(array: Any) -> tuple[int, int]:
