@@ -7,6 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from meshwright.errors import CheckpointError
 
 _ITEMS = ("arrays", "leaves")
@@ -32,8 +34,17 @@ def full_path(directory: str | PathLike[str]) -> Any:
 
 
 def manager(directory: str | PathLike[str], *, is_async: bool = False, **options: Any) -> Any:
-    """Orbax's manager of a directory."""
+    """Orbax's manager of a directory.
+
+    With several processes Orbax would wait for all of them by a program on their devices, which may never end while
+    other programs run there; if it is told the processes, it waits at barriers of JAX's coordination service.
+    """
     ocp = orbax()
+    if jax.process_count() > 1:
+        if options.pop("create", True):
+            full_path(directory).mkdir(parents=True, exist_ok=True)
+        everyone = ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
+        options |= {"create": False, "multiprocessing_options": everyone}
     chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=is_async, save_root_metadata=False, **options)
     return _manager_class()(full_path(directory), options=chosen, item_names=_ITEMS)
 
