@@ -59,7 +59,8 @@ def plan(
     with progress(on_progress) as say:
         where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
         say("tracing")
-        return Plan.of(_plan(trace(function, *args), where, method, say, budget))
+        machines = where if isinstance(where, Cluster) else where[0].cluster
+        return Plan.of(_plan(trace(function, *args, cluster=machines), where, method, say, budget))
 
 
 def plan_traced(

@@ -1,5 +1,6 @@
 """Turns a catalogue file into a chip or a link, keeping the source of every figure."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ FLOPS_TYPES = ("bfloat16", "float16", "float32", "float64", "float8", "int8")
 LINK_FIGURES = ("bandwidth", "copy_bandwidth", "shared_bandwidth", "exchange_efficiency")
 LINK_SETTINGS = ("topology", "edges", "torus_dims", "wrap_multiple", "domain")
 FRACTIONS = ("memory_efficiency", "best_fraction", "exchange_efficiency", "efficiency")
-_CHIP_KEYS = ("name", "aliases", "vendor", "device_kinds", "devices_per_host")
+_CHIP_KEYS = ("name", "aliases", "vendor", "device_kinds", "compute_capability", "devices_per_host")
 _PROTOCOL_KEYS = ("name", "base_s", "hop_s", "efficiency", "kinds", "min_size", "source", "sure")
 
 FindLink = Callable[[str], tuple[Link, tuple[Figure, ...]]]
@@ -44,6 +45,7 @@ def read_chip(data: dict[str, Any], where: str, find_link: FindLink) -> Chip:
         vendor=text(required(data, "vendor", where), f"{where}: vendor"),
         aliases=tuple(data.get("aliases", ())),
         device_kinds=tuple(data.get("device_kinds", ())),
+        compute_capability=_capability(data, where),
         devices_per_host=whole(data.get("devices_per_host", 8), f"{where}: devices_per_host"),
         memory_bytes=int(values.pop("memory")),
         flops=tuple((figure.name, figure.value) for figure in rates),
@@ -52,6 +54,14 @@ def read_chip(data: dict[str, Any], where: str, find_link: FindLink) -> Chip:
         figures=(*figures, *(replace(f, name=f"flops.{f.name}") for f in rates), *intra_figures, *inter_figures),
         **values,  # type: ignore[arg-type]
     )
+
+
+def _capability(data: dict[str, Any], where: str) -> str:
+    """The compute capability of an NVIDIA chip; empty where none is given."""
+    found = text(data["compute_capability"], f"{where}: compute_capability") if "compute_capability" in data else ""
+    if found and not re.fullmatch(r"\d+\.\d+", found):
+        raise ClusterError(f'{where}: compute_capability is {found!r:.60} but must be two numbers, such as "9.0".')
+    return found
 
 
 def read_link(data: dict[str, Any], where: str) -> tuple[Link, tuple[Figure, ...]]:

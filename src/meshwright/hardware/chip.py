@@ -44,6 +44,7 @@ class Chip:
         vendor: Who makes it.
         aliases: Other exact names.
         device_kinds: JAX's names for it (``device.device_kind``).
+        compute_capability: The version of an NVIDIA chip's architecture, e.g. ``"9.0"``; empty on others.
         memory_bytes: Memory that programs can use.
         memory_bandwidth: Bytes per second, peak.
         memory_efficiency: Fraction of it that streaming operations reach.
@@ -70,6 +71,7 @@ class Chip:
     inter: Link
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()
+    compute_capability: str = ""
     memory_efficiency: Rate = 1.0
     launch_s: Amount = 0.0
     fetch_s: Amount = 0.0

@@ -201,7 +201,7 @@ class Program:
         return self._variants[tree, kept], arrays
 
     def _make(self, args: tuple[Any, ...]) -> _Variant:
-        call = call_abstractly(self._function, args)
+        call = call_abstractly(self._function, args, self.plan.mesh.cluster)
         arguments, results = call.arguments.bare, call.results.bare
         taken, made = _arrays(self.plan.arguments), _arrays(self.plan.results)
         check_types(taken, call.jaxpr.in_avals)

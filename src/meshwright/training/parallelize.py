@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, update_wrapper, wraps
+from functools import cached_property, partial, update_wrapper, wraps
 from typing import Any
 
 import jax
@@ -15,9 +15,11 @@ from meshwright.facade import Plan
 from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.trace import returning
 from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware.load import is_local
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planning import plan_traced
 from meshwright.plans.plan import PlanData
+from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
@@ -123,6 +125,14 @@ class Settings:
     state_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...] = ()  # of keyword-only arguments
     plan: PlanData | None = None
+
+    @cached_property
+    def planned_for(self) -> Cluster | None:
+        """The cluster that the function is traced for; None for the devices at hand."""
+        mesh = self.mesh if self.plan is None else self.plan.mesh
+        if isinstance(mesh, Mesh):
+            return mesh.cluster
+        return None if self.cluster is None or is_local(self.cluster) else find_cluster(self.cluster)
 
     def __post_init__(self) -> None:
         if not isinstance(self.microbatches, int) or self.microbatches < 1:
@@ -232,7 +242,7 @@ class Parallelized:
     def _make(self, plan: Plan, bound: Bound) -> Program | PipelineProgram:
         if not plan.stages:
             return Program(plan, self._step(bound), device_mesh(plan))
-        traced = self._donating(trace(self._step(bound), *bound.values), bound)
+        traced = self._donating(trace(self._step(bound), *bound.values, cluster=self.settings.planned_for), bound)
         with progress() as say:
             say(f"cutting {self.__name__} into stages")
             program = PipelineProgram(plan, traced, self._batch(traced))
@@ -251,7 +261,7 @@ class Parallelized:
             announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
             before = self.last_plan
             started = time.perf_counter()
-            traced = self._donating(trace(self._step(bound), *bound.values), bound)
+            traced = self._donating(trace(self._step(bound), *bound.values, cluster=self.settings.planned_for), bound)
             meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = Plan.of(shared_plan(self.__name__, traced, lambda: self._plan_traced(traced)))
             plan = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
@@ -290,7 +300,7 @@ class Parallelized:
         if key not in self._steps:
             batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
             try:
-                cut = accumulated(bound.function, bound.values, batch, count)
+                cut = accumulated(bound.function, bound.values, batch, count, self.settings.planned_for)
                 self._steps[key] = wraps(bound.function)(cut)  # its arguments keep their names in the plan
             except CannotCut as reason:
                 remark = f"runs its batch whole instead of in {count} microbatches, which could change its numbers"

@@ -10,6 +10,8 @@ from typing import Any
 from meshwright import jax_compat
 from meshwright.errors import TraceError, raised_at
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
+from meshwright.graph.tracing.planned_devices import is_told_of, traced_for
+from meshwright.hardware import Cluster
 from meshwright.names import one_line
 
 # Numbers are traced, as by `jax.jit`, unless the function's own Python code reads them: then booleans and, if that is
@@ -78,8 +80,8 @@ class Call:
         return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.jaxpr.in_avals]
 
 
-def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call:
-    """Calls ``function(*args)`` with the arrays' types.
+def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster | None = None) -> Call:
+    """Calls ``function(*args)`` with the arrays' types, as on a cluster; by default as on the devices at hand.
 
     Raises:
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
@@ -93,13 +95,14 @@ def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...]) -> Call
             continue
         tried.add(arguments.positions)
         try:
-            return _call(function, arguments, arrays, numbers, names)
+            with traced_for(cluster):
+                return _call(function, arguments, arrays, numbers, names)
         except ChangedInPlace:
             raise
         except Exception as error:
             failure = error
     assert failure is not None
-    raise TraceError(_trace_failure(function, failure)) from failure
+    raise TraceError(_trace_failure(function, failure, cluster)) from failure
 
 
 def _call(
@@ -186,10 +189,16 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", repr(function)))
 
 
-def _trace_failure(function: Callable[..., Any], error: Exception) -> str:
+def _trace_failure(function: Callable[..., Any], error: Exception, cluster: Cluster | None) -> str:
     reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
     line = raised_at(error)
     where = f" ({line})" if line else ""
+    if is_told_of(cluster):
+        assert cluster is not None
+        where += (
+            f". It was traced for {cluster.chip.name}, the chip that it is planned for: if a kernel refuses that chip, "
+            "use one that it has, such as the plain operations, or plan for another chip"
+        )
     return (
         f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. "
         "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."

@@ -11,29 +11,36 @@ from meshwright.graph.graph import Columns, Graph
 from meshwright.graph.tracing.call import Call, Leaves, call_abstractly
 from meshwright.graph.tracing.flatten import Names, Program
 from meshwright.graph.tracing.garbage import collector_paused
+from meshwright.hardware import Cluster
 from meshwright.jit import kernel
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A function, its flat graph, and the call it was made from, with the structure of arguments and results."""
+    """A function, its flat graph, and the call it was made from, with the structure of arguments and results.
+
+    Attributes:
+        cluster: The cluster that it was traced for; None for the devices at hand.
+    """
 
     graph: Graph
     call: Call
     function: Callable[..., Any]
+    cluster: Cluster | None = None
 
 
-def trace(function: Callable[..., Any], *args: Any) -> Traced:
+def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = None) -> Traced:
     """Traces ``function(*args)``; arguments are pytrees of arrays or `jax.ShapeDtypeStruct`.
 
-    Leaves that are not arrays are passed unchanged, and so are numbers that the function's Python code reads.
+    Leaves that are not arrays are passed unchanged, and so are numbers that the function's Python code reads. Code that
+    asks for devices finds those of the cluster, if one is given (see `planned_devices`).
 
     Raises:
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
     """
     with collector_paused():
-        call = call_abstractly(function, args)
-        return Traced(_graph(Program(call.jaxpr, Names()), call.arguments, call.results), call, function)
+        call = call_abstractly(function, args, cluster)
+        return Traced(_graph(Program(call.jaxpr, Names()), call.arguments, call.results), call, function, cluster)
 
 
 def returning(traced: Traced, donated: Collection[int]) -> Traced:

@@ -128,7 +128,7 @@ def _doubled(traced: Traced, leaves: list[int], rows: int) -> Graph | None:
     for i in leaves:
         types[i] = jax.ShapeDtypeStruct((2 * rows, *types[i].shape[1:]), types[i].dtype)
     try:
-        return trace(traced.function, *traced.call.arguments.fill(types)).graph
+        return trace(traced.function, *traced.call.arguments.fill(types), cluster=traced.cluster).graph
     except (TraceError, ShardingError):
         return None
 

@@ -19,6 +19,7 @@ from jax.tree_util import tree_leaves
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.call import Call, call_abstractly
+from meshwright.hardware import Cluster
 from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
@@ -37,7 +38,11 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 
 
 def accumulated(
-    function: Callable[..., Any], args: tuple[Any, ...], batch: Sequence[int], count: int
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    batch: Sequence[int],
+    count: int,
+    cluster: Cluster | None = None,
 ) -> Callable[..., Any]:
     """The function with its batch cut into parts that run one after the other.
 
@@ -46,6 +51,7 @@ def accumulated(
         args: Arguments to trace it with: arrays or types.
         batch: Positions of the arguments whose leaves are examples stacked along their first dim.
         count: The number of parts.
+        cluster: The cluster that it is traced for; the devices at hand by default.
 
     Returns:
         A function of like arguments and results.
@@ -55,7 +61,7 @@ def accumulated(
         CannotCut: The numbers would change.
     """
     size = _batch_size(args, batch, count)
-    whole = call_abstractly(function, args)
+    whole = call_abstractly(function, args, cluster)
     is_batch = [i in batch for i, arg in enumerate(args) for _ in tree_leaves(arg)]
     pairs = zip(is_batch, whole.arguments.positions, strict=True)
     examples = [given for given, position in pairs if position is not None]

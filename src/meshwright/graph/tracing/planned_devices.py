@@ -1,0 +1,122 @@
+"""Code that is traced for a cluster is told of that cluster's devices, wherever it runs.
+
+Kernels and models ask JAX for the platform, the kind of device or the compute capability while they are traced, and
+trace another program, or none, if they find a laptop. The answers are those of the cluster; nothing can run on it.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+
+from meshwright import jax_compat
+from meshwright.hardware import Chip, Cluster
+
+# JAX's names of the platforms of each maker's chips, the name that devices have first. XLA's own names follow.
+_PLATFORMS = {"NVIDIA": ("gpu", "cuda"), "AMD": ("gpu", "rocm"), "Google": ("tpu",)}
+
+
+def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
+    """A context in which functions are traced as on a cluster.
+
+    It changes nothing for the devices at hand, for CPUs, and where there is no cluster.
+
+    Examples:
+        >>> import jax, meshwright as mw
+        >>> with traced_for(mw.cluster("2x8 h100")):
+        ...     jax.make_jaxpr(lambda x: x * jax.device_count())(1)
+        { lambda ; a:i32[]. let b:i32[] = mul a 16:i32[] in (b,) }
+    """
+    found: AbstractContextManager[None] = jax_compat.telling(_client(cluster))
+    return found
+
+
+def is_told_of(cluster: Cluster | None) -> bool:
+    """Whether `traced_for` makes a difference."""
+    return _client(cluster) is not None
+
+
+@lru_cache(maxsize=64)  # a client is compared by identity, and functions traced for it are kept in JAX's caches
+def _client(cluster: Cluster | None) -> "PlannedClient | None":
+    if cluster is None or cluster.chip.vendor not in _PLATFORMS:
+        return None
+    return None if jax.devices()[0].device_kind in cluster.chip.device_kinds else PlannedClient(cluster)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedClient:
+    """What JAX calls a client, with the devices of a cluster; those of a mixed one have its first chip."""
+
+    cluster: Cluster
+
+    def answers(self, platform: Any) -> bool:
+        """Whether it is a client of a platform; None is the default one."""
+        return platform in (None, self, *_PLATFORMS[self.cluster.chip.vendor])
+
+    @property
+    def platform(self) -> str:
+        return _PLATFORMS[self.cluster.chip.vendor][0]
+
+    @property
+    def platform_version(self) -> str:
+        return f"{_PLATFORMS[self.cluster.chip.vendor][-1]}, planned for {self.cluster.name}"
+
+    @cached_property
+    def _devices(self) -> list["PlannedDevice"]:
+        return [PlannedDevice(self, number) for number in range(self.cluster.num_devices)]
+
+    def devices(self) -> list["PlannedDevice"]:
+        return self._devices
+
+    def local_devices(self) -> list["PlannedDevice"]:
+        return self._devices[: self.cluster.devices_per_host]
+
+    def device_count(self) -> int:
+        return self.cluster.num_devices
+
+    def local_device_count(self) -> int:
+        return self.cluster.devices_per_host
+
+    def process_index(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class PlannedDevice:
+    """One device of a planned cluster."""
+
+    client: PlannedClient
+    id: int
+
+    @property
+    def chip(self) -> Chip:
+        return self.client.cluster.chip
+
+    @property
+    def platform(self) -> str:
+        return self.client.platform
+
+    @property
+    def device_kind(self) -> str:
+        return (*self.chip.device_kinds, self.chip.name)[0]
+
+    @property
+    def process_index(self) -> int:
+        return self.id // self.client.cluster.devices_per_host
+
+    @property
+    def local_hardware_id(self) -> int:
+        return self.id % self.client.cluster.devices_per_host
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_limit": self.chip.memory_bytes, "bytes_in_use": 0}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "compute_capability" and self.chip.compute_capability:
+            return self.chip.compute_capability
+        raise AttributeError(
+            f"the function asks for {name!r} of the device it is planned for, a {self.chip.name}, whose file in the "
+            "catalogue does not have it"
+        )

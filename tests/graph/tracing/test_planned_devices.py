@@ -1,0 +1,127 @@
+"""Code that asks for devices while it is traced for a cluster finds the devices of that cluster."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshwright as mw
+from meshwright.errors import TraceError
+from meshwright.graph import trace
+from meshwright.graph.tracing.planned_devices import traced_for
+from meshwright.hardware import find_chip
+
+ATTENTION = "dot_product_attention_fwd_wrapper"
+
+
+def asked(question: Callable[[], Any], cluster: str | None) -> Any:
+    """The answer that a function gets to a question while it is traced for a cluster."""
+    found = []
+
+    def function(x: Any) -> Any:
+        found.append(question())
+        return x
+
+    trace(function, jnp.ones(2), cluster=None if cluster is None else mw.cluster(cluster))
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "platform", "kind"),
+    [
+        ("16x8 h100", "gpu", "NVIDIA H100 80GB HBM3"),
+        ("1x4 tpu-v5p", "tpu", "TPU v5p"),
+        ("1x8 mi300x", "gpu", "AMD Instinct MI300X"),
+        ("1x8 cpu", "cpu", "cpu"),
+        (None, "cpu", "cpu"),
+    ],
+)
+def test_platform_and_kind_are_those_of_the_cluster(cluster: str | None, platform: str, kind: str) -> None:
+    assert asked(jax.default_backend, cluster) == platform
+    device = asked(lambda: jax.devices()[0], cluster)
+    assert (device.platform, device.device_kind) == (platform, kind)
+    assert jax.default_backend() == "cpu"
+
+
+def test_a_traced_function_counts_the_devices_and_hosts_of_the_cluster() -> None:
+    counts = asked(lambda: (jax.device_count(), jax.local_device_count(), jax.process_count()), "3x4 a100")
+    assert counts == (12, 4, 3)
+    assert asked(lambda: jax.local_devices()[-1].process_index, "3x4 a100") == 0
+    assert asked(lambda: jax.devices("cpu")[0].platform, "3x4 a100") == "cpu"
+
+
+def test_nvidia_chips_tell_their_compute_capability() -> None:
+    assert asked(lambda: jax.devices()[0].compute_capability, "1x8 a100") == "8.0"
+    with pytest.raises(TraceError, match="asks for 'compute_capability' of the device it is planned for, a tpu-v4"):
+        asked(lambda: jax.devices()[0].compute_capability, "1x4 tpu-v4")
+    capabilities = [bool(chip.compute_capability) == (chip.vendor == "NVIDIA") for chip in mw.hardware.chips()]
+    assert all(capabilities)
+
+
+def test_what_jax_keeps_of_a_function_does_not_hide_another_cluster() -> None:
+    @jax.jit
+    def inner(x: Any) -> Any:
+        return x * {"cpu": 1, "gpu": 2, "tpu": 3}[jax.default_backend()]
+
+    def factor(cluster: str | None) -> str:
+        with traced_for(cluster and mw.cluster(cluster)):
+            return str(jax.make_jaxpr(inner)(1))
+
+    assert ["1:i32" in factor(None), "2:i32" in factor("1x8 h100"), "3:i32" in factor("1x4 v4")] == [True] * 3
+    assert float(inner(1.0)) == 1.0
+
+
+def test_values_computed_while_tracing_are_computed_here() -> None:
+    def function(x: Any) -> Any:
+        with jax.ensure_compile_time_eval():
+            return x + float(jnp.arange(3).sum()) * jax.device_count()
+
+    graph = mw.plan(function, jnp.ones(8), cluster="1x8 h100")
+    assert graph.mesh.num_devices == 8
+
+
+QUERY, KEYS = jax.ShapeDtypeStruct((4, 64, 8, 64), "bfloat16"), jax.ShapeDtypeStruct((4, 64, 2, 64), "bfloat16")
+LENGTHS = jax.ShapeDtypeStruct((4,), "int32")
+VARIANTS = {
+    "plain": ({}, ()),
+    "causal": ({"is_causal": True}, ()),
+    "window": ({"is_causal": True, "local_window_size": (16, 0)}, ()),
+    "bias": ({}, ("bias",)),
+    "lengths": ({}, ("query_seq_lengths", "key_value_seq_lengths")),
+}
+EXTRA = {
+    "bias": jax.ShapeDtypeStruct((1, 8, 64, 64), "bfloat16"),
+    "query_seq_lengths": LENGTHS,
+    "key_value_seq_lengths": LENGTHS,
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fused_attention_is_traced_without_cuda(variant: str) -> None:
+    options, extra = VARIANTS[variant]
+
+    def loss(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        given = dict(zip(extra, rest, strict=True))
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options, **given).sum()
+
+    args = (QUERY, KEYS, KEYS, *(EXTRA[name] for name in extra))
+    traced = trace(jax.grad(loss, argnums=(0, 1, 2)), *args, cluster=mw.cluster("16x8 h100"))
+    names = [s.primitive for s in traced.graph.columns.signatures]
+    assert ATTENTION in names and ATTENTION.replace("fwd", "bwd") in names
+    with pytest.raises(TraceError, match="cuDNN is not detected"):
+        trace(loss, *args)
+
+
+def test_a_kernel_that_refuses_the_planned_chip_says_so() -> None:
+    wide = jax.ShapeDtypeStruct((4, 64, 8, 256), "bfloat16")
+
+    def attention(q: Any) -> Any:
+        return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+    assert mw.plan(attention, wide, cluster="1x8 h100").mesh.num_devices == 8
+    with pytest.raises(
+        TraceError, match=r"head dim must be <= 128.*traced for a100-sxm-80gb.*such as the plain operations"
+    ):
+        mw.plan(attention, wide, cluster=f"1x8 {find_chip('a100-80gb').name}")
