@@ -22,6 +22,7 @@ FLOORS = (
     "judging",
     "plan_files",
     "runtime",
+    "rehearsal",
     "planner",
     "pipeline",
     "explain",

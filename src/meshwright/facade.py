@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.explain.show.diff import Difference
     from meshwright.explain.show.tensor_table import TensorTable
     from meshwright.hardware import Cluster
+    from meshwright.rehearsal.rehearsal import Rehearsal
     from meshwright.runtime.checking.verify import Verification
     from meshwright.schedules.instructions import Instruction
     from meshwright.simulator.simulation import Simulation
@@ -149,6 +150,30 @@ class Plan(PlanData):
         from meshwright.runtime.checking.verify import verify
 
         return verify(self, function, args, devices, compiler_options)
+
+    def rehearse(self, function: Any = None, *args: Any, device: Any = None, steps: int = 10) -> "Rehearsal":
+        """Runs one device's share of the plan on one device, and prices the plan with what was measured.
+
+        Every operation runs at the shapes that it has on one device of the plan, in one compiled program; each
+        collective is replaced by a stand-in that makes a value of the same shape. So one accelerator measures compute
+        and memory of a plan for a thousand.
+
+        Args:
+            function: The function that the plan is for, and its arguments or their types; a fresh plan knows them. Of
+                arrays the share of the first device is used; for types, values are drawn.
+            *args: See there.
+            device: The device to run on; the first one of this process by default.
+            steps: How many steps to time in each of three rounds; with 0 the share is only compiled.
+
+        Returns:
+            Measured compute, modelled communication, memory and FLOPs. Print it.
+
+        Raises:
+            ShardingError: The plan has stages, or it was loaded and no function is given.
+        """
+        from meshwright.rehearsal.rehearsal import rehearse
+
+        return rehearse(self, function, args, device, steps)
 
     def __eq__(self, other: object) -> bool:
         from meshwright.plan_files.storage import comparable

@@ -34,6 +34,7 @@ from meshwright.cli.options import (
     SeqOption,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
+from meshwright.cli.rehearse import rehearse_command
 from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command
@@ -229,6 +230,7 @@ app.command("diff")(see.diff_command)
 app.command("report")(see.report_command)
 app.command("dump")(see.dump_command)
 app.command("simulate")(simulate_command)
+app.command("rehearse")(rehearse_command)
 app.command("explore")(explore_command)
 app.command("measure")(measure_command)
 app.command("launch", context_settings=SETTINGS)(launch_command)

@@ -149,6 +149,10 @@ class Contributions:
         partial, settled = op.partial[0] or (), op.results[0] or ()
         return self._constrain(value, (*((axis,) for axis in axes), *partial)), Waiting(axes, partial, settled)
 
+    def stacked(self, values: Any, op: OpPlan) -> Any:
+        """Contributions of a loop's trips, stacked in their first dim: their own leading dims come before it."""
+        return jnp.moveaxis(values, 0, len(op.waits))
+
     def add_up(self, value: Any, spec: Waiting) -> Any:
         """Adds contributions up as was priced: axis by axis where the sum is left scattered, then over all others."""
         axes, partial = list(spec.axes), [list(dim) for dim in spec.partial]

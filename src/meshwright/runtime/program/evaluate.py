@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 
@@ -21,9 +20,9 @@ from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.program import corrected
 from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
-from meshwright.runtime.program.matching import check_program, is_even, other_function
+from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
 from meshwright.runtime.program.meshes import constrain
-from meshwright.runtime.program.serials import count, count_ops, is_operation
+from meshwright.runtime.program.serials import count_ops
 from meshwright.runtime.program.virtual_values import Known, Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -69,26 +68,11 @@ class Evaluator:
         def read(v: Any) -> Entry:
             return (v.val, None, "forward") if isinstance(v, jax_compat.Literal) else env[v]
 
-        self._note_readers(closed.jaxpr, serial)
+        self._wanted.update(readers_needs(closed.jaxpr, self.ops, serial))
         for eqn in closed.jaxpr.eqns:
             outs, serial = self._equation(eqn, [read(v) for v in eqn.invars], serial)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in closed.jaxpr.outvars], serial
-
-    def _note_readers(self, jaxpr: Any, serial: int) -> None:
-        """Notes the sharding in which each operation of a jaxpr reads each variable.
-
-        Loops, calls and the readers of the jaxpr's results specify none.
-        """
-        results = [v for v in jaxpr.outvars if not isinstance(v, jax_compat.Literal)]
-        wanted: dict[Any, set[Spec | None]] = {v: {None} for v in results}
-        for eqn in jaxpr.eqns:
-            op = self.ops.get(serial) if is_operation(eqn) else None
-            for i, v in enumerate(eqn.invars):
-                if not isinstance(v, jax_compat.Literal):
-                    wanted.setdefault(v, set()).add(None if op is None else op.operands[i])
-            serial += count(eqn)
-        self._wanted.update(wanted)
 
     def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         name = eqn.primitive.name
@@ -118,7 +102,7 @@ class Evaluator:
         if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
             return [self.settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        made = corrected.run(eqn, op, self.contributions, operands)
+        made = self._compute(eqn, op, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
         if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
@@ -129,6 +113,13 @@ class Evaluator:
         if widened:
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
         return given
+
+    def _compute(self, eqn: Any, op: OpPlan | None, operands: Sequence[Any]) -> list[Any]:
+        return corrected.run(eqn, op, self.contributions, operands)
+
+    def _plain(self, entry: Entry) -> Any:
+        """A value that JAX's own control flow can take."""
+        return entry[0]
 
     def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
         params = eqn.params
@@ -159,8 +150,7 @@ class Evaluator:
         last, ys = lax.scan(step, [x for x, _, _ in init], [x for x, _, _ in xs], **options)
         outs = self._give_each(last, carry_ops, [e[2] for e in init])
         stack_ops = [self.ops.get(after + i) for i in range(len(ys))]
-        # Stacked contributions have the stack's dim before their own leading dims.
-        ys = [jnp.moveaxis(y, 0, len(op.waits)) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
+        ys = [self.contributions.stacked(y, op) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
         return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])], after + len(ys)
 
     def _while(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
@@ -176,7 +166,7 @@ class Evaluator:
         def go_on(carry: list[Any]) -> Any:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             outs, _ = self._jaxpr(condition, [*self._lay_down(ins[:num_cond]), *carried], start)
-            return outs[0][0]
+            return self._plain(outs[0])
 
         @self._inside()
         def step(carry: list[Any]) -> list[Any]:
@@ -206,7 +196,8 @@ class Evaluator:
 
             return call
 
-        made = lax.switch(ins[0][0], [branch(i) for i in range(len(branches))], *[x for x, _, _ in ins[1:]])
+        index, *given = map(self._plain, ins)
+        made = lax.switch(index, [branch(i) for i in range(len(branches))], *given)
         return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops]), merge + len(merge_ops)
 
     def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:

@@ -1,14 +1,16 @@
 """Compares a plan with a program: whether the plan fits it, and which operations XLA shards without a constraint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.flatten import Names, Program
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.rules.base import Signature, TensorType
 from meshwright.rules.elementwise import EVEN
+from meshwright.runtime.program.serials import count, is_operation
 
 
 def check_program(plan: PlanData, closed: Any) -> None:
@@ -61,6 +63,21 @@ def _lie(specs: Sequence[Spec | None], kinds: Sequence[TensorType], axes: dict[s
 
 def _text(op: Signature) -> str:
     return f"{op.primitive} of {', '.join(f'{k.dtype}{list(k.shape)}' for k in op.operands) or 'nothing'}"
+
+
+def readers_needs(jaxpr: Any, ops: Mapping[int, OpPlan], serial: int) -> dict[Any, set[Spec | None]]:
+    """For each variable of a jaxpr the shardings in which operations read it, given the number of its first one.
+
+    Loops, calls and the readers of the jaxpr's results specify none: None represents them.
+    """
+    wanted: dict[Any, set[Spec | None]] = {v: {None} for v in jaxpr.outvars if not isinstance(v, jax_compat.Literal)}
+    for eqn in jaxpr.eqns:
+        op = ops.get(serial) if is_operation(eqn) else None
+        for i, v in enumerate(eqn.invars):
+            if not isinstance(v, jax_compat.Literal):
+                wanted.setdefault(v, set()).add(None if op is None else op.operands[i])
+        serial += count(eqn)
+    return wanted
 
 
 def is_even(eqn: Any, op: OpPlan) -> bool:

@@ -105,13 +105,15 @@ class Virtual:
                 elif need is not None and spec is not None and spec != need:
                     x = bring((x, spec, phase), need)
                 operands.append(x)
-            if making.fusible:
-                made = corrected.bind(eqn, operands)
-            else:
-                read = [need for _, need in making.needs]
-                made = corrected.make_virtual(eqn, read, making.made, self._mesh, operands)
-            done[wanted] = made[result]
+            done[wanted] = self._make(eqn, making, operands)[result]
         return done[id(value), target]
+
+    def _make(self, eqn: Any, making: Making, operands: Sequence[Any]) -> list[Any]:
+        """The results of an operation, from operands in the shardings that it needs."""
+        if making.fusible:
+            return corrected.bind(eqn, operands)
+        read = [need for _, need in making.needs]
+        return corrected.make_virtual(eqn, read, making.made, self._mesh, operands)
 
     def _order(self, last: Wanted, done: Container[Wanted]) -> Iterator[Wanted]:
         """The values still to be computed for a value in a sharding, without those ``done``; operands come first."""

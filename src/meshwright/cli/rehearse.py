@@ -1,0 +1,61 @@
+"""The `meshwright rehearse` command: runs one device's share of a plan on a device of this machine."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import meshwright
+from meshwright.cli import plan as planning
+from meshwright.cli.options import ArgsOption, BatchOption, LayersOption, ScanOption, SeqOption
+from meshwright.cli.screen import CommandError, Stages, show, write_json
+
+
+def rehearse_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")],
+    model: Annotated[
+        str | None, typer.Option(help="What the plan is of: a model of the zoo, or module:function.")
+    ] = None,
+    args: ArgsOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="The plan recomputes each layer of a zoo model.")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=0, help="Steps to time in each of three rounds; 0 only compiles.")] = 10,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures as JSON; '-' writes them to stdout only.")
+    ] = None,
+) -> None:
+    """Run one device's share of a saved plan on a device here: measured compute and memory, modelled communication."""
+    planning.check_writable(json_path)
+    found = meshwright.Plan.load(plan)
+    name = model or found.provenance.get("model")
+    if not isinstance(name, str) or not name:
+        raise CommandError(
+            f"{plan} does not name its function: give --model with a model of the zoo or module:function"
+        )
+    request = planning.Request(
+        model=name,
+        args=args,
+        cluster="local",
+        mesh=None,
+        sizes={"batch": batch, "seq": seq, "layers": layers},
+        scan=scan,
+        checkpoint=checkpoint or None,
+        method="auto",
+        memory_fraction=None,
+    )
+    stages = Stages()
+    with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
+        function, arguments = planning.function_of(request, stages, real=False)
+        stages.say("compiling and running one device's share")
+        made = found.rehearse(function, *arguments, steps=steps)
+    if json_path is not None:
+        write_json(json_path, made.to_json())
+    if str(json_path) != "-":
+        show(made)

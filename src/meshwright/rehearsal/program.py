@@ -1,0 +1,110 @@
+"""One device's share of a plan as a function and as a compiled program, with values to run it on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshwright import jax_compat
+from meshwright.graph.tracing.trace import Traced
+from meshwright.plans.plan import PlanData
+from meshwright.plans.tensor import Tensor
+from meshwright.rehearsal.evaluate import Rehearser
+from meshwright.rehearsal.local_equation import local_shape
+from meshwright.runtime.spmd import check_types, compiler_options
+
+SCALE = 0.02  # standard deviation of drawn parameters: activations neither vanish nor overflow
+
+
+@dataclass(frozen=True)
+class Share:
+    """One device's share of a plan: a function of shards, whose collectives are replaced by stand-ins.
+
+    Attributes:
+        run: From the shards of the arguments' arrays to those of the results'.
+        arguments, results: The tensors of the plan that are arrays.
+        types: The types of the shards of the arguments.
+        state: For each result that is the next value of an argument, the numbers of both.
+        rehearser: Traces the function; once it did, it knows which operations were computed whole.
+    """
+
+    run: Callable[..., list[Any]]
+    arguments: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    types: tuple[Any, ...]
+    state: Mapping[int, int]
+    rehearser: Rehearser
+
+    @classmethod
+    def of(cls, plan: PlanData, traced: Traced) -> "Share":
+        """The share of a plan of a traced function."""
+        taken, made = (tuple(t for t in side if t.role != "static") for side in (plan.arguments, plan.results))
+        closed, rehearser = traced.call.jaxpr, Rehearser(plan)
+        check_types(taken, closed.in_avals)
+        check_types(made, closed.out_avals)
+        types = tuple(
+            jax.ShapeDtypeStruct(local_shape(a.shape, t.spec, plan.mesh.shape), a.dtype, weak_type=a.weak_type)
+            for a, t in zip(closed.in_avals, taken, strict=True)
+        )
+
+        def run(*leaves: Any) -> list[Any]:
+            return rehearser.run(closed, leaves, [t.spec for t in taken], [t.spec for t in made])
+
+        return cls(run, taken, made, types, dict(traced.graph.state), rehearser)
+
+    def compile(self, device: Any) -> Any:
+        """The compiled program for a device; arguments that the plan donates are donated."""
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        jitted = jax.jit(
+            self.run,
+            in_shardings=sharding,
+            out_shardings=sharding,
+            donate_argnums=tuple(i for i, t in enumerate(self.arguments) if t.donated),
+            compiler_options=compiler_options(device.platform),
+        )
+        return jitted.lower(*self.types).compile()
+
+    def draw(self, device: Any, given: Sequence[Any] | None = None, seed: int = 0) -> list[Any]:
+        """Values for the arguments: shards of given arrays; where there are types instead, drawn values.
+
+        Args:
+            device: Where they are put.
+            given: The whole arrays of the arguments, or their types.
+            seed: For values that are drawn.
+        """
+        # Integers that look up rows of a table reach over the longest dim of a parameter.
+        highest = max((max(t.shape, default=1) for t in self.arguments if t.role == "parameters"), default=2)
+        found, pairs = [], zip(self.arguments, self.types, given or self.types, strict=True)
+        with jax.default_device(device):
+            for number, (tensor, kind, whole) in enumerate(pairs):
+                if isinstance(whole, jax.ShapeDtypeStruct):
+                    key = jax.random.key(seed * len(self.types) + number)
+                    value = _drawn(tensor, kind, key, highest)
+                else:
+                    value = whole[tuple(slice(size) for size in kind.shape)] if kind.shape else whole
+                found.append(jax.device_put(jnp.array(value, dtype=kind.dtype), device))  # its own: it may be donated
+        return found
+
+    def step(self, compiled: Any, values: Sequence[Any]) -> list[Any]:
+        """Starts one step of the compiled program, and returns the arguments of the next."""
+        made, following = compiled(*values), list(values)
+        for result, argument in self.state.items():
+            following[argument] = made[result]
+        return following
+
+
+def _drawn(tensor: Tensor, kind: Any, key: Any, highest: int) -> Any:
+    """Values that a step can be run on: the optimiser's state begins at zero, as optimisers begin."""
+    if jax_compat.is_key_dtype(kind.dtype):
+        bits = jax.random.bits(key, (*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")
+        return jax_compat.keys_of_bits(bits, kind.dtype)
+    if jnp.issubdtype(kind.dtype, jnp.inexact) and tensor.role != "optimizer":
+        scale = SCALE if tensor.role == "parameters" else 1.0
+        return (scale * jax.random.normal(key, kind.shape, "float32")).astype(kind.dtype)
+    if jnp.issubdtype(kind.dtype, jnp.integer) and tensor.role == "data":
+        high = min(highest, int(jnp.iinfo(kind.dtype).max))
+        return jax.random.randint(key, kind.shape, 0, high, "int32").astype(kind.dtype)
+    return np.zeros(kind.shape, kind.dtype)

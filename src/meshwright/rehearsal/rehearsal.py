@@ -1,0 +1,226 @@
+"""`plan.rehearse`: measures one device's share of a plan, and prices the plan with what was measured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from meshwright.errors import ShardingError
+from meshwright.graph.tracing.trace import Traced, trace
+from meshwright.plans.plan import Cost, PlanData
+from meshwright.plans.text import axes_text
+from meshwright.rehearsal.program import Share
+from meshwright.runtime.checking.compiled import flops_of
+from meshwright.runtime.checking.verify import Compared, allocated_bytes
+from meshwright.screen import Printed, plain_table
+from meshwright.units import format_bytes, format_seconds
+
+ROUNDS = 3  # the quickest counts: whatever else runs on the machine only ever adds time
+
+
+@dataclass(frozen=True)
+class Rehearsal(Printed):
+    """One device's share of a plan, as it was measured.
+
+    Attributes:
+        plan: The plan.
+        device: The kind of the device that it was measured on.
+        measured_s: Time of one step of the share, stand-ins of collectives included; None where it was not run.
+        stand_in_s: Modelled part of it that the stand-ins take: a collective's own time has it, too.
+        memory: Bytes on one device, planned and as compiled for the share.
+        flops: FLOPs of products and convolutions on one device, planned and compiled.
+        peak_bytes: The most memory that was in use on the device; None where the device does not report it.
+        compile_s: How long the compilation took.
+        steps: How many steps were timed.
+        remarks: What a reader should know, a sentence each.
+    """
+
+    plan: PlanData = field(repr=False)
+    device: str
+    measured_s: float | None
+    stand_in_s: float
+    memory: Compared
+    flops: Compared
+    peak_bytes: int | None
+    compile_s: float
+    steps: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def cost(self) -> Cost:
+        """The plan's cost with measured compute and modelled communication; as planned where nothing was measured."""
+        if self.measured_s is None:
+            return self.plan.cost
+        return Cost(max(self.measured_s - self.stand_in_s, 0.0), self.plan.cost.communication)
+
+    @property
+    def step_s(self) -> float:
+        """Time of one step: measured compute and modelled communication, one after the other."""
+        return self.cost.total
+
+    @property
+    def tflops_per_device(self) -> float:
+        """TFLOP/s of products and convolutions that each device reaches over a step."""
+        return self.plan.flops / self.step_s / 1e12 if self.step_s else 0.0
+
+    def __repr__(self) -> str:
+        share = f"step {format_seconds(self.step_s)}, {self.tflops_per_device:.3g} TFLOP/s a device"
+        known = share if self.measured_s is not None else "not run"
+        return f"<Rehearsal: {axes_text(self.plan)} on {self.device}, {known}, {format_bytes(self.memory.compiled)}>"
+
+    def __rich__(self) -> RenderableType:
+        head = Text(f"One device's share of {self.plan.method} on mesh {axes_text(self.plan)}, run on {self.device}\n")
+        head.stylize("bold", 0, len(head))
+        table = plain_table("", ("",), ("planned", "rehearsed", "ratio", "known by"))
+        cost, planned = self.cost, self.plan.cost
+        how = "modelled" if self.measured_s is None else f"measured, {self.steps} steps"
+        for name, before, now, known in (
+            ("compute", planned.compute, cost.compute, how),
+            ("communication", planned.communication, cost.communication, "modelled"),
+            ("step", planned.total, cost.total, "the sum"),
+        ):
+            ratio = f"{now / before:.3f}" if before else ""
+            table.add_row(name, format_seconds(before), format_seconds(now), ratio, known)
+        for name, pair in (("memory", self.memory), ("FLOPs", self.flops)):
+            form = format_bytes if name == "memory" else "{:.4g}".format
+            table.add_row(name, form(pair.planned), form(pair.compiled), f"{pair.ratio:.3f}", "compiled")
+        lines = [f"{self.tflops_per_device:.4g} TFLOP/s a device; compiled in {format_seconds(self.compile_s)}"]
+        if self.stand_in_s and self.measured_s is not None:
+            total, part = format_seconds(self.measured_s), format_seconds(self.stand_in_s)
+            lines.append(f"the share took {total}, of which {part} are counted for the stand-ins of collectives")
+        return Group(head, table, Text("\n".join(["", *lines, *self.remarks])))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "device": self.device,
+            "step_s": self.step_s,
+            "compute_s": self.cost.compute,
+            "communication_s": self.cost.communication,
+            "measured_s": self.measured_s,
+            "stand_in_s": self.stand_in_s,
+            "planned_compute_s": self.plan.cost.compute,
+            "tflops_per_device": self.tflops_per_device,
+            "memory_bytes": self.memory.compiled,
+            "planned_memory_bytes": self.memory.planned,
+            "peak_bytes": self.peak_bytes,
+            "flops": self.flops.compiled,
+            "planned_flops": self.flops.planned,
+            "compile_s": self.compile_s,
+            "steps": self.steps,
+            "remarks": list(self.remarks),
+        }
+
+
+def rehearse(
+    plan: PlanData, function: Any = None, args: Sequence[Any] = (), device: Any = None, steps: int = 10
+) -> Rehearsal:
+    """See `Plan.rehearse`."""
+    import jax
+
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ShardingError(f"steps is {steps!r}; give the number of steps to time, 0 to compile alone")
+    traced = traced_function(plan, function, args)
+    device = jax.local_devices()[0] if device is None else device
+    started = time.perf_counter()
+    share = Share.of(plan, traced)
+    compiled = share.compile(device)
+    compile_s, memory_bytes = time.perf_counter() - started, allocated_bytes(compiled)
+    remarks = _remarks(plan, share, device)
+    measured_s = None
+    if steps and _fits(memory_bytes, device, remarks):
+        given = traced.call.arguments.pick(tuple(args)) if function is not None else None
+        try:
+            measured_s = time_share(share, compiled, share.draw(device, given), steps)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            remarks.append(f"The device ran out of memory: {str(error).splitlines()[0][:120]}")
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use") if device.platform != "cpu" else None
+    return Rehearsal(
+        plan,
+        device.device_kind,
+        measured_s,
+        stand_in_s(plan),
+        Compared(plan.memory.peak_bytes, memory_bytes),
+        Compared(plan.flops, flops_of(compiled.as_text())),
+        peak,
+        compile_s,
+        ROUNDS * steps,
+        tuple(remarks),
+    )
+
+
+def traced_function(plan: PlanData, function: Any, args: Sequence[Any]) -> Traced:
+    """The function of a plan, traced; a fresh plan knows its own.
+
+    Raises:
+        ShardingError: The plan was loaded and no function is given, or it has stages.
+    """
+    if plan.stages:
+        raise ShardingError(
+            f"the plan is a pipeline of {len(plan.stages)} stages: only plans of one program can be rehearsed; "
+            "plan.simulate() prices pipelines"
+        )
+    if function is not None:
+        return trace(function, *args)
+    if plan.origin is None:
+        raise ShardingError(
+            "a plan that was loaded does not know its function: call plan.rehearse(function, *arguments), with the "
+            "arguments or their types"
+        )
+    return plan.origin  # type: ignore[no-any-return]
+
+
+def time_share(share: Share, compiled: Any, values: Sequence[Any], steps: int) -> float:
+    """Seconds of one step: the quickest of several rounds, each of some steps one after the other."""
+    import jax
+
+    values = jax.block_until_ready(share.step(compiled, values))
+    found = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        for _ in range(steps):
+            values = share.step(compiled, values)
+        jax.block_until_ready(values)
+        found.append((time.perf_counter() - started) / steps)
+    return min(found)
+
+
+def stand_in_s(plan: PlanData) -> float:
+    """Modelled time of the stand-ins of a plan's collectives: how long the chip takes to read and write their bytes."""
+    chip, sizes, total = plan.mesh.chip, plan.mesh.shape, 0.0
+    if chip is None:
+        return 0.0
+    for item in plan.collectives:
+        count = 1
+        for axis in item.axes:
+            count *= sizes[axis]
+        moved = {  # by the convention of `Mesh.collective_s`, those of gathers and exchanges are of the whole group
+            "all_gather": item.bytes * (1 + 1 / count),
+            "all_to_all": 2 * item.bytes / count,
+            "reduce_scatter": 2 * item.bytes / count,
+        }.get(item.kind, 0.0)
+        total += item.trips * chip.memory_s(moved)
+    return float(total)
+
+
+def _remarks(plan: PlanData, share: Share, device: Any) -> list[str]:
+    found, chip = [], plan.mesh.chip
+    if chip is not None and device.device_kind not in chip.device_kinds:
+        found.append(f"It was measured on {device.device_kind}; the plan is for {chip.name}.")
+    if share.rehearser.whole:
+        names = ", ".join(sorted(share.rehearser.whole))
+        found.append(f"Some operations could not be computed on one device's part, and ran whole: {names}.")
+    return found
+
+
+def _fits(needed: int, device: Any, remarks: list[str]) -> bool:
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if not limit or needed <= limit:
+        return True
+    remarks.append(f"It was not run: it needs {format_bytes(needed)}, and the device has {format_bytes(limit)}.")
+    return False
