@@ -14,6 +14,7 @@ FLOORS = (
     "rules",
     "strategy",
     "graph",
+    "blocks",
     "solver",
     "profiler",
     "priced",

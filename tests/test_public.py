@@ -41,6 +41,7 @@ NAMES = [
     "compare",
     "create_state",
     "explore",
+    "find_blocks",
     "follow",
     "initialize",
     "nest",

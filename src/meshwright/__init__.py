@@ -53,6 +53,7 @@ _PUBLIC = {
     "solve": "solver",
     "explore": "exploration.explore",
     "simulate": "simulator.simulate",
+    "find_blocks": "blocks",
 }
 
 __version__ = "0.1.0"

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import meshwright
 from meshwright.cli import see
+from meshwright.cli.blocks import blocks_command
 from meshwright.cli.compare import find_comparison
 from meshwright.cli.explore import explore_command
 from meshwright.cli.launch import SETTINGS, launch_command
@@ -233,6 +234,7 @@ app.command("simulate")(simulate_command)
 app.command("rehearse")(rehearse_command)
 app.command("explore")(explore_command)
 app.command("measure")(measure_command)
+app.command("blocks")(blocks_command)
 app.command("launch", context_settings=SETTINGS)(launch_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)

@@ -1,0 +1,112 @@
+"""`mw.find_blocks`: from a function to its blocks and segments."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshwright.blocks.backward import place_backward, place_waiting, tie_contractions
+from meshwright.blocks.block import Block, Contraction
+from meshwright.blocks.blocks import Blocks
+from meshwright.blocks.fingerprint import fingerprint, told_operations
+from meshwright.blocks.forward import Grown, grow
+from meshwright.blocks.loops import is_contraction, is_lookup, loops_by_type
+from meshwright.blocks.numbering import number_values
+from meshwright.blocks.segments import find_segments
+from meshwright.graph import FORWARD, UPDATE, Graph, trace
+from meshwright.rules import LoopNest, loop_nest
+
+
+def find_blocks(function: Callable[..., Any], *args: Any) -> Blocks:
+    """Finds the blocks of a function: the operations whose split follows from one contraction's split.
+
+    A layer of a transformer has four: queries, keys and values with the attention between them; the output projection;
+    and the two halves of the feed-forward. Runs of blocks that repeat are segments, which are measured once.
+
+    Args:
+        function: An ordinary single-device JAX function: a train step, a forward pass.
+        *args: Its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`; nothing is computed.
+
+    Returns:
+        The blocks and segments; they print as a table.
+
+    Raises:
+        TraceError: JAX could not trace the function.
+
+    Examples:
+        >>> import jax, meshwright as mw
+        >>> x, w = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((4, 32, 32), "float32")
+        >>> def layers(x, ws):
+        ...     for w in ws:
+        ...         x = jax.nn.relu(x @ w)
+        ...     return x
+        >>> mw.find_blocks(layers, x, [jax.ShapeDtypeStruct((32, 32), "float32")] * 4)
+        Blocks(4 blocks, 1 unique segments of 4)
+    """
+    start = time.perf_counter()
+    return blocks_of(trace(function, *args).graph, start)
+
+
+def blocks_of(graph: Graph, start: float | None = None) -> Blocks:
+    """The blocks of a traced program; ``start`` is when the work on it began."""
+    start = time.perf_counter() if start is None else start
+    columns = graph.columns
+    nest_of = {number: loop_nest(columns.signatures[number]) for number in columns.examples}
+    nests = [nest_of[number] for number in columns.signature.tolist()]
+    numbers = number_values(graph)
+    grown = _grow(graph, nests, numbers)
+    body = graph.body.tolist()
+    # What follows a block out of its loop, or into another, does not run as often: it belongs with its readers.
+    of_op = {index: block for index, block in grown.of_op.items() if body[index] == body[block]}
+    waiting = {index for index, op in enumerate(graph.ops) if op.phase == FORWARD and index not in of_op}
+    of_op |= place_waiting(graph, of_op, waiting)
+    leads = [index for index, nest in enumerate(nests) if is_contraction(nest) or is_lookup(nest)]
+    tied = tie_contractions(graph, leads, numbers)
+    of_op |= place_backward(graph, frozenset(leads), tied, of_op, numbers)
+    of_op |= place_waiting(graph, of_op, [index for index in range(len(nests)) if index not in of_op])
+    blocks = _describe(graph, nests, grown.entered, of_op)
+    rest = tuple(index for index in range(len(nests)) if index not in of_op)
+    segments = find_segments(blocks, body)
+    return Blocks(blocks, segments, rest, graph, time.perf_counter() - start)
+
+
+def _grow(graph: Graph, nests: Sequence[LoopNest], numbers: Sequence[int]) -> Grown:
+    """Blocks of the forward pass; with loops a second pass, which knows what the bodies hand on."""
+    first = grow(graph, nests, numbers, {})
+    carries = {tie.carry: first.block[tie.made] for tie in graph.ties if first.block[tie.made] >= 0}
+    return grow(graph, nests, numbers, carries) if carries else first
+
+
+def _describe(
+    graph: Graph, nests: Sequence[LoopNest], entered: dict[int, int], of_op: dict[int, int]
+) -> tuple[Block, ...]:
+    members: dict[int, list[int]] = {}
+    for index in sorted(of_op):
+        members.setdefault(of_op[index], []).append(index)
+    told = told_operations(graph)
+    return tuple(
+        _block(number, graph, nests, {block: 0} | entered, members[block], told)
+        for number, block in enumerate(sorted(members))
+    )
+
+
+def _block(
+    number: int, graph: Graph, nests: Sequence[LoopNest], entered: dict[int, int], members: list[int], told: set[int]
+) -> Block:
+    ops = graph.ops
+    own = [index for index in members if ops[index].phase != UPDATE]
+    leads = [index for index in own if is_contraction(nests[index]) or is_lookup(nests[index])]
+    return Block(
+        number=number,
+        operations=tuple(own),
+        updates=tuple(index for index in members if ops[index].phase == UPDATE),
+        contractions=tuple(_contraction(graph, nests[index], entered, index) for index in leads),
+        fingerprint=fingerprint(graph, [index for index in own if index in told], leads),
+        trips=ops[leads[0]].trips,
+    )
+
+
+def _contraction(graph: Graph, nest: LoopNest, entered: dict[int, int], index: int) -> Contraction:
+    op, data = graph.ops[index], entered.get(index, 0)
+    loops = loops_by_type(nest, data)
+    sizes = {name: tuple(nest.loops[loop].size for loop in found) for name, found in loops.items()}
+    return Contraction(index, op.label, op.phase, index in entered, data, loops, sizes)

@@ -1,0 +1,61 @@
+"""The `meshwright blocks` command: the blocks and segments of a model, as a table or as JSON."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.cli.options import ArgsOption, BatchOption, LayersOption, ModelArgument, ScanOption, SeqOption
+from meshwright.cli.plan import Request, function_of
+from meshwright.cli.screen import Stages, show, write_json
+
+if TYPE_CHECKING:
+    from meshwright.blocks import Blocks
+
+CheckpointFlag = Annotated[bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model.")]
+
+
+def blocks_command(
+    model: ModelArgument,
+    args: ArgsOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: CheckpointFlag = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Print the blocks of a model, whose split follows from one contraction each, and the segments that repeat."""
+    request = model_request(model, args, {"batch": batch, "seq": seq, "layers": layers}, scan, checkpoint)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        found = find_model_blocks(request, Stages())
+    write_json(Path("-"), found.to_json()) if as_json else show(found)
+
+
+def model_request(
+    model: str, args: str | None, sizes: dict[str, int | None], scan: bool, checkpoint: bool, cluster: str = "local"
+) -> Request:
+    """A request for a model whose mesh and method are not asked for."""
+    return Request(
+        model=model,
+        args=args,
+        cluster=cluster,
+        mesh=None,
+        sizes=sizes,
+        scan=scan,
+        checkpoint=checkpoint or None,
+        method="auto",
+        memory_fraction=None,
+    )
+
+
+def find_model_blocks(request: Request, stages: Stages) -> "Blocks":
+    """The blocks of the requested model."""
+    from meshwright.blocks import find_blocks
+
+    with stages:
+        function, arguments = function_of(request, stages, real=False)
+        stages.say("finding blocks")
+        return find_blocks(function, *arguments)
