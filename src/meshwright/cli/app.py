@@ -35,6 +35,7 @@ from meshwright.cli.options import (
     SeqOption,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
+from meshwright.cli.profile import profile_app
 from meshwright.cli.rehearse import rehearse_command
 from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
 from meshwright.cli.simulate import simulate_command
@@ -238,7 +239,8 @@ app.command("blocks")(blocks_command)
 app.command("launch", context_settings=SETTINGS)(launch_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)
-for _command in app.registered_commands:
+app.add_typer(profile_app, name="profile")
+for _command in (*app.registered_commands, *profile_app.registered_commands):
     _command.cls = _Command
 
 

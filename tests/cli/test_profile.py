@@ -1,0 +1,71 @@
+"""`meshwright blocks` and `meshwright profile`: what they print, and bad input."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from meshwright.cli.app import app
+from meshwright.profiler.measurements import Key, Measurement, open_database, this_compiler
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    key = Key("f00dfeed", "0:rows", "h200", "nvlink4", "bfloat16", this_compiler())
+    found = Measurement(key, 1.5e-3, 2**30, "whole", "here", "0.1.0", "2026-11-18T04:00:00+00:00")
+    with open_database() as database:
+        failed = replace(found, key=replace(key, shardings="0:batch"), seconds=None, failure="out of memory")
+        old = replace(found, key=replace(key, compiler="jaxlib 0.1"), measured_at="2020-01-01T00:00:00+00:00")
+        database.put_all([found, replace(found, key=replace(key, shardings="0:columns"), seconds=1e-3), failed, old])
+    return tmp_path
+
+
+def test_blocks_print_as_json_and_as_a_table():
+    found = run("blocks", "gpt-tiny", "--json")
+    assert [s["space"] for s in json.loads(found.stdout)["segments"]] == ["3", "3·3·3·3", "3"]
+    assert "blocks 5–8 like 1–4" in run("blocks", "gpt-tiny").stdout
+
+
+def test_measurements_are_listed_with_the_best_of_each_segment(measured):
+    text = run("profile", "list").stdout
+    assert "f00dfeed" in text and "1 ms" in text and "jaxlib 0.1 (stale)" in text
+    rows = json.loads(run("profile", "list", "--json", "--chip", "h200").stdout)["measurements"]
+    assert len(rows) == 4
+    assert (
+        run("profile", "list", "--chip", "v4").stdout.split() == run("profile", "list", "--chip", "v5").stdout.split()
+    )
+
+
+def test_the_measurements_of_one_segment_are_shown_fastest_first(measured):
+    text = run("profile", "show", "f00d").stdout
+    assert text.index("0:columns") < text.index("0:rows") < text.index("0:batch")
+    assert "out of memory" in text
+    failed = run("profile", "show", "beef")
+    assert failed.exit_code == 2 and "nothing was measured of segment beef" in failed.stderr
+
+
+def test_measurements_are_exported_imported_and_pruned(measured, tmp_path, monkeypatch):
+    assert "wrote 4 measurements" in run("profile", "export", str(tmp_path / "all.json")).stderr
+    assert "removed 1 measurements, 3 are left" in run("profile", "prune", "--stale").stderr
+    assert "removed 0 measurements" in run("profile", "prune", "--older-than", "2000").stderr
+    assert "added 1 measurements; 3 left out" in run("profile", "import", str(tmp_path / "all.json")).stderr
+    assert "removed 4 measurements, 0 are left" in run("profile", "prune", "--all").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prune",), "say what to remove"),
+        (("import", "missing.json"), "missing.json: No such file"),
+        (("export", "no/such/folder.json"), "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_line(measured, arguments, message):
+    found = run("profile", *arguments)
+    assert found.exit_code == 2 and message in found.stderr
