@@ -5,7 +5,7 @@ default on the problems of `problem_set.py` whose solve reads that constant; oth
 those of the answers, times are CPU times with a deadline on CPU time, so that a busy machine does not matter much; the
 row *default again* shows what is left of the noise. Half of the problems were never used for tuning (*held out*).
 
-    python benchmarks/ablation.py --quick                      # a small set, mechanisms alone
+    python benchmarks/ablation.py --quick --jobs 2             # a small set, mechanisms alone
     python benchmarks/ablation.py --quick --constants          # and every constant
     python benchmarks/ablation.py --only small_memory --quick  # one mechanism or constant
 """
@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -86,9 +88,12 @@ def changes(only: list[str], constants: bool) -> Iterator[tuple[str, dict[str, o
 
 
 def scaled(value, factor: float):
+    """A constant times a factor; a part of a whole that would become the whole moves towards it as far instead."""
     if isinstance(value, tuple):
         return tuple(scaled(it, factor) for it in value)
-    return max(1, round(value * factor)) if isinstance(value, int) else value * factor
+    if isinstance(value, int):
+        return max(1, round(value * factor))
+    return 1.0 - (1.0 - value) / factor if 0.5 <= value < 1.0 and factor > 1.0 else value * factor
 
 
 def rows_of(name: str, pairs: list[tuple[Case, Outcome, Outcome]]) -> Iterator[tuple[object, ...]]:
@@ -112,20 +117,41 @@ def _mean(ratios: list[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios))))
 
 
+@cache
+def cases_of(folder: Path, quick: bool) -> dict[str, Case]:
+    """The problems by name, with the kernels loaded; every process reads them once."""
+    cases = {case.name: case for case in kept(folder, quick)}
+    solved(next(iter(cases.values())), TUNING)
+    return cases
+
+
+def outcome(task: tuple[Path, bool, str, dict[str, object] | None]) -> Outcome:
+    """The outcome of one problem with a change; None stands for the default, which notes what is read."""
+    folder, quick, name, change = task
+    return solved(cases_of(folder, quick)[name], Noting() if change is None else replace(TUNING, **change))
+
+
 def main() -> None:
     options = _options()
-    cases = kept(options.folder, options.quick)
-    for case in cases[:1]:
-        solved(case, TUNING)  # loads the kernels
-    before = {case.name: solved(case, Noting()) for case in cases}
+    where = options.folder, options.quick
+    cases = list(cases_of(*where).values())
     rows: list[tuple[object, ...]] = []
-    for name, change in changes(options.only, options.constants):
-        read = [case for case in cases if not change or before[case.name].read & change.keys()]
-        pairs = [(case, before[case.name], solved(case, replace(TUNING, **change))) for case in read]
-        found = list(rows_of(name, pairs)) or [(name, "both", 0, "", "", "", "", 0, 0)]
-        rows += found
-        for row in found:
-            print("| " + " | ".join(map(str, row)) + " |", flush=True)
+    with get_context("spawn").Pool(options.jobs) as pool:
+        defaults = pool.map(outcome, [(*where, case.name, None) for case in cases], chunksize=1)
+        before = {case.name: default for case, default in zip(cases, defaults, strict=True)}
+        tried = list(changes(options.only, options.constants))
+        read = {
+            name: [case for case in cases if not change or before[case.name].read & change.keys()]
+            for name, change in tried
+        }
+        tasks = [(*where, case.name, change) for name, change in tried for case in read[name]]
+        outcomes = pool.imap(outcome, tasks)
+        for name, _ in tried:
+            pairs = [(case, before[case.name], next(outcomes)) for case in read[name]]
+            found = list(rows_of(name, pairs)) or [(name, "both", 0, "", "", "", "", 0, 0)]
+            rows += found
+            for row in found:
+                print("| " + " | ".join(map(str, row)) + " |", flush=True)
     if not options.only:
         kept_text = RESULT.read_text(encoding="utf-8") if RESULT.exists() else ""
         table("Ablation", __doc__ or "", HEADER, rows)
@@ -137,6 +163,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small set of problems")
     parser.add_argument("--constants", action="store_true", help="every constant, too, halved and doubled")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--only", nargs="+", default=[], help="names of mechanisms or constants; nothing is kept")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "test-output" / "problems", help="where problems are kept"
