@@ -45,7 +45,7 @@ class DoesNotFit(MeshwrightError):
     """No plan fits the memory of the devices.
 
     Attributes:
-        needed_bytes: The least memory per device that suffices, or a lower bound on it.
+        needed_bytes: The least memory per device for which a plan was found; a plan that needs less may exist.
         limit_bytes: The memory per device that was allowed.
     """
 

@@ -14,7 +14,7 @@ from meshwright.solver.tuning import TUNING, Tuning
 
 
 def least_limit(problem: ChoiceProblem, excess: float, deadline: Deadline, tuning: Tuning = TUNING) -> float | None:
-    """The least limit that would do, or a lower bound on it where the time does not suffice.
+    """The least limit that suffices, or a lower bound on it where the time does not suffice.
 
     Args:
         problem: A problem without a choice under its limit.

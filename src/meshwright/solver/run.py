@@ -196,7 +196,7 @@ class Run:
         return self._solution(status, min(self.bound, self.cost), None)
 
     def finish_infeasible(self, excess: float) -> Solution:
-        """Ends without a choice, with the least limit that would do as far as the time allows to find it."""
+        """Ends without a choice, with the least limit that suffices as far as the time allows to find it."""
         self.choice, self.cost, least = None, np.inf, None
         if np.isfinite(self.problem.limit):
             until = self.deadline.part(self.tuning.infeasible_share, least=1.0)

@@ -228,7 +228,7 @@ class View:
 
     @property
     def least_bytes(self) -> float:
-        """After `step` failed: a bound on the memory that would do with what `times` keeps free."""
+        """After `step` failed: a bound on the memory that suffices with what `times` keeps free."""
         return float(self._least or self.limit or 0.0)
 
     def squeeze(self) -> bool:
@@ -314,7 +314,7 @@ def _solves(
     goal: float = np.inf,
     budget: Budget | None = None,
 ) -> Iterator[Solution]:
-    """Solves for as long as each allowance says, until one will do; where no memory is held, only long ones would."""
+    """Solves for as long as each allowance says, until one suffices; without memory rows, the long ones only."""
     budget = budget or Budget()
     held = len(run.problem.row_node) > 0
     allowances = [one for one in tuning.allowances if held or one[0] >= tuning.long_s] or tuning.allowances

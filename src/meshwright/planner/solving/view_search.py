@@ -190,8 +190,8 @@ def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
     choice, needed = least_memory(formulation)
     found = "no plan fits" if all(m.is_proven for m in misfits) else "no plan was found that fits"
     return DoesNotFit(
-        f"{found} {format_bytes(limit)} per device; the least that would do is {format_bytes(needed)}, on mesh "
-        f"{mesh.shape}. {remedies(formulation, choice, needed, limit)}",
+        f"{found} {format_bytes(limit)} per device; the least for which a plan was found is "
+        f"{format_bytes(needed)}, on mesh {mesh.shape}. {remedies(formulation, choice, needed, limit)}",
         needed_bytes=needed,
         limit_bytes=int(limit),
     )

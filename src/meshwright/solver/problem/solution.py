@@ -53,7 +53,7 @@ class Solution:
         lower_bound: No feasible choice costs less than this.
         gap: (cost - lower_bound) / |lower_bound|; see `relative_gap`.
         peak_usage: The most memory in use at any time under the choice.
-        least_limit: For infeasible problems, the least limit that would do, or a lower bound on it; None otherwise,
+        least_limit: For infeasible problems, the least limit that suffices, or a lower bound on it; None otherwise,
             and also where impossible pairs alone rule out every choice.
         seconds: Wall-clock time the solve took.
         history: Progress of the search, one entry per improvement.
