@@ -1,5 +1,6 @@
 """The only file that touches private or unstable JAX; it hides the differences between JAX 0.10 and 0.11."""
 
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,9 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, core, distributed, source_info_util, xla_bridge
+from jax._src import clusters, compiler, core, distributed, source_info_util, xla_bridge
 from jax._src import lib as jax_lib
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 
 Literal = jex_core.Literal
@@ -38,6 +40,7 @@ _RECOMPUTED = "rematted_computation"
 _told = jax.make_user_context(None)
 # The newest version of cuDNN that JAX asks for anywhere.
 _CUDNN_VERSION = 91100
+_Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
 _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
 
 
@@ -352,3 +355,35 @@ def forget_published(key: str) -> None:
     """Removes a text, or all under a key that ends in a slash."""
     client: Any = distributed.global_state.client
     client.key_value_delete(key)
+
+
+def load_for(compiled: Any, devices: Sequence[Any], others: Sequence[Any]) -> Any | None:
+    """A program that was compiled for some devices, for others of the same kind; None where it must be compiled again.
+
+    JAX's persistent cache does the same for GPUs: it loads a program for other devices than it was compiled for.
+    """
+    if _Unpickler is None or devices[0].platform not in ("cpu", "gpu"):
+        return None
+    try:
+        text, in_tree, out_tree = serialize_executable.serialize(compiled)
+        unloaded, types, no_kwargs = _moved_executable(text, devices, others)
+    except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
+        return None  # not every backend saves programs, and not every program can be saved
+    return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(types), out_tree, no_kwargs=no_kwargs)
+
+
+def _moved_executable(text: bytes, devices: Sequence[Any], others: Sequence[Any]) -> Any:
+    """What `serialize` wrote, with some devices in place of others."""
+    places = np.array([[device.id for device in others]])
+    options = compiler.get_compile_options(1, len(others), device_assignment=places)
+    backend = others[0].client
+
+    class Loader(_Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            if pid[0] != "exec":
+                return super().persistent_load(pid)
+            return backend.deserialize_executable(pid[1], self.execution_devices, options)
+
+    loader = Loader(io.BytesIO(text), backend, tuple(others))
+    loader.devices_by_id = {old.id: new for old, new in zip(devices, others, strict=True)}
+    return loader.load()

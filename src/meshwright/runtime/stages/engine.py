@@ -7,9 +7,9 @@ All arrays of a step have a slot in one list. Before the first step every instru
 reads and fills, and to the slots that nobody reads after it; a step is one walk over the bound instructions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -19,16 +19,18 @@ from jax.sharding import NamedSharding
 
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
+from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.stages.assignment import Assignment
+from meshwright.runtime.stages.bound import Bound, Move
+from meshwright.runtime.stages.compiling import compile_programs
 from meshwright.runtime.stages.layout import StageDevices, everywhere
 from meshwright.runtime.stages.lowering import Lowered, StageLowering
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.placing import absent, batch_placer, from_host, is_here, joined, number_placer, placer
 from meshwright.runtime.stages.stage_programs import PREPARE, StageProgram, cut_stages, result_owners
-from meshwright.runtime.transfer.reshard import Transfer
 from meshwright.schedules import table
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import (
@@ -43,35 +45,23 @@ from meshwright.schedules.instructions import (
     instruct,
 )
 
-Run = Callable[..., Sequence[Any]]
-Unbound = tuple[Run, list[int], list[int], str]  # what it calls, the slots that it reads and fills, its name
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """An instruction bound to slots.
-
-    Attributes:
-        run: The function that it calls.
-        reads, fills: The slots of its arguments and of its results.
-        drops: Slots that nobody reads afterwards.
-        name: What it is, for people.
-    """
-
-    run: Run
-    reads: tuple[int, ...]
-    fills: tuple[int, ...]
-    drops: tuple[int, ...]
-    name: str
-
 
 class Engine:
     """A pipelined step on some devices.
+
+    Args:
+        plan: The plan.
+        assignment: Where the step's operations belong.
+        steps: The step cut into parts, for each stage.
+        devices: The devices of each stage.
+        ops: How each stage's replicas split their operations.
+        is_whole: Whether to bind the instructions of all stages, to examine them, rather than this process's own.
 
     Attributes:
         programs: The programs of the stages.
         lowered: The same as JAX has them.
         instructions: The instructions of each stage.
+        bound: What this process carries out in a step, in order.
     """
 
     def __init__(
@@ -81,6 +71,7 @@ class Engine:
         steps: Sequence[CutStep | OnePart],
         devices: Sequence[StageDevices],
         ops: Sequence[dict[int, OpPlan]],
+        is_whole: bool = False,
     ):
         assert plan.pipeline is not None
         self.devices = devices
@@ -100,9 +91,10 @@ class Engine:
         shares = sorted({(owners[leaf], s) for leaf, stages in self.programs.copies.items() for s in stages})
         self.instructions = instruct(rows, self.programs.links, shares, self.programs.rounds.num_rounds)
         self.everywhere = everywhere(devices)
-        self._here = [is_here(own.everywhere) for own in devices]
+        self._here = [is_whole or is_here(own.everywhere) for own in devices]
         self._slots: dict[Any, int] = {}
-        self._transfers: dict[Any, Transfer] = {}
+        self._moves: dict[Any, Move] = {}
+        self._compiled: dict[tuple[str, int, int], Any] = {}
         self.bound = self._bind()
 
     def _has(self, work: str, virtual: int) -> bool:
@@ -134,14 +126,27 @@ class Engine:
                     target.specs.setdefault(key, spec if _fits(spec, source, target) else None)
 
     def compile(self, say: Callable[[str], None] | None = None) -> None:
-        """Compiles all programs of this process's stages, side by side."""
-        # What a thread's JAX settings change is lowered here: the threads below have settings of their own.
-        mine = [one for one in self.lowered.values() if self._here[one.program.stage]]
-        todo = [one.jitted.lower(*one.types) for one in mine]
-        with ThreadPoolExecutor() as pool:
-            for number, _ in enumerate(pool.map(lambda lowered: lowered.compile(), todo), 1):
-                if say is not None:
-                    say(f"compiling the stages: {number} of {len(todo)} programs")
+        """Compiles all programs of this process's stages, and lets the instructions run them."""
+        compiled = self.compiled(say)
+        runs = {id(self.lowered[key]): in_turn(one, self.lowered[key].devices) for key, one in compiled.items()}
+        self.bound = [one if one.program is None else replace(one, run=runs[id(one.program)]) for one in self.bound]
+        for move in self._moves.values():
+            move.prepare()
+
+    def compiled(
+        self, say: Callable[[str], None] | None = None, options: Mapping[str, Any] | None = None
+    ) -> dict[tuple[str, int, int], Any]:
+        """The compiled programs of this process's stages, by kind of work, stage and place."""
+        if self._compiled and not options:
+            return self._compiled
+        mine = {key: one for key, one in self.lowered.items() if self._here[one.program.stage]}
+        self._compiled = dict(zip(mine, compile_programs(list(mine.values()), say, options), strict=True))
+        return self._compiled
+
+    @property
+    def slots(self) -> Mapping[Any, int]:
+        """The slot of each array, by its name: its kind, the stage, and so on."""
+        return self._slots
 
     def slot(self, *name: Any) -> int:
         """The slot of an array: by the kind of array, the stage and so on."""
@@ -163,11 +168,12 @@ class Engine:
         return [take(leaves, arrays) for take, _ in self._leaving]
 
     def _bind(self) -> list[Bound]:
-        found: list[Unbound] = []
+        found: list[Bound] = []
         for program in self.programs.passes.values():
             if program.totals and self._here[program.stage]:
                 slots = [self.slot("total", program.stage, v) for v in program.totals]
-                found.append((self.stages[program.stage].zeros(program), [], slots, f"zeros of {program}"))
+                zeros = self.stages[program.stage].zeros(program)
+                found.append(Bound(zeros, (), slots, f"zeros of {program}", "zeros", program.stage))
         ready: set[int] = set()
         for stage, one in in_order(self.instructions):
             if one.do == RUN and stage not in ready:  # shared parameters have come
@@ -175,24 +181,25 @@ class Engine:
                 if stage in self.programs.prepare and self._here[stage]:
                     found.append(self._program(PREPARE, stage, stage))
             found += self._instruction(stage, one)
-        self._given = [
-            (slot, from_host(np.int32(name[2]), self.devices[name[1]].everywhere))
-            for name, slot in self._slots.items()
-            if name[0] == "index"
-        ]
         self._entering = list(self._leaves())
         self._leaving = [self._result(place, v) for place, v in enumerate(self.programs.steps[0].program.outputs)]
         last: dict[int, int] = {}
-        for number, (_, reads, fills, _) in enumerate(found):
-            last.update(dict.fromkeys((*reads, *fills), number))
+        for number, bound in enumerate(found):
+            last.update(dict.fromkeys((*bound.reads, *bound.fills), number))
         kept = {slot for _, slots in self._leaving for slot in slots}
         drops: dict[int, list[int]] = {}
         for slot, number in last.items():
             if slot not in kept:
                 drops.setdefault(number, []).append(slot)
+        return [replace(bound, drops=drops.get(number, ())) for number, bound in enumerate(found)]
+
+    @cached_property
+    def _given(self) -> list[tuple[int, Any]]:
+        """The slots of the microbatches' numbers, with the numbers on the devices."""
         return [
-            Bound(run, tuple(reads), tuple(fills), tuple(drops.get(n, ())), name)
-            for n, (run, reads, fills, name) in enumerate(found)
+            (slot, from_host(np.int32(name[2]), self.devices[name[1]].everywhere))
+            for name, slot in self._slots.items()
+            if name[0] == "index"
         ]
 
     def _leaves(self) -> Iterator[tuple[int, Callable[[Any], Any], int]]:
@@ -215,7 +222,7 @@ class Engine:
             place = batch_placer(self.stages[stage].batch(leaf), self.num_microbatches)
             yield self.slot("batch", stage, leaf), place, leaf
 
-    def _instruction(self, stage: int, one: Instruction) -> Iterator[Unbound]:
+    def _instruction(self, stage: int, one: Instruction) -> Iterator[Bound]:
         if one.do == RUN and self._here[stage]:
             yield self._program(one.work, stage, one.chunk, one.microbatch)
         elif one.do == UPDATE and (stage, one.round) in self.programs.updates and self._here[stage]:
@@ -226,25 +233,26 @@ class Engine:
             for leaf, stages in self.programs.copies.items():
                 if self.programs.assignment.argument[leaf] == stage and one.peer in stages:
                     places = [self.stages[s].leaf(leaf) for s in (stage, one.peer)]
-                    yield from self._move(("leaf", stage, leaf), ("leaf", one.peer, leaf), self._type(leaf), *places)
+                    ends = ("leaf", stage, leaf), ("leaf", one.peer, leaf)
+                    yield from self._move(PARAMETERS, *ends, self._type(leaf), *places)
         elif one.do == SEND:
             for key in self.programs.sent[Link((one.work, one.chunk), one.target)]:
                 here, there = (("value", s, key, one.microbatch) for s in (stage, one.peer))
                 places = [self.stages[s].value(key) for s in (stage, one.peer)]
-                yield from self._move(here, there, self.stages[stage].value_type(key), *places)
+                yield from self._move(one.work, here, there, self.stages[stage].value_type(key), *places)
 
-    def _exchange(self, stage: int, turn: int) -> Iterator[Unbound]:
+    def _exchange(self, stage: int, turn: int) -> Iterator[Bound]:
         """What a stage receives after a round of the update."""
         for pack, readers in self.packs.readers.items():
             if stage in readers and pack[1] == turn:
                 kind = jax.ShapeDtypeStruct((len(self.packs.values[pack]),), pack[2])
                 places = [self.devices[s].everywhere for s in (pack[0], stage)]
-                yield from self._move(("pack", pack[0], pack), ("pack", stage, pack), kind, *places)
+                yield from self._move(EXCHANGE, ("pack", pack[0], pack), ("pack", stage, pack), kind, *places)
         for value, source, target in self.programs.rounds.sent.get(turn, ()):
             if target == stage and value not in self.packs.place:
                 places = [self.stages[s].update_place(value) for s in (source, stage)]
-                name = self._update_name(source, value)
-                yield from self._move(name, ("update", stage, value), self._type(value), *places)
+                ends = self._update_name(source, value), ("update", stage, value)
+                yield from self._move(EXCHANGE, *ends, self._type(value), *places)
 
     def _type(self, value: int) -> Any:
         return self.programs.steps[0].program.types[value]
@@ -255,23 +263,18 @@ class Engine:
         return ("update", stage, value)
 
     def _move(
-        self, source: Any, target: Any, kind: Any, place: NamedSharding, goal: NamedSharding
-    ) -> Iterator[Unbound]:
+        self, work: str, source: Any, target: Any, kind: Any, place: NamedSharding, goal: NamedSharding
+    ) -> Iterator[Bound]:
         """The transfer of an array from stage to stage, if this process has devices of one of them."""
         if not (self._here[source[1]] or self._here[target[1]]):
             return
         key = (tuple(kind.shape), str(kind.dtype), place, goal)
-        if key not in self._transfers:
-            self._transfers[key] = Transfer(tuple(kind.shape), kind.dtype, place, goal)
-        transfer = self._transfers[key]
-
-        def move(array: Any = None) -> list[Any]:
-            return [transfer(array)]
-
+        move = self._moves.setdefault(key, Move(kind, place, goal))
         reads = [self.slot(*source)] if self._here[source[1]] else []
-        yield move, reads, [self.slot(*target)], f"{source} to stage {target[1]}"
+        name = f"{source} to stage {target[1]}"
+        yield Bound(move, reads, [self.slot(*target)], name, work, target[1], source=source[1])
 
-    def _program(self, work: str, stage: int, place: int, microbatch: int = -1) -> Unbound:
+    def _program(self, work: str, stage: int, place: int, microbatch: int = -1) -> Bound:
         lowered = self.lowered[work, stage, place]
         program = lowered.program
         if work == UPDATE:
@@ -279,15 +282,16 @@ class Engine:
             reads += [self.slot("pack", stage, pack) for pack in self.packs.read(program)]
             fills = [self.slot("update", stage, v) for v, _ in program.outputs]
             fills += [self.slot("pack", stage, pack) for pack in self.packs.sent(stage, place)]
-            return lowered.run, reads, fills, str(program)
+            return Bound(lowered.run, reads, fills, str(program), work, stage, lowered)
         reads = [self._input_slot(stage, key, microbatch) for key in program.inputs]
         if microbatch < 0:
             fills = [self.slot("prepared", stage, key) for key in program.outputs]
-            return lowered.run, reads, fills, str(program)
+            return Bound(lowered.run, reads, fills, str(program), work, stage, lowered)
         totals = [self.slot("total", stage, v) for v in program.totals]
         fills = [self.slot("value", stage, key, microbatch) for key in program.outputs]
         index = self.slot("index", stage, microbatch)
-        return lowered.run, [index, *reads, *totals], [*fills, *totals], f"{program}, microbatch {microbatch}"
+        name = f"{program}, microbatch {microbatch}"
+        return Bound(lowered.run, [index, *reads, *totals], [*fills, *totals], name, work, stage, lowered)
 
     def _input_slot(self, stage: int, key: Key, microbatch: int) -> int:
         value, _ = key

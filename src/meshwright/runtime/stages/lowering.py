@@ -23,22 +23,7 @@ from meshwright.runtime.stages.layout import REPLICAS, StageDevices, stage_spec
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.planned_pieces import PlannedPieces
 from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
-
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-    "prod": lax.mul,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-}
-_REDUCE: dict[str, Callable[..., Any]] = {
-    "max": lax.reduce_max,
-    "min": lax.reduce_min,
-    "prod": lax.reduce_prod,
-    "and": lax.reduce_and,
-    "or": lax.reduce_or,
-}
+from meshwright.runtime.stages.totals import COMBINE, over_replicas, start
 
 
 @dataclass(frozen=True)
@@ -48,16 +33,25 @@ class Lowered:
     Attributes:
         program: What it is.
         jitted: The function, of all its arguments in a row.
-        types: Their types.
+        types, places: Their types and shardings.
+        results, shardings: The types and shardings of its results.
+        donated: The arguments whose memory results may take over.
         run: The same function, which runs one program at a time where the devices need that.
-        shardings: The shardings of its results; None where XLA chooses.
     """
 
     program: StageProgram
     jitted: Any
     types: Sequence[jax.ShapeDtypeStruct]
+    places: Sequence[NamedSharding]
+    results: Sequence[Any]
+    shardings: Sequence[NamedSharding]
+    donated: Sequence[int]
     run: Callable[..., Sequence[Any]]
-    shardings: Sequence[NamedSharding | None]
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The devices that it runs on."""
+        return tuple((*self.places, *self.shardings)[0].mesh.devices.flat)
 
 
 class StageLowering:
@@ -156,7 +150,7 @@ class StageLowering:
             sums = []
             for v, total in zip(program.totals, args[count:], strict=True):
                 mine = values[v, None][None].astype(total.dtype)
-                sums.append(_COMBINE[str(status[v])](total, mine))
+                sums.append(COMBINE[str(status[v])](total, mine))
             return [*(values[key] for key in program.outputs), *sums]
 
         types, places = self._inputs(program)
@@ -191,7 +185,7 @@ class StageLowering:
         status, kinds = self.step.analysis.status, [(v, self.totals[v]) for v in program.totals]
 
         def make() -> list[Any]:
-            return [jnp.full(t.shape, _start(str(status[v]), t.dtype), t.dtype) for v, t in kinds]
+            return [jnp.full(t.shape, start(str(status[v]), t.dtype), t.dtype) for v, t in kinds]
 
         return in_turn(jax.jit(make, out_shardings=[self.total(v) for v, _ in kinds]), self._devices)
 
@@ -237,7 +231,7 @@ class StageLowering:
         """A value for the update, from the arrays that it is given for it."""
         kind, dtype = str(self.step.analysis.status[value]), self.types[value].dtype
         if value in program.totals and value in self.totals:
-            total = parts[0].sum(0, dtype=parts[0].dtype) if kind == "sum" else _REDUCE[kind](parts[0], (0,))
+            total = over_replicas(kind, parts[0])
             spec = self._spread.get(tuple(self.types[value].shape))
             if spec is not None:  # the optimizer's state is split over the replicas: each sums up its own part
                 place = NamedSharding(self.devices.mesh, partition_spec(spec))
@@ -263,7 +257,7 @@ class StageLowering:
             if self.programs.is_batch(value):
                 return self.batch(value)
             return self.devices.everywhere if self.programs.is_everywhere(value) else self.leaf(value)
-        return self._result(value) or self.devices.everywhere
+        return self._result(value)
 
     def _result(self, value: int) -> NamedSharding:
         """The sharding of a value of the update: that of the state that it becomes, and otherwise one copy each."""
@@ -350,7 +344,7 @@ class StageLowering:
         function: Callable[..., Any],
         types: Sequence[Any],
         places: Sequence[NamedSharding],
-        shardings: Sequence[NamedSharding | None],
+        shardings: Sequence[NamedSharding],
         donated: Sequence[int] = (),
     ) -> Lowered:
         return self._jit(program, jax.make_jaxpr(function)(*types), types, places, shardings, donated)
@@ -361,11 +355,11 @@ class StageLowering:
         closed: Any,
         types: Sequence[Any],
         places: Sequence[NamedSharding],
-        shardings: Sequence[NamedSharding | None],
+        shardings: Sequence[NamedSharding],
         donated: Sequence[int] = (),
     ) -> Lowered:
         function = jaxpr_as_fun(closed)
-        function.__name__ = f"{program.work}_{program.place}_of_stage_{program.stage}"
+        function.__name__ = program.work  # without the stage: equal programs of stages are compiled once
         jitted = jax.jit(
             function,
             in_shardings=tuple(places),
@@ -373,7 +367,8 @@ class StageLowering:
             donate_argnums=tuple(donated),
             compiler_options=compiler_options(self._devices[0].platform),
         )
-        return Lowered(program, jitted, types, in_turn(jitted, self._devices), shardings)
+        run = in_turn(jitted, self._devices)
+        return Lowered(program, jitted, types, places, closed.out_avals, shardings, tuple(donated), run)
 
 
 def _manual(sharding: NamedSharding) -> PartitionSpec:
@@ -389,18 +384,3 @@ def _leaf_specs(stage: Stage, paths: Sequence[str]) -> dict[int, Spec]:
     """The shardings of the arguments' leaves that a stage holds."""
     by_path = {t.path: stage_spec(t.spec) for t in stage.tensors}
     return {i: by_path[path] for i, path in enumerate(paths) if path in by_path}
-
-
-def _start(kind: str, dtype: Any) -> Any:
-    """What a total starts with, so that it changes nothing."""
-    if kind in ("sum", "or"):
-        return False if dtype == jnp.bool_ else 0
-    if kind == "prod":
-        return 1
-    if kind == "and":
-        return True if dtype == jnp.bool_ else -1
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return -jnp.inf if kind == "max" else jnp.inf
-    if dtype == jnp.bool_:
-        return kind == "min"
-    return jnp.iinfo(dtype).min if kind == "max" else jnp.iinfo(dtype).max

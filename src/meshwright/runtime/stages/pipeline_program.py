@@ -45,6 +45,7 @@ class PipelineProgram:
         traced: The function, traced with the whole batch.
         batch: Positions of the arguments whose leaves are examples stacked along their first dim.
         devices: Devices to use; all by default.
+        is_whole: Whether to examine the stages of all processes; such a program is not called.
 
     Attributes:
         plan: The plan.
@@ -55,7 +56,14 @@ class PipelineProgram:
         ClusterError: There are too few devices.
     """
 
-    def __init__(self, plan: PlanData, traced: Traced, batch: Sequence[int], devices: Sequence[Any] | None = None):
+    def __init__(
+        self,
+        plan: PlanData,
+        traced: Traced,
+        batch: Sequence[int],
+        devices: Sequence[Any] | None = None,
+        is_whole: bool = False,
+    ):
         assert plan.pipeline is not None
         self.plan = plan
         self._call = traced.call
@@ -69,7 +77,7 @@ class PipelineProgram:
             log.warning("a pipeline leaves out what only prints or calls back, such as %s", printing)
         counts = _counts(plan)
         ordered = [steps[count] for count in counts]
-        self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan))
+        self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan), is_whole)
         self._stages = stages
         shardings = leaf_shardings(plan, stages)
         self.shardings = [s for s, tensor in zip(shardings, plan.arguments, strict=True) if tensor.role != "static"]

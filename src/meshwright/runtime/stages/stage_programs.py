@@ -205,7 +205,7 @@ class _Passes:
             mine = [key for key in again[where] if made[key] == where]
             outside = {key for other, read in inputs.items() for key in read if source(key, other) == where != other}
             ready = [key for key in mine if key[1] is None and key[0] in after]
-            outputs = sorted({*outside, *ready}, key=str)
+            outputs = sorted({*outside, *ready}, key=_number)
             totals = sorted(v for v, d in mine if d is None and v in step.contributions)
             inner = [key for key in inputs[where] if key[0] not in step.program.constants]
             programs.passes[where] = StageProgram(
@@ -221,8 +221,14 @@ class _Passes:
         sent: dict[Link, list[Key]] = {}
         for (key, _), link in first.items():
             sent.setdefault(link, []).append(key)
-        programs.sent = {link: tuple(sorted(keys)) for link, keys in sorted(sent.items())}
+        programs.sent = {link: tuple(sorted(keys, key=_number)) for link, keys in sorted(sent.items())}
         programs.links = tuple(programs.sent)
+
+
+def _number(key: Key) -> tuple[int, int]:
+    """The place of a value among others: equal stages have equal values in equal places, so that one is compiled."""
+    value, dim = key
+    return value, -1 if dim is None else dim
 
 
 def _turn(where: Pass) -> tuple[int, int]:
@@ -233,7 +239,7 @@ def _turn(where: Pass) -> tuple[int, int]:
 
 def _read(pieces: Iterable[Instruction], made: set[Key]) -> list[Key]:
     """What some pieces read and do not compute themselves."""
-    return sorted({key for one in pieces for key in one.ins if key not in made}, key=str)
+    return sorted({key for one in pieces for key in one.ins if key not in made}, key=_number)
 
 
 def _add_updates(programs: StagePrograms) -> None:
@@ -291,10 +297,10 @@ def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
         made = {key for one in pieces for key in one.outs}
         later = {key for other, read in reads.items() if other > turn for key in read}
         sums = {(v, None) for v, when in first.items() if when == turn}
-        inputs = sorted({*(key for key in _read(pieces, made) if key[0] not in program.constants), *sums}, key=str)
+        inputs = sorted({*(key for key in _read(pieces, made) if key[0] not in program.constants), *sums}, key=_number)
         out = {key for key in made | sums if key[0] in outputs or key in later}
         if pieces or out:
-            outs, totals = tuple(sorted(out, key=str)), tuple(sorted(v for v, _ in sums))
+            outs, totals = tuple(sorted(out, key=_number)), tuple(sorted(v for v, _ in sums))
             programs.updates[stage, turn] = StageProgram(UPDATE, stage, turn, pieces, tuple(inputs), outs, totals)
 
 
@@ -313,9 +319,9 @@ def _add_prepared(programs: StagePrograms) -> None:
         inputs = {key for key in _read(pieces, made) if key[0] not in step.program.constants}
         inputs |= {(v, None) for v in values if v in step.program.inputs}
         if shared or sliced:
-            outputs = tuple(sorted({*shared, *sliced}, key=str))
+            outputs = tuple(sorted({*shared, *sliced}, key=_number))
             programs.prepare[stage] = StageProgram(
-                PREPARE, stage, stage, pieces, tuple(sorted(inputs, key=str)), outputs
+                PREPARE, stage, stage, pieces, tuple(sorted(inputs, key=_number)), outputs
             )
 
 

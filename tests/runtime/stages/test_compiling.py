@@ -1,0 +1,57 @@
+"""Programs of stages: equal ones are compiled once, and JAX's own cache keeps them where the user has one."""
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import meshwright as mw
+from meshwright.runtime.stages.compiling import compile_programs
+from tests.runtime.stages.models import build, compared
+
+pytestmark = pytest.mark.devices
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The programs that XLA compiles."""
+    found = []
+    compile_one = jax.stages.Lowered.compile
+
+    def counted(lowered, *args, **kwargs):
+        found.append(lowered)
+        return compile_one(lowered, *args, **kwargs)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", counted)
+    return found
+
+
+def test_equal_stages_are_compiled_once_and_run_on_their_own_devices(compilations):
+    with jax.enable_x64(True):
+        worst, step = compared(*build(layers=8, width=32), mw.ThreeD(pipeline=4, microbatch=4))
+        assert worst < 1e-12
+        programs = step.recent.engine.lowered
+        like = {one.jitted.lower(*one.types).as_text() for one in programs.values()}
+        compilations.clear()
+        compiled = compile_programs(list(programs.values()))
+    assert len(compilations) == len(like) <= len(programs) - 5  # those of the two stages in the middle
+    for key, one in zip(programs, compiled, strict=True):
+        shardings = jax.tree.leaves((one.input_shardings, one.output_shardings))
+        assert {d for s in shardings for d in s.device_set} == {*programs[key].devices}
+
+
+def test_the_users_own_cache_keeps_the_programs(tmp_path):
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        jax.config.update(names[0], str(tmp_path))
+        jax.config.update(names[1], 0)
+        compilation_cache.reset_cache()
+        worst, _ = compared(*build(layers=2), mw.ThreeD(pipeline=2, microbatch=8), steps=1)
+        kept = {path.name.split("-")[0] for path in tmp_path.iterdir()}
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    assert worst < np.float32(1e-4)
+    assert {"jit_forward", "jit_backward", "jit_update"} <= kept
