@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.hardware import Cluster
     from meshwright.rehearsal.rehearsal import Rehearsal
     from meshwright.runtime.checking.verify import Verification
+    from meshwright.runtime.checking.verify_stages import PipelineVerification
     from meshwright.schedules.instructions import Instruction
     from meshwright.simulator.simulation import Simulation
 
@@ -134,8 +135,8 @@ class Plan(PlanData):
         *args: Any,
         devices: "Sequence[Any] | None" = None,
         compiler_options: "Mapping[str, Any] | None" = None,
-    ) -> "Verification":
-        """Compiles the program and compares the plan with XLA's result.
+    ) -> "Verification | PipelineVerification":
+        """Compiles the program, or the programs of all stages, and compares the plan with XLA's result.
 
         Args:
             function: The function that the plan is for, and its arguments or their types; a fresh plan knows them.
@@ -145,7 +146,8 @@ class Plan(PlanData):
             compiler_options: XLA's options by name.
 
         Returns:
-            Collectives by kind and axes, memory and flops, planned and compiled. Print it.
+            Collectives by kind and axes, memory and flops, planned and compiled; of a pipeline those of each stage,
+            and what stages send each other. Print it.
         """
         from meshwright.runtime.checking.verify import verify
 

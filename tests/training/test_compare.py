@@ -9,6 +9,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.training.compare import METHODS
+from tests.runtime.stages.models import build
 from tests.runtime.steps import CPU, batch, params, train_step
 
 pytestmark = pytest.mark.devices
@@ -115,3 +116,17 @@ def test_what_is_donated_and_does_not_come_back_is_made_again():
 def test_steps_that_cannot_be(steps):
     with pytest.raises(mw.ShardingError, match="steps is"):
         mw.compare(train_step, params(), batch(), steps=steps)
+
+
+def test_pipelines_stand_beside_programs_without_stages():
+    init, step, data = build(width=32)
+    methods = [mw.DataParallel(), mw.ThreeD(pipeline=2, data=2, microbatch=4), mw.ThreeD(pipeline=2, microbatch=4)]
+    state = init(jax.random.key(0))
+    found = mw.compare(step, state, data, methods=methods, cluster="1x4 cpu", steps=2)
+    plain, staged, small = found.rows
+    assert plain.reason == staged.reason == "" and "4" in small.reason  # a recipe uses all devices
+    assert staged.mesh == {"stages": 2, "x": 2, "y": 1}
+    assert staged.measured_s > 0 and plain.measured_s > 0
+    assert staged.predicted_collective_bytes > 0 and staged.compiled_collective_bytes > 0
+    assert staged.compiled_peak_bytes > 0
+    assert not jax.tree.leaves(state)[0].is_deleted()

@@ -7,17 +7,18 @@ from statistics import median
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster, Mesh
+from meshwright.judging.subject.subject import Subjects
 from meshwright.planner.methods import METHOD_NAMES, Method, find_methods
-from meshwright.plans.plan import partition_spec
 from meshwright.runtime.checking.compiled import collectives_of
+from meshwright.runtime.checking.verify_stages import verify_program
+from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes.sharing import put
-from meshwright.runtime.spmd import device_mesh
+from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from meshwright.training.comparison import ComparedMethod, Comparison
 from meshwright.training.parallelize import Parallelized, parallelize
 
@@ -120,19 +121,15 @@ class _Candidate:
         """Compiles the program, and notes its memory and collectives."""
         assert self.plan is not None
         try:
-            compiled = self.step.lower(*args).compile()
-        except ClusterError as error:  # too few devices
+            compiled = self.step.program(*args) if self.plan.stages else self.step.lower(*args).compile()
+        except (ClusterError, ShardingError) as error:  # too few devices, or a step that cannot be cut
             self.row = replace(self.row, reason=f"not run: {error}")
         except jax.errors.JaxRuntimeError as error:
             self.row = replace(self.row, reason=_out_of_memory(error, "compiled"))
         else:
             self.compiled = compiled
-            made = collectives_of(compiled.as_text(), self.plan.mesh.shape)
-            self.row = replace(
-                self.row,
-                compiled_peak_bytes=_allocated_bytes(compiled),
-                compiled_collective_bytes=sum(c.bytes * c.trips for c in made),
-            )
+            peak, sent = _bytes(compiled, self.plan)
+            self.row = replace(self.row, compiled_peak_bytes=peak, compiled_collective_bytes=sent)
 
     def run(self, args: Sequence[Any], steps: int) -> None:
         """Runs one step to warm up, then the steps that are timed."""
@@ -158,15 +155,32 @@ def _planned(step: Parallelized, method: Method, args: Sequence[Any]) -> _Candid
         plan = step.plan(*args)
     except (DoesNotFit, ShardingError) as error:
         return _Candidate(step, ComparedMethod(method.name, reason=str(error)))
+    sent = [subject.collectives for subject in Subjects(plan)] if plan.stages else [plan.collectives]
     row = ComparedMethod(
         method=plan.method,
-        mesh=dict(plan.mesh.shape),
+        mesh=_shape(plan),
         predicted_s=plan.step_s,
         predicted_peak_bytes=plan.memory.peak_bytes,
-        predicted_collective_bytes=int(sum(c.bytes * c.trips for c in plan.collectives)),
+        predicted_collective_bytes=int(max(sum(c.bytes * c.trips for c in some) for some in sent)),
         plan=plan,
     )
     return _Candidate(step, row)
+
+
+def _shape(plan: Plan) -> dict[str, int]:
+    """The mesh of a plan; of stages that have meshes of one shape, their number and that shape."""
+    shapes = [stage.mesh.shape for stage in plan.stages]
+    alike = shapes and all(shape == shapes[0] for shape in shapes)
+    return {"stages": len(shapes), **shapes[0]} if alike else dict(plan.mesh.shape)
+
+
+def _bytes(compiled: Any, plan: Plan) -> tuple[int | None, int]:
+    """Bytes that a program takes on one device, and that it sends; of a pipeline, those of its fullest stages."""
+    if isinstance(compiled, PipelineProgram):
+        found = verify_program(compiled)
+        return int(found.memory.compiled), int(max(stage.bytes.compiled for stage in found.stages))
+    made = collectives_of(compiled.as_text(), plan.mesh.shape)
+    return _allocated_bytes(compiled), sum(c.bytes * c.trips for c in made)
 
 
 def _time(candidates: Sequence[_Candidate], args: Sequence[Any], steps: int, say: Progress) -> None:
@@ -184,13 +198,13 @@ def _time(candidates: Sequence[_Candidate], args: Sequence[Any], steps: int, say
 def _placed(plan: Plan, step: Parallelized, args: Sequence[Any]) -> tuple[Any, ...]:
     """Copies of the arguments in the plan's shardings, as its compiled program takes them."""
     leaves, tree = tree_flatten(tuple(a for i, a in enumerate(args) if i not in step.settings.static_argnums))
-    mesh = device_mesh(plan)
     kept = [i for i, tensor in enumerate(plan.arguments) if tensor.role != "static"]
     # Arrays that have their sharding already are copied, too: the program may take over their memory.
-    own = [x.copy() if isinstance(x, jax.Array) else x for x in (leaves[i] for i in kept)]
-    filled: list[Any] = [None] * len(leaves)
-    shardings = [NamedSharding(mesh, partition_spec(plan.arguments[i].spec)) for i in kept]
-    for i, array in zip(kept, put(own, shardings), strict=True):
+    own = [x.copy() if isinstance(x, jax.Array) else x for x in leaves]
+    shardings = argument_shardings(plan)
+    placed = [i for i in kept if shardings[i] is not None]  # a pipeline takes its batch as it comes
+    filled = [array if i in kept else None for i, array in enumerate(own)]
+    for i, array in zip(placed, put([own[i] for i in placed], [shardings[i] for i in placed]), strict=True):
         filled[i] = array
     return tree_unflatten(tree, filled)
 

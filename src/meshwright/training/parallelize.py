@@ -209,6 +209,10 @@ class Parallelized:
         bound = self._arguments.bind(args, kwargs)
         return self._program(bound).lower(*bound.values)
 
+    def program(self, *args: Any, **kwargs: Any) -> Program | PipelineProgram:
+        """The program for these arguments, which runs as planned; of a pipeline all stages are compiled."""
+        return self._program(self._arguments.bind(args, kwargs))
+
     def compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled program for these arguments: `lower` and compile."""
         return self.lower(*args, **kwargs).compile()

@@ -1,29 +1,26 @@
 """Compares a plan with the program that XLA compiles from it: collectives by kind and axes, memory, flops."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.errors import ShardingError
+from meshwright.graph import trace
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of
+from meshwright.runtime.checking.figures import (
+    Compared,
+    Kind,
+    by_kind,
+    byte_rows,
+    figures_table,
+    flops_row,
+    named_kinds,
+    total,
+)
+from meshwright.runtime.checking.verify_stages import PipelineVerification, verify_stages
 from meshwright.runtime.spmd import spmd
-from meshwright.units import format_bytes
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One figure, planned and compiled."""
-
-    planned: float
-    compiled: float
-
-    @property
-    def ratio(self) -> float:
-        """Compiled ÷ planned; 1 where both are zero."""
-        return self.compiled / self.planned if self.planned else (1.0 if not self.compiled else float("inf"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Verification:
         text: The compiled program, as XLA writes it.
     """
 
-    collectives: Mapping[tuple[str, tuple[str, ...]], Compared]
+    collectives: Mapping[Kind, Compared]
     memory: Compared
     flops: Compared
     backend: str
@@ -52,17 +49,17 @@ class Verification:
     @property
     def bytes(self) -> Compared:
         """Bytes of all collectives together."""
-        found = self.collectives.values()
-        return Compared(sum(c.planned for c in found), sum(c.compiled for c in found))
+        return total(self.collectives.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        kinds = [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in self.collectives.items()]
+        figures = {"collectives": kinds, "memory": self.memory.to_json(), "flops": self.flops.to_json()}
+        return {"backend": self.backend, "compile_s": self.compile_s, **figures}
 
     def __str__(self) -> str:
-        rows = [("", "planned", "compiled", "ratio")]
-        named = [(f"{kind} over {', '.join(axes)}", pair) for (kind, axes), pair in sorted(self.collectives.items())]
-        for name, pair in [*named, ("all collectives", self.bytes), ("memory", self.memory)]:
-            rows.append((name, format_bytes(pair.planned), format_bytes(pair.compiled), f"{pair.ratio:.3f}"))
-        rows.append(("flops", f"{self.flops.planned:.3g}", f"{self.flops.compiled:.3g}", f"{self.flops.ratio:.3f}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        bytes_of = [*named_kinds(self.collectives), ("all collectives", self.bytes), ("memory", self.memory)]
+        lines = figures_table([*byte_rows(bytes_of), flops_row(self.flops)])
         return "\n".join([f"Compiled for {self.backend} in {self.compile_s:.1f} s", *lines])
 
 
@@ -72,14 +69,17 @@ def verify(
     args: Sequence[Any] = (),
     devices: Sequence[Any] | None = None,
     compiler_options: Mapping[str, Any] | None = None,
-) -> Verification:
+) -> Verification | PipelineVerification:
     """See `Plan.verify`."""
+    if function is None and plan.origin is None:
+        raise ShardingError(
+            "a plan that was loaded does not know its function: call plan.verify(function, *arguments), with the "
+            "arguments or their types"
+        )
+    if plan.stages:
+        traced = plan.origin if function is None else trace(function, *args)
+        return verify_stages(plan, traced, devices, compiler_options)
     if function is None:
-        if plan.origin is None:
-            raise ShardingError(
-                "a plan that was loaded does not know its function: call plan.verify(function, *arguments), with the "
-                "arguments or their types"
-            )
         call = plan.origin.call
         function, args = plan.origin.function, call.arguments.fill(call.types)
     started = time.perf_counter()
@@ -88,10 +88,9 @@ def verify(
     seconds = time.perf_counter() - started
     text = compiled.as_text()
     made = collectives_of(text, plan.mesh.shape)
-    # XLA's CPU backend has no reduce-scatter; it sends the same bytes in an all-reduce, followed by a slice.
     scatters = _devices(devices)[0].platform != "cpu"
     return Verification(
-        _by_kind(plan.collectives, made, scatters),
+        by_kind(plan.collectives, made, scatters),
         Compared(plan.memory.peak_bytes, allocated_bytes(compiled)),
         Compared(plan.flops, flops_of(text)),
         _backend(devices),
@@ -106,18 +105,6 @@ def allocated_bytes(compiled: Any) -> int:
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + results)
-
-
-def _by_kind(planned: Any, made: Any, scatters: bool) -> dict[tuple[str, tuple[str, ...]], Compared]:
-    totals: list[Counter[tuple[str, tuple[str, ...]]]] = []
-    for items in (planned, made):
-        total: Counter[tuple[str, tuple[str, ...]]] = Counter()
-        for item in items:
-            kind = "all_reduce" if item.kind == "reduce_scatter" and not scatters else item.kind
-            total[kind, tuple(item.axes)] += item.bytes * item.trips
-        totals.append(total)
-    keys = sorted({*totals[0], *totals[1]})
-    return {key: Compared(float(totals[0][key]), float(totals[1][key])) for key in keys}
 
 
 def _backend(devices: Sequence[Any] | None) -> str:
