@@ -20,7 +20,7 @@ SCANNED = [name for name in TINY if zoo.entry(name).family not in ("wide_resnet"
 
 def build(name, **options):
     """Builds a tiny model in float32, so that results can be compared to rounding, and as shallow as it can be."""
-    layers = 2 if name == "moe-tiny" else 1
+    layers = 2 if name in ("moe-tiny", "deepseek-tiny") else 1
     return zoo.build(name, **{"batch": 4, "dtype": "float32", "layers": layers} | options)
 
 
@@ -98,7 +98,7 @@ def test_state_is_float32_and_moments_mirror_parameters(name):
 def test_scanned_layers_give_the_loss_of_unrolled_ones(name):
     losses = []
     for scan in (False, True):
-        example = build(name, layers=2, scan=scan)
+        example = build(name, layers=3 if name == "gemma-tiny" else 2, scan=scan)  # a period of two, and one more
         assert isinstance(example.state["params"]["layers"], dict) == scan
         losses.append(run(example.loss, example.init(0)["params"], example.sample(1)))
     np.testing.assert_allclose(*losses, rtol=1e-6)
@@ -131,13 +131,26 @@ def test_paths_of_llama():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("gpt-tiny", {"hiden": 3}, r"'gpt-tiny' has no option 'hiden'; its options are dropout, dtype, heads, hidden"),
+        (
+            "gpt-tiny",
+            {"hiden": 3},
+            r"'gpt-tiny' has no option 'hiden'; its options are attention, dropout, dtype, heads, hidden",
+        ),
         ("unet-tiny", {"scan": True}, r"'unet-tiny' cannot be scanned"),
         ("mlp", {"batch": 0}, r"batch=0 must be a positive whole number"),
         ("mlp", {"layers": 1.5}, r"layers=1\.5 must be a positive whole number"),
         ("gpt2-125m", {"seq": 2048}, r"seq=2048 is longer than the 1024 positions of 'gpt2-125m'"),
         ("llama-tiny", {"heads": 5}, r"hidden=64 of 'llama-tiny' is no multiple of heads=5"),
         ("moe-tiny", {"layers": 3}, r"layers=3 must be even"),
+        ("deepseek-tiny", {"layers": 1}, r"layers=1 must be above dense_layers=1"),
+        (
+            "llama-tiny",
+            {"checkpoint": "some"},
+            r"checkpoint='some' is none of 'none', 'selective', 'alternate', 'full'",
+        ),
+        ("llama-tiny", {"attention": "flash"}, r"attention='flash' is none of 'fused', 'plain'"),
+        ("llama-tiny", {"loss_chunks": 5}, r"loss_chunks=5 does not divide seq=32"),
+        ("mamba-tiny", {"seq": 12}, r"seq=12 is no multiple of chunk=8"),
     ],
 )
 def test_bad_options_are_named(name, options, message):

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from meshwright.zoo import layers, llama, vision
 
@@ -12,21 +11,6 @@ RNG = np.random.default_rng(0)
 
 def draw(*shape):
     return RNG.normal(size=shape).astype(np.float32)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_attend_equals_jax_nn(causal):
-    q, k, v = draw(2, 8, 2, 3, 4), draw(2, 8, 2, 4), draw(2, 8, 2, 4)
-    expected = jax.jit(lambda *qkv: jax.nn.dot_product_attention(*qkv, is_causal=causal))(q.reshape(2, 8, 6, 4), k, v)
-    mixed = jax.jit(lambda *qkv: layers.attend(*qkv, causal=causal))(q, k, v)
-    np.testing.assert_allclose(mixed.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_cross_entropy_is_the_negative_log_likelihood():
-    logits, labels = 5 * draw(3, 7, 11), RNG.integers(0, 11, (3, 7))
-    likelihood = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    expected = -np.log(np.take_along_axis(likelihood, labels[..., None], axis=-1)[..., 0])
-    np.testing.assert_allclose(jax.jit(layers.cross_entropy)(logits, labels), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_norms_centre_and_scale():

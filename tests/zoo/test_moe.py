@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import pytest
 
 from meshwright.zoo import moe
 
@@ -11,17 +12,17 @@ RNG = np.random.default_rng(0)
 top2_combine = jax.jit(moe.top2_combine, static_argnums=1)
 
 
-def route_one_by_one(gates, capacity):
-    """The same routing in plain Python: all first choices in order, then all second choices."""
+def route_one_by_one(gates, capacity, active=2):
+    """The same routing in plain Python: all first choices in order, then all second choices, and so on."""
     tokens, experts = gates.shape
     combine = np.zeros((tokens, experts, capacity))
     ranked = np.argsort(-gates, axis=-1)
     filled = [0] * experts
-    for choice in (0, 1):
+    for choice in range(active):
         for token in range(tokens):
             expert = ranked[token, choice]
             if filled[expert] < capacity:
-                weight = gates[token, expert] / gates[token, ranked[token, :2]].sum()
+                weight = gates[token, expert] / gates[token, ranked[token, :active]].sum()
                 combine[token, expert, filled[expert]] = weight
             filled[expert] += 1
     return combine
@@ -33,6 +34,18 @@ def test_top2_combine_equals_routing_one_by_one():
     for group in range(3):
         np.testing.assert_allclose(combine[group], route_one_by_one(gates[group], 6), rtol=1e-5, atol=1e-7)
     assert (np.asarray(combine) > 0).sum() < 2 * 3 * 16  # some token found its buffer full
+
+
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_top_combine_equals_routing_one_by_one(active):
+    gates = RNG.dirichlet([0.5] * 5, (3, 16)).astype(np.float32)
+    combine, aux = jax.jit(moe.top_combine, static_argnums=(1, 2))(gates, active, 5)
+    for group in range(3):
+        expected = route_one_by_one(gates[group], 5, active)
+        np.testing.assert_allclose(combine[group], expected, rtol=1e-5, atol=1e-7)
+    if active == 2:
+        np.testing.assert_allclose(combine, top2_combine(gates, 5)[0], rtol=1e-5, atol=1e-7)
+    assert aux > 1
 
 
 def test_even_load_has_an_auxiliary_loss_of_one():

@@ -11,13 +11,13 @@ from meshwright.zoo.draw import coins, integers, normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
-    cross_entropy,
     init_layer_norm,
     init_stack,
     layer_norm,
     project,
     run_stack,
 )
+from meshwright.zoo.losses import cross_entropy
 
 MASKED_FRACTION = 0.15
 MASK_TOKEN = 103  # [MASK] in the released vocabularies
@@ -34,7 +34,8 @@ class Config:
     heads: int
     dtype: str = "bfloat16"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -59,15 +60,16 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     masked = batch["masked"]
     x = transformer.embed(params, batch["tokens"])  # B S D
     x = layer_norm(x, params["embed_norm"]).astype(config.dtype)
-    x = run_stack(_layer, params["layers"], x, checkpoint=config.checkpoint)
+    x = run_stack(partial(_layer, config), params["layers"], x, checkpoint=config.checkpoint)
     x = jax.nn.gelu(project("bsd,de->bse", x, params["transform"], params["transform_bias"]))
     logits = project("bsd,vd->bsv", layer_norm(x, params["norm"]), params["embed"], params["head_bias"])
     losses = cross_entropy(logits, batch["labels"])
     return jnp.sum(losses * masked) / jnp.maximum(jnp.sum(masked), 1.0)
 
 
-def _layer(weights: PyTree, x: Array) -> Array:
-    x = layer_norm(x + transformer.attention(weights, x, causal=False), weights["attn_norm"])
+def _layer(config: Config, weights: PyTree, x: Array) -> Array:
+    mixed = transformer.attention(weights, x, causal=False, kind=config.attention)
+    x = layer_norm(x + mixed, weights["attn_norm"])
     return layer_norm(x + transformer.mlp(weights, x), weights["mlp_norm"])
 
 

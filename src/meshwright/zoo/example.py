@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from meshwright.zoo.catalogue import Entry, ZooError, entry
+from meshwright.zoo.options import ATTENTION, CHECKPOINTS
 
 PyTree = Any
 
@@ -47,7 +48,7 @@ def build(
     seq: int | None = None,
     layers: int | None = None,
     scan: bool = False,
-    checkpoint: bool = False,
+    checkpoint: bool | str = "none",
     **options: Any,
 ) -> Example:
     """Builds a model of the zoo by name.
@@ -58,8 +59,12 @@ def build(
         seq: Sequence length; models that have none, such as the vision models, refuse it.
         layers: Number of layers instead of the published one (for wide-resnet and unet: blocks per stage).
         scan: Stack the layers' weights and `jax.lax.scan` over them instead of unrolling.
-        checkpoint: Recompute each layer in the backward pass (`jax.checkpoint`).
-        **options: Any other field of the family's `Config`, e.g. `hidden=256`, `dtype="float32"`, `dropout=0.1`.
+        checkpoint: What the backward pass recomputes: `"none"`, `"selective"` (all but products with weights and fused
+            attention), `"alternate"` (every second product as well, as torchtitan does) or `"full"` (whole layers);
+            True is full, False none.
+        **options: Any other field of the family's `Config`, e.g. `hidden=256`, `dtype="float32"`, `dropout=0.1`;
+            `attention="fused"` or `"plain"` (by default fused where the program is traced for a GPU), `loss_chunks=1`
+            for all logits at once.
 
     Returns:
         The example, as shapes.
@@ -112,7 +117,7 @@ def build(
 
 
 def _configure(
-    config_class: Any, model: Entry, *, layers: int | None, scan: bool, checkpoint: bool, options: dict[str, Any]
+    config_class: Any, model: Entry, *, layers: int | None, scan: bool, checkpoint: bool | str, options: dict[str, Any]
 ) -> Any:
     fields = {field.name for field in dataclasses.fields(config_class)}
     unknown = sorted(set(options) - fields)
@@ -121,7 +126,12 @@ def _configure(
         raise ZooError(f"{model.name!r} has no option {unknown[0]!r}; its options are {known}.")
     if scan and "scan" not in fields:
         raise ZooError(f"{model.name!r} cannot be scanned, its layers differ in shape; leave out scan=True.")
-    chosen: dict[str, Any] = model.shape | options | {"checkpoint": checkpoint}
+    if checkpoint not in (*CHECKPOINTS, True, False):
+        raise ZooError(f"checkpoint={checkpoint!r} is none of {', '.join(map(repr, CHECKPOINTS))}.")
+    if options.get("attention") not in (None, *ATTENTION) and "heads" in fields:
+        raise ZooError(f"attention={options['attention']!r} is none of {', '.join(map(repr, ATTENTION))}.")
+    chosen: dict[str, Any] = model.shape | options
+    chosen["checkpoint"] = checkpoint if isinstance(checkpoint, str) else "full" if checkpoint else "none"
     if scan:
         chosen["scan"] = True
     if layers is not None:
@@ -136,11 +146,23 @@ def _check(name: str, config: Any, seq: int | None) -> None:
         raise ZooError(
             f"seq={seq} is longer than the {positions} positions of {name!r}; lower seq or pass positions={seq}."
         )
+    chunks = getattr(config, "loss_chunks", None)
+    if seq and chunks and seq % chunks:
+        raise ZooError(f"loss_chunks={chunks} does not divide seq={seq}; choose a divisor.")
+    chunk = min(getattr(config, "chunk", 1), seq or 1)
+    if seq and seq % chunk:
+        raise ZooError(f"seq={seq} is no multiple of chunk={chunk} of {name!r}; choose another of them.")
     for whole, part in (("hidden", "heads"), ("heads", "kv_heads"), ("image", "patch")):
-        if hasattr(config, part) and getattr(config, whole) % getattr(config, part):
+        if _derived(config, whole, part) and getattr(config, whole) % getattr(config, part):
             raise ZooError(
                 f"{whole}={getattr(config, whole)} of {name!r} is no multiple of {part}={getattr(config, part)}."
             )
+
+
+def _derived(config: Any, whole: str, part: str) -> bool:
+    """Whether one field must be a multiple of another; a model whose heads have a size of their own has no such tie."""
+    own_size = any(field.name == "head_dim" for field in dataclasses.fields(config))
+    return hasattr(config, part) and not (whole == "hidden" and own_size)
 
 
 def _positive(option: str, value: int) -> int:

@@ -23,7 +23,9 @@ class Config:
     dropout: float = 0.0
     dtype: str = "bfloat16"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
+    loss_chunks: int | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -42,7 +44,7 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
     x = transformer.embed(params, batch["tokens"]).astype(config.dtype)  # B S D
     x = run_stack(partial(_layer, config), _with_keys(config, params["layers"], batch), x, checkpoint=config.checkpoint)
-    return transformer.next_token_loss(params, x, batch["labels"])
+    return transformer.next_token_loss(params, x, batch["labels"], config.loss_chunks)
 
 
 def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:
@@ -56,7 +58,7 @@ def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:
 def _layer(config: Config, weights_and_keys: PyTree, x: Array) -> Array:
     weights, keys = weights_and_keys
     attn_key, mlp_key = keys if config.dropout else (None, None)
-    y = transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True)
+    y = transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True, kind=config.attention)
     x = x + _dropout(config, attn_key, y)
     y = transformer.mlp(weights, layer_norm(x, weights["mlp_norm"]))
     return x + _dropout(config, mlp_key, y)

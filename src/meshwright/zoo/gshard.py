@@ -38,7 +38,9 @@ class Config:
     aux_weight: float = 0.01
     dtype: str = "bfloat16"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
+    loss_chunks: int | None = None
 
     def __post_init__(self) -> None:
         if self.layers % 2:
@@ -77,7 +79,8 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     x = transformer.embed(params, batch["tokens"]).astype(config.dtype)  # B S D
     layer = partial(_pair if config.scan else _layer, config)
     x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    return transformer.next_token_loss(params, x, batch["labels"]) + config.aux_weight * aux / (config.layers // 2)
+    loss = transformer.next_token_loss(params, x, batch["labels"], config.loss_chunks)
+    return loss + config.aux_weight * aux / (config.layers // 2)
 
 
 def _pair(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
@@ -87,8 +90,9 @@ def _pair(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
 def _layer(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
     if "router" not in weights:
-        return transformer.pre_norm_layer(weights, x, causal=True), aux
-    x = x + transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True)
+        return transformer.pre_norm_layer(weights, x, causal=True, kind=config.attention), aux
+    normed = layer_norm(x, weights["attn_norm"])
+    x = x + transformer.attention(weights, normed, causal=True, kind=config.attention)
     y, layer_aux = mixture(
         layer_norm(x, weights["mlp_norm"]),
         weights["router"],

@@ -1,10 +1,11 @@
-"""What the models share: norms, attention, the loss, and running a stack of layers.
+"""What the models share: products with weights, norms, and running a stack of layers.
 
 Weights are float32 and are cast at use to the dtype of the activations they meet, so a model computes in whatever
 dtype its first activation has. Softmax, norms and the loss are computed in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from meshwright.zoo.draw import integers, split
 
 Array = Any
 PyTree = Any
+Layer = Callable[..., PyTree]  # (weights, x) to x
 
 
 def project(spec: str, x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -42,32 +44,6 @@ def layer_norm(x: Array, weights: PyTree, epsilon: float = 1e-5) -> Array:
     return (y * weights["scale"] + weights["bias"]).astype(x.dtype)
 
 
-@jax.named_scope("attend")
-def attend(q: Array, k: Array, v: Array, *, causal: bool) -> Array:
-    """Softmax attention with grouped queries.
-
-    Args:
-        q: Queries, (batch, seq, kv_heads, group, head_dim): each group of query heads shares one head of k and v.
-        k: Keys, (batch, seq, kv_heads, head_dim).
-        v: Values, (batch, seq, kv_heads, head_dim).
-        causal: Whether a position may look only at itself and at earlier ones.
-    """
-    scores = jnp.einsum("bqngh,bknh->bngqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
-    if causal:
-        positions = jnp.arange(q.shape[1])
-        scores = jnp.where(positions[:, None] >= positions[None, :], scores, -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    return jnp.einsum("bngqk,bknh->bqngh", weights, v)
-
-
-@jax.named_scope("cross_entropy")
-def cross_entropy(logits: Array, labels: Array) -> Array:
-    """Negative log likelihood of each label, in float32; has the shape of `labels`."""
-    logits = logits.astype(jnp.float32)
-    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - picked
-
-
 def init_stack(init_layer: Callable[[Array], PyTree], key: Array, count: int, *, scan: bool) -> PyTree:
     """Returns the weights of `count` layers: a list of them or, to be scanned, one tree stacked on a leading dim."""
     keys = split(key, count)
@@ -77,17 +53,67 @@ def init_stack(init_layer: Callable[[Array], PyTree], key: Array, count: int, *,
     return jax.tree.map(lambda *weights: jnp.stack(weights), *layers) if scan else layers
 
 
-def run_stack(layer: Callable[[PyTree, PyTree], PyTree], stack: PyTree, x: PyTree, *, checkpoint: bool) -> PyTree:
-    """Runs `x = layer(weights, x)` through a list of layers' weights, or scans over stacked ones."""
-    unrolled = isinstance(stack, list)
-    if checkpoint:
-        layer = jax.checkpoint(layer, prevent_cse=unrolled)  # a scan's body cannot be merged with its backward pass
-    if unrolled:
-        for weights in stack:
-            x = layer(weights, x)
+def run_stack(layer: Layer | Sequence[Layer], stack: PyTree, x: PyTree, *, checkpoint: str) -> PyTree:
+    """Runs `x = layer(weights, x)` through a list of layers' weights, or scans over stacked ones.
+
+    Args:
+        layer: One layer, or several kinds with weights of the same shapes that take turns.
+        stack: The weights.
+        x: The input of the first layer.
+        checkpoint: What the backward pass recomputes: a name of `options.CHECKPOINTS`.
+    """
+    kinds = (layer,) if callable(layer) else tuple(layer)
+    if isinstance(stack, list):
+        for kind, weights in zip(cycle(kinds), stack, strict=False):
+            x = checkpointed(kind, checkpoint)(weights, x)
         return x
-    x, _ = jax.lax.scan(lambda x, weights: (layer(weights, x), None), x, stack)
-    return x
+    # A scan's body cannot be merged with its backward pass.
+    turn = [checkpointed(kind, checkpoint, prevent_cse=False) for kind in kinds]
+    if len(turn) == 1:
+        return jax.lax.scan(lambda x, weights: (turn[0](weights, x), None), x, stack)[0]
+
+    def turns(x: PyTree, weights: PyTree) -> tuple[PyTree, None]:
+        for one, own in zip(turn, _unstacked(weights), strict=False):
+            x = one(own, x)
+        return x, None
+
+    whole = len(jax.tree.leaves(stack)[0]) // len(turn)
+    groups = jax.tree.map(lambda w: w[: whole * len(turn)].reshape(whole, len(turn), *w.shape[1:]), stack)
+    x, _ = jax.lax.scan(turns, x, groups)
+    return turns(x, jax.tree.map(lambda w: w[whole * len(turn) :], stack))[0]
+
+
+def _unstacked(stack: PyTree) -> list[PyTree]:
+    return [jax.tree.map(lambda w, i=i: w[i], stack) for i in range(len(jax.tree.leaves(stack)[0]))]
+
+
+def checkpointed(layer: Layer, checkpoint: str, **options: Any) -> Layer:
+    """A layer whose backward pass recomputes what a `checkpoint` of the zoo says; options are `jax.checkpoint`'s."""
+    if checkpoint == "none":
+        return layer
+    policies: dict[str, Any] = {"selective": _keep_products, "alternate": _KeepEverySecondProduct(), "full": None}
+    return jax.checkpoint(layer, policy=policies[checkpoint], **options)
+
+
+def _keep_products(primitive: Any, *avals: Any, **params: Any) -> bool:
+    """Keeps the results of convolutions, of products with weights, and of fused attention."""
+    return primitive.name.startswith(("dot_product_attention", "conv_general")) or bool(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *avals, **params)
+    )
+
+
+class _KeepEverySecondProduct:
+    """Keeps fused attention and every second product with a weight, counted within one layer as torchtitan does."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
+        kept = _keep_products(primitive, *avals, **params)
+        if not kept or primitive.name.startswith("dot_product_attention"):
+            return kept
+        self.count += 1
+        return self.count % 2 == 1
 
 
 def sample_tokens(key: Array, batch: int, seq: int, vocab: int) -> PyTree:

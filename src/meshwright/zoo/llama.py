@@ -1,4 +1,4 @@
-"""Llama 2 and 3: RMS norm, rotary positions, grouped-query attention, SwiGLU, untied head.
+"""Llama 2, 3 and 3.1: RMS norm, rotary positions, grouped-query attention, SwiGLU, untied head.
 
 Shapes in comments: B batch, S sequence, D hidden, N heads, K key-value heads, H head dim, F feed-forward, V vocabulary.
 """
@@ -11,18 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.zoo.attention import attend
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import (
-    Array,
-    PyTree,
-    attend,
-    cross_entropy,
-    init_stack,
-    project,
-    rms_norm,
-    run_stack,
-    sample_tokens,
-)
+from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.losses import mean_token_loss
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,9 @@ class Config:
     rope_theta: float = 10_000.0
     dtype: str = "bfloat16"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
+    loss_chunks: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -68,9 +62,7 @@ def _init_layer(config: Config, key: Array) -> PyTree:
         "attn_norm": jnp.ones(d),
         **init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
         "mlp_norm": jnp.ones(d),
-        "gate": normal(keys[1], d, f),
-        "up": normal(keys[2], d, f),
-        "down": normal(keys[3], f, d),
+        **init_swiglu(keys[1:], d=d, ffn=f),
     }
 
 
@@ -85,39 +77,54 @@ def init_attention(key: Array, d: int, heads: int, kv_heads: int, head_dim: int)
     }
 
 
+def init_swiglu(keys: Array, *experts: int, d: int, ffn: int) -> PyTree:
+    """Returns the three projections of a gated feed-forward, with a leading dim where there are several of them."""
+    return {
+        "gate": normal(keys[0], *experts, d, ffn),
+        "up": normal(keys[1], *experts, d, ffn),
+        "down": normal(keys[2], *experts, ffn, d),
+    }
+
+
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
     x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
     rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta)
-    x = run_stack(partial(_layer, rotation), params["layers"], x, checkpoint=config.checkpoint)
-    return next_token_loss(params, x, batch["labels"])
+    x = run_stack(partial(_layer, config, rotation), params["layers"], x, checkpoint=config.checkpoint)
+    return next_token_loss(params, rms_norm(x, params["norm"]), batch["labels"], config.loss_chunks)
 
 
-def next_token_loss(params: PyTree, x: Array, labels: Array) -> Array:
-    """Mean cross entropy of the next token, after the last layer."""
-    logits = project("bsd,dv->bsv", rms_norm(x, params["norm"]), params["head"])
-    return jnp.mean(cross_entropy(logits, labels))
+def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None) -> Array:
+    """Mean cross entropy of the next token, after the last norm; a model without a head uses its embedding again."""
+    tied = "head" not in params
+    return mean_token_loss(params["embed"] if tied else params["head"].T, x, labels, chunks)
 
 
-def _layer(rotation: PyTree, weights: PyTree, x: Array) -> Array:
-    x = x + attention(weights, rms_norm(x, weights["attn_norm"]), rotation)
-    return x + _mlp(weights, rms_norm(x, weights["mlp_norm"]))
+def _layer(config: Config, rotation: PyTree, weights: PyTree, x: Array) -> Array:
+    x = x + attention(weights, rms_norm(x, weights["attn_norm"]), rotation, kind=config.attention)
+    return x + mlp(weights, rms_norm(x, weights["mlp_norm"]))
 
 
 @jax.named_scope("attention")
-def attention(weights: PyTree, x: Array, rotation: PyTree) -> Array:
-    """Causal grouped-query attention with rotary positions."""
-    q = rotate(project("bsd,dnh->bsnh", x, weights["q"]), rotation)
-    k = rotate(project("bsd,dkh->bskh", x, weights["k"]), rotation)
-    v = project("bsd,dkh->bskh", x, weights["v"])
-    batch, seq, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    mixed = attend(q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim), k, v, causal=True)
-    return project("bsnh,nhd->bsd", mixed.reshape(q.shape), weights["o"])
+def attention(weights: PyTree, x: Array, rotation: PyTree, **options: Any) -> Array:
+    """Causal grouped-query attention with rotary positions, and norms of queries and keys where there are any.
+
+    Args:
+        weights: The projections; `"q_norm"` and `"k_norm"` where the model has them.
+        x: Activations, B S D, after the norm.
+        rotation: What `make_rotation` returns.
+        **options: Other options of `attend`.
+    """
+    q, k, v = (project("bsd,dnh->bsnh", x, weights[name]) for name in "qkv")
+    if "q_norm" in weights:
+        q, k = rms_norm(q, weights["q_norm"]), rms_norm(k, weights["k_norm"])
+    mixed = attend(rotate(q, rotation), rotate(k, rotation), v, causal=True, **options)
+    return project("bsnh,nhd->bsd", mixed, weights["o"])
 
 
 @jax.named_scope("mlp")
-def _mlp(weights: PyTree, x: Array) -> Array:
+def mlp(weights: PyTree, x: Array) -> Array:
+    """The feed-forward half, B S D to B S D; the caller applies the norm."""
     return swiglu(weights, x, "bsd,df->bsf", "bsf,fd->bsd")
 
 

@@ -31,7 +31,9 @@ class Config:
     aux_weight: float = 0.02
     dtype: str = "bfloat16"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
+    loss_chunks: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -51,9 +53,7 @@ def _init_layer(config: Config, key: Array) -> PyTree:
         **llama.init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
         "mlp_norm": jnp.ones(d),
         "router": normal(keys[1], d, e),
-        "gate": normal(keys[2], e, d, f),
-        "up": normal(keys[3], e, d, f),
-        "down": normal(keys[4], e, f, d),
+        **llama.init_swiglu(keys[2:], e, d=d, ffn=f),
     }
 
 
@@ -63,12 +63,14 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
     layer = partial(_layer, config, rotation)
     x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    return llama.next_token_loss(params, x, batch["labels"]) + config.aux_weight * aux / config.layers
+    x = rms_norm(x, params["norm"])
+    loss = llama.next_token_loss(params, x, batch["labels"], config.loss_chunks)
+    return loss + config.aux_weight * aux / config.layers
 
 
 def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
-    x = x + llama.attention(weights, rms_norm(x, weights["attn_norm"]), rotation)
+    x = x + llama.attention(weights, rms_norm(x, weights["attn_norm"]), rotation, kind=config.attention)
     y, layer_aux = mixture(
         rms_norm(x, weights["mlp_norm"]),
         weights["router"],

@@ -24,7 +24,7 @@ class Config:
     layers: int
     dtype: str = "float32"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
 
 
 def init(config: Config, key: Array) -> PyTree:

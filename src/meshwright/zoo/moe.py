@@ -1,4 +1,4 @@
-"""Mixture of experts as GShard computes it: top-2 routing into buffers of fixed capacity, by one-hot einsums alone.
+"""Mixture of experts as GShard computes it: the best few of them, in buffers of fixed capacity, by one-hot einsums.
 
 Shapes in comments: G groups of tokens, S tokens of a group, E experts, C slots of an expert's buffer, D hidden.
 """
@@ -14,9 +14,17 @@ from meshwright.zoo.layers import Array
 
 @jax.named_scope("moe")
 def mixture(
-    x: Array, router: Array, experts: Callable[[Array], Array], *, group_size: int, capacity_factor: float
+    x: Array,
+    router: Array,
+    experts: Callable[[Array], Array],
+    *,
+    group_size: int,
+    capacity_factor: float,
+    active: int = 2,
+    gate: Callable[[Array], Array] = jax.nn.softmax,
+    bias: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Sends each token to its two best experts and mixes what they return.
+    """Sends each token to its best experts and mixes what they return, weighted by their gates' shares.
 
     Args:
         x: Activations, (batch, seq, hidden).
@@ -24,6 +32,9 @@ def mixture(
         experts: All experts at once, E G C D to E G C D.
         group_size: Tokens that compete for the same buffers; lowered to a divisor of batch x seq.
         capacity_factor: Slots per expert and group, relative to a perfectly even load.
+        active: How many experts serve each token.
+        gate: Turns the scores of a token's experts into gates.
+        bias: What is added to the scores, (experts,).
 
     Returns:
         The mixed activations, and the auxiliary loss that is 1 for an even load and more otherwise.
@@ -31,9 +42,10 @@ def mixture(
     batch, seq, hidden = x.shape
     group_size = math.gcd(group_size, batch * seq)
     tokens = x.reshape(-1, group_size, hidden)  # G S D
-    gates = jax.nn.softmax(jnp.einsum("gsd,de->gse", tokens.astype(jnp.float32), router), axis=-1)
-    capacity = max(1, int(capacity_factor * 2 * group_size / router.shape[1]))
-    combine, aux = top2_combine(gates, capacity)
+    scores = jnp.einsum("gsd,de->gse", tokens.astype(jnp.float32), router)
+    gates = gate(scores if bias is None else scores + bias)
+    capacity = max(1, int(capacity_factor * active * group_size / router.shape[1]))
+    combine, aux = top2_combine(gates, capacity) if active == 2 else top_combine(gates, active, capacity)
     dispatch = (combine > 0).astype(x.dtype)
     inputs = jnp.einsum("gsec,gsd->egcd", dispatch, tokens)
     outputs = experts(inputs)
@@ -60,6 +72,23 @@ def top2_combine(gates: Array, capacity: int) -> tuple[Array, Array]:
     combine += _place(gate_second / total, second, before_second, capacity)
     aux = num_experts * jnp.mean(jnp.sum(jnp.mean(first, axis=1) * jnp.mean(gates, axis=1), axis=-1))
     return combine, aux
+
+
+def top_combine(gates: Array, active: int, capacity: int) -> tuple[Array, Array]:
+    """As `top2_combine`, for any number of experts; A numbers the choices of a token, best first."""
+    num_experts = gates.shape[-1]
+    _, chosen = jax.lax.top_k(jax.lax.stop_gradient(gates), active)
+    choice = jax.nn.one_hot(jnp.moveaxis(chosen, 2, 1), num_experts)  # G A S E
+    earlier = jnp.cumsum(jnp.sum(choice, axis=2), axis=1) - jnp.sum(choice, axis=2)  # G A E: in all better choices
+    before = jnp.cumsum(choice, axis=2) - choice + earlier[:, :, None]
+    picked = jnp.einsum("gse,gase->gas", gates, choice)
+    shares = picked / jnp.sum(picked, axis=1, keepdims=True)
+    position = jnp.sum(before * choice, axis=-1).astype(jnp.int32)  # G A S
+    slot = jax.nn.one_hot(position, capacity)  # G A S C; a position past the end of the buffer gives zeros
+    combine = jnp.einsum("gase,gasc->gsec", shares[..., None] * choice, slot)
+    even = gates / jnp.sum(gates, axis=-1, keepdims=True)
+    load = jnp.mean(jnp.sum(choice, axis=1), axis=1) / active  # G E
+    return combine, num_experts * jnp.mean(jnp.sum(load * jnp.mean(even, axis=1), axis=-1))
 
 
 def _place(gate: Array, choice: Array, before: Array, capacity: int) -> Array:

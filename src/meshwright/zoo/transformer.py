@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.zoo.attention import attend
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, attend, cross_entropy, init_layer_norm, layer_norm, project
+from meshwright.zoo.layers import Array, PyTree, init_layer_norm, layer_norm, project
+from meshwright.zoo.losses import mean_token_loss
 
 
 def init_attention(key: Array, d: int, heads: int) -> PyTree:
@@ -46,17 +48,17 @@ def embed(params: PyTree, tokens: Array) -> Array:
     return params["embed"][tokens] + params["positions"][: tokens.shape[1]]
 
 
-def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool) -> Array:
+def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> Array:
     """A whole layer, B S D to B S D, each half with its norm before it."""
-    x = x + attention(weights, layer_norm(x, weights["attn_norm"]), causal=causal)
+    x = x + attention(weights, layer_norm(x, weights["attn_norm"]), causal=causal, kind=kind)
     return x + mlp(weights, layer_norm(x, weights["mlp_norm"]))
 
 
 @jax.named_scope("attention")
-def attention(weights: PyTree, x: Array, *, causal: bool) -> Array:
-    """Multi-head attention, B S D to B S D; the caller applies the norm."""
+def attention(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> Array:
+    """Multi-head attention of a `kind` of `zoo.attention`, B S D to B S D; the caller applies the norm."""
     q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights[f"{name}_bias"]) for name in "qkv")
-    mixed = attend(q[:, :, :, None, :], k, v, causal=causal)[:, :, :, 0, :]
+    mixed = attend(q, k, v, causal=causal, kind=kind)
     return project("bsnh,nhd->bsd", mixed, weights["o"], weights["o_bias"])
 
 
@@ -67,7 +69,6 @@ def mlp(weights: PyTree, x: Array) -> Array:
     return project("bsf,fd->bsd", x, weights["down"], weights["down_bias"])
 
 
-def next_token_loss(params: PyTree, x: Array, labels: Array) -> Array:
-    """Mean cross entropy of the next token, with the embedding used again as the head."""
-    logits = project("bsd,vd->bsv", layer_norm(x, params["norm"]), params["embed"])
-    return jnp.mean(cross_entropy(logits, labels))
+def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None) -> Array:
+    """Mean cross entropy of the next token, with the embedding used again as the head; `chunks` as in `zoo.losses`."""
+    return mean_token_loss(params["embed"], layer_norm(x, params["norm"]), labels, chunks)

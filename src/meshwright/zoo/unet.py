@@ -1,6 +1,5 @@
 """The U-Net of denoising diffusion: it learns the noise that was added to an image, at any strength of noise."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.zoo.attention import attend
 from meshwright.zoo.draw import integers, normal, split
-from meshwright.zoo.layers import Array, PyTree, attend, init_layer_norm, project
+from meshwright.zoo.layers import Array, PyTree, checkpointed, init_layer_norm, project
 from meshwright.zoo.vision import conv, group_norm, init_conv
 
 TIMESTEPS = 1000
@@ -34,7 +34,7 @@ class Config:
     attention: int
     groups: int = 32
     dtype: str = "bfloat16"
-    checkpoint: bool = False
+    checkpoint: str = "none"
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,7 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
 
 
 def _predict(config: Config, params: PyTree, x: Array, times: Array) -> Array:
-    block: Callable[..., Array] = partial(_block, config.groups)
-    if config.checkpoint:
-        block = jax.checkpoint(block)
+    block = checkpointed(partial(_block, config), config.checkpoint)
     time = _embed_time(config, params, times)
     x = conv(x, params["stem"], bias=params["stem_bias"])
     skips = [x]
@@ -156,7 +154,8 @@ def _embed_time(config: Config, params: PyTree, times: Array) -> Array:
 
 
 @jax.named_scope("block")
-def _block(groups: int, weights: PyTree, x: Array, time: Array) -> Array:
+def _block(config: Config, weights: PyTree, x: Array, time: Array) -> Array:
+    groups = config.groups
     y = jax.nn.silu(group_norm(x, weights["norm1"], groups))
     y = conv(y, weights["conv1"], bias=weights["conv1_bias"])
     y = y + project("bi,io->bo", jax.nn.silu(time), weights["time"], weights["time_bias"])[:, None, None, :]
@@ -165,17 +164,17 @@ def _block(groups: int, weights: PyTree, x: Array, time: Array) -> Array:
     if "shortcut" in weights:
         x = project("bhwi,io->bhwo", x, weights["shortcut"], weights["shortcut_bias"])
     x = x + y
-    return x + _attention(groups, weights["attention"], x) if "attention" in weights else x
+    return x + _attention(config, weights["attention"], x) if "attention" in weights else x
 
 
 @jax.named_scope("attention")
-def _attention(groups: int, weights: PyTree, x: Array) -> Array:
+def _attention(config: Config, weights: PyTree, x: Array) -> Array:
     """Attention with one head over all pixels."""
     batch, height, width, channels = x.shape
-    pixels = group_norm(x, weights["norm"], groups).reshape(batch, height * width, channels)
+    pixels = group_norm(x, weights["norm"], config.groups).reshape(batch, height * width, channels)
     q, k, v = (project("bsc,cd->bsd", pixels, weights[n], weights[f"{n}_bias"])[:, :, None, :] for n in "qkv")
-    mixed = attend(q[:, :, :, None, :], k, v, causal=False)
-    return project("bsd,dc->bsc", mixed[:, :, 0, 0], weights["o"], weights["o_bias"]).reshape(x.shape)
+    mixed = attend(q, k, v, causal=False)
+    return project("bsd,dc->bsc", mixed[:, :, 0], weights["o"], weights["o_bias"]).reshape(x.shape)
 
 
 def _double(x: Array) -> Array:

@@ -11,13 +11,13 @@ from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import (
     Array,
     PyTree,
-    cross_entropy,
     init_layer_norm,
     init_stack,
     layer_norm,
     project,
     run_stack,
 )
+from meshwright.zoo.losses import cross_entropy
 from meshwright.zoo.vision import sample_images
 
 
@@ -34,7 +34,8 @@ class Config:
     ffn: int
     dtype: str = "bfloat16"
     scan: bool = False
-    checkpoint: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -57,7 +58,7 @@ def init(config: Config, key: Array) -> PyTree:
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the class."""
     x = _embed(config, params, batch["images"].astype(config.dtype))  # B S D
-    layer = partial(transformer.pre_norm_layer, causal=False)
+    layer = partial(transformer.pre_norm_layer, causal=False, kind=config.attention)
     x = run_stack(layer, params["layers"], x, checkpoint=config.checkpoint)
     x = layer_norm(x[:, 0], params["norm"])
     logits = project("bd,dc->bc", x, params["head"], params["head_bias"])

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, cross_entropy, init_layer_norm, project
+from meshwright.zoo.layers import Array, PyTree, checkpointed, init_layer_norm, project
+from meshwright.zoo.losses import cross_entropy
 from meshwright.zoo.vision import batch_norm, conv, init_conv, max_pool, sample_images
 
 
@@ -30,7 +31,7 @@ class Config:
     stages: tuple[int, ...]
     layers: int | None = None
     dtype: str = "bfloat16"
-    checkpoint: bool = False
+    checkpoint: str = "none"
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -79,7 +80,7 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the class."""
     x = conv(batch["images"].astype(config.dtype), params["stem"], stride=2)
     x = max_pool(jax.nn.relu(batch_norm(x, params["stem_norm"])), side=3, stride=2)
-    block = jax.checkpoint(_block, static_argnums=2) if config.checkpoint else _block
+    block = checkpointed(_block, config.checkpoint, static_argnums=2)
     for weights, (_, stride) in zip(params["layers"], config.blocks, strict=True):
         x = block(weights, x, stride)
     logits = project("bd,dc->bc", jnp.mean(x, axis=(1, 2)), params["head"], params["head_bias"])

@@ -1,0 +1,118 @@
+"""GPT-OSS: sinks and alternating sliding windows in attention, biases everywhere, four small experts for each token.
+
+No fused kernel knows sinks, so attention is written out. Positions are rotated without YaRN's longer wavelengths, and
+experts have buffers of fixed capacity (`moe.py`); neither changes a shape.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.zoo import llama
+from meshwright.zoo.attention import attend
+from meshwright.zoo.draw import normal, split
+from meshwright.zoo.layers import Array, PyTree, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.moe import mixture
+
+_LIMIT = 7.0  # of the gated values
+_SHARPNESS = 1.702  # of the sigmoid
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of one GPT-OSS; odd layers, counted from 1, see `window` positions and even ones see all."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    experts: int
+    active: int
+    window: int
+    group_size: int
+    rope_theta: float = 150_000.0
+    capacity_factor: float = 1.25
+    aux_weight: float = 0.9
+    dtype: str = "bfloat16"
+    scan: bool = False
+    checkpoint: str = "none"
+    loss_chunks: int | None = None
+
+
+def init(config: Config, key: Array) -> PyTree:
+    """Returns fresh parameters."""
+    return llama.init_model(config, key, partial(_init_layer, config))
+
+
+def _init_layer(config: Config, key: Array) -> PyTree:
+    d, e, f, h = config.hidden, config.experts, config.ffn, config.head_dim
+    keys = split(key, 3)
+    return {
+        "attn_norm": jnp.ones(d),
+        **llama.init_attention(keys[0], d, config.heads, config.kv_heads, h),
+        "q_bias": jnp.zeros((config.heads, h)),
+        "k_bias": jnp.zeros((config.kv_heads, h)),
+        "v_bias": jnp.zeros((config.kv_heads, h)),
+        "o_bias": jnp.zeros(d),
+        "sinks": jnp.zeros(config.heads),
+        "mlp_norm": jnp.ones(d),
+        "router": normal(keys[1], d, e),
+        "router_bias": jnp.zeros(e),
+        **llama.init_swiglu(split(keys[2], 3), e, d=d, ffn=f),
+        "gate_bias": jnp.zeros((e, f)),
+        "up_bias": jnp.zeros((e, f)),
+        "down_bias": jnp.zeros((e, d)),
+    }
+
+
+def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
+    """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers."""
+    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
+    rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    layers = tuple(partial(_layer, config, rotation, window) for window in (config.window, None))
+    x, aux = run_stack(layers, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
+    loss = llama.next_token_loss(params, rms_norm(x, params["norm"]), batch["labels"], config.loss_chunks)
+    return loss + config.aux_weight * aux / config.layers
+
+
+def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree, carry: PyTree) -> PyTree:
+    x, aux = carry
+    x = x + _attention(weights, rms_norm(x, weights["attn_norm"]), rotation, window)
+    y, layer_aux = mixture(
+        rms_norm(x, weights["mlp_norm"]),
+        weights["router"],
+        partial(_experts, weights),
+        bias=weights["router_bias"],
+        active=config.active,
+        group_size=config.group_size,
+        capacity_factor=config.capacity_factor,
+    )
+    return x + y, aux + layer_aux
+
+
+@jax.named_scope("attention")
+def _attention(weights: PyTree, x: Array, rotation: PyTree, window: int | None) -> Array:
+    q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights[f"{name}_bias"]) for name in "qkv")
+    q, k = llama.rotate(q, rotation), llama.rotate(k, rotation)
+    mixed = attend(q, k, v, causal=True, kind="plain", window=window, sinks=weights["sinks"])
+    return project("bsnh,nhd->bsd", mixed, weights["o"], weights["o_bias"])
+
+
+def _experts(weights: PyTree, x: Array) -> Array:
+    """Each expert on its buffer, E G C D to E G C D."""
+    gate, up = (
+        project("egcd,edf->egcf", x, weights[name], weights[f"{name}_bias"][:, None, None]) for name in ("gate", "up")
+    )
+    gate, up = jnp.minimum(gate, _LIMIT), jnp.clip(up, -_LIMIT, _LIMIT)
+    inner = (up + 1) * gate * jax.nn.sigmoid(_SHARPNESS * gate)
+    return project("egcf,efd->egcd", inner, weights["down"], weights["down_bias"][:, None, None])
+
+
+def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
+    """Returns a batch of random tokens."""
+    return sample_tokens(key, batch, seq, config.vocab)

@@ -1,0 +1,92 @@
+"""Qwen 3: a Llama that norms queries and keys, with heads of a size of their own; the larger ones have experts.
+
+A layer's feed-forward is one SwiGLU, or the `active` best of many small ones, in buffers of fixed capacity (`moe.py`).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax.numpy as jnp
+
+from meshwright.zoo import llama
+from meshwright.zoo.draw import normal, split
+from meshwright.zoo.layers import Array, PyTree, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.moe import mixture
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of one Qwen 3; `ffn` is the inner width of each expert where there are several."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    tied: bool = False
+    experts: int = 0
+    active: int = 8
+    group_size: int = 256
+    rope_theta: float = 1_000_000.0
+    capacity_factor: float = 1.25
+    aux_weight: float = 0.001
+    dtype: str = "bfloat16"
+    scan: bool = False
+    checkpoint: str = "none"
+    attention: str | None = None
+    loss_chunks: int | None = None
+
+
+def init(config: Config, key: Array) -> PyTree:
+    """Returns fresh parameters."""
+    params = llama.init_model(config, key, partial(_init_layer, config))
+    return {name: part for name, part in params.items() if name != "head" or not config.tied}
+
+
+def _init_layer(config: Config, key: Array) -> PyTree:
+    d, experts = config.hidden, (config.experts,) if config.experts else ()
+    keys = split(key, 5)
+    router = {"router": normal(keys[4], d, config.experts)} if config.experts else {}
+    return {
+        "attn_norm": jnp.ones(d),
+        **llama.init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
+        "q_norm": jnp.ones(config.head_dim),
+        "k_norm": jnp.ones(config.head_dim),
+        "mlp_norm": jnp.ones(d),
+        **router,
+        **llama.init_swiglu(split(keys[1], 3), *experts, d=d, ffn=config.ffn),
+    }
+
+
+def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
+    """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers where there are experts."""
+    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
+    rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    layer = partial(_layer, config, rotation)
+    x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
+    loss = llama.next_token_loss(params, rms_norm(x, params["norm"]), batch["labels"], config.loss_chunks)
+    return loss + config.aux_weight * aux / config.layers if config.experts else loss
+
+
+def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> PyTree:
+    x, aux = carry
+    x = x + llama.attention(weights, rms_norm(x, weights["attn_norm"]), rotation, kind=config.attention)
+    normed = rms_norm(x, weights["mlp_norm"])
+    if not config.experts:
+        return x + llama.mlp(weights, normed), aux
+    y, layer_aux = mixture(
+        normed,
+        weights["router"],
+        partial(llama.swiglu, weights, into="egcd,edf->egcf", out="egcf,efd->egcd"),
+        active=config.active,
+        group_size=config.group_size,
+        capacity_factor=config.capacity_factor,
+    )
+    return x + y, aux + layer_aux
+
+
+def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
+    """Returns a batch of random tokens."""
+    return sample_tokens(key, batch, seq, config.vocab)
