@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import meshwright as mw
+from meshwright.graph import trace
+from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from tests.runtime.stages.models import build, compared
 
 pytestmark = pytest.mark.devices
@@ -56,6 +58,16 @@ def test_layers_that_do_not_divide_evenly_are_refused():
     step = mw.parallelize(train_step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
     with pytest.raises(mw.ShardingError, match=r"of which the stages have \d and \d.*unroll the loop"):
         step(init(jax.random.key(0)), batch)
+
+
+def test_two_stages_may_share_a_device():
+    init, train_step, batch = build()
+    state = init(jax.random.key(0))
+    plan = mw.plan(train_step, state, batch, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
+    program = PipelineProgram(plan, trace(train_step, state, batch), (1,), devices=jax.devices()[:1] * 2)
+    expected = train_step(state, batch)
+    for found, leaf in zip(jax.tree.leaves(program(state, batch)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, leaf, rtol=1e-12, atol=1e-12)
 
 
 def test_a_saved_plan_runs(tmp_path):

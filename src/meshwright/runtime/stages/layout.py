@@ -170,6 +170,8 @@ def of_pieces(pieces: Sequence[Any], sharding: NamedSharding) -> Any:
 
 
 def everywhere(stages: Sequence[StageDevices]) -> NamedSharding:
-    """One copy on each device of all stages."""
-    devices = np.array([device for stage in stages for device in stage.mesh.devices.ravel()], dtype=object)
-    return NamedSharding(DeviceMesh(devices, ("devices",), axis_types=(AxisType.Auto,)), PartitionSpec())
+    """One copy on each device of all stages, which may share devices."""
+    devices = dict.fromkeys(device for stage in stages for device in stage.mesh.devices.ravel())
+    return NamedSharding(
+        DeviceMesh(np.array(list(devices), dtype=object), ("devices",), axis_types=(AxisType.Auto,)), PartitionSpec()
+    )

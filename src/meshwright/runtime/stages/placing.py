@@ -78,9 +78,11 @@ def batch_placer(place: NamedSharding, count: int) -> Callable[[Any], Any]:
 
 
 def joined(copies: Sequence[Any], sharding: NamedSharding) -> Any:
-    """One array of the copies of a single number that stages have."""
+    """One array of the copies of a single number that stages have; stages may share devices."""
     if jax_compat.is_key_dtype(copies[0].dtype):
         words = joined([jax.random.key_data(copy) for copy in copies], sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(copies[0]))
-    shards = [shard.data for copy in copies for shard in copy.addressable_shards]
-    return jax.make_array_from_single_device_arrays(copies[0].shape, sharding, shards, dtype=copies[0].dtype)
+    shards = {shard.device: shard.data for copy in copies for shard in copy.addressable_shards}
+    return jax.make_array_from_single_device_arrays(
+        copies[0].shape, sharding, list(shards.values()), dtype=copies[0].dtype
+    )
