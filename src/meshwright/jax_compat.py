@@ -1,17 +1,16 @@
-"""The only file that touches private or unstable JAX; it hides the differences between JAX 0.10 and 0.11."""
+"""Private or unstable JAX, which only this file and `jax_kernels.py` touch: both hide what differs in 0.10 and 0.11."""
 
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache, wraps
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, compiler, core, distributed, source_info_util, xla_bridge
+from jax._src import clusters, compiler, core, distributed, source_info_util
 from jax._src import lib as jax_lib
-from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 
@@ -35,11 +34,6 @@ _CALLS = {
 }
 CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
 _RECOMPUTED = "rematted_computation"
-# The client that code is told of while it is traced; None for the devices at hand. It is part of the keys of JAX's
-# caches, so that a function that was traced for other devices is traced again.
-_told = jax.make_user_context(None)
-# The newest version of cuDNN that JAX asks for anywhere.
-_CUDNN_VERSION = 91100
 _Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
 _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
 
@@ -59,44 +53,6 @@ def _struct(shape: tuple[int, ...], dtype: Any, weak: bool) -> jax.ShapeDtypeStr
 def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Traces ``function(*args)`` and returns its closed jaxpr."""
     return jax.make_jaxpr(function)(*args)
-
-
-def telling(client: Any) -> Any:
-    """A context in which code that is traced and asks JAX for its devices is told of a client's.
-
-    Args:
-        client: It has the properties and methods of a client that are asked for, and says by `answers` of which
-            platforms; None leaves the devices at hand.
-    """
-    if client is not None:
-        _tell()
-    return _told(client)
-
-
-@cache
-def _tell() -> None:
-    """Puts the client before JAX's own look-ups: whoever asks for devices comes to one of these."""
-    get_backend, cudnn_version = xla_bridge.get_backend, cudnn_attention.check_cudnn_version
-
-    def told() -> Any:
-        """The client to tell of; values that are computed while a function is traced are computed on real devices."""
-        return None if isinstance(core.trace_ctx.trace, core.EvalTrace) else _told.value
-
-    def told_backend(platform: Any = None) -> Any:
-        client = told()
-        return get_backend(platform) if client is None or not client.answers(platform) else client
-
-    def told_version() -> int:
-        client = told()
-        return cudnn_version() if client is None or not client.answers("cuda") else _CUDNN_VERSION
-
-    def told_afresh(kept: Any) -> Any:
-        """A function of JAX that keeps its answers, which must not be those about a client."""
-        return wraps(kept)(lambda *args, **kwargs: (kept if told() is None else kept.__wrapped__)(*args, **kwargs))
-
-    xla_bridge.get_backend, cudnn_attention.check_cudnn_version = told_backend, told_version
-    jax.local_devices = xla_bridge.local_devices = told_afresh(xla_bridge.local_devices)
-    jax.process_count = xla_bridge.process_count = told_afresh(xla_bridge.process_count)
 
 
 def is_tracing() -> bool:

@@ -258,7 +258,8 @@ def a_kernel():
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] * 2.0
 
-    double = pallas.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8, 8), jnp.float32), interpret=True)
+    rows, made = pallas.BlockSpec((2, 8), lambda i: (i, 0)), jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    double = pallas.pallas_call(kernel, made, grid=(4,), in_specs=[rows], out_specs=rows, interpret=True)
     return lambda x, w: double(x @ w) + 1.0, r(8, 8), r(8, 8)
 
 

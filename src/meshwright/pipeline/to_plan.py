@@ -20,7 +20,7 @@ from meshwright.pipeline.search.result import Found, FoundStage
 from meshwright.pipeline.search.search import Search
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
-from meshwright.planner.planner import provenance, unsplittable
+from meshwright.planner.planner import kernel_remarks, provenance, unsplittable
 from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.stage import Stage, StageTime, Submesh
 from meshwright.plans.tensor import KEPT, Spec, Tensor
@@ -83,6 +83,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         in_tree=call.arguments.tree,
         out_tree=call.results.tree,
         in_leaves=call.arguments.leaves,
+        remarks=tuple(kernel_remarks(traced.graph)),
     )
 
 

@@ -27,7 +27,8 @@ from meshwright.planner.solving.view_search import View, search
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.refinement import Refinements
-from meshwright.rules import has_rule, kernel_name
+from meshwright.rules import Signature, has_rule, kernel_name, loop_nest
+from meshwright.rules.pallas import why_whole
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
@@ -156,7 +157,7 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
-            remarks=tuple(self.refined.remarks),
+            remarks=(*self.refined.remarks, *kernel_remarks(self.graph)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
@@ -210,10 +211,29 @@ class Task:
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:
-    """Primitives that are planned without a rule."""
-    columns = graph.columns
-    signatures = [columns.signatures[number] for number in columns.examples]
-    return tuple(sorted({kernel_name(s) for s in signatures if not has_rule(s)}))
+    """Primitives that are planned without a rule, and kernels whose grids cannot be split."""
+    return tuple(sorted({kernel_name(s) for s in _signatures(graph) if not has_rule(s) or _is_whole(s)}))
+
+
+def kernel_remarks(graph: Graph) -> list[str]:
+    """Says of each kernel whose grid cannot be split why that is so, and what to do."""
+    whole = {kernel_name(s): s for s in _signatures(graph) if has_rule(s) and _is_whole(s)}
+    return [
+        f"Every device runs the whole Pallas kernel {name!r}: {why_whole(op)}. To have it split, give it a grid with "
+        f'an axis that only selects blocks; or, if an axis can be split all the same, say so by @mw.rule("{name}").'
+        for name, op in sorted(whole.items())
+    ]
+
+
+def _is_whole(op: Signature) -> bool:
+    """Whether an operation is a Pallas kernel that cannot be split."""
+    if op.primitive != "pallas_call":
+        return False
+    return not any(loop.kind != "unsplittable" and loop.size > 1 for loop in loop_nest(op).loops)
+
+
+def _signatures(graph: Graph) -> list[Signature]:
+    return [graph.columns.signatures[number] for number in graph.columns.examples]
 
 
 def provenance(traced: Traced, mesh: Mesh) -> dict[str, Any]:

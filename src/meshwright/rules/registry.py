@@ -12,6 +12,7 @@ FAMILIES = (
     "elementwise",
     "contraction",
     "attention",
+    "pallas",
     "convolution",
     "reduction",
     "scans",

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from meshwright import jax_compat
+from meshwright import jax_kernels
 from meshwright.hardware import Chip, Cluster
 
 # JAX's names of the platforms of each maker's chips, the name that devices have first. XLA's own names follow.
@@ -29,7 +29,7 @@ def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
         ...     jax.make_jaxpr(lambda x: x * jax.device_count())(1)
         { lambda ; a:i32[]. let b:i32[] = mul a 16:i32[] in (b,) }
     """
-    found: AbstractContextManager[None] = jax_compat.telling(_client(cluster))
+    found: AbstractContextManager[None] = jax_kernels.telling(_client(cluster))
     return found
 
 

@@ -17,6 +17,7 @@ from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
 from meshwright.rules.registry import builtin_rules
 from meshwright.runtime.microbatches.units import Unit
+from meshwright.runtime.program.kernels import PALLAS, pallas_params
 
 Status = int | str  # the dim that is cut, or a word of `batch_parts`, or how contributions combine
 PAIRWISE = ("optimization_barrier", "device_put", "shard_alike")  # result i is operand i
@@ -133,6 +134,9 @@ def shrunk(unit: Unit, form: Form, cut: Cut) -> dict[str, Any]:
         params["limit_indices"] = cut.shape(params["limit_indices"], operand)
     elif unit.name == "dynamic_slice" or (unit.name == "gather" and _is_window(eqn, operand)):
         params["slice_sizes"] = cut.shape(params["slice_sizes"], operand)
+    elif unit.name == PALLAS:
+        variables = zip((*eqn.invars, *eqn.outvars), (*form.operands, *form.results), strict=True)
+        params = pallas_params(eqn, [cut.shape(v.aval.shape, d if isinstance(d, int) else None) for v, d in variables])
     return params
 
 

@@ -20,6 +20,7 @@ from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.rules import loop_nest
 from meshwright.rules.base import NARROWEST
+from meshwright.runtime.program import kernels
 from meshwright.runtime.program.bits import from_ordered, ordered, words_of
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.meshes import constrain, on_each_device
@@ -79,6 +80,8 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
     mesh = contributions.mesh
     if op is None:
         return bind(eqn, operands)
+    if kernels.is_kernel(eqn):
+        return kernels.run(eqn, op, contributions, operands)
     if not op.sums and is_done_alone(eqn, op.operands):
         return do_alone(eqn, op.operands, op.results, mesh, operands)
     if is_multiplied(eqn, op.operands):
@@ -99,7 +102,7 @@ def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Seq
 
 def is_settled(eqn: Any, op: OpPlan) -> bool:
     """Whether `run` itself combines the values of the devices, and leaves the result in its final sharding."""
-    return _is_compared(eqn, op) or _is_looked_up(eqn, op)
+    return kernels.is_kernel(eqn) or _is_compared(eqn, op) or _is_looked_up(eqn, op)
 
 
 def _num_positions(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> int:

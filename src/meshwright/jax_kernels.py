@@ -1,0 +1,85 @@
+"""Private JAX of fused kernels: the devices that they ask for, where they run, and how a part of one is made.
+
+With `jax_compat.py`, whose rules hold here, the only file that touches private or unstable JAX.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, xla_bridge
+from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax._src.interpreters import mlir
+
+# The client that code is told of while it is traced; None for the devices at hand. It is part of the keys of JAX's
+# caches, so that a function that was traced for other devices is traced again.
+_told = jax.make_user_context(None)
+# The newest version of cuDNN that JAX asks for anywhere.
+_CUDNN_VERSION = 91100
+
+
+def telling(client: Any) -> Any:
+    """A context in which code that is traced and asks JAX for its devices is told of a client's.
+
+    Args:
+        client: It has the properties and methods of a client that are asked for, and says by `answers` of which
+            platforms; None leaves the devices at hand.
+    """
+    if client is not None:
+        _tell()
+    return _told(client)
+
+
+@cache
+def _tell() -> None:
+    """Puts the client before JAX's own look-ups: whoever asks for devices comes to one of these."""
+    get_backend, cudnn_version = xla_bridge.get_backend, cudnn_attention.check_cudnn_version
+
+    def told() -> Any:
+        """The client to tell of; values that are computed while a function is traced are computed on real devices."""
+        return None if isinstance(core.trace_ctx.trace, core.EvalTrace) else _told.value
+
+    def told_backend(platform: Any = None) -> Any:
+        client = told()
+        return get_backend(platform) if client is None or not client.answers(platform) else client
+
+    def told_version() -> int:
+        client = told()
+        return cudnn_version() if client is None or not client.answers("cuda") else _CUDNN_VERSION
+
+    def told_afresh(kept: Any) -> Any:
+        """A function of JAX that keeps its answers, which must not be those about a client."""
+        return wraps(kept)(lambda *args, **kwargs: (kept if told() is None else kept.__wrapped__)(*args, **kwargs))
+
+    xla_bridge.get_backend, cudnn_attention.check_cudnn_version = told_backend, told_version
+    jax.local_devices = xla_bridge.local_devices = told_afresh(xla_bridge.local_devices)
+    jax.process_count = xla_bridge.process_count = told_afresh(xla_bridge.process_count)
+
+
+def kernel_params(eqn: Any, grid: Sequence[Any], shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The parameters of a Pallas kernel with another grid, for other shapes of its inputs and results."""
+    mapping, estimate = eqn.params["grid_mapping"], eqn.params.get("cost_estimate")
+    pairs = zip(mapping.block_mappings, shapes, strict=True)
+    arrays = tuple(array.replace(array_aval=array.array_aval.update(shape=tuple(shape))) for array, shape in pairs)
+    made = zip(eqn.params["out_avals"], shapes[mapping.num_inputs :], strict=True)
+    changed = {
+        "grid_mapping": mapping.replace(grid=tuple(grid), block_mappings=arrays),
+        "out_avals": tuple(aval.update(shape=tuple(shape)) for aval, shape in made),
+    }
+    if estimate is not None:
+        share = np.prod(grid, dtype=float) / np.prod(mapping.grid, dtype=float)
+        parts = {name: int(amount * share) for name, amount in vars(estimate).items()}
+        changed["cost_estimate"] = replace(estimate, **parts)
+    return eqn.params | changed
+
+
+def has_kernel(eqn: Any, platform: str) -> bool:
+    """Whether a platform can run a fused kernel."""
+    if eqn.primitive.name == "pallas_call":
+        return platform != "cpu" or bool(eqn.params["interpret"])
+    inner = eqn.primitive.name.removesuffix("_wrapper")
+    names = ("cuda", "gpu") if platform in ("cuda", "gpu") else (platform,)
+    return any(p.name == inner for name in names for p in mlir._platform_specific_lowerings.get(name, ()))
