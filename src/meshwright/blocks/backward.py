@@ -75,16 +75,18 @@ def place_backward(
         numbers: The number of each value.
     """
     ops = graph.ops
-    forward = {numbers[value]: block for index, block in of_op.items() for value in ops[index].outputs}
+    made = {value: block for index, block in of_op.items() for value in ops[index].outputs}
+    again = _once({(numbers[value], block) for value, block in made.items()})
     home: dict[int, int] = {}  # values of the backward pass and of the update
     found: dict[int, int] = {}
     for index, op in enumerate(ops):
         if op.phase == FORWARD:
             continue
-        repeated = forward.get(numbers[op.outputs[0]], -1) if op.recomputed else -1
+        repeated = again.get(numbers[op.outputs[0]], -1)
         source = tied.get(index, -1)
         read = [value for value in op.inputs if graph.types[value].shape]
-        residuals = [forward[numbers[value]] for value in read if numbers[value] in forward]
+        residuals = [made[value] if value in made else again.get(numbers[value], -1) for value in read]
+        residuals = [block for block in residuals if block >= 0]
         cotangents = [value for value in read if value in home]
         if source >= 0 and source in of_op:
             block = of_op[source]
@@ -100,6 +102,14 @@ def place_backward(
             continue
         found[index] = block
         home.update(dict.fromkeys(op.outputs, block))
+    return found
+
+
+def _once(pairs: set[tuple[int, int]]) -> dict[int, int]:
+    """Those numbers that belong to one block: masks and tables are equal in all layers."""
+    found: dict[int, int] = {}
+    for number, block in pairs:
+        found[number] = block if number not in found else -1
     return found
 
 

@@ -48,6 +48,7 @@ class Restrictions:
         scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
         stay: Value ids of arguments that may not be resharded before the update.
         whole: Value ids of arguments that must be whole on every device, even if their dims could be split.
+        splits: For an operation that leads, the loops of which every axis must split one.
     """
 
     allowed: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Restrictions:
     scatter_gradients: bool = True
     stay: frozenset[int] = frozenset()
     whole: frozenset[int] = frozenset()
+    splits: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 class Formulation:
@@ -150,9 +152,22 @@ class Formulation:
             keep = np.isin(table.codes[0], sorted(allowed))
             if not keep.any():
                 raise ShardingError(self._no_code(group.argument))
-            table = copy(table)
-            table.select(keep)
+            return _selected(table, keep)
+        loops = self.restrictions.splits.get(group.leader) if group.leader is not None else None
+        if loops is not None and table.candidates is not None:
+            keep = np.logical_and.reduce(np.isin(table.candidates.loops, sorted(loops)), axis=1)
+            if not keep.any():
+                raise ShardingError(self._no_split(group.leader))
+            return _selected(table, keep)
         return table
+
+    def _no_split(self, leader: int | None) -> str:
+        assert leader is not None
+        op = self.grouping.graph.ops[leader]
+        return (
+            f"{op.label} cannot be split as asked for on mesh {self.mesh.shape}: no loop of that type has a size that "
+            "the axes divide; choose another split or mesh"
+        )
 
     def _no_code(self, argument: int | None) -> str:
         graph = self.grouping.graph
@@ -236,6 +251,13 @@ class Formulation:
         if member < 0 or group.argument is not None:
             return False
         return self.grouping.graph.ops[group.ops[member]].phase != "update"
+
+
+def _selected(table: GroupTable, keep: NDArray[np.bool_]) -> GroupTable:
+    """A table with some of the strategies; the pricer shares whole tables."""
+    found = copy(table)
+    found.select(keep)
+    return found
 
 
 def lifetimes(live: Liveness, readers: Ints, begin: Ints, values: Ints) -> Lifetimes:
