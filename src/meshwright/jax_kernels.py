@@ -26,10 +26,9 @@ def telling(client: Any) -> Any:
 
     Args:
         client: It has the properties and methods of a client that are asked for, and says by `answers` of which
-            platforms; None leaves the devices at hand.
+            platforms.
     """
-    if client is not None:
-        _tell()
+    _tell()
     return _told(client)
 
 

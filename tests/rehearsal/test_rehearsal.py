@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 from typer.testing import CliRunner
 
 import meshwright as mw
@@ -91,3 +92,17 @@ def test_the_command_knows_models_of_the_zoo(tmp_path):
     )
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["planned_flops"] == plan.flops
+
+
+def test_a_pallas_kernel_runs_on_the_blocks_of_one_device():
+    def scaled(x):
+        rows = pl.BlockSpec((2, 8), lambda i: (i, 0))
+        grid = (x.shape[0] // 2,)
+        return pl.pallas_call(doubled, x, grid=grid, in_specs=[rows], out_specs=rows, interpret=True)(x)
+
+    def doubled(x_ref, out_ref):
+        out_ref[...] = 2 * x_ref[...]
+
+    x = jax.ShapeDtypeStruct((64, 8), "float32")
+    plan = mw.plan(scaled, x, cluster="1x8 h100", method=mw.Manual({"x": jax.P("x")}))
+    assert "ran whole" not in str(plan.rehearse(steps=0))

@@ -4,6 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+import meshwright as mw
+from meshwright.graph.tracing.planned_devices import traced_for
 from meshwright.zoo.attention import attend
 
 RNG = np.random.default_rng(0)
@@ -20,6 +22,24 @@ def test_attend_equals_jax_nn(causal, window):
     expected = jax.nn.dot_product_attention(q, k, v, is_causal=causal, local_window_size=looks_at)
     mixed = attend(q, k, v, causal=causal, window=window)
     np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "width", "fused"),
+    [
+        ("1x8 h100", 256, True),
+        ("1x8 a100", 128, True),
+        ("1x8 a100", 256, False),
+        ("1x8 v100", 128, False),
+        ("1x8 mi300x", 128, False),
+        ("1x4 tpu-v5p", 128, False),
+    ],
+)
+def test_the_fused_kernel_is_taken_where_the_chip_has_it(cluster, width, fused):
+    q = jax.ShapeDtypeStruct((2, 16, 4, width), "bfloat16")
+    with traced_for(mw.cluster(cluster)):
+        program = str(jax.make_jaxpr(lambda q: attend(q, q, q, causal=True))(q))
+    assert ("dot_product_attention_fwd" in program) == fused
 
 
 def test_values_may_be_narrower_and_scores_scaled():

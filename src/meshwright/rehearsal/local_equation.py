@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.plans.tensor import Spec
+from meshwright.runtime.program.kernels import PALLAS, pallas_params
 from meshwright.runtime.program.per_device import CONVOLUTION
 
 Shape = tuple[int, ...]
@@ -100,6 +101,10 @@ def _convolution(eqn: Any, shapes: Sequence[Shape], made: Sequence[Shape]) -> di
     return {"feature_group_count": features, "batch_group_count": batch, "padding": tuple(padding)}
 
 
+def _pallas(eqn: Any, shapes: Sequence[Shape], made: Sequence[Shape]) -> dict[str, Any]:
+    return pallas_params(eqn, [*shapes, *made])
+
+
 def _windows(eqn: Any, shapes: Sequence[Shape], made: Sequence[Shape]) -> dict[str, Any]:
     """The paddings with which windows over a part have as many positions as the part of the result."""
     params = eqn.params
@@ -145,4 +150,5 @@ _CHANGES: dict[str, Callable[[Any, Sequence[Shape], Sequence[Shape]], dict[str, 
     "slice": _slice,
     "gather": _gather,
     CONVOLUTION: _convolution,
+    PALLAS: _pallas,
 }

@@ -1,90 +1,126 @@
-"""Fused attention kernels of `jax.nn.dot_product_attention`: batch and heads are parallel, a sequence stays whole."""
+"""cuDNN's fused attention, as `jax.nn.dot_product_attention(implementation="cudnn")` calls it.
+
+Batch and heads are parallel. Heads of queries are groups that share one head of keys and values. A device may also have
+a part of the queries, with all keys and values, but only where no mask depends on a query's position: the kernel counts
+positions from the first query that it is given. Dropout draws by position, too, and packed sequences have no dims of
+their own, so calls with either are not split.
+"""
 
 from math import prod
 
-from meshwright.rules.base import LoopNest, Rule, Signature
+from meshwright.rules.base import Dims, LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops
 
 Dim = tuple[int, ...]
 
 HEADS_BEFORE_TOKENS = 1  # the value of the "layout" parameter when heads come before tokens
+_BIAS, _LENGTHS, _PACKING = 3, slice(4, 6), slice(6, 10)  # where these operands are; those that are not used are empty
 
 
 class _Attention:
-    """The loops of one call; query heads are groups of ``shared`` heads that use one head of keys and values."""
+    """The loops of one call.
 
-    def __init__(self, op: Signature, shared_kind: str) -> None:
+    In the backward pass gradients of keys and values add up over the queries, and over the heads that share them; the
+    gradient of a bias adds up over the batch, or over heads, where they share it.
+    """
+
+    def __init__(self, op: Signature, backward: bool) -> None:
         self.op = op
         self.heads_first = op.params["layout"] == HEADS_BEFORE_TOKENS
         query, key, value = (tensor.shape for tensor in op.operands[:3])
         token_at, head_at = (2, 1) if self.heads_first else (1, 2)
-        self.num_heads = query[head_at]
+        self.sizes = (query[0], query[head_at], query[token_at], key[token_at])
+        self.widths = (query[3], value[3])
+        summed = "sum" if backward else "parallel"
         self.loops = Loops()
-        self.batch = self.loops.add(query[0])
-        self.kv_heads = self.loops.add(key[head_at])
+        self.batch = self.loops.add(query[0], self._kind(0, summed))
+        self.kv_heads = self.loops.add(key[head_at], self._kind(1, summed))
         self.heads = self.kv_heads
         if query[head_at] != key[head_at]:
-            self.heads += self.loops.add(query[head_at] // key[head_at], shared_kind)
-        self.query_tokens, self.tokens = self.loops.fixed((query[token_at], key[token_at]))
-        self.width, self.value_width = self.loops.fixed((query[3], value[3]))
+            self.heads += self.loops.add(query[head_at] // key[head_at], summed)
+        self.query_tokens = self.loops.add(query[token_at], summed if _is_unmasked(op) else "unsplittable")
+        self.tokens, self.width, self.value_width = self.loops.fixed((key[token_at], *self.widths))
 
-    def array(self, tokens: Dim, heads: Dim, width: Dim) -> tuple[Dim, ...]:
+    def _kind(self, bias_dim: int, summed: str) -> str:
+        """The kind of the loop over the batch or over heads: parallel, unless a bias is shared along it."""
+        bias = self.op.operands[_BIAS].shape
+        return summed if len(bias) == 4 and bias[bias_dim] == 1 else "parallel"
+
+    def array(self, tokens: Dim, heads: Dim, width: Dim) -> Dims:
         return (self.batch, heads, tokens, width) if self.heads_first else (self.batch, tokens, heads, width)
 
-    def inputs(self) -> list[tuple[Dim, ...]]:
-        """Dims of query, key, value, bias, the two lengths, and the offsets and page tables, which must be empty."""
-        bias, lengths = self.op.operands[3].shape, self.op.operands[4:6]
+    def bias(self) -> Dims:
+        shape = self.op.operands[_BIAS].shape
+        if len(shape) != 4:
+            return self.loops.fixed(shape)
         whole = (self.batch, self.heads, self.query_tokens, self.tokens)
+        return tuple(dim if n > 1 else self.loops.add(n, "unsplittable") for dim, n in zip(whole, shape, strict=True))
+
+    def inputs(self) -> list[Dims]:
+        """Dims of query, key, value, bias, the two lengths, and the offsets and page tables, which must be empty."""
+        lengths, packing = self.op.operands[_LENGTHS], self.op.operands[_PACKING]
         return [
             self.array(self.query_tokens, self.heads, self.width),
             self.array(self.tokens, self.kv_heads, self.width),
             self.array(self.tokens, self.kv_heads, self.value_width),
-            tuple(
-                dim if size > 1 else self.loops.add(size, "unsplittable") for dim, size in zip(whole, bias, strict=True)
-            )
-            if len(bias) == 4
-            else self.loops.fixed(bias),
+            self.bias(),
             *((self.batch,) if prod(length.shape) else self.loops.fixed(length.shape) for length in lengths),
-            *(self.loops.fixed(tensor.shape) for tensor in self.op.operands[6:10]),
+            *(self.loops.fixed(tensor.shape) for tensor in packing),
         ]
 
-    def output(self) -> tuple[Dim, ...]:
+    def output(self) -> Dims:
         return self.array(self.query_tokens, self.heads, self.value_width)
 
-    def statistics(self) -> tuple[Dim, ...]:
+    def statistics(self) -> Dims:
         """The softmax's normaliser, kept for the backward pass."""
         return (self.batch, self.heads, self.query_tokens)
 
     def flops(self, over_width: int, over_value_width: int) -> float:
-        """Flops of so many products over the heads' width and over the values' width; half if the mask is causal."""
-        sizes = [self.loops.loops[dim[0]].size for dim in (self.batch, self.query_tokens, self.tokens)]
-        width, value_width = (self.loops.loops[dim[0]].size for dim in (self.width, self.value_width))
-        full = 2.0 * prod(sizes) * self.num_heads * (over_width * width + over_value_width * value_width)
-        return full / 2 if "CAUSAL" in str(self.op.params["mask_type"]) else full
+        """FLOPs of so many products over the heads' width and over the values' width, of unmasked scores alone."""
+        batch, heads, query_tokens, tokens = self.sizes
+        scores, window = float(query_tokens * tokens), self.op.params.get("sliding_window_length")
+        if "CAUSAL" in str(self.op.params["mask_type"]):
+            scores /= 2
+        if window:  # each query reads so many keys before it; the first queries have fewer
+            scores = min(scores, query_tokens * window - window**2 / 2 if window < query_tokens else scores)
+        width, value_width = self.widths
+        return 2.0 * batch * heads * scores * (over_width * width + over_value_width * value_width)
 
 
-def _describable(op: Signature) -> bool:
-    """Whether loops can describe a call: packed sequences and page tables have no dims, dropout differs by shard."""
-    return not any(prod(tensor.shape) for tensor in op.operands[6:10]) and not op.params["dropout_rate"]
+def _is_unmasked(op: Signature) -> bool:
+    """Whether no score is masked because of its position."""
+    return str(op.params["mask_type"]).endswith("NO_MASK") and not op.params.get("sliding_window_length")
 
 
-def forward(op: Signature) -> LoopNest | None:
+def _is_split(op: Signature) -> bool:
+    """Whether loops describe a call: packed sequences and page tables have no dims, dropout differs by shard."""
+    return not any(prod(tensor.shape) for tensor in op.operands[_PACKING]) and not op.params["dropout_rate"]
+
+
+def _whole(op: Signature, flops: float) -> LoopNest:
+    """A nest that cannot be split."""
+    loops = Loops()
+    operands, results = ([loops.fixed(t.shape) for t in side] for side in (op.operands, op.results))
+    return loops.nest(operands, results, flops, leads=True)
+
+
+def forward(op: Signature) -> LoopNest:
     """``softmax(query · keys) · values``, with the normaliser in training."""
-    if not _describable(op):
-        return None
-    call = _Attention(op, "parallel")
+    call = _Attention(op, backward=False)
+    if not _is_split(op):
+        return _whole(op, call.flops(1, 1))
     results = [call.output(), call.statistics()][: len(op.results)]
     return call.loops.nest(call.inputs(), results, call.flops(1, 1), leads=True)
 
 
-def backward(op: Signature) -> LoopNest | None:
-    """Gradients of query, key and value; gradients of keys and values add up over the heads that share them."""
-    if not _describable(op) or len(op.results) != 3:
-        return None
-    call = _Attention(op, "sum")
+def backward(op: Signature) -> LoopNest:
+    """Gradients of query, key and value, and of the bias if there is one."""
+    call = _Attention(op, backward=True)
+    if not _is_split(op):
+        return _whole(op, call.flops(3, 2))
     inputs = call.inputs()
     operands = [*inputs, call.statistics(), call.output(), call.output()]
-    return call.loops.nest(operands, inputs[:3], call.flops(3, 2), leads=True)
+    return call.loops.nest(operands, inputs[: len(op.results)], call.flops(3, 2), leads=True)
 
 
 RULES: dict[str, Rule] = {

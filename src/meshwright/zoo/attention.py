@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from meshwright.zoo.layers import Array
 
-_LARGEST_HEAD = 256  # of cuDNN's kernels; before Hopper it is 128
+# The largest heads of cuDNN's kernels, from a compute capability on: there are none before Ampere. The compute
+# capability of an AMD chip is no number.
+_LARGEST_HEAD = ((8, 128), (9, 256))
 
 
 @jax.named_scope("attend")
@@ -47,9 +49,12 @@ def attend(
 
 
 def _has_kernel(q: Array) -> bool:
-    """Whether the backend for which the program is traced has a fused kernel for these queries."""
-    half = q.dtype in (jnp.bfloat16, jnp.float16)
-    return half and q.shape[-1] % 8 == 0 and q.shape[-1] <= _LARGEST_HEAD and jax.default_backend() == "gpu"
+    """Whether the chip for which the program is traced has a fused kernel for these queries."""
+    if jax.default_backend() != "gpu" or q.dtype not in (jnp.bfloat16, jnp.float16) or q.shape[-1] % 8:
+        return False
+    major = getattr(jax.devices()[0], "compute_capability", "").partition(".")[0]
+    largest = max((size for first, size in _LARGEST_HEAD if major.isdigit() and int(major) >= first), default=0)
+    return q.shape[-1] <= largest
 
 
 def _fused(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale: float) -> Array:

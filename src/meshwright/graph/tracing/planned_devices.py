@@ -4,7 +4,7 @@ Kernels and models ask JAX for the platform, the kind of device or the compute c
 trace another program, or none, if they find a laptop. The answers are those of the cluster; nothing can run on it.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -29,7 +29,8 @@ def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
         ...     jax.make_jaxpr(lambda x: x * jax.device_count())(1)
         { lambda ; a:i32[]. let b:i32[] = mul a 16:i32[] in (b,) }
     """
-    found: AbstractContextManager[None] = jax_kernels.telling(_client(cluster))
+    client = _client(cluster)
+    found: AbstractContextManager[None] = nullcontext() if client is None else jax_kernels.telling(client)
     return found
 
 
