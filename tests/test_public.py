@@ -40,6 +40,7 @@ NAMES = [
     "cluster",
     "compare",
     "create_state",
+    "current_mesh",
     "explore",
     "find_blocks",
     "follow",

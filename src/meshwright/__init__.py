@@ -36,6 +36,7 @@ _PUBLIC = {
     "Zero": "planner.methods",
     "ThreeD": "pipeline.search.equal_stages",
     "boundary": "pipeline.boundary",
+    "current_mesh": "graph.tracing.planned_mesh",
     "plan": "planning",
     "initialize": "runtime.processes.initialize",
     "preempted": "runtime.processes.preemption",

@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +33,7 @@ _CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
+_SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 _RECOMPUTED = "rematted_computation"
 _Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
 _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
@@ -53,6 +54,46 @@ def _struct(shape: tuple[int, ...], dtype: Any, weak: bool) -> jax.ShapeDtypeStr
 def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Traces ``function(*args)`` and returns its closed jaxpr."""
     return jax.make_jaxpr(function)(*args)
+
+
+def abstract_mesh(sizes: Sequence[int], names: Sequence[str], explicit: Sequence[str] = (), devices: Any = None) -> Any:
+    """A mesh without devices; the axes are of JAX's automatic type unless they are named as explicit.
+
+    It names the kind of some devices (of a mesh, by default the local ones): JAX does not mix it with a mesh of other
+    devices, and the user may have made one of the local ones.
+    """
+    kinds = jax.sharding.AxisType
+    types = tuple(kinds.Explicit if name in explicit else kinds.Auto for name in names)
+    like = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("all",)) if devices is None else devices
+    device = like.abstract_mesh.abstract_device
+    return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=device)
+
+
+def in_mesh(mesh: Any | None) -> Any:
+    """A context in which an abstract mesh is JAX's mesh in context; None changes nothing."""
+    return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
+
+
+def on_devices(eqn: Any, mesh: Any) -> Any:
+    """An equation as it runs on real devices, without what it says of shardings: its results' constraints say that.
+
+    A `jax.shard_map` keeps its specs, on the real mesh. The context of the user's mesh is left: inside of it, JAX would
+    take the types of axes from there.
+    """
+    params = eqn.params
+    if eqn.primitive.name == "shard_map":
+        params = {**params, "mesh": mesh}
+    elif any(params.get(key) is not None for key in _SHARDINGS):
+        params = {key: None if key in _SHARDINGS else value for key, value in params.items()}
+    elif eqn.ctx.cur_abstract_mesh.empty:
+        return eqn
+    return eqn.replace(params=params, ctx=_context_without_mesh(eqn.ctx))
+
+
+@lru_cache(maxsize=256)
+def _context_without_mesh(context: Any) -> Any:
+    with context.manager, jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return core.JaxprEqnContext()
 
 
 def is_tracing() -> bool:

@@ -8,11 +8,14 @@ from meshwright.errors import ShardingError
 from meshwright.facade import Plan
 from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.garbage import heap_frozen
+from meshwright.graph.tracing.planned_mesh import planned
 from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware.axes import Shape
 from meshwright.pipeline.planner import plan_stages
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.planner import Progress, plan_program
+from meshwright.planner.pricing.user_shardings import refuse_stages
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
@@ -23,7 +26,7 @@ def plan(
     function: Callable[..., Any],
     *args: Any,
     cluster: Cluster | str | None = None,
-    mesh: Mesh | tuple[int, ...] | None = None,
+    mesh: Mesh | Shape | None = None,
     method: Method | str | None = None,
     on_progress: Progress | None = None,
 ) -> Plan:
@@ -35,7 +38,9 @@ def plan(
             are not arrays (functions, strings) are kept as they are, and so are Python numbers, switches first, where
             the function's own Python code reads them; the plan is then for these values.
         cluster: A `Cluster` or what `mw.cluster` takes; the local devices if neither this nor a mesh is given.
-        mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster.
+        mesh: One logical mesh, or its shape on the cluster, instead of all views of the cluster: ``(4, 8)``, or with
+            names ``{"data": 4, "model": 8}``, or a JAX mesh. Shardings that the function itself asks for are honoured
+            on a mesh that has their axes: see ``docs/guides/own-shardings.md``.
         method: A method or its short name, such as ``"zero3"``; `Auto` by default.
         on_progress: Called with a sentence on each stage; else a line on stderr shows it (`progress.py`).
 
@@ -60,12 +65,12 @@ def plan(
         where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
         say("tracing")
         machines = where if isinstance(where, Cluster) else where[0].cluster
-        return Plan.of(_plan(trace(function, *args, cluster=machines), where, method, say, budget))
+        with planned(mesh):
+            traced = trace(function, *args, cluster=machines)
+        return Plan.of(_plan(traced, where, method, say, budget))
 
 
-def plan_traced(
-    traced: Traced, cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method
-) -> Plan:
+def plan_traced(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> Plan:
     """As `plan`, for a function that is traced already."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     with progress() as say:
@@ -80,6 +85,7 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
 
 
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:
+    refuse_stages(traced.graph)
     if not isinstance(method, Auto) or cluster.mixed:  # only stages are possible
         return plan_stages(traced, cluster, method, say, budget)
     whole, refined = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), Refinements()
@@ -98,7 +104,7 @@ def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:
     return cluster if isinstance(cluster, Cluster) else find_cluster("local" if cluster is None else cluster)
 
 
-def _meshes(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None, method: Method) -> list[Mesh]:
+def _meshes(cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> list[Mesh]:
     if isinstance(mesh, Mesh):
         return [mesh]
     machine = _machines(cluster, None)

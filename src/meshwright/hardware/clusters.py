@@ -4,13 +4,15 @@ They are one file because each makes the other: a cluster its meshes, and a save
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from meshwright.errors import ClusterError
 from meshwright.hardware.abstract import abstract_ways
+from meshwright.hardware.axes import AXIS_NAMES as AXIS_NAMES
+from meshwright.hardware.axes import Shape, check_names, read_shape
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.collectives import KINDS, Way, ways
 from meshwright.hardware.groups import group_of
@@ -19,14 +21,13 @@ from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
 from meshwright.schema import Count, checked
 
-AXIS_NAMES = ("x", "y", "z")
 MOST_DEVICES = 2**20  # several times the largest machine; views of a mesh are counted by its divisors
 CATALOGUE = "modelled: catalogue figures"
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices seen as a grid of one to three axes named x, y and z.
+    """Devices seen as a grid of one to three axes, named x, y and z unless the user names them.
 
     Make one with `Cluster.mesh` or, for research without a machine, with `Mesh.abstract`.
 
@@ -36,6 +37,8 @@ class Mesh:
         alpha: Fixed cost of a collective along each axis of an abstract mesh.
         beta: Cost per byte along each axis of an abstract mesh.
         limit_bytes: Memory per device of an abstract mesh; None where there is no limit.
+        axis_names: The user's names of the axes; empty for x, y and z.
+        explicit: Names of the axes that are of JAX's explicit type while the function is traced.
 
     Examples:
         >>> mesh = Mesh.abstract((2, 4), alpha=(1, 1), beta=(1, 0.1))
@@ -48,6 +51,8 @@ class Mesh:
     alpha: tuple[float, ...] = ()
     beta: tuple[float, ...] = ()
     limit_bytes: int | None = None
+    axis_names: tuple[str, ...] = ()
+    explicit: tuple[str, ...] = ()
     _ways: dict[tuple[str, tuple[int, ...]], tuple[Way, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -62,6 +67,7 @@ class Mesh:
                 f"mesh {self.sizes!s:.60} has more than {MOST_DEVICES:,} devices, which is the most that Meshwright "
                 "plans for: choose smaller sizes."
             )
+        check_names(self.axis_names, self.sizes)
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.shape.items())
@@ -70,7 +76,7 @@ class Mesh:
     @classmethod
     def abstract(
         cls,
-        shape: Sequence[int],
+        shape: Shape,
         alpha: Sequence[float] | float,
         beta: Sequence[float] | float,
         memory_bytes: int | None = None,
@@ -81,7 +87,7 @@ class Mesh:
         α + 2β(n-1)/n·B, an all-to-all α + β(n-1)/n²·B and a permute α + β·B.
 
         Args:
-            shape: Number of devices along each of one to three axes.
+            shape: Number of devices along each of one to three axes, as `Cluster.mesh` takes it.
             alpha: α of each axis, or one number for all.
             beta: β of each axis, or one number for all.
             memory_bytes: Memory of each device, or None for no limit.
@@ -90,15 +96,15 @@ class Mesh:
             >>> Mesh.abstract((4, 1), alpha=(1, 1), beta=(1, 1)).collective_s("all_reduce", (0,), 100)
             151.0
         """
-        sizes = plain_sizes(shape)
+        sizes, *named = read_shape(shape)
         costs = (_per_axis("alpha", alpha, len(sizes)), _per_axis("beta", beta, len(sizes)))
         if memory_bytes is not None and not (isinstance(memory_bytes, Real) and memory_bytes > 0):
             raise ClusterError(f"memory_bytes must be above 0, not {memory_bytes!r}: leave it out for no limit.")
-        return cls(sizes, None, *costs, None if memory_bytes is None else int(memory_bytes))
+        return cls(sizes, None, *costs, None if memory_bytes is None else int(memory_bytes), *named)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return AXIS_NAMES[: len(self.sizes)]
+        return self.axis_names or AXIS_NAMES[: len(self.sizes)]
 
     @property
     def shape(self) -> dict[str, int]:
@@ -196,25 +202,22 @@ class Mesh:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `from_json` makes the same mesh again."""
+        named = {"axis_names": list(self.axis_names), "explicit": list(self.explicit)} if self.axis_names else {}
         if self.cluster is not None:
-            return {"shape": list(self.sizes), "cluster": self.cluster.to_json()}
+            return {"shape": list(self.sizes), **named, "cluster": self.cluster.to_json()}
         costs = {"alpha": list(self.alpha), "beta": list(self.beta), "memory_bytes": self.limit_bytes}
-        return {"shape": list(self.sizes), "abstract": costs}
+        return {"shape": list(self.sizes), **named, "abstract": costs}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Mesh":
         """The inverse of `to_json`."""
+        names, kinds = (checked(tuple(data.get(key, ())), tuple[str, ...], key) for key in ("axis_names", "explicit"))
         if "abstract" in data:
-            return cls.abstract(data["shape"], **data["abstract"])
-        cluster = Cluster.from_json(data["cluster"])
-        return cls(tuple(data["shape"]), cluster) if cluster.mixed else cluster.mesh(data["shape"])
-
-
-def plain_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sizes as Python integers; other values are left for the mesh to refuse."""
-    if not isinstance(shape, Iterable):
-        raise ClusterError(f"the shape of a mesh is {shape!r}: give a size for each axis, e.g. (4, 8).")
-    return tuple(int(n) if isinstance(n, Integral) and not isinstance(n, bool) else n for n in shape)
+            mesh = cls.abstract(data["shape"], **data["abstract"])
+        else:
+            cluster = Cluster.from_json(data["cluster"])
+            mesh = cls(tuple(data["shape"]), cluster) if cluster.mixed else cluster.mesh(data["shape"])
+        return replace(mesh, axis_names=names, explicit=kinds)
 
 
 def _per_axis(name: str, values: Sequence[float] | float, num_axes: int) -> tuple[float, ...]:
@@ -300,21 +303,27 @@ class Cluster:
     def inter(self) -> Link:
         return self.host.inter
 
-    def mesh(self, shape: Sequence[int]) -> Mesh:
-        """The logical view with the given sizes, axes named x, y, z in order, the last one innermost.
+    def mesh(self, shape: Shape) -> Mesh:
+        """The logical view with the given sizes, the last axis innermost.
+
+        Args:
+            shape: Sizes of axes that are named x, y, z in order; or sizes by the axes' names; or a JAX mesh, of which
+                the names, the sizes and the types of the axes are taken, and not the devices.
 
         Examples:
             >>> from meshwright.hardware import cluster
             >>> cluster("50x4 a100-40gb").mesh((50, 4)).shape
             {'x': 50, 'y': 4}
+            >>> cluster("50x4 a100-40gb").mesh({"data": 50, "model": 4}).names
+            ('data', 'model')
         """
-        sizes = plain_sizes(shape)
+        sizes, names, explicit = read_shape(shape)
         if self.mixed:
             raise ClusterError(
                 f"cluster {self.name!r} has hosts of several kinds, which one mesh cannot hold: plan it in stages, "
                 "each on hosts of one kind, with method=mw.Auto(pipeline=True), or give one group as the cluster."
             )
-        mesh = Mesh(sizes, self)
+        mesh = Mesh(sizes, self, axis_names=names, explicit=explicit)
         if mesh.num_devices != self.num_devices:
             raise ClusterError(
                 f"mesh {sizes} has {mesh.num_devices} devices but cluster {self.name!r} has {self.num_devices}: "

@@ -20,6 +20,7 @@ from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
 from meshwright.planner.pricing.pricer import Pricer
+from meshwright.planner.pricing.user_shardings import differing, meshes_as_written
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.planner.reading.readback import MeshProblem, Readback
 from meshwright.planner.solving.refining import proven
@@ -37,6 +38,7 @@ Lie = tuple[tuple[int, ...], str, Spec]  # shape, dtype and sharding
 
 def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
     """The best plan of one program over a whole mesh, on any of some meshes."""
+    meshes = meshes_as_written(traced.graph, meshes)
     if meshes[0].is_cpu:
         traced = replace(traced, graph=traced.graph.for_cpu())
     refined = Refinements()
@@ -157,7 +159,7 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
-            remarks=(*self.refined.remarks, *kernel_remarks(self.graph)),
+            remarks=(*self.refined.remarks, *differing(self.graph), *kernel_remarks(self.graph)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,

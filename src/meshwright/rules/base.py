@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.errors import RuleError
 
@@ -72,6 +72,22 @@ class Loop:
     halo: int = 0
 
 
+class Sent(NamedTuple):
+    """A collective that an operation does itself, on each device.
+
+    Attributes:
+        kind: As in `Mesh.collective_s`.
+        axes: Names of the mesh axes that it runs along.
+        num_bytes: Bytes of one trip, by the convention of `Mesh.collective_s`.
+        trips: How often it runs in one run of the operation.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    num_bytes: float
+    trips: float
+
+
 @dataclass(frozen=True, slots=True)
 class LoopNest:
     """A rule's answer for one operation.
@@ -86,6 +102,7 @@ class LoopNest:
         fetching: Indices of loops each iteration of which fetches a contiguous run of the first operand: a row of
             pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
         special: Whether each element takes a special function: a division, a root, an exponential or the like.
+        sent: Collectives that are part of the operation.
 
     Examples:
         >>> loops = (Loop(8), Loop(4, "sum"), Loop(2))
@@ -102,6 +119,7 @@ class LoopNest:
     leads: bool = field(default=False, kw_only=True)
     fetching: tuple[int, ...] = field(default=(), kw_only=True)
     special: bool = field(default=False, kw_only=True)
+    sent: tuple[Sent, ...] = field(default=(), kw_only=True)
 
     @property
     def num_fetches(self) -> float:

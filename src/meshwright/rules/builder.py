@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.rules.base import Dims, Loop, LoopNest, Signature
+from meshwright.rules.base import Dims, Loop, LoopNest, Sent, Signature
 
 
 class Loops:
@@ -34,10 +34,11 @@ class Loops:
         fusible: bool = False,
         leads: bool = False,
         fetching: tuple[int, ...] = (),
+        sent: tuple[Sent, ...] = (),
     ) -> LoopNest:
         """The finished nest."""
         loops, kinds = tuple(self.loops), {"fusible": fusible, "leads": leads}
-        return LoopNest(loops, tuple(operands), tuple(results), flops, **kinds, fetching=fetching)
+        return LoopNest(loops, tuple(operands), tuple(results), flops, **kinds, fetching=fetching, sent=sent)
 
 
 def same_shape(

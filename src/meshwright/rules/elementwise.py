@@ -16,8 +16,8 @@ BINARY = """
 """
 # More than two operands, several results, or a mere annotation of one array.
 OTHER = """
-    clamp layout_constraint name pvary regularized_incomplete_beta reshard select_n sharding_constraint stop_gradient
-    philox2x32 philox4x32 threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
+    clamp layout_constraint mesh_cast name pvary regularized_incomplete_beta reshard select_n sharding_constraint
+    stop_gradient philox2x32 philox4x32 threefry2x32 threefry4x32 with_memory_space_constraint zeros_like
 """
 # Operations that take far longer than a sum or a product on processors without a special-function unit.
 SPECIAL = """

@@ -1,12 +1,14 @@
 """Finds the rule of a primitive: the built-in families, and rules that users register with `rule`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
 from meshwright.errors import RuleError
 from meshwright.refinement import is_strict
 from meshwright.rules.base import Loop, LoopNest, Rule, Signature
+from meshwright.rules.written import written
 
 FAMILIES = (
     "elementwise",
@@ -25,6 +27,7 @@ FAMILIES = (
     "random",
     "linalg",
     "control_flow",
+    "islands",
 )
 
 # The parameter that holds the name of external code that a primitive runs; "name" means something else on others.
@@ -68,17 +71,18 @@ def builtin_rules() -> dict[str, Rule]:
 
 
 def loop_nest(op: Signature) -> LoopNest:
-    """The operation's loop nest; every dim is unsplittable if no rule describes the operation (see `has_rule`)."""
-    answer = _described(op)
-    if answer is None:
-        return _opaque(op)
+    """The operation's loop nest; every dim is unsplittable if no rule describes the operation (see `has_rule`).
+
+    An operation whose result's sharding the user wrote leads, so that nothing else decides its split.
+    """
+    answer = _described(op) or _opaque(op)
     for dims, tensors in ((answer.operands, op.operands), (answer.results, op.results)):
         if [len(d) for d in dims] != [len(t.shape) for t in tensors]:
             raise RuleError(
                 f"rule for {kernel_name(op)!r}: it describes tensors of ranks {[len(d) for d in dims]} but the "
                 f"operation has {[len(t.shape) for t in tensors]}"
             )
-    return answer
+    return answer if answer.leads or written(op) is None else replace(answer, leads=True)
 
 
 def has_rule(op: Signature) -> bool:

@@ -23,6 +23,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError, TraceError
 from meshwright.graph.tracing.call import Leaves, call_abstractly
+from meshwright.graph.tracing.planned_mesh import planned
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Tensor
 from meshwright.runtime import interrupts
@@ -201,7 +202,8 @@ class Program:
         return self._variants[tree, kept], arrays
 
     def _make(self, args: tuple[Any, ...]) -> _Variant:
-        call = call_abstractly(self._function, args, self.plan.mesh.cluster)
+        with planned(self.plan.mesh, self.mesh):
+            call = call_abstractly(self._function, args, self.plan.mesh.cluster)
         arguments, results = call.arguments.bare, call.results.bare
         taken, made = _arrays(self.plan.arguments), _arrays(self.plan.results)
         check_types(taken, call.jaxpr.in_avals)

@@ -13,8 +13,10 @@ from jax.tree_util import tree_flatten
 from meshwright.errors import DeviceOutOfMemory, ShardingError
 from meshwright.facade import Plan
 from meshwright.graph import Traced, trace
+from meshwright.graph.tracing.planned_mesh import planned
 from meshwright.graph.tracing.trace import returning
 from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware.axes import Shape
 from meshwright.hardware.load import is_local
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planning import plan_traced
@@ -35,7 +37,7 @@ def parallelize(
     function: Callable[..., Any] | None = None,
     *,
     cluster: Cluster | str | None = None,
-    mesh: Mesh | tuple[int, ...] | None = None,
+    mesh: Mesh | Shape | None = None,
     method: Method | PlanData | str | None = None,
     microbatches: int = 1,
     donate_argnums: str | int | Sequence[int] = "auto",
@@ -116,7 +118,7 @@ class Settings:
     """
 
     cluster: Cluster | str | None
-    mesh: Mesh | tuple[int, ...] | None
+    mesh: Mesh | Shape | None
     method: Method
     microbatches: int
     donate_argnums: tuple[int, ...] | None
@@ -265,7 +267,9 @@ class Parallelized:
             announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
             before = self.last_plan
             started = time.perf_counter()
-            traced = self._donating(trace(self._step(bound), *bound.values, cluster=self.settings.planned_for), bound)
+            with planned(self._mesh):
+                cluster = self.settings.planned_for
+                traced = self._donating(trace(self._step(bound), *bound.values, cluster=cluster), bound)
             meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = Plan.of(shared_plan(self.__name__, traced, lambda: self._plan_traced(traced)))
             plan = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
@@ -276,6 +280,12 @@ class Parallelized:
             if before is not None:
                 log.warning("%s: planned again in %s, since %s", self.__name__, seconds, _difference(before, plan))
         return plan
+
+    @property
+    def _mesh(self) -> Mesh | Shape | None:
+        """The mesh, if it is known before planning; a pipeline has several."""
+        plan = self.settings.plan
+        return self.settings.mesh if plan is None else None if plan.stages else plan.mesh
 
     def _plan_traced(self, traced: Traced) -> Plan:
         settings, method = self.settings, self.settings.method

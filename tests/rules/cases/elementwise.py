@@ -26,7 +26,7 @@ TOTAL_ORDER = ("eq_to", "le_to", "lt_to")
 # Annotations and moves: the value is unchanged, and JAX wants a mesh or a device to make them.
 IDENTITIES = """
     layout_constraint pvary reshard sharding_constraint stop_gradient with_memory_space_constraint optimization_barrier
-    device_put shard_alike
+    device_put mesh_cast shard_alike
 """
 
 Function = Callable[..., jax.Array]

@@ -8,7 +8,7 @@ from itertools import chain, count
 from typing import Any
 
 from meshwright import jax_compat
-from meshwright.errors import TraceError, raised_at
+from meshwright.errors import ShardingError, TraceError, raised_at
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.graph.tracing.planned_devices import is_told_of, traced_for
 from meshwright.hardware import Cluster
@@ -97,7 +97,7 @@ def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...], cluster
         try:
             with traced_for(cluster):
                 return _call(function, arguments, arrays, numbers, names)
-        except ChangedInPlace:
+        except (ChangedInPlace, ShardingError):
             raise
         except Exception as error:
             failure = error
@@ -199,7 +199,10 @@ def _trace_failure(function: Callable[..., Any], error: Exception, cluster: Clus
             f". It was traced for {cluster.chip.name}, the chip that it is planned for: if a kernel refuses that chip, "
             "use one that it has, such as the plain operations, or plan for another chip"
         )
-    return (
-        f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. "
-        "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
-    )
+    remedy = "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
+    if "mesh" in reason and "context" in reason:
+        remedy = (
+            "Plan it for a mesh that has the axes and the sizes which the function names, mesh={'data': 4, 'model': 2} "
+            "or the like: that mesh is in context while the function is traced, and mw.current_mesh() returns it."
+        )
+    return f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. {remedy}"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from meshwright.judging.parallelism.dim_names import DimClasses, major_loops, name_dims
 from meshwright.judging.parallelism.optimizer_owners import find_owners
 from meshwright.plans.records.traced_program import VIRTUAL, Nest, Program
+from meshwright.rules.islands import ISLAND
 from meshwright.strategy.sharding import Axes
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class Facts:
         found = []
         for op, nest in enumerate(program.nest.tolist()):
             if not candidates[nest] or program.phase[op] != forward or program.assignment[op] == VIRTUAL:
+                continue
+            if program.labels[program.label[op]].endswith(ISLAND):  # which products it runs, its loop nest does not say
                 continue
             tags = [origin[value] for value in program.reads_of(op)]
             of_weights = [i for i, tag in enumerate(tags) if tag >= 0]

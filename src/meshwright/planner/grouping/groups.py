@@ -23,6 +23,8 @@ from meshwright.planner.grouping.placement import Facts, Placed, follow_gradient
 from meshwright.planner.grouping.shared_starts import find_starts
 from meshwright.refinement import Refinements
 from meshwright.rules import LoopNest, loop_nest
+from meshwright.rules.islands import ISLAND
+from meshwright.rules.written import written
 
 Ints = NDArray[np.int64]
 
@@ -264,7 +266,9 @@ def _facts(graph: Graph, nests: Mapping[int, LoopNest]) -> Facts:
     for number, nest in nests.items():
         leads[number] = nest.leads
         parallel[number] = all(loop.kind == "parallel" for loop in nest.loops)
-        carries[number] = columns.signatures[number].primitive == "loop_carry"
+        signature = columns.signatures[number]
+        # A value whose sharding the user wrote is real, however cheap it is to compute.
+        carries[number] = signature.primitive in ("loop_carry", ISLAND) or written(signature) is not None
     shapes: dict[tuple[int, ...], int] = {(): 0}
     shape = np.array([shapes.setdefault(kind.shape, len(shapes)) for kind in graph.kinds], np.int64)
     returned, state = np.zeros(columns.num_values, bool), np.full(columns.num_values, -1)

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import Accumulated
 from meshwright.hardware import Mesh
@@ -10,6 +11,7 @@ from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
 from meshwright.planner.pricing.compute_cost import compute_s
 from meshwright.planner.pricing.group_table import Event, GroupTable
+from meshwright.planner.pricing.user_shardings import as_written, refusal
 from meshwright.plans.plan import Load
 from meshwright.rules.base import settled_itemsize
 from meshwright.strategy.candidates import (
@@ -73,7 +75,7 @@ class Pricer:
             nest = self.grouping.nests[group.leader]
             key = (id(nest), scatter)
             if key not in self._candidates:
-                found = enumerate_candidates(nest, self.axes, scatter)
+                found = self._as_written(group.leader, enumerate_candidates(nest, self.axes, scatter))
                 # If compute is free, replicating all work would win: on an abstract mesh the work must be split.
                 spread = self.mesh.is_abstract and nest.flops > 0
                 self._candidates[key] = most_split(found, self.axes) if spread else found
@@ -86,6 +88,16 @@ class Pricer:
             first = np.lexsort((costs, ~uniform(table.candidates)))[:MAX_STRATEGIES]
             table.select(np.sort(first))
         return table
+
+    def _as_written(self, leader: int, found: Candidates) -> Candidates:
+        """The strategies that give an operation's result the sharding that the user wrote, if any was."""
+        op, nest = self.graph.ops[leader], self.grouping.nests[leader]
+        keep = as_written(op.signature, nest, self.mesh, found)
+        if keep is None:
+            return found
+        if not keep.any():
+            raise ShardingError(refusal(op.signature, self.mesh, op.source or op.label))
+        return Candidates(found.loops[keep], found.scatter[keep])
 
     def explain(self, group: Group, table: GroupTable, strategy: int) -> GroupTable:
         """The table of one strategy alone, with every collective named."""
@@ -147,6 +159,10 @@ class _Walk:
         if nest.num_fetches:
             fetches = nest.num_fetches / np.where(np.isin(loops, nest.fetching), sizes, 1).prod(axis=1)
         self._halo(member, index, loops)
+        for sent in nest.sent:
+            along = tuple(self.pricer.mesh.names.index(name) for name in sent.axes)
+            size = np.full(self.size, sent.num_bytes)
+            self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
         seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches)
         self.table.compute += seconds
         self._item(member, "compute", seconds)

@@ -13,6 +13,7 @@ from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster, Mesh
+from meshwright.hardware.axes import Shape
 from meshwright.hardware.load import is_local
 from meshwright.plan_files.storage import plan_from_json, plan_to_json
 from meshwright.plans.plan import PlanData
@@ -101,7 +102,7 @@ def describe_type(leaf: Any) -> str:
     return f"{kind.dtype}{list(kind.shape)}"
 
 
-def meet_to_measure(cluster: Cluster | str | None, mesh: Mesh | tuple[int, ...] | None) -> None:
+def meet_to_measure(cluster: Cluster | str | None, mesh: Mesh | Shape | None) -> None:
     """Lets all processes measure the local devices together where a plan needs it, since only the first one plans."""
     if jax.process_count() > 1 and not isinstance(mesh, Mesh) and (cluster is None or is_local(cluster)):
         find_cluster("local")

@@ -20,6 +20,7 @@ from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.rules import loop_nest
 from meshwright.rules.base import NARROWEST
+from meshwright.rules.written import ANNOTATIONS
 from meshwright.runtime.program import kernels
 from meshwright.runtime.program.bits import from_ordered, ordered, words_of
 from meshwright.runtime.program.contributions import Contributions, Waiting
@@ -39,6 +40,8 @@ def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     If its result were split or sliced again, XLA would start a slice at the unclamped position; and it would drop an
     update beyond the end of a split dim.
     """
+    if eqn.primitive.name in ANNOTATIONS:  # the plan's own constraints say what the user's did
+        return list(operands)
     first = _SLICES.get(eqn.primitive.name)
     if first is not None:
         whole = eqn.invars[0].aval.shape

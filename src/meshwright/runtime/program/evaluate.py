@@ -89,7 +89,7 @@ class Evaluator:
             return self._while(eqn, ins, serial)
         if name == "cond":
             return self._cond(eqn, ins, serial)
-        op = self.ops.get(serial)
+        op, eqn = self.ops.get(serial), jax_compat.on_devices(eqn, self.mesh)
         with jax_compat.at_source(eqn):  # traces its collectives to the user's line
             return self._operation(eqn, op, ins), serial + 1
 

@@ -1,0 +1,35 @@
+"""`mw.current_mesh`: the planned mesh inside the function, and JAX's mesh in context if the user names its axes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshwright as mw
+
+SEEN = []
+
+
+def f(x):
+    SEEN.append((mw.current_mesh().shape, jax.sharding.get_abstract_mesh().axis_names))
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "in_context"),
+    [
+        ({"data": 4, "model": 2}, {"data": 4, "model": 2}, ("data", "model")),
+        ((4, 2), {"x": 4, "y": 2}, ()),
+        (jax.sharding.AbstractMesh((8,), ("all",)), {"all": 8}, ("all",)),
+    ],
+)
+def test_it_is_the_planned_mesh_while_planning_and_running(mesh, shape, in_context):
+    SEEN.clear()
+    mw.parallelize(f, cluster="1x8 cpu", mesh=mesh)(jnp.ones(8))
+    assert len(SEEN) >= 2 and all((dict(found), names) == (shape, in_context) for found, names in SEEN)
+
+
+def test_without_a_mesh_it_says_how_to_give_one():
+    with pytest.raises(mw.ShardingError, match=r"mesh=\{'data': 4, 'model': 2\}"):
+        mw.plan(f, jnp.ones(8), cluster="1x8 cpu")
+    with pytest.raises(mw.ShardingError, match="call it inside a function"):
+        mw.current_mesh()
