@@ -180,7 +180,11 @@ def test_a_plan_in_stages(visit, shots):
     assert page.locator("table.stages tbody tr").count() == 4
     for work in ("forward", "backward"):
         assert page.locator(f".timeline .step.{work}").count() == 4 * 4
-    assert page.locator("nav a").all_inner_texts()[:4] == ["Overview", "Stages", "Memory of stages", "Timeline"]
+    names = ["Overview", "Stages", "Memory of stages", "Timeline", "Instructions"]
+    assert page.locator("nav a").all_inner_texts()[:5] == names
+    assert page.locator("#instructions rect.run").count() == 4 * 4 * 2
+    page.locator("#instructions select").select_option(index=2)
+    assert page.locator("#instructions li").all_inner_texts() == [str(one) for one in plan.instructions(2)]
     row = page.locator("table.stages tbody tr").first
     assert format_bytes(plan.stages[0].peak_bytes) in row.inner_text()
     assert str(plan.stage_verdicts[0]) in row.inner_text()

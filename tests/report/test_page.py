@@ -66,6 +66,15 @@ def test_the_page_of_two_plans_says_when_they_are_for_different_problems():
     assert len(found["problems"]) == 2 and "int32[8, 16] in one" in found["problems"][0]
 
 
+def test_the_instructions_of_stages_are_those_that_the_simulator_plays():
+    plan = planned("replicas")
+    (shown,) = data_of(page(plan, None, 0.0))["plans"]
+    for number, listed in enumerate(shown["instructions"]):
+        own = plan.instructions(number)
+        assert plan.simulate().work.instructions[number] == own and listed["left_out"] == 0
+        assert [row[0] for row in listed["shown"]] == [one.do for one in own]
+
+
 def test_stages_have_their_own_limits():
     plan = planned("replicas")
     (shown,) = data_of(page(plan, None, 0.0))["plans"]

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 import meshwright as mw
+from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from meshwright.schedules import table
 from meshwright.schedules.instructions import RECEIVE, RUN, SEND, chain, in_order, instruct
 from tests.runtime.stages.models import build
@@ -30,6 +31,25 @@ def test_all_that_is_received_was_sent_and_all_work_is_done_once(schedule, inter
     assert not any(there.values())
     passes = [(one.work, one.microbatch, one.chunk) for _, one in order if one.do == RUN]
     assert len(set(passes)) == len(passes) == sum(map(len, rows))
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize(
+    "recipe",
+    [mw.ThreeD(pipeline=4, microbatch=4, schedule="zb-h1"), mw.ThreeD(pipeline=2, microbatch=4, interleave=2)],
+    ids=lambda recipe: recipe.schedule,
+)
+def test_the_simulator_plays_the_list_that_the_runtime_carries_out(recipe):
+    init, step, batch = build(tied=False)
+    cluster = f"1x{recipe.pipeline} cpu"
+    plan = mw.plan(step, jax.eval_shape(init, jax.random.key(0)), batch, cluster=cluster, method=recipe)
+    program = PipelineProgram(plan, plan.origin, [1])
+    played = plan.simulate()
+    assert played.work.instructions == program.engine.instructions
+    for own, run in zip(program.engine.instructions, played.stages, strict=True):
+        passes = [(one.work, one.microbatch) for one in own if one.do == RUN]
+        assert passes == [(p.step.work, p.step.microbatch) for p in run.passes]
+        assert [one for one in own if one.do == SEND] == [sent.instruction for sent in run.sends]
 
 
 def test_a_plan_lists_them_for_people():

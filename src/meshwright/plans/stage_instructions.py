@@ -2,9 +2,7 @@
 
 from meshwright.errors import ShardingError
 from meshwright.plans.plan import PlanData
-from meshwright.schedules import table
-from meshwright.schedules.base import BACKWARD
-from meshwright.schedules.instructions import Instruction, chain, instruct
+from meshwright.schedules.instructions import Instruction, instructions_in_a_row
 
 
 def stage_instructions(plan: PlanData) -> tuple[tuple[Instruction, ...], ...]:
@@ -18,13 +16,12 @@ def stage_instructions(plan: PlanData) -> tuple[tuple[Instruction, ...], ...]:
     """
     if plan.pipeline is None:
         raise ShardingError(f"the plan is one program over {plan.mesh.num_devices} devices and has no stages")
-    pipeline, count = plan.pipeline, len(plan.stages)
-    rows = table(pipeline.schedule, count, pipeline.num_microbatches, pipeline.interleave)
-    trains = any(step.work == BACKWARD for step in rows[0])
-    return instruct(rows, chain(count * pipeline.interleave, trains), _shares(plan), num_rounds=2 if trains else 0)
+    pipeline = plan.pipeline
+    sizes = (len(plan.stages), pipeline.num_microbatches, pipeline.interleave)
+    return instructions_in_a_row(pipeline.schedule, *sizes, _shares(plan))
 
 
-def _shares(plan: PlanData) -> list[tuple[int, int]]:
+def _shares(plan: PlanData) -> tuple[tuple[int, int], ...]:
     """Pairs of stages of which the first sends the second parameters that both read."""
     first: dict[str, int] = {}
     found: set[tuple[int, int]] = set()
@@ -35,4 +32,4 @@ def _shares(plan: PlanData) -> list[tuple[int, int]]:
                 owner = first.setdefault(tensor.path, number)
                 if owner != number:
                     found.add((owner, number))
-    return sorted(found)
+    return tuple(sorted(found))

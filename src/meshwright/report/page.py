@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshwright.plans.plan import PlanData
 
 _SCRIPTS = (
-    *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "memory"),
+    *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "instructions", "memory"),
     *("tensors", "layout", "graph", "communication", "main"),
 )
 

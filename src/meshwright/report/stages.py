@@ -7,9 +7,11 @@ from meshwright.plans.stage_text import layers_text
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import PlanData
+    from meshwright.schedules.instructions import Instruction
     from meshwright.simulator.simulation import Simulation
 
 _MOMENTS = 480  # of memory over time
+_INSTRUCTIONS = 400  # of a stage
 
 
 def stage_data(plan: "PlanData", simulated: "Simulation") -> dict[str, Any]:
@@ -40,8 +42,15 @@ def stage_data(plan: "PlanData", simulated: "Simulation") -> dict[str, Any]:
             }
             for stage, verdict, limit in zip(plan.stages, plan.stage_verdicts, stage_limits(plan), strict=True)
         ],
+        "instructions": [_listed(own) for own in simulated.work.instructions],
         "memory_series": [_thinned(series) for series in simulated.memory],
     }
+
+
+def _listed(own: Sequence["Instruction"]) -> dict[str, Any]:
+    """A stage's instructions, as far as the page shows them."""
+    rows = [[one.do, one.work, one.microbatch, one.chunk, one.peer, one.round] for one in own[:_INSTRUCTIONS]]
+    return {"shown": rows, "left_out": len(own) - len(rows)}
 
 
 def _thinned(series: Sequence[tuple[float, float]]) -> list[list[float]]:

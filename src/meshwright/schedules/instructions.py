@@ -8,8 +8,10 @@ read. Between two stages messages arrive in the order in which they were sent.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
+from meshwright.schedules import table
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS, Rows, Step
 
 RUN, SEND, RECEIVE, FREE, EXCHANGE, UPDATE = "run", "send", "receive", "free", "exchange", "update"
@@ -62,11 +64,42 @@ class Instruction:
         return f"{self.do} {self.work} {self.microbatch} of chunk {self.chunk} {way}"
 
 
-def chain(num_chunks: int, trains: bool = True) -> tuple[Link, ...]:
-    """The links of a model whose layers read one another in a row."""
+def chain(num_chunks: int, trains: bool = True, last: str = BACKWARD) -> tuple[Link, ...]:
+    """The links of a model whose layers read one another in a row.
+
+    Args:
+        num_chunks: How many virtual stages there are.
+        trains: Whether there is a backward pass.
+        last: The pass of the first virtual stage that ends a microbatch's way back.
+    """
     ahead = [Link((FORWARD, v), (FORWARD, v + 1)) for v in range(num_chunks - 1)]
-    back = [Link((BACKWARD, v), (BACKWARD, v - 1)) for v in range(1, num_chunks)] if trains else []
+    back = [Link((BACKWARD, v), (BACKWARD if v > 1 else last, v - 1)) for v in range(1, num_chunks)] if trains else []
     return (*ahead, *back)
+
+
+@lru_cache(maxsize=64)
+def instructions_in_a_row(
+    schedule: str,
+    num_stages: int,
+    num_microbatches: int,
+    interleave: int = 1,
+    shares: tuple[tuple[int, int], ...] = (),
+) -> tuple[tuple[Instruction, ...], ...]:
+    """The instructions of each stage of a model whose layers read one another in a row.
+
+    Args:
+        schedule, num_stages, num_microbatches, interleave: See `table`.
+        shares: Pairs of stages of which the first sends parameters to the second at the start of a step.
+    """
+    rows = table(schedule, num_stages, num_microbatches, interleave)
+    trains = any(step.work == BACKWARD for step in rows[0])
+    last = BACKWARD
+    if any(step.work == WEIGHTS for step in rows[0]):
+        # Nobody waits for gradients of what the first virtual stage reads: all its gradients are in one pass.
+        rows = (tuple(step for step in rows[0] if (step.work, step.chunk) != (BACKWARD, 0)), *rows[1:])
+        last = WEIGHTS
+    # All stages exchange what the norm of all gradients needs before any of them updates.
+    return instruct(rows, chain(num_stages * interleave, trains, last), shares, num_rounds=2 if trains else 0)
 
 
 def instruct(
@@ -84,14 +117,14 @@ def instruct(
         num_rounds: Rounds of the update.
     """
     count = len(rows)
-    found = []
+    found, ends = [], _by_ends(links)
     for stage, row in enumerate(rows):
         own: list[Instruction] = []
         own += [Instruction(SEND, PARAMETERS, peer=b) for a, b in shares if a == stage]
         own += [Instruction(RECEIVE, PARAMETERS, peer=a) for a, b in shares if b == stage]
         last = {(step.chunk, step.microbatch): place for place, step in enumerate(row)}
         for place, step in enumerate(row):
-            own += _pass(step, stage, count, links)
+            own += _pass(step, stage, count, ends)
             if last[step.chunk, step.microbatch] == place:
                 chunk = step.chunk * count + stage
                 own.append(Instruction(FREE, microbatch=step.microbatch, chunk=chunk))
@@ -102,16 +135,29 @@ def instruct(
     return tuple(found)
 
 
-def _pass(step: Step, stage: int, count: int, links: Sequence[Link]) -> Iterator[Instruction]:
+_Ends = tuple[dict[tuple[str, int], list[Link]], dict[tuple[str, int], list[Link]]]
+
+
+def _by_ends(links: Sequence[Link]) -> _Ends:
+    """Links by their targets, and by their sources."""
+    into: dict[tuple[str, int], list[Link]] = {}
+    out: dict[tuple[str, int], list[Link]] = {}
+    for link in links:
+        into.setdefault(link.target, []).append(link)
+        out.setdefault(link.source, []).append(link)
+    return into, out
+
+
+def _pass(step: Step, stage: int, count: int, ends: _Ends) -> Iterator[Instruction]:
     """One pass, with what comes in before it and what goes out after it."""
     here = (step.work, step.chunk * count + stage)
-    for link in links:
-        if link.target == here and link.source[1] % count != stage:
-            work, chunk = link.source
+    for link in ends[0].get(here, ()):
+        work, chunk = link.source
+        if chunk % count != stage:
             yield Instruction(RECEIVE, work, step.microbatch, chunk, chunk % count, here)
     yield Instruction(RUN, step.work, step.microbatch, here[1])
-    for link in links:
-        if link.source == here and link.target[1] % count != stage:
+    for link in ends[1].get(here, ()):
+        if link.target[1] % count != stage:
             yield Instruction(SEND, step.work, step.microbatch, here[1], link.target[1] % count, link.target)
 
 
@@ -129,7 +175,7 @@ def in_order(lists: Sequence[Sequence[Instruction]]) -> list[tuple[int, Instruct
         one = waiting[stage].popleft()
         clock[stage] = start + (_SECONDS[one.work] if one.do == RUN else 0.0)
         if one.do == SEND:
-            arrived[_message(one, stage, one.peer)] = clock[stage]
+            arrived[message(one, stage)] = clock[stage]
         found.append((stage, one))
     return found
 
@@ -142,7 +188,7 @@ def _start_s(
         return None
     one = waiting[stage][0]
     if one.do == RECEIVE:
-        sent_s = arrived.get(_message(one, one.peer, stage))
+        sent_s = arrived.get(message(one, stage))
         return None if sent_s is None else max(sent_s, clock[stage])
     if one.do == EXCHANGE:
         others = [own[0] for own in waiting if own]
@@ -152,5 +198,7 @@ def _start_s(
     return clock[stage]
 
 
-def _message(one: Instruction, source: int, target: int) -> tuple:
+def message(one: Instruction, stage: int) -> tuple:
+    """What a stage sends or receives: equal for both ends."""
+    source, target = (stage, one.peer) if one.do == SEND else (one.peer, stage)
     return source, target, one.work, one.microbatch, one.chunk, one.target

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.schedules import Step
-from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
+from meshwright.schedules.base import FORWARD
+from meshwright.schedules.instructions import Instruction
 from meshwright.simulator.lanes import Run
 from meshwright.simulator.work import Work
 
@@ -28,6 +29,19 @@ class Pass(NamedTuple):
     ready_s: float
 
 
+class Sent(NamedTuple):
+    """A transfer to another stage, placed in time.
+
+    Attributes:
+        instruction: The instruction.
+        start_s, end_s: When it was sent.
+    """
+
+    instruction: Instruction
+    start_s: float
+    end_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class StageRun:
     """One stage, that is one class of devices, through a step.
@@ -37,12 +51,16 @@ class StageRun:
         done_s: When its last pass ended.
         update_s: When all stages began to update.
         update: The update's tasks, timed from there.
+        sends: Its transfers to other stages.
+        frees: When it frees the activations of a microbatch, and of which virtual stage.
     """
 
     passes: tuple[Pass, ...]
     done_s: float
     update_s: float
     update: Run
+    sends: tuple[Sent, ...] = ()
+    frees: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,15 +140,14 @@ def memory_over_time(work: Work, run: StageRun, stage: int) -> Iterator[tuple[fl
     if told:
         yield from [(0.0, work.state_bytes[stage]), *sorted(told)]
         return
-    apart = any(p.step.work == WEIGHTS for p in run.passes)
     changes: list[tuple[float, float]] = []
     for p in run.passes:
         chunk = work.chunks[p.step.chunk * work.num_stages + stage]
         changes += [(p.start_s, chunk.working_bytes), (p.end_s, -chunk.working_bytes)]
         if p.step.work == FORWARD and work.schedule != "inference":
             changes.append((p.start_s, chunk.activation_bytes))
-        if p.step.work == (WEIGHTS if apart else BACKWARD):
-            changes.append((p.end_s, -chunk.activation_bytes))
+    if work.schedule != "inference":
+        changes += [(when, -work.chunks[chunk].activation_bytes) for when, chunk in run.frees]
     size = work.state_bytes[stage]
     yield 0.0, size
     for when, change in sorted(changes):  # at equal times, memory is freed before it is taken

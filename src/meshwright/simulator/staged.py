@@ -16,6 +16,7 @@ from meshwright.pipeline.prices.transfer import transfer_s
 from meshwright.pipeline.search.device_line import neighbours
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
+from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
 from meshwright.simulator.spmd import num_tokens
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
@@ -57,6 +58,7 @@ def staged_work(plan: PlanData, cluster: Cluster) -> Work:
         model_flops=sum(s.flops * s.mesh.num_devices for s in stages) or plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
         contention=prices[0].kernels.constants.contention,
+        plays=stage_instructions(plan),
     )
 
 

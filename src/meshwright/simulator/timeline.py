@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.simulator.lanes import Run
-from meshwright.simulator.simulated_step import Pass, SimulatedStep
+from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, TRANSFER
 
 IDLE = "idle"
@@ -61,7 +60,10 @@ class DeviceTimeline:
     def passes(self) -> tuple[Interval, ...]:
         """The same by whole passes instead of tasks."""
         run = self.simulation.stages[self.stage]
-        found = [Interval(COMPUTE, f"{p.step.work}{self._about(p)}", p.start_s, p.end_s) for p in run.passes]
+        found = [
+            Interval(COMPUTE, f"{p.step.work}{self._about(p.step.microbatch, p.step.chunk)}", p.start_s, p.end_s)
+            for p in run.passes
+        ]
         found.append(Interval(COMPUTE, "update", run.update_s, run.update_s + run.update.end_s))
         return self._complete([*found, *self._sent()])
 
@@ -91,7 +93,7 @@ class DeviceTimeline:
     def _tasks(self) -> Iterator[Interval]:
         run = self.simulation.stages[self.stage]
         for p in run.passes:
-            about = self._about(p)
+            about = self._about(p.step.microbatch, p.step.chunk)
             for task, start, end in p.run.spans:
                 name = f"{p.step.work} {task.name}{about}"
                 yield Interval(task.kind, name, p.start_s + start, p.start_s + end)
@@ -100,20 +102,15 @@ class DeviceTimeline:
 
     def _sent(self) -> Iterator[Interval]:
         """Transfers to other stages."""
-        work = self.simulation.work
-        if work.num_stages == 1:
-            return
-        for p in self.simulation.stages[self.stage].passes:
-            virtual = p.step.chunk * work.num_stages + self.stage
-            target = virtual + {FORWARD: 1, BACKWARD: -1, WEIGHTS: 0}[p.step.work]
-            if target != virtual and 0 <= target < len(work.chunks):
-                end = p.end_s + work.send_s(virtual, target)
-                yield Interval(TRANSFER, f"send {p.step.work}{self._about(p)}", p.end_s, end)
+        count = self.simulation.work.num_stages
+        for one, start, end in self.simulation.stages[self.stage].sends:
+            about = self._about(one.microbatch, one.chunk // count)
+            yield Interval(TRANSFER, f"send {one.work}{about}", start, end)
 
-    def _about(self, p: Pass) -> str:
+    def _about(self, microbatch: int, chunk: int) -> str:
         work = self.simulation.work
-        about = f" · microbatch {p.step.microbatch}" if work.num_microbatches > 1 or len(work.chunks) > 1 else ""
-        return about + (f", chunk {p.step.chunk}" if work.interleave > 1 else "")
+        about = f" · microbatch {microbatch}" if work.num_microbatches > 1 or len(work.chunks) > 1 else ""
+        return about + (f", chunk {chunk}" if work.interleave > 1 else "")
 
 
 def _busy_s(run: Run, kind: str) -> float:

@@ -6,6 +6,8 @@ A plan and a published recipe both become a `Work`; the engine knows no other in
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshwright.schedules.instructions import Instruction, instructions_in_a_row
+
 COMPUTE, COLLECTIVE, TRANSFER = "compute", "collective", "transfer"
 
 #: The lane on which gradients are exchanged: only the update waits for it.
@@ -37,6 +39,7 @@ class Task(NamedTuple):
 
 
 Tasks = tuple[Task, ...]
+Lists = tuple[tuple[Instruction, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Work:
         tokens: Tokens (or examples) of one step.
         contention: How much slower compute runs while a collective is under way.
         fixed_s: Time of a step that no task explains.
+        plays: The instructions of each stage, where a plan has them; else they follow from the schedule.
     """
 
     name: str
@@ -102,6 +106,13 @@ class Work:
     tokens: float
     contention: float = 0.0
     fixed_s: float = 0.0
+    plays: Lists = ()
+
+    @property
+    def instructions(self) -> Lists:
+        """What each stage does, in order; the runtime carries out the same list."""
+        sizes = (self.num_stages, self.num_microbatches, self.interleave)
+        return self.plays or instructions_in_a_row(self.schedule, *sizes)
 
     @property
     def interleave(self) -> int:
