@@ -39,6 +39,12 @@ def test_a_function_of_one_batch_only_is_not_resized():
     assert rows.at(rows.batch) is not None
 
 
+def test_arrays_without_elements_are_no_obstacle():
+    rows = Rows(trace(lambda w, x: (x @ w).sum() + jnp.sin(w[:0]).sum(), jnp.ones((3, 3)), jnp.ones((8, 3))))
+    graph, _ = rows.at(2)
+    assert (0, 3) in {kind.shape for kind in graph.types}
+
+
 def test_a_function_without_a_batch_has_one_row():
     rows = Rows(trace(lambda: jax.numpy.ones(3) * 2))
     assert rows.batch == 1

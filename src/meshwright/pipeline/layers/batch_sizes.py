@@ -65,7 +65,7 @@ class _Pairs:
 
         def size(a: int, b: int) -> int:
             grown = (b - a) * (rows - batch)
-            if grown % batch or a + grown // batch < 1:
+            if a != b and (grown % batch or a + grown // batch < 1):
                 raise _NotWholeError
             return a + grown // batch
 
