@@ -81,6 +81,10 @@ def plan_traced(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shap
 def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
     if isinstance(where, Cluster):
         return _staged(traced, where, method, say, budget)
+    if isinstance(method, Auto) and method.profile:
+        from meshwright.rehearsal.search import Search  # here, since it loads what measures
+
+        return Search(traced, where, method, say).plan()
     return plan_program(traced, where, method, say, budget)
 
 

@@ -3,7 +3,6 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from typer.testing import CliRunner
@@ -12,7 +11,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.cli.app import app
 from meshwright.errors import ShardingError
-from meshwright.rehearsal.rehearsal import stand_in_s
+from meshwright.rehearsal.parts import stand_in_s
 from tests.rehearsal.test_program import step, weights
 
 pytestmark = pytest.mark.devices
@@ -61,10 +60,13 @@ def test_without_steps_it_is_compiled_alone(plan):
     assert found.memory.compiled > 0
 
 
-def test_stand_ins_are_counted_by_their_bytes():
-    mesh = mw.cluster("1x8 h100").mesh((8,))
-    plan = mw.plan(lambda x: x * 2, jnp.ones((8, 8)), mesh=mesh)
-    assert stand_in_s(plan) == 0
+def test_stand_ins_are_counted_by_their_bytes(plan, found):
+    gathers = [c for c in plan.collectives if c.kind == "all_gather"]
+    expected = sum(c.bytes * (1 + 1 / 8) for c in gathers) / (
+        plan.mesh.chip.memory_bandwidth * plan.mesh.chip.memory_efficiency
+    )
+    assert gathers and sum(stand_in_s(plan, c) for c in gathers) == pytest.approx(expected)
+    assert found.stand_in_s == sum(stand_in_s(plan, c) for c in plan.collectives)
 
 
 def test_a_loaded_plan_must_be_given_its_function(plan, found, tmp_path):

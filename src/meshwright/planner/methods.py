@@ -74,6 +74,8 @@ class Auto(Method):
         layers: How many layers to cut a pipelined model into, or their shares of the compute; None searches for them.
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
+        profile: Whether to plan by measurement: parts of the program run on the devices here, and correct the model.
+        profile_seconds: The time that measuring may take.
         memory_fraction, seconds: As in every `Method`.
 
     Examples:
@@ -89,9 +91,15 @@ class Auto(Method):
     pipeline: bool = field(default=False, kw_only=True)
     layers: int | Sequence[float] | None = field(default=None, kw_only=True)
     boundaries: tuple[str, ...] = field(default=(), kw_only=True)
+    profile: bool = field(default=False, kw_only=True)
+    profile_seconds: float = field(default=300.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.profile_seconds, int | float) or not self.profile_seconds > 0:
+            raise ShardingError(f"profile_seconds is {self.profile_seconds!r}; give a number above 0")
+        if self.profile and self.pipeline:
+            raise ShardingError("profile=True measures plans of one program; leave it out, or pipeline=True")
         if not isinstance(self.fix, Mapping) or not all(isinstance(glob, str) for glob in self.fix):
             raise ShardingError(
                 f"fix is {self.fix!r:.60}; give globs of paths to shardings: {{'state/params/*': P('x')}}"

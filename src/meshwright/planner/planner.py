@@ -19,6 +19,7 @@ from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
+from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.pricing.user_shardings import differing, meshes_as_written
 from meshwright.planner.reading.details import FreshDetails
@@ -36,8 +37,15 @@ Progress = Callable[[str], None]
 Lie = tuple[tuple[int, ...], str, Spec]  # shape, dtype and sharding
 
 
-def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
-    """The best plan of one program over a whole mesh, on any of some meshes."""
+def plan_program(
+    traced: Traced,
+    meshes: list[Mesh],
+    method: Method,
+    say: Progress,
+    budget: Budget,
+    corrections: Corrections | None = None,
+) -> PlanData:
+    """The best plan of one program over a whole mesh, on any of some meshes; compute is corrected as was measured."""
     meshes = meshes_as_written(traced.graph, meshes)
     if meshes[0].is_cpu:
         traced = replace(traced, graph=traced.graph.for_cpu())
@@ -45,17 +53,25 @@ def plan_program(traced: Traced, meshes: list[Mesh], method: Method, say: Progre
     return refined(
         "The search with all refinements",
         "memory, sums and the lower bound are computed by simpler models",
-        lambda: Task(traced, method, refined=refined).plan(meshes, say, budget),
-        lambda: Task(traced, method, refined=refined.without()).plan(meshes, say, budget),
+        lambda: Task(traced, method, refined=refined, corrections=corrections).plan(meshes, say, budget),
+        lambda: Task(traced, method, refined=refined.without(), corrections=corrections).plan(meshes, say, budget),
     )
 
 
 class Task:
     """A traced function and a method: all that does not depend on the mesh."""
 
-    def __init__(self, traced: Traced, method: Method, folding: bool = True, refined: Refinements | None = None):
+    def __init__(
+        self,
+        traced: Traced,
+        method: Method,
+        folding: bool = True,
+        refined: Refinements | None = None,
+        corrections: Corrections | None = None,
+    ):
         """Groups and folds; refinements that fail are errors unless a fallback is given for them."""
         self.traced = traced
+        self.corrections = corrections
         self.method = method
         self.graph = traced.graph
         self.refined = Refinements(strict=True) if refined is None else refined
@@ -83,7 +99,8 @@ class Task:
         """The choice problem on one mesh."""
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
-        return MeshProblem(Pricer(self.grouping, self.live.stored, mesh), self.folded, self.live, restrictions)
+        pricer = Pricer(self.grouping, self.live.stored, mesh, corrections=self.corrections)
+        return MeshProblem(pricer, self.folded, self.live, restrictions)
 
     def limit(self, mesh: Mesh) -> float | None:
         """Bytes that the plan may use on each device."""

@@ -82,7 +82,7 @@ class Share:
             for number, (tensor, kind, whole) in enumerate(pairs):
                 if isinstance(whole, jax.ShapeDtypeStruct):
                     key = jax.random.key(seed * len(self.types) + number)
-                    value = _drawn(tensor, kind, key, highest)
+                    value = drawn(tensor, kind, key, highest)
                 else:
                     value = whole[tuple(slice(size) for size in kind.shape)] if kind.shape else whole
                 found.append(jax.device_put(jnp.array(value, dtype=kind.dtype), device))  # its own: it may be donated
@@ -96,7 +96,7 @@ class Share:
         return following
 
 
-def _drawn(tensor: Tensor, kind: Any, key: Any, highest: int) -> Any:
+def drawn(tensor: Tensor, kind: Any, key: Any, highest: int) -> Any:
     """Values that a step can be run on: the optimiser's state begins at zero, as optimisers begin."""
     if jax_compat.is_key_dtype(kind.dtype):
         bits = jax.random.bits(key, (*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")

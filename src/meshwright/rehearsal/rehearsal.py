@@ -12,6 +12,7 @@ from meshwright.errors import ShardingError
 from meshwright.graph.tracing.trace import Traced, trace
 from meshwright.plans.plan import Cost, PlanData
 from meshwright.plans.text import axes_text
+from meshwright.rehearsal.parts import stand_in_s
 from meshwright.rehearsal.program import Share
 from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
@@ -144,7 +145,7 @@ def rehearse(
         plan,
         device.device_kind,
         measured_s,
-        stand_in_s(plan),
+        sum(stand_in_s(plan, item) for item in plan.collectives),
         Compared(plan.memory.peak_bytes, memory_bytes),
         Compared(plan.flops, flops_of(compiled.as_text())),
         peak,
@@ -166,7 +167,7 @@ def traced_function(plan: PlanData, function: Any, args: Sequence[Any]) -> Trace
             "plan.simulate() prices pipelines"
         )
     if function is not None:
-        return trace(function, *args)
+        return trace(function, *args, cluster=plan.mesh.cluster)
     if plan.origin is None:
         raise ShardingError(
             "a plan that was loaded does not know its function: call plan.rehearse(function, *arguments), with the "
@@ -188,24 +189,6 @@ def time_share(share: Share, compiled: Any, values: Sequence[Any], steps: int) -
         jax.block_until_ready(values)
         found.append((time.perf_counter() - started) / steps)
     return min(found)
-
-
-def stand_in_s(plan: PlanData) -> float:
-    """Modelled time of the stand-ins of a plan's collectives: how long the chip takes to read and write their bytes."""
-    chip, sizes, total = plan.mesh.chip, plan.mesh.shape, 0.0
-    if chip is None:
-        return 0.0
-    for item in plan.collectives:
-        count = 1
-        for axis in item.axes:
-            count *= sizes[axis]
-        moved = {  # by the convention of `Mesh.collective_s`, those of gathers and exchanges are of the whole group
-            "all_gather": item.bytes * (1 + 1 / count),
-            "all_to_all": 2 * item.bytes / count,
-            "reduce_scatter": 2 * item.bytes / count,
-        }.get(item.kind, 0.0)
-        total += item.trips * chip.memory_s(moved)
-    return float(total)
 
 
 def _remarks(plan: PlanData, share: Share, device: Any) -> list[str]:

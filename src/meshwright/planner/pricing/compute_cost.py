@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.plans.operations import Load
 from meshwright.rules.base import LoopNest, Signature
 
 Array = NDArray[np.float64]
@@ -30,6 +31,16 @@ class ChipTimes(Protocol):
     def matmul_s(self, flops: Any, dtype: str = ..., num_bytes: Any = ...) -> Any: ...
 
     def memory_s(self, num_bytes: Any) -> Any: ...
+
+
+def load_s(chip: ChipTimes, load: Load) -> float:
+    """Seconds of one trip of a plan's operation on one device, as `compute_s` has them for its strategy."""
+    if load.flops:
+        return float(
+            chip.launch_s + chip.matmul_s(load.flops, load.dtype, load.num_bytes) + chip.fetch_s * load.fetches
+        )
+    moving_s = chip.launch_s * load.kernel + chip.memory_s(load.num_bytes) if load.num_bytes else 0.0
+    return float(moving_s + chip.special_s * load.special)
 
 
 def compute_s(

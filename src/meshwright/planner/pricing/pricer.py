@@ -10,6 +10,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
 from meshwright.planner.pricing.compute_cost import compute_s
+from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.group_table import Event, GroupTable
 from meshwright.planner.pricing.user_shardings import as_written, refusal
 from meshwright.plans.plan import Load
@@ -44,8 +45,16 @@ _PUTTING = ("dynamic_update_slice", "loop_stack")  # write only the update; the 
 class Pricer:
     """Prices groups on one mesh."""
 
-    def __init__(self, grouping: Grouping, stored: NDArray[np.bool_], mesh: Mesh, itemise: bool = False):
+    def __init__(
+        self,
+        grouping: Grouping,
+        stored: NDArray[np.bool_],
+        mesh: Mesh,
+        itemise: bool = False,
+        corrections: Corrections | None = None,
+    ):
         self.grouping = grouping
+        self.corrections = corrections
         self.itemise = itemise
         self.graph: Graph = grouping.graph
         self.mesh = mesh
@@ -164,6 +173,9 @@ class _Walk:
             size = np.full(self.size, sent.num_bytes)
             self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
         seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches)
+        if self.pricer.corrections is not None:
+            chosen = None if self.table.candidates is None else self.table.candidates.loops
+            seconds = seconds * self.pricer.corrections.factors(axes.sizes, index, self.group.leader, chosen)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
         if self.size == 1:

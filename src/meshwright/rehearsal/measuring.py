@@ -1,0 +1,207 @@
+"""Measures candidates: parts of plans, each compiled as a program of its own and timed beside a reference program.
+
+Programs are compiled by several threads and timed one by one, the most promising first. The reference program runs in
+every round: a round in which it is slow was disturbed, and is repeated. A candidate that is far slower than the best of
+its segment is abandoned after its first round. Every result is in the database before the next is measured, so that an
+interrupt loses nothing; so are failures, which are not tried again.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh as DeviceMesh
+
+from meshwright.graph.tracing.trace import Traced
+from meshwright.plans.plan import PlanData
+from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, this_compiler
+from meshwright.rehearsal.part_program import PartFunction, PartProgram, TooLarge
+from meshwright.rehearsal.parts import Part
+from meshwright.runtime.checking.verify import allocated_bytes
+from meshwright.units import format_seconds
+
+HOPELESS = 1.15  # a candidate that takes so many times the best of its segment is not timed further
+DISTURBED = 1.1  # a round in which the reference takes so many times its best is not counted
+ROUNDS = 4
+MOST_ROUNDS = 10
+ROUND_S = 0.02  # a round repeats a program until it lasts about so long
+MOST_RUNS = 50
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A part of a plan to be measured.
+
+    Attributes:
+        plan: The plan that it is a part of.
+        traced: The plan's traced program.
+        part: The part.
+        mesh: The devices to measure it on with its collectives; None to rehearse it on one.
+    """
+
+    plan: PlanData
+    traced: Traced
+    part: Part
+    mesh: DeviceMesh | None = None
+
+    @property
+    def price_s(self) -> float:
+        """Its modelled price: the candidates of a segment are measured in this order."""
+        return self.part.modelled_s + self.part.communication_s
+
+    @property
+    def kind(self) -> str:
+        return "rehearsed" if self.mesh is None else "whole"
+
+    def key(self, device: Any) -> Key:
+        """What it is looked up by, if measured on a device."""
+        cluster = self.plan.mesh.cluster
+        link = "" if self.mesh is None or cluster is None else f"{cluster.num_hosts}x{cluster.devices_per_host}"
+        where = chip_name(self.plan, device)
+        return Key(self.part.fingerprint, self.part.shardings, where, link, self.part.dtype, this_compiler())
+
+
+def chip_name(plan: PlanData, device: Any) -> str:
+    """The catalogue's name of the device, where it is the chip of the plan; else JAX's name."""
+    chip = plan.mesh.chip
+    return chip.name if chip is not None and device.device_kind in chip.device_kinds else str(device.device_kind)
+
+
+class Measuring:
+    """Measures candidates on a device and keeps the results.
+
+    Attributes:
+        device: The device that rehearses.
+        database: Where results are kept.
+        deadline: When to stop, by `time.perf_counter`; None for no limit.
+        limit_bytes: Bytes that a candidate may need on a device; None for no limit.
+        say: Called with the progress.
+        remarks: What could not be measured, a sentence each.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        database: Database,
+        seconds: float | None = None,
+        limit_bytes: float | None = None,
+        say: Say = lambda _: None,
+    ):
+        self.device, self.database, self.say = device, database, say
+        self.deadline = None if seconds is None else time.perf_counter() + seconds
+        reported = (device.memory_stats() or {}).get("bytes_limit")
+        self.limit_bytes = min((b for b in (reported, limit_bytes) if b), default=None)
+        self.remarks: list[str] = []
+        self.num_measured = 0
+        self._reference: PartProgram | None = None
+        self._reference_s = float("inf")
+
+    @property
+    def is_over(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
+
+    def measure(self, candidates: Sequence[Candidate]) -> dict[Key, Measurement]:
+        """The measurements of candidates, from the database or made now; those for which there was no time are missing.
+
+        Of each segment the cheapest candidates by the model come first.
+        """
+        wanted = {c.key(self.device): c for c in sorted(candidates, key=lambda c: c.price_s)}
+        found: dict[Key, Measurement] = {}
+        for key, candidate in wanted.items():
+            known = self.database.get(key, candidate.kind)
+            if known is not None:
+                found[key] = known
+        missing = [(key, c) for key, c in wanted.items() if key not in found]
+        for number, (key, candidate, compiled) in enumerate(self._compiled(missing)):
+            self._progress(number, len(missing), candidate.part)
+            rivals = [m.seconds for k, m in found.items() if k.fingerprint == key.fingerprint and m.seconds]
+            found[key] = self._measured(key, candidate, compiled, min(rivals, default=float("inf")))
+            self.database.put(found[key])
+            self.num_measured += 1
+        return found
+
+    def _compiled(
+        self, missing: Sequence[tuple[Key, Candidate]]
+    ) -> Iterator[tuple[Key, Candidate, Future[PartProgram]]]:
+        """Compiles in threads, a few ahead of the one that is timed, since compiled programs hold their arguments."""
+        ahead = max(1, min(4, os.cpu_count() or 1))
+        with ThreadPoolExecutor(ahead) as pool:
+            waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[:ahead]]
+            place = len(waiting)
+            try:
+                while waiting and not self.is_over:
+                    # Nothing is timed while something compiles: both would disturb each other.
+                    for *_, future in waiting:
+                        future.exception()
+                    yield from waiting
+                    waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[place : place + ahead]]
+                    place += len(waiting)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, candidate: Candidate) -> PartProgram:
+        function = PartFunction(candidate.plan, candidate.traced, candidate.part.operations, candidate.mesh)
+        return function.compile(self.device, self.limit_bytes)
+
+    def _measured(self, key: Key, candidate: Candidate, compiled: "Future[PartProgram]", best_s: float) -> Measurement:
+        kind = candidate.kind
+        try:
+            program = compiled.result()
+            memory_bytes = allocated_bytes(program.compiled)
+            seconds = self._time(program, best_s)
+            return measured_now(key, kind, seconds, memory_bytes)  # type: ignore[arg-type]
+        except (jax.errors.JaxRuntimeError, TooLarge, NotImplementedError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            self.remarks.append(f"A split of {candidate.part.label or 'a part'} could not be measured: {reason}")
+            return measured_now(key, kind, None, None, reason)  # type: ignore[arg-type]
+
+    def _time(self, program: PartProgram, best_s: float) -> float:
+        """Seconds of one run: the quickest undisturbed round."""
+        jax.block_until_ready(program.run())
+        once = _timed(program, 1)
+        runs = int(min(max(ROUND_S / max(once, 1e-9), 1), MOST_RUNS))
+        found: list[float] = []
+        for number in range(MOST_ROUNDS):
+            reference_s = self._time_reference()
+            seconds = _timed(program, runs)
+            if reference_s <= DISTURBED * self._reference_s or number + ROUNDS >= MOST_ROUNDS:
+                found.append(seconds)
+            if len(found) >= ROUNDS or (found and min(found) > HOPELESS * best_s) or (found and self.is_over):
+                break
+        return min(found)
+
+    def _time_reference(self) -> float:
+        if self._reference is None:
+            self._reference = reference_program(self.device)
+            jax.block_until_ready(self._reference.run())
+        seconds = _timed(self._reference, 3)
+        self._reference_s = min(self._reference_s, seconds)
+        return seconds
+
+    def _progress(self, number: int, total: int, part: Part) -> None:
+        left = "" if self.deadline is None else f", {format_seconds(max(self.deadline - time.perf_counter(), 0))} left"
+        self.say(f"measuring {number + 1} of {total}: {part.label or part.fingerprint}{left}")
+
+
+def reference_program(device: Any) -> PartProgram:
+    """A product whose time shows whether something else uses the device."""
+    rows, dtype = (256, "float32") if device.platform == "cpu" else (4096, "bfloat16")
+    matrix = jax.device_put(jnp.ones((rows, rows), dtype), device)
+    compiled = jax.jit(lambda x: x @ x).lower(matrix).compile()
+    return PartProgram(compiled, [matrix])
+
+
+def _timed(program: PartProgram, runs: int) -> float:
+    started = time.perf_counter()
+    made = None
+    for _ in range(runs):
+        made = program.run()
+    jax.block_until_ready(made)
+    return (time.perf_counter() - started) / runs

@@ -1,0 +1,238 @@
+"""One part of a plan as a program of its own: on one device's shards, or whole on all devices of the mesh.
+
+The operations run in the order of the flat graph. What they read from outside is drawn; what others read of them is
+returned, so that all of it is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
+
+from meshwright import jax_compat
+from meshwright.graph.graph import Op
+from meshwright.graph.tracing.trace import Traced
+from meshwright.plans.plan import OpPlan, PlanData, partition_spec
+from meshwright.plans.tensor import Spec, Tensor
+from meshwright.rehearsal.evaluate import Placeholder, Rehearser
+from meshwright.rehearsal.local_equation import local_shape
+from meshwright.rehearsal.program import drawn
+from meshwright.runtime.checking.verify import allocated_bytes
+from meshwright.runtime.program.contributions import Waiting
+from meshwright.runtime.program.evaluate import Entry, Evaluator
+from meshwright.runtime.spmd import compiler_options
+from meshwright.units import format_bytes
+
+
+@dataclass(frozen=True)
+class PartProgram:
+    """A compiled part and the values that it is run on.
+
+    Attributes:
+        compiled: The program.
+        values: Its arguments.
+    """
+
+    compiled: Any
+    values: Sequence[Any]
+
+    def run(self) -> Any:
+        """Starts one run."""
+        return self.compiled(*self.values)
+
+
+class TooLarge(Exception):
+    """A program that needs more memory than is allowed."""
+
+    def __init__(self, needed: float, limit: float):
+        super().__init__(f"it needs {format_bytes(needed)}, and {format_bytes(limit)} are allowed")
+
+
+class PartFunction:
+    """Some operations of a plan as a function of what they read from outside.
+
+    Attributes:
+        inputs: The values read from outside; `types` and `specs` have their types and shardings.
+    """
+
+    def __init__(self, plan: PlanData, traced: Traced, operations: Sequence[int], mesh: DeviceMesh | None = None):
+        """Without a mesh of devices it is one device's share."""
+        self.plan, self.graph, self.mesh = plan, traced.graph, mesh
+        self.plans: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        arrays = [t for t in plan.arguments if t.role != "static"]
+        self.arguments: dict[int, Tensor] = dict(zip(self.graph.inputs, arrays, strict=True))
+        self.operations = self._closed(operations)
+        made = {v for i in self.operations for v in self.graph.ops[i].outputs}
+        read = dict.fromkeys(v for i in self.operations for v in self.graph.ops[i].inputs)
+        self.inputs = [v for v in read if v not in made and v not in self.graph.constants]
+        self.outputs = self._read_outside({v for i in self._real(operations) for v in self.graph.ops[i].outputs})
+
+    def _real(self, operations: Sequence[int]) -> list[int]:
+        return [i for i in operations if self.graph.ops[i].serial in self.plans]
+
+    def _closed(self, operations: Sequence[int]) -> list[int]:
+        """The operations, with the virtual ones that they read: every reader computes those for itself."""
+        found, waiting, producer = set(operations), list(operations), self.graph.columns.producer
+        while waiting:
+            for value in self.graph.ops[waiting.pop()].inputs:
+                index = int(producer[value])
+                if index >= 0 and index not in found and self.graph.ops[index].serial not in self.plans:
+                    found.add(index)
+                    waiting.append(index)
+        return sorted(found)
+
+    def _read_outside(self, made: set[int]) -> list[int]:
+        """The values that others read; any reader may compute a virtual operation, so what that reads is among them."""
+        own, columns = set(self._real(self.operations)), self.graph.columns
+        outside = {v for i, v in zip(columns.reader.tolist(), columns.reads.tolist(), strict=True) if i not in own}
+        tied = {tie.made for tie in self.graph.ties}
+        return sorted(made & (outside | tied | set(self.graph.outputs)))
+
+    def spec(self, value: int) -> Spec | Waiting:
+        """The sharding of a value that is read from outside."""
+        if value in self.arguments:
+            return self.arguments[value].spec
+        op = self.graph.ops[int(self.graph.columns.producer[value])]
+        plan = self.plans[op.serial]
+        place = op.outputs.index(value)
+        if plan.waits:
+            return Waiting(plan.waits, plan.partial[0] or (), plan.results[0] or ())
+        return plan.results[place] or ()
+
+    def kind(self, value: int) -> Tensor:
+        """The type of a value that is read from outside, with its sharding before sums are settled."""
+        kind, spec = self.graph.types[value], self.spec(value)
+        held = spec.partial if isinstance(spec, Waiting) else spec
+        role = self.arguments[value].role if value in self.arguments else "data"
+        return Tensor(f"value {value}", kind.shape, kind.dtype, held, role)
+
+    def __call__(self, *values: Any) -> list[Any]:
+        evaluator = Rehearser(self.plan) if self.mesh is None else Evaluator(self.plan, self.mesh)
+        entries: dict[int, Entry] = {}
+        for v, x in zip(self.inputs, values, strict=True):
+            spec = self.spec(v)
+            entries[v] = (x, spec if self.graph.types[v].shape else None, self._phase(v))
+        walk = _Walk(self, evaluator, entries)
+        walk.run()
+        found = [entries[v] if v in entries else walk.stacked[v] for v in self.outputs]
+        return [evaluator.settled(entry)[0] for entry in found]
+
+    def _phase(self, value: int) -> str:
+        index = int(self.graph.columns.producer[value])
+        return self.graph.ops[index].phase if index >= 0 else "forward"
+
+    def compile(self, device: Any, limit_bytes: float | None = None) -> PartProgram:
+        """Compiles for a device or for the mesh, and draws the arguments.
+
+        Raises:
+            TooLarge: The program needs more memory than the limit.
+        """
+        tensors = [self.kind(v) for v in self.inputs]
+        highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
+        shapes = [
+            t.shape if self.mesh is not None else local_shape(t.shape, t.spec, self.plan.mesh.shape) for t in tensors
+        ]
+        types = [jax.ShapeDtypeStruct(shape, self.dtype(v)) for v, shape in zip(self.inputs, shapes, strict=True)]
+        if self.mesh is None:
+            places: list[Any] = [jax.sharding.SingleDeviceSharding(device)] * len(types)
+        else:
+            places = [NamedSharding(self.mesh, partition_spec(t.spec)) for t in tensors]
+        jitted = jax.jit(self, in_shardings=tuple(places), compiler_options=compiler_options(device.platform))
+        compiled = jitted.lower(*types).compile()
+        if limit_bytes is not None and allocated_bytes(compiled) > limit_bytes:
+            raise TooLarge(allocated_bytes(compiled), limit_bytes)
+        keys = jax.random.split(jax.random.key(0), max(len(types), 1))
+        values = [
+            jax.device_put(jnp.asarray(drawn(t, kind, key, highest), kind.dtype), place)
+            for t, kind, key, place in zip(tensors, types, keys, places, strict=True)
+        ]
+        return PartProgram(compiled, jax.block_until_ready(values))
+
+    def dtype(self, value: int) -> Any:
+        """JAX's own dtype of a value: those of random keys have no name that numpy knows."""
+        for index in self.operations:
+            op = self.graph.ops[index]
+            if value in op.inputs and op.equation is not None:
+                return op.equation.invars[op.inputs.index(value)].aval.dtype
+        return jnp.dtype(self.graph.types[value].dtype)
+
+
+class _Walk:
+    """One pass over the operations of a part."""
+
+    def __init__(self, part: PartFunction, evaluator: Evaluator, entries: dict[int, Entry]):
+        self.part, self.evaluator, self.entries = part, evaluator, entries
+        self.stacked: dict[int, Entry] = {}  # what one trip of a loop adds to a stack, by the stack's value
+        self.apart: dict[int, Entry] = {}  # values that recomputed operations read
+        self.recomputed: set[int] = set()  # values that recomputed operations made
+
+    def run(self) -> None:
+        for index in self.part.operations:
+            op = self.part.graph.ops[index]
+            plan = self.part.plans.get(op.serial)
+            if op.equation is None:
+                self._pseudo(op, plan)
+                continue
+            made = self.evaluator._operation(op.equation, plan, [self._read(op, i) for i in range(len(op.inputs))])
+            self.entries.update(zip(op.outputs, made, strict=True))
+            if op.recomputed:
+                self.recomputed |= set(op.outputs)
+
+    def _read(self, op: Op, position: int) -> Entry:
+        value = op.inputs[position]
+        var = op.equation.invars[position] if op.equation is not None else None
+        if isinstance(var, jax_compat.Literal):
+            return var.val, None, "forward"
+        if value in self.stacked and value not in self.entries:
+            self.entries[value] = self._stack(op, position)
+        if value not in self.entries:  # a constant, whose contents a traced program does not keep
+            kind = var.aval if var is not None else self.part.graph.types[value]
+            return np.zeros(kind.shape, kind.dtype), None, "forward"
+        if op.recomputed and value not in self.recomputed:
+            return self._kept_apart(value)
+        return self.entries[value]
+
+    def _kept_apart(self, value: int) -> Entry:
+        """A value behind a barrier: XLA would merge the recomputation with the first computation."""
+        found = self.entries[value]
+        if isinstance(found[0], Placeholder):
+            return found
+        if value not in self.apart:
+            self.apart[value] = (lax.optimization_barrier(found[0]), *found[1:])
+        return self.apart[value]
+
+    def _pseudo(self, op: Op, plan: OpPlan | None) -> None:
+        """The tracer's own operations: one trip of a loop, and the first of several branches."""
+        if op.primitive == "loop_stack":
+            self.stacked[op.outputs[0]] = self._read(op, 0)
+            return
+        if op.primitive == "loop_slice" and op.inputs[0] in self.stacked:
+            entry = self.stacked[op.inputs[0]]
+        elif op.primitive == "loop_slice":
+            value, spec, phase = self._read(op, 0)
+            entry = _first(value, spec, phase, self.evaluator)
+        else:
+            entry = self._read(op, 0)
+        target = None if plan is None else plan.results[0]
+        if plan is not None and not isinstance(entry[1], Waiting) and target is not None:
+            entry = (self.evaluator._to(entry, target), target, plan.phase)
+        self.entries[op.outputs[0]] = entry
+
+    def _stack(self, op: Op, position: int) -> Entry:
+        value, spec, phase = self.evaluator.settled(self.stacked[op.inputs[position]])
+        length = op.signature.operands[position].shape[0]
+        made = self.evaluator._plain((value, spec, phase))
+        return jnp.broadcast_to(made, (length, *made.shape)), ((), *(spec or ((),) * made.ndim)), phase
+
+
+def _first(value: Any, spec: Any, phase: str, evaluator: Evaluator) -> Entry:
+    """One trip's slice of a stack."""
+    known, held, phase = evaluator.settled((value, spec, phase))
+    whole = evaluator._plain((known, held, phase))
+    return whole[0], None if held is None else held[1:], phase

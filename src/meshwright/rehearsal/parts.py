@@ -1,0 +1,155 @@
+"""The parts of a plan that are measured by themselves: its segments under the shardings they have, and what is left.
+
+Occurrences of a segment that the plan splits alike are one part, which is measured once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from meshwright.blocks.blocks import Blocks
+from meshwright.blocks.find import blocks_of
+from meshwright.graph import Graph
+from meshwright.hardware import Chip
+from meshwright.planner.pricing.compute_cost import load_s
+from meshwright.plans.plan import Collective, OpPlan, PlanData
+from meshwright.plans.tensor import Spec, spec_text
+
+REST = "rest"  # begins the fingerprint of a part that belongs to no segment
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some operations of a plan that run together, as often as the plan has them.
+
+    Attributes:
+        fingerprint: The segment's, or one that begins with `REST`.
+        shardings: The strategies of the operations and of what they read, as text; equal parts take equal time.
+        operations: Indices in the graph of one occurrence, in program order.
+        occurrences: The indices of all occurrences.
+        trips: How often each occurrence runs in one step.
+        modelled_s: Modelled compute of one run.
+        communication_s: Modelled communication of one run.
+        stand_in_s: Modelled time of the stand-ins of its collectives, of one run.
+        flops: FLOPs of products and convolutions of one run, on one device.
+        label: The name of its largest operation.
+        dtype: The type of that operation's operands.
+    """
+
+    fingerprint: str
+    shardings: str
+    operations: tuple[int, ...]
+    occurrences: tuple[tuple[int, ...], ...]
+    trips: float
+    modelled_s: float
+    communication_s: float
+    stand_in_s: float
+    flops: float
+    label: str
+    dtype: str
+
+    @property
+    def count(self) -> float:
+        """How often it runs in one step."""
+        return len(self.occurrences) * self.trips
+
+    @property
+    def is_segment(self) -> bool:
+        return not self.fingerprint.startswith(REST)
+
+
+def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tuple[Part, ...]:
+    """The parts of a plan, given its traced program."""
+    blocks = blocks_of(graph) if blocks is None else blocks
+    reader = _Reader(plan, graph)
+    found: list[Part] = []
+    left = set(range(len(graph.ops)))
+    for segment in blocks.segments:
+        alike: dict[str, list[tuple[int, ...]]] = {}
+        for occurrence, numbers in zip(segment.occurrences, segment.block_numbers, strict=True):
+            own = {*occurrence, *(i for number in numbers for i in blocks.blocks[number].updates)}
+            operations = tuple(i for i in sorted(own & left) if graph.ops[i].trips == segment.trips)
+            left -= set(operations)
+            alike.setdefault(reader.shardings(operations), []).append(operations)
+        found += [reader.part(segment.fingerprint, text, laps, segment.trips) for text, laps in alike.items()]
+    bodies: dict[tuple[int, float], list[int]] = {}
+    for index in sorted(left):
+        bodies.setdefault((int(graph.body[index]), graph.ops[index].trips), []).append(index)
+    for (_, trips), rest in bodies.items():
+        if any(graph.ops[i].serial in reader.ops for i in rest):
+            text = reader.shardings(rest)
+            found.append(reader.part(f"{REST}-{_digest(text)}", text, [tuple(rest)], trips))
+    return tuple(found)
+
+
+class _Reader:
+    """Reads the strategies and the modelled work of operations from a plan."""
+
+    def __init__(self, plan: PlanData, graph: Graph):
+        self.graph, self.chip = graph, plan.mesh.chip
+        self.sizes = plan.mesh.shape
+        self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        self.sent, self.stand_ins = dict[int, float](), dict[int, float]()
+        for item in plan.collectives:
+            self.sent[item.serial] = self.sent.get(item.serial, 0.0) + item.seconds
+            self.stand_ins[item.serial] = self.stand_ins.get(item.serial, 0.0) + stand_in_s(plan, item)
+
+    def shardings(self, operations: Iterable[int]) -> str:
+        """The splits of products in words, and a digest of products and reductions with their shapes and splits.
+
+        Other operations follow these; at the borders of a segment they differ between occurrences.
+        """
+        products, lines = [], []
+        for index in operations:
+            op = self.graph.ops[index]
+            plan = self.ops.get(op.serial)
+            if plan is None or plan.load is None:
+                continue
+            if plan.load.flops:
+                products.append(f"{op.primitive} {_split(plan)}")
+            if plan.load.flops or op.primitive.startswith("reduce"):
+                kinds = [f"{k.dtype}{list(k.shape)}" for k in (*op.signature.operands, *op.signature.results)]
+                lines.append(f"{op.primitive} {' '.join(kinds)} {_split(plan)}")
+        axes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return f"{axes}; {'; '.join(products)}; {_digest(chr(10).join((axes, *sorted(lines))))}"
+
+    def part(self, fingerprint: str, text: str, laps: Sequence[tuple[int, ...]], trips: float) -> Part:
+        middle = laps[len(laps) // 2]
+        plans = [self.ops[s] for s in (self.graph.ops[i].serial for i in middle) if s in self.ops]
+        largest = max(plans, key=lambda op: op.load.flops if op.load else 0.0, default=None)
+        sent, stand_ins = (
+            sum(found.get(op.serial, 0.0) for op in plans) / max(trips, 1.0) for found in (self.sent, self.stand_ins)
+        )
+        flops = sum(op.load.flops for op in plans if op.load)
+        dtype = largest.load.dtype if largest is not None and largest.load is not None else ""
+        label = "" if largest is None else largest.label
+        seconds = modelled_s(self.chip, plans)
+        return Part(fingerprint, text, middle, tuple(laps), trips, seconds, sent, stand_ins, flops, label, dtype)
+
+
+def stand_in_s(plan: PlanData, item: Collective) -> float:
+    """Modelled time of a collective's stand-ins in one step: how long the chip takes to read and write its bytes."""
+    count = prod(plan.mesh.shape[axis] for axis in item.axes)
+    moved = {  # by the convention of `Mesh.collective_s`, those of gathers and exchanges are of the whole group
+        "all_gather": item.bytes * (1 + 1 / count),
+        "all_to_all": 2 * item.bytes / count,
+        "reduce_scatter": 2 * item.bytes / count,
+    }.get(item.kind, 0.0)
+    return 0.0 if plan.mesh.chip is None else float(item.trips * plan.mesh.chip.memory_s(moved))
+
+
+def modelled_s(chip: Chip | None, ops: Iterable[OpPlan]) -> float:
+    """Modelled compute of one trip of some operations."""
+    return 0.0 if chip is None else sum(load_s(chip, op.load) for op in ops if op.load is not None)
+
+
+def _split(op: OpPlan) -> str:
+    def side(specs: Sequence[Spec | None]) -> str:
+        return ",".join(map(spec_text, specs))
+
+    return f"{side(op.operands)}>{side(op.partial)}>{side(op.results)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,178 @@
+"""`mw.Auto(profile=True)`: plans by measurement.
+
+The parts of several plans are measured: of the plan that the model prefers, and of plans by other methods. Measured
+ratios correct the model, the same problem is solved again under the same memory limit, and the parts of the new plan
+are measured, until the plan has no part that is worth measuring and was not. Where the devices of the mesh are here,
+parts run on them with their collectives, and in the end the plan and the model's own plan run as whole programs: the
+faster is returned. Elsewhere one device rehearses.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from meshwright.blocks.find import blocks_of
+from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.graph import Traced
+from meshwright.hardware import Mesh
+from meshwright.planner.budget import Budget
+from meshwright.planner.methods import NAMED, Auto
+from meshwright.planner.planner import plan_program
+from meshwright.planner.pricing.corrections import Corrections
+from meshwright.plans.plan import Cost, PlanData, SolutionSummary
+from meshwright.profiler.measurements import Database, open_database
+from meshwright.rehearsal.learning import Measured, compute_s, corrections
+from meshwright.rehearsal.measuring import Candidate, Measuring
+from meshwright.rehearsal.parts import Part, parts_of
+from meshwright.rehearsal.whole_steps import faster
+from meshwright.runtime.spmd import device_mesh
+from meshwright.units import format_seconds
+
+MOST_CANDIDATES = 12  # of a segment, the cheapest by the model
+EXPLORERS = 3  # further candidates of a segment, from its most expensive ones
+WORTH = 0.01  # parts below this share of a plan's modelled compute are not measured
+MOST_ROUNDS = 4  # of planning with corrections
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Search:
+    """Planning by measurement.
+
+    Attributes:
+        traced, meshes, method, say: As in `plan_program`.
+        database: Where measurements are kept; the user's own by default.
+        remarks: What a reader should know, a sentence each.
+    """
+
+    traced: Traced
+    meshes: list[Mesh]
+    method: Auto
+    say: Say
+    database: Database = field(default_factory=open_database)
+    remarks: list[str] = field(default_factory=list)
+
+    def plan(self) -> PlanData:
+        """The best plan by what was measured and, where nothing was, by the model."""
+        modelled = self._solve(self.method, self.meshes, None)
+        device = self._device(modelled)
+        if device is None:
+            self.remarks.append(f"Nothing was measured: no device here is a {_chip(modelled)}.")
+            return self._marked(modelled)
+        limit = modelled.memory.limit_bytes
+        self.measuring = Measuring(device, self.database, self.method.profile_seconds, limit, self.say)
+        self.blocks = blocks_of(self.traced.graph)
+        self.rows: list[Measured] = []
+        best = modelled
+        try:
+            best = self._improve(modelled)
+        except KeyboardInterrupt:
+            self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
+        self.remarks += dict.fromkeys(self.measuring.remarks)
+        return self._priced(best)
+
+    def _improve(self, modelled: PlanData) -> PlanData:
+        self._measure([modelled, *self._others(modelled)])
+        found = modelled
+        for _ in range(MOST_ROUNDS):
+            if self.measuring.is_over:
+                self.remarks.append(f"Measuring stopped after {format_seconds(self.method.profile_seconds)}.")
+                break
+            found = self._solve(self.method, self.meshes, corrections(self.rows))
+            if not self._measure([found]):
+                break
+        if self._is_here(found) and found.ops != modelled.ops:
+            self.say("running both plans")
+            return faster(modelled, found, self.traced)
+        return found
+
+    def _solve(self, method: Any, meshes: list[Mesh], corrected: Corrections | None) -> PlanData:
+        return plan_program(self.traced, meshes, method, self.say, Budget(method.seconds), corrected)
+
+    def _others(self, modelled: PlanData) -> list[PlanData]:
+        """Plans by other methods on the same mesh."""
+        found = []
+        if modelled.mesh.num_devices > 1:
+            for method in NAMED:
+                try:
+                    fraction = self.method.memory_fraction
+                    found.append(self._solve(replace(method, memory_fraction=fraction), [modelled.mesh], None))
+                except (DoesNotFit, ShardingError):
+                    continue
+        return found
+
+    def _measure(self, plans: Sequence[PlanData]) -> bool:
+        """Measures the parts of plans that are worth it; whether any was not known before."""
+        pairs = [(plan, part) for plan in plans for part in parts_of(plan, self.traced.graph, self.blocks)]
+        wanted = self._chosen([pair for pair in pairs if _is_worth(*pair)])
+        candidates = [Candidate(plan, self.traced, part, self._mesh(plan)) for plan, part in wanted]
+        before = self.measuring.num_measured
+        found = self.measuring.measure(candidates)
+        known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings) for row in self.rows}
+        for c in candidates:
+            place = c.plan.mesh.sizes, c.part.fingerprint, c.part.shardings
+            if place not in known:
+                known.add(place)
+                self.rows.append(Measured(c.plan, c.part, found.get(c.key(self.measuring.device))))
+        return self.measuring.num_measured > before
+
+    def _chosen(self, pairs: list[tuple[PlanData, Part]]) -> list[tuple[PlanData, Part]]:
+        """Of each segment's candidates the cheapest by the model, and a few of the others."""
+        by_segment: dict[str, dict[str, tuple[PlanData, Part]]] = {}
+        for plan, part in sorted(pairs, key=lambda pair: pair[1].modelled_s + pair[1].communication_s):
+            by_segment.setdefault(part.fingerprint, {}).setdefault(part.shardings, (plan, part))
+        found = []
+        for some in by_segment.values():
+            ranked = list(some.values())
+            rest = ranked[MOST_CANDIDATES:]
+            found += ranked[:MOST_CANDIDATES] + rest[:: max(1, len(rest) // EXPLORERS)][:EXPLORERS]
+        return found
+
+    def _device(self, plan: PlanData) -> Any:
+        chip = plan.mesh.chip
+        return next((d for d in jax.local_devices() if chip is not None and d.device_kind in chip.device_kinds), None)
+
+    def _is_here(self, plan: PlanData) -> bool:
+        """Whether all devices of a plan's mesh are in this process."""
+        return 1 < plan.mesh.num_devices <= len(jax.local_devices()) and jax.process_count() == 1
+
+    def _mesh(self, plan: PlanData) -> Any:
+        return device_mesh(plan) if self._is_here(plan) else None
+
+    def _priced(self, plan: PlanData) -> PlanData:
+        """The plan with measured compute where it was measured, and corrected compute elsewhere."""
+        parts = parts_of(plan, self.traced.graph, self.blocks)
+        known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings): row.found for row in self.rows}
+        rows = [Measured(plan, part, known.get((plan.mesh.sizes, part.fingerprint, part.shardings))) for part in parts]
+        measured, modelled = compute_s(rows, corrections(self.rows))
+        if not measured:
+            self.remarks.append("Nothing was measured; all prices are modelled.")
+            return self._marked(plan)
+        cost = Cost(measured + modelled, plan.cost.communication)
+        scale = cost.total / plan.cost.total if plan.cost.total else 1.0
+        solution = SolutionSummary.proven(
+            cost.total, plan.solution.lower_bound * scale, plan.solution.seconds, plan.solution.folded
+        )
+        how = "on the devices of the mesh" if self._mesh(plan) is not None else "as one device's share"
+        rest, sent = format_seconds(modelled), format_seconds(cost.communication)
+        about = (
+            f"measured {how}: {format_seconds(measured)} of compute; modelled: {rest} of compute, {sent} of "
+            f"communication; {plan.flops / cost.total / 1e12:.4g} TFLOP/s a device"
+        )
+        self.remarks.append(f"{about[0].upper()}{about[1:]}.")
+        provenance = {**plan.provenance, "profile": about}
+        return self._marked(replace(plan, cost=cost, solution=solution, provenance=provenance))
+
+    def _marked(self, plan: PlanData) -> PlanData:
+        return replace(plan, remarks=(*plan.remarks, *self.remarks))
+
+
+def _is_worth(plan: PlanData, part: Part) -> bool:
+    return part.count * part.modelled_s > WORTH * plan.cost.compute
+
+
+def _chip(plan: PlanData) -> str:
+    return "device of an abstract mesh" if plan.mesh.chip is None else plan.mesh.chip.name

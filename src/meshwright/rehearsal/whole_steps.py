@@ -1,0 +1,59 @@
+"""Runs plans as whole programs on the devices of their mesh, in turn, and says which is faster."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.graph.tracing.trace import Traced
+from meshwright.plans.plan import PlanData
+from meshwright.rehearsal.program import drawn
+from meshwright.runtime.spmd import Program, spmd
+
+ROUNDS = 5
+
+
+def faster(one: PlanData, other: PlanData, traced: Traced) -> PlanData:
+    """The plan whose step takes less time; the first where one of them cannot be run here."""
+    try:
+        times = step_times([one, other], traced)
+    except jax.errors.JaxRuntimeError:
+        return one
+    return one if times[0] <= times[1] else other
+
+
+def step_times(plans: list[PlanData], traced: Traced) -> list[float]:
+    """The quickest of several steps of each plan; the plans take turns, so that a busy moment spoils none of them."""
+    steps = [_Step(plan, traced) for plan in plans]
+    found = [float("inf")] * len(plans)
+    for _ in range(ROUNDS):
+        for number, step in enumerate(steps):
+            found[number] = min(found[number], step.time())
+    return found
+
+
+class _Step:
+    """A plan's program with arguments, which follow from step to step."""
+
+    def __init__(self, plan: PlanData, traced: Traced):
+        call = traced.call
+        self.program: Program = spmd(plan, traced.function)
+        self.arguments, self.state = call.arguments, dict(traced.graph.state)
+        tensors = [t for t in plan.arguments if t.role != "static"]
+        highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
+        keys = jax.random.split(jax.random.key(0), max(len(tensors), 1))
+        self.values: list[Any] = [
+            jnp.asarray(drawn(t, kind, key, highest), kind.dtype)
+            for t, kind, key in zip(tensors, call.types, keys, strict=True)
+        ]
+        self.time()  # compiles
+
+    def time(self) -> float:
+        started = time.perf_counter()
+        made = jax.block_until_ready(self.program(*self.arguments.fill(self.values)))
+        seconds = time.perf_counter() - started
+        results = jax.tree_util.tree_leaves(made)
+        for result, argument in self.state.items():
+            self.values[argument] = results[result]
+        return seconds

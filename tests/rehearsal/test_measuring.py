@@ -1,0 +1,80 @@
+"""Candidates are measured once: what was measured stays, failures are kept, hopeless candidates are abandoned."""
+
+import time
+
+import jax
+import pytest
+
+import meshwright as mw
+from meshwright.profiler.measurements import open_database
+from meshwright.rehearsal import measuring
+from meshwright.rehearsal.measuring import Candidate, Measuring
+from meshwright.rehearsal.part_program import PartProgram
+from meshwright.rehearsal.parts import parts_of
+from tests.rehearsal.test_program import step, weights
+
+pytestmark = pytest.mark.devices
+
+
+@pytest.fixture(scope="module")
+def candidates():
+    args = jax.eval_shape(weights), jax.ShapeDtypeStruct((64, 16), "float32")
+    plan = mw.plan(step, *args, cluster="local", mesh=(8,), method="zero3")
+    return [Candidate(plan, plan.origin, part) for part in parts_of(plan, plan.origin.graph)]
+
+
+@pytest.fixture
+def database(tmp_path):
+    with open_database(tmp_path / "measurements.sqlite") as found:
+        yield found
+
+
+def test_what_was_measured_is_not_measured_again(candidates, database):
+    said = []
+    first = Measuring(jax.devices()[0], database, seconds=100, say=said.append)
+    found = first.measure(candidates)
+    assert first.num_measured == len(found) == len(candidates) == len(database) == len(said)
+    assert said[0].startswith("measuring 1 of 2: ") and said[0].endswith(" s left")
+    assert all(m.seconds > 0 and m.memory_bytes > 0 and m.kind == "rehearsed" for m in found.values())
+    assert all(key.chip == "cpu" and key.link == "" and key.dtype == "float32" for key in found)
+    second = Measuring(jax.devices()[0], database)
+    assert second.measure(candidates) == found and second.num_measured == 0
+
+
+def test_what_fails_is_kept_with_its_reason(candidates, database):
+    first = Measuring(jax.devices()[0], database, limit_bytes=10)
+    found = first.measure(candidates)
+    assert all(m.seconds is None and "10 B are allowed" in m.failure for m in found.values())
+    assert len(first.remarks) == len(candidates) and "could not be measured" in first.remarks[0]
+    second = Measuring(jax.devices()[0], database)
+    assert second.measure(candidates) == found and second.num_measured == 0
+
+
+def test_an_interrupt_loses_nothing(candidates, database):
+    def say(text):
+        if text.startswith("measuring 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Measuring(jax.devices()[0], database, say=say).measure(candidates)
+    assert len(database) == 1
+
+
+def test_nothing_is_measured_once_time_is_over(candidates, database):
+    late = Measuring(jax.devices()[0], database, seconds=1e-9)
+    assert late.is_over and late.measure(candidates) == {} and len(database) == 0
+
+
+def test_hopeless_candidates_are_abandoned_after_a_round(database):
+    counted = []
+
+    class Slow(PartProgram):
+        def run(self):
+            counted.append(1)
+            time.sleep(0.03)
+
+    found = Measuring(jax.devices()[0], database)
+    assert found._time(Slow(None, ()), best_s=0.001) >= 0.03
+    hopeless = len(counted)
+    assert found._time(Slow(None, ()), best_s=float("inf")) >= 0.03
+    assert hopeless == 3 and len(counted) - hopeless >= 2 + measuring.ROUNDS

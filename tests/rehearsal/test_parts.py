@@ -1,0 +1,74 @@
+"""Parts of a plan cover all its compute, each distinct one once, and run by themselves."""
+
+import jax
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.rehearsal.local_equation import local_shape
+from meshwright.rehearsal.part_program import PartFunction, TooLarge
+from meshwright.rehearsal.parts import parts_of
+from meshwright.runtime.spmd import device_mesh
+from tests.rehearsal.test_program import step, traced_flops, weights
+
+CASES = [
+    ("gpt-tiny", (8,), "zero3", {"layers": 6}),
+    ("llama-tiny", (2, 4), "zero3", {"scan": True, "checkpoint": True}),
+    ("llama-tiny", (2, 4), "auto", {"checkpoint": True}),
+    ("moe-tiny", (8,), "tensor", {}),
+    ("wide-resnet-tiny", (8,), "data", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "method", "options"), CASES)
+def test_parts_cover_the_work_of_a_plan(name, mesh, method, options):
+    example = zoo.build(name, **options)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster="1x8 h100", mesh=mesh, method=method)
+    parts = parts_of(plan, plan.origin.graph)
+    assert sum(p.count * p.modelled_s for p in parts) == pytest.approx(plan.cost.compute, rel=1e-3)
+    assert sum(p.count * p.communication_s for p in parts) == pytest.approx(plan.cost.communication, rel=1e-3)
+    assert sum(p.count * p.flops for p in parts) == pytest.approx(plan.flops)
+    if options.get("layers"):
+        layer = max(parts, key=lambda p: p.count)
+        assert layer.count >= options["layers"] - 1 and len(parts) < 8  # the last layer may be split otherwise
+    for part in parts:
+        function = PartFunction(plan, plan.origin, part.operations)
+        types = [
+            jax.ShapeDtypeStruct(local_shape(t.shape, t.spec, plan.mesh.shape), function.dtype(v))
+            for v, t in ((v, function.kind(v)) for v in function.inputs)
+        ]
+        assert traced_flops(function, types) == pytest.approx(part.flops, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    args = jax.eval_shape(weights), jax.ShapeDtypeStruct((64, 16), "float32")
+    return mw.plan(step, *args, cluster="local", mesh=(8,), method="zero3")
+
+
+@pytest.mark.devices
+def test_a_part_runs_on_one_device_or_on_all(plan):
+    parts = parts_of(plan, plan.origin.graph)
+    for part in parts:
+        alone = PartFunction(plan, plan.origin, part.operations).compile(jax.devices()[3])
+        together = PartFunction(plan, plan.origin, part.operations, device_mesh(plan)).compile(jax.devices()[0])
+        mine, whole = alone.run(), together.run()
+        assert len(mine) == len(whole) > 0
+        for one, other in zip(mine, whole, strict=True):
+            assert one.dtype == other.dtype and one.devices() == {jax.devices()[3]}
+            assert all(np.isfinite(np.asarray(x, np.float64)).all() for x in (one, other))
+            assert one.shape == other.sharding.shard_shape(other.shape)
+        assert "all-gather" not in alone.compiled.as_text()
+    assert any(
+        "all-gather"
+        in PartFunction(plan, plan.origin, p.operations, device_mesh(plan)).compile(jax.devices()[0]).compiled.as_text()
+        for p in parts
+    )
+
+
+@pytest.mark.devices
+def test_a_part_that_needs_too_much_memory_is_refused(plan):
+    part = parts_of(plan, plan.origin.graph)[0]
+    with pytest.raises(TooLarge, match="and 10 B are allowed"):
+        PartFunction(plan, plan.origin, part.operations).compile(jax.devices()[0], limit_bytes=10)

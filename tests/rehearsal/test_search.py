@@ -1,0 +1,104 @@
+"""`mw.Auto(profile=True)` plans by what was measured, says what is measured and what modelled, and always returns."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+import meshwright as mw
+from meshwright.errors import ShardingError
+from meshwright.planner.budget import Budget
+from meshwright.planner.methods import Auto
+from meshwright.planner.planner import plan_program
+from meshwright.planner.pricing.corrections import Corrections
+from meshwright.profiler.measurements import measured_now, open_database
+from meshwright.rehearsal.learning import Measured, compute_s, corrections, leaders
+from meshwright.rehearsal.measuring import Candidate
+from meshwright.rehearsal.parts import parts_of
+from tests.rehearsal.test_program import step, weights
+
+PROFILE = mw.Auto(profile=True, profile_seconds=60, mesh_shapes=[(8,)])
+
+
+def arguments(batch=64):
+    return jax.eval_shape(weights), jax.ShapeDtypeStruct((batch, 16), "float32")
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return mw.plan(step, *arguments(), cluster="1x8 h100", mesh=(8,), method="data")
+
+
+def measured(plan, part, seconds):
+    key = Candidate(plan, plan.origin, part).key(jax.devices()[0])
+    return Measured(plan, part, measured_now(key, "rehearsed", seconds))
+
+
+def test_ratios_correct_the_strategies_that_were_measured(plan):
+    part = max(parts_of(plan, plan.origin.graph), key=lambda p: p.flops)
+    corrected = corrections([measured(plan, part, 3 * part.modelled_s)])
+    strategies = leaders(plan)
+    for index in part.operations:
+        assert corrected.usual[index] == pytest.approx(3)
+        if index in strategies:
+            assert corrected.measured[(8,), index, strategies[index]] == pytest.approx(3)
+    again = plan_program(plan.origin, [plan.mesh], mw.DataParallel(), str, Budget(None), corrected)
+    assert again.ops == plan.ops
+    # A follower that belongs to another part takes the factor of its leader, too.
+    assert again.cost.compute == pytest.approx(plan.cost.compute + 2 * part.modelled_s, rel=1e-3)
+    row = measured(plan, part, 3 * part.modelled_s)
+    assert compute_s([row], corrected) == (pytest.approx(3 * part.modelled_s), 0.0)
+    assert compute_s([replace(row, found=None)], corrected) == (0.0, pytest.approx(3 * part.modelled_s))
+
+
+def test_a_strategy_that_was_measured_to_be_slow_is_avoided():
+    args = jax.ShapeDtypeStruct((4096, 4096), "bfloat16"), jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
+    plan = mw.plan(lambda x, w: x @ w, *args, cluster="1x2 h100", mesh=(2,))
+    ((leader, strategy),) = leaders(plan).items()
+    slow = Corrections({leader: 1.0}, {((2,), leader, strategy): 100.0})
+    other = plan_program(plan.origin, [plan.mesh], Auto(), str, Budget(None), slow)
+    assert leaders(other)[leader] != strategy and other.cost.compute < 2.1 * plan.cost.compute
+
+
+@pytest.mark.devices
+def test_it_plans_by_measurement_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    found = mw.plan(step, *arguments(), cluster="local", method=PROFILE)
+    (said,) = [r for r in found.remarks if r.startswith("Measured on the devices of the mesh: ")]
+    assert "TFLOP/s a device" in said and said[:-1].lower() == found.provenance["profile"].lower()
+    with open_database() as database:
+        rows = database.rows()
+    assert rows and {row.kind for row in rows} == {"whole"} and {row.key.link for row in rows} == {"1x8"}
+    again = mw.plan(step, *arguments(), cluster="local", method=PROFILE)
+    with open_database() as database:
+        assert database.rows() == rows
+    assert again.cost.compute > 0 and again.solution.lower_bound <= again.cost.total
+    found.save(tmp_path / "plan.json")
+    assert mw.Plan.load(tmp_path / "plan.json") == found
+
+
+@pytest.mark.devices
+def test_an_interrupt_still_gives_a_plan(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+
+    def say(text):
+        if text.startswith("measuring 2"):
+            raise KeyboardInterrupt
+
+    found = mw.plan(step, *arguments(), cluster="local", method=PROFILE, on_progress=say)
+    assert "Measuring was interrupted; the plan uses what was measured until then." in found.remarks
+    with open_database() as database:
+        assert len(database) == 1
+
+
+def test_without_the_chip_the_model_plans_alone(plan):
+    found = mw.plan(step, *arguments(), cluster="1x8 h100", mesh=(8,), method=PROFILE)
+    assert any(r.startswith("Nothing was measured: no device here is a h100") for r in found.remarks)
+    assert found.cost == mw.plan(step, *arguments(), cluster="1x8 h100", mesh=(8,)).cost
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ShardingError, match="profile_seconds is 0; give a number above 0"):
+        mw.Auto(profile=True, profile_seconds=0)
+    with pytest.raises(ShardingError, match="profile=True measures plans of one program"):
+        mw.Auto(profile=True, pipeline=True)
