@@ -30,6 +30,7 @@ from meshwright.runtime.checking.figures import (
     total,
 )
 from meshwright.runtime.checking.stage_memory import Key, key_of, peak_bytes
+from meshwright.runtime.spmd import check_types
 from meshwright.runtime.stages.bound import Move
 from meshwright.runtime.stages.engine import Engine
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
@@ -133,6 +134,7 @@ def verify_stages(
     compiler_options: Mapping[str, Any] | None,
 ) -> PipelineVerification:
     """Compiles the stages of a plan for devices, which need not be there, and compares."""
+    check_types(_taken(plan), traced.call.jaxpr.in_avals)
     donated = frozenset(i for i, t in enumerate(_taken(plan)) if t.donated)
     traced = replace(traced, graph=replace(traced.graph, donated=donated | traced.graph.donated))
     program = PipelineProgram(plan, traced, [_batch(plan, traced)], devices, is_whole=True)

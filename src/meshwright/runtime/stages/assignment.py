@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
+from meshwright.graph.graph import Columns
 from meshwright.graph.phases import FORWARD, PHASES, UPDATE
 from meshwright.plans.plan import PlanData
 from meshwright.plans.records.staged_record import StagedRecord
@@ -71,6 +72,7 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
             f"the plan was made for a program of {len(record.unit)} operations and {len(record.argument_unit)} "
             f"arguments, and this one has {len(columns.signature)} and {len(graph.inputs)}: make the plan again"
         )
+    _check_operations(record, columns)
     chunks = [chunk for turn in zip(*(stage.chunks for stage in plan.stages), strict=True) for chunk in turn]
     layer_of = _chunk_of_layers(chunks)
     counts = [count(unit.eqn) for unit in program.units]
@@ -94,6 +96,19 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
             stacked[leaf] = parts
     about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
     return Assignment(len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, update, owners, *about)
+
+
+def _check_operations(record: StagedRecord, columns: Columns) -> None:
+    """Refuses a program of as many, but other operations than the plan was made for."""
+    program = record.views[0].record.program
+    planned = [label.rpartition("/")[2] for label in program.labels]
+    for number, label, signature in zip(range(len(program.label)), program.label, columns.signature, strict=True):
+        found = columns.signatures[signature].primitive
+        if planned[label] != found:
+            raise ShardingError(
+                f"the plan was made for another function: its operation {number} is {planned[label]}, and this one's "
+                f"is {found}; make the plan again"
+            )
 
 
 def _most(layers: list[int]) -> int:

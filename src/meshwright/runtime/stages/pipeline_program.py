@@ -175,6 +175,7 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
     assert plan.pipeline is not None
     split = split_layers(traced.call.jaxpr, assign(plan, traced.graph, Units.of(traced.call.jaxpr)))
     call, examples = replace(traced.call, jaxpr=split.jaxpr), _examples(traced, batch)
+    _check_rows(plan, traced, examples)
     given = [examples[leaf] for leaf, _ in split.leaves]
     if set(_counts(plan)) == {1}:
         return split, {1: OnePart(Units.of(split.jaxpr), given, split.assignment.is_update)}
@@ -185,6 +186,20 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
             f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its numbers: "
             f"{reason}. Plan it without stages, such as with mw.Auto()"
         ) from None
+
+
+def _check_rows(plan: PlanData, traced: Traced, examples: Sequence[bool]) -> None:
+    """Refuses a batch that the plan's microbatches and replicas do not divide."""
+    assert plan.pipeline is not None
+    for path, aval, is_batch in zip(traced.graph.input_paths, traced.call.jaxpr.in_avals, examples, strict=True):
+        rows = aval.shape[0] if is_batch and aval.shape else 0
+        for stage, count in zip(plan.stages, _counts(plan), strict=True):
+            if rows % count:
+                raise ShardingError(
+                    f"the plan cuts the batch into {plan.pipeline.num_microbatches} microbatches for "
+                    f"{stage.mesh.sizes[0]} replicas, and {path} has {rows} rows, which are no multiple of {count}: "
+                    f"give a multiple of {count}, or make the plan again with this batch"
+                )
 
 
 def stage_ops(plan: PlanData) -> list[dict[int, OpPlan]]:
