@@ -80,5 +80,5 @@ def has_kernel(eqn: Any, platform: str) -> bool:
     if eqn.primitive.name == "pallas_call":
         return platform != "cpu" or bool(eqn.params["interpret"])
     inner = eqn.primitive.name.removesuffix("_wrapper")
-    names = ("cuda", "gpu") if platform in ("cuda", "gpu") else (platform,)
-    return any(p.name == inner for name in names for p in mlir._platform_specific_lowerings.get(name, ()))
+    lowerings = mlir._platform_specific_lowerings.get(platform, ())
+    return platform in ("cuda", "gpu") or any(primitive.name == inner for primitive in lowerings)
