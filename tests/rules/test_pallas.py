@@ -111,7 +111,8 @@ def test_attention_for_tpus_is_planned_and_split() -> None:
         assert all(4 in parallel(op) for op in kernels(gradients, T, T, T).values())
         plan = mw.plan(gradients, T, T, T, cluster="1x4 tpu-v5p")
         assert not plan.unsplittable
-        assert all(op.load.num_parts == 4 for op in plan.ops if op.label.endswith("pallas_call") and op.load)
+        loads = [op.load for op in plan.ops if op.label.endswith("pallas_call")]
+        assert {(load.num_parts, load.dtype) for load in loads if load} == {(4, "float32")}
 
 
 def test_a_kernel_that_cannot_be_split_is_named_with_the_reason() -> None:

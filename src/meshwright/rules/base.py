@@ -143,6 +143,21 @@ def settled_as(kind: str, dtype: str) -> str:
     return kind if known else "unsplittable"
 
 
+def multiplied_dtype(op: Signature) -> str:
+    """The dtype of an operation's products: of its first operand, or, in a kernel, of its first operand of floats.
+
+    The first operands of a Pallas kernel may be integers that its index maps read.
+
+    Examples:
+        >>> tables, query = TensorType((8,), "int32"), TensorType((8, 64), "bfloat16")
+        >>> multiplied_dtype(Signature("pallas_call", {}, (tables, query), (query,)))
+        'bfloat16'
+    """
+    kinds = [tensor.dtype for tensor in op.operands]
+    floats = [dtype for dtype in kinds if "float" in dtype] if op.primitive == "pallas_call" else []
+    return next(iter(floats or kinds), "")
+
+
 # Bytes of the narrowest integers that collectives compare everywhere; XLA widens others on some backends.
 NARROWEST = 4
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.plans.operations import Load
-from meshwright.rules.base import LoopNest, Signature
+from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
 
 Array = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def compute_s(
     if chip is None:
         return np.zeros(len(num_parts))
     if nest.flops:
-        product_s = chip.matmul_s(nest.flops / num_parts, op.operands[0].dtype, moved_bytes)
+        product_s = chip.matmul_s(nest.flops / num_parts, multiplied_dtype(op), moved_bytes)
         return chip.launch_s + product_s + chip.fetch_s * num_fetches
     moving_s = np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
     return moving_s + chip.special_s * nest.num_special / num_parts

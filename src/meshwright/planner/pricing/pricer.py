@@ -14,7 +14,7 @@ from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.group_table import Event, GroupTable
 from meshwright.planner.pricing.user_shardings import as_written, refusal
 from meshwright.plans.plan import Load
-from meshwright.rules.base import settled_itemsize
+from meshwright.rules.base import multiplied_dtype, settled_itemsize
 from meshwright.strategy.candidates import (
     Assignment,
     Candidates,
@@ -180,7 +180,7 @@ class _Walk:
         self._item(member, "compute", seconds)
         if self.size == 1:
             kernel = nest.flops > 0 or not nest.fusible
-            dtype = op.signature.operands[0].dtype if op.signature.operands else ""
+            dtype = multiplied_dtype(op.signature)
             flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
             work = (
                 flops,
