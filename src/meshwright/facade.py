@@ -153,7 +153,9 @@ class Plan(PlanData):
 
         return verify(self, function, args, devices, compiler_options)
 
-    def rehearse(self, function: Any = None, *args: Any, device: Any = None, steps: int = 10) -> "Rehearsal":
+    def rehearse(
+        self, function: Any = None, *args: Any, device: Any = None, steps: int = 10, segments: bool = True
+    ) -> "Rehearsal":
         """Runs one device's share of the plan on one device, and prices the plan with what was measured.
 
         Every operation runs at the shapes that it has on one device of the plan, in one compiled program; each
@@ -166,6 +168,8 @@ class Plan(PlanData):
             *args: See there.
             device: The device to run on; the first one of this process by default.
             steps: How many steps to time in each of three rounds; with 0 the share is only compiled.
+            segments: Whether to measure the repeated parts of the program by themselves, too: what was measured is
+                kept, and used by `mw.Auto(profile=True)`.
 
         Returns:
             Measured compute, modelled communication, memory and FLOPs. Print it.
@@ -175,7 +179,7 @@ class Plan(PlanData):
         """
         from meshwright.rehearsal.rehearsal import rehearse
 
-        return rehearse(self, function, args, device, steps)
+        return rehearse(self, function, args, device, steps, segments)
 
     def __eq__(self, other: object) -> bool:
         from meshwright.plan_files.storage import comparable

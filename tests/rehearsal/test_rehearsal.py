@@ -28,7 +28,7 @@ def plan():
 
 @pytest.fixture(scope="module")
 def found(plan):
-    return plan.rehearse(steps=2)
+    return plan.rehearse(steps=2, segments=False)
 
 
 def test_the_cost_is_measured_compute_and_modelled_communication(plan, found):
@@ -52,6 +52,15 @@ def test_it_is_shown_in_one_line_and_as_a_table(found):
         assert word in str(found)
     assert "It was measured on cpu; the plan is for h100" in str(found)
     assert json.loads(json.dumps(found.to_json()))["step_s"] == found.step_s
+
+
+def test_the_parts_are_measured_by_themselves(plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    found = plan.rehearse(steps=1)
+    assert len(found.segments) > 1 and all(item.compute_s > 0 for item in found.segments)
+    assert sum(item.count * item.flops for item in found.segments) == plan.flops
+    assert sum(item.count * item.modelled_s for item in found.segments) == pytest.approx(plan.cost.compute)
+    assert "parts of the share" in str(found) and found.segments[0].label in str(found)
 
 
 def test_without_steps_it_is_compiled_alone(plan):
@@ -90,7 +99,7 @@ def test_the_command_knows_models_of_the_zoo(tmp_path):
     plan = mw.plan(example.train_step, example.state, example.batch, cluster="1x8 h100", mesh=(8,), method="data")
     plan.save(tmp_path / "plan.json")
     run = CliRunner().invoke(
-        app, ["rehearse", str(tmp_path / "plan.json"), "--batch", "64", "--steps", "1", "--json", "-"]
+        app, ["rehearse", str(tmp_path / "plan.json"), "--batch", "64", "--steps", "1", "--no-segments", "--json", "-"]
     )
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["planned_flops"] == plan.flops

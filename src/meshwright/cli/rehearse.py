@@ -27,6 +27,7 @@ def rehearse_command(
         bool, typer.Option("--checkpoint", help="The plan recomputes each layer of a zoo model.")
     ] = False,
     steps: Annotated[int, typer.Option(min=0, help="Steps to time in each of three rounds; 0 only compiles.")] = 10,
+    segments: Annotated[bool, typer.Option(help="Measure repeated parts of the program by themselves, too.")] = True,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the figures as JSON; '-' writes them to stdout only.")
     ] = None,
@@ -54,7 +55,7 @@ def rehearse_command(
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
         function, arguments = planning.function_of(request, stages, real=False)
         stages.say("compiling and running one device's share")
-        made = found.rehearse(function, *arguments, steps=steps)
+        made = found.rehearse(function, *arguments, steps=steps, segments=segments)
     if json_path is not None:
         write_json(json_path, made.to_json())
     if str(json_path) != "-":

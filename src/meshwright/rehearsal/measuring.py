@@ -131,7 +131,7 @@ class Measuring:
         self, missing: Sequence[tuple[Key, Candidate]]
     ) -> Iterator[tuple[Key, Candidate, Future[PartProgram]]]:
         """Compiles in threads, a few ahead of the one that is timed, since compiled programs hold their arguments."""
-        ahead = max(1, min(4, os.cpu_count() or 1))
+        ahead = max(1, min(8, (os.cpu_count() or 1) // 2))
         with ThreadPoolExecutor(ahead) as pool:
             waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[:ahead]]
             place = len(waiting)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,14 +12,39 @@ from meshwright.errors import ShardingError
 from meshwright.graph.tracing.trace import Traced, trace
 from meshwright.plans.plan import Cost, PlanData
 from meshwright.plans.text import axes_text
-from meshwright.rehearsal.parts import stand_in_s
+from meshwright.profiler.measurements import open_database
+from meshwright.rehearsal.learning import Measured
+from meshwright.rehearsal.measuring import Candidate, Measuring
+from meshwright.rehearsal.parts import parts_of, stand_in_s
 from meshwright.rehearsal.program import Share
 from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
 from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes, format_seconds
 
+_SEGMENT_COLUMNS = ("times", "planned", "measured", "ratio", "TFLOP/s")
 ROUNDS = 3  # the quickest counts: whatever else runs on the machine only ever adds time
+
+
+@dataclass(frozen=True)
+class SegmentTime:
+    """One part of the share, by itself.
+
+    Attributes:
+        label: The name of its largest operation.
+        fingerprint: The segment's; of what belongs to no segment it begins with ``rest``.
+        count: How often it runs in one step.
+        compute_s: Measured compute of one run, without the stand-ins of its collectives; None where it failed.
+        modelled_s: Modelled compute of one run.
+        flops: FLOPs of products and convolutions of one run.
+    """
+
+    label: str
+    fingerprint: str
+    count: float
+    compute_s: float | None
+    modelled_s: float
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,7 @@ class Rehearsal(Printed):
         peak_bytes: The most memory that was in use on the device; None where the device does not report it.
         compile_s: How long the compilation took.
         steps: How many steps were timed.
+        segments: The parts of the share, each measured by itself; none where they were not asked for.
         remarks: What a reader should know, a sentence each.
     """
 
@@ -48,6 +74,7 @@ class Rehearsal(Printed):
     peak_bytes: int | None
     compile_s: float
     steps: int
+    segments: tuple[SegmentTime, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -92,7 +119,19 @@ class Rehearsal(Printed):
         if self.stand_in_s and self.measured_s is not None:
             total, part = format_seconds(self.measured_s), format_seconds(self.stand_in_s)
             lines.append(f"the share took {total}, of which {part} are counted for the stand-ins of collectives")
-        return Group(head, table, Text("\n".join(["", *lines, *self.remarks])))
+        found: list[RenderableType] = [head, table, Text("\n".join(["", *lines, *self.remarks]))]
+        return Group(*found, *([Text(), self._segments()] if self.segments else []))
+
+    def _segments(self) -> RenderableType:
+        table = plain_table("parts of the share, each by itself", ("largest operation",), _SEGMENT_COLUMNS)
+        for item in self.segments:
+            known, ratio, rate = "failed", "", ""
+            if item.compute_s:
+                known, rate = format_seconds(item.compute_s), f"{item.flops / item.compute_s / 1e12:.4g}"
+                ratio = f"{item.compute_s / item.modelled_s:.3f}" if item.modelled_s else ""
+            row = (f"{item.count:g}", format_seconds(item.modelled_s), known, ratio, rate)
+            table.add_row(item.label or item.fingerprint, *row)
+        return table
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -112,12 +151,18 @@ class Rehearsal(Printed):
             "planned_flops": self.flops.planned,
             "compile_s": self.compile_s,
             "steps": self.steps,
+            "segments": [asdict(item) for item in self.segments],
             "remarks": list(self.remarks),
         }
 
 
 def rehearse(
-    plan: PlanData, function: Any = None, args: Sequence[Any] = (), device: Any = None, steps: int = 10
+    plan: PlanData,
+    function: Any = None,
+    args: Sequence[Any] = (),
+    device: Any = None,
+    steps: int = 10,
+    segments: bool = True,
 ) -> Rehearsal:
     """See `Plan.rehearse`."""
     import jax
@@ -140,6 +185,7 @@ def rehearse(
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             remarks.append(f"The device ran out of memory: {str(error).splitlines()[0][:120]}")
+    timed = _segment_times(plan, traced, device, remarks) if segments and measured_s is not None else ()
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use") if device.platform != "cpu" else None
     return Rehearsal(
         plan,
@@ -151,7 +197,21 @@ def rehearse(
         peak,
         compile_s,
         ROUNDS * steps,
+        timed,
         tuple(remarks),
+    )
+
+
+def _segment_times(plan: PlanData, traced: Traced, device: Any, remarks: list[str]) -> tuple[SegmentTime, ...]:
+    candidates = [Candidate(plan, traced, part) for part in parts_of(plan, traced.graph)]
+    with open_database() as database:
+        measuring = Measuring(device, database)
+        found = measuring.measure(candidates)
+    remarks += measuring.remarks
+    rows = [Measured(plan, c.part, found.get(c.key(device))) for c in candidates]
+    return tuple(
+        SegmentTime(p.label, p.fingerprint, p.count, row.compute_s, p.modelled_s, p.flops)
+        for p, row in ((row.part, row) for row in rows)
     )
 
 
