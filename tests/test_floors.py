@@ -33,6 +33,7 @@ FLOORS = (
     "facade",
     "planning",
     "training",
+    "passes",
     "ray",
     "exploration",
     "zoo",

@@ -69,3 +69,21 @@ def test_measurements_are_exported_imported_and_pruned(measured, tmp_path, monke
 def test_bad_input_is_one_line(measured, arguments, message):
     found = run("profile", *arguments)
     assert found.exit_code == 2 and message in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--segment", "9"), "the model has segments 0 to 2"),
+        (("--segment", "1", "--sample", "1"), "give at least 2 combinations"),
+        (("--segment", "1", "--output", "no/such/page.html"), "there is no folder"),
+    ],
+)
+def test_enumerations_that_cannot_be_made_are_refused(arguments, message):
+    found = run("enumerate", "gpt-tiny", "--cluster", "1x8 h100", *arguments)
+    assert found.exit_code == 2 and message in " ".join(found.stderr.split())
+
+
+def test_too_many_combinations_ask_for_a_sample():
+    found = run("enumerate", "moe-tiny", "--layers", "4", "--segment", "1", "--cluster", "1x8 h100")
+    assert found.exit_code == 2 and "add --sample" in " ".join(found.stderr.split())

@@ -16,6 +16,7 @@ import meshwright
 from meshwright.cli import see
 from meshwright.cli.blocks import blocks_command
 from meshwright.cli.compare import find_comparison
+from meshwright.cli.enumerate import enumerate_command
 from meshwright.cli.explore import explore_command
 from meshwright.cli.launch import SETTINGS, launch_command
 from meshwright.cli.measure import measure_command
@@ -236,6 +237,7 @@ app.command("rehearse")(rehearse_command)
 app.command("explore")(explore_command)
 app.command("measure")(measure_command)
 app.command("blocks")(blocks_command)
+app.command("enumerate")(enumerate_command)
 app.command("launch", context_settings=SETTINGS)(launch_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)

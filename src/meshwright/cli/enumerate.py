@@ -1,0 +1,90 @@
+"""The `meshwright enumerate` command: every combination of a segment's strategies measured, and who predicts it."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.blocks import CheckpointFlag, model_request
+from meshwright.cli.options import (
+    ArgsOption,
+    BatchOption,
+    ClusterOption,
+    LayersOption,
+    ModelArgument,
+    ScanOption,
+    SeqOption,
+)
+from meshwright.cli.plan import check_writable, function_of, machine_of
+from meshwright.cli.screen import CommandError, Stages, note, show, write_json
+
+MOST = 1000  # combinations; more are not measured unless a sample is asked for
+
+
+def enumerate_command(
+    model: ModelArgument,
+    segment: Annotated[int, typer.Option(help="The segment's number: see `meshwright blocks`.")],
+    cluster: ClusterOption = "local",
+    args: ArgsOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: CheckpointFlag = False,
+    sample: Annotated[int | None, typer.Option(help="Measure a random sample of so many combinations.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A web page with the plots.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows as JSON; '-' writes them to stdout and nothing else.")
+    ] = None,
+) -> None:
+    """Measure every combination of a segment's strategies; tell how well bytes, price and profile predict them."""
+    for path in (output, json_path):
+        check_writable(path)
+    request = model_request(model, args, {"batch": batch, "seq": seq, "layers": layers}, scan, checkpoint, cluster)
+    machine = machine_of(request)
+    stages = Stages()
+    with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
+        function, arguments = function_of(request, stages, real=False)
+        stages.say("finding blocks")
+        _check_size(function, arguments, segment, sample)
+        from meshwright.passes.enumeration import enumerate_segment
+        from meshwright.profiler.measurements import open_database
+
+        with open_database() as database:
+            found = enumerate_segment(
+                function,
+                *arguments,
+                segment=segment,
+                cluster=machine,
+                database=database,
+                sample=sample,
+                model=model,
+                say=stages.say,
+            )
+    if output is not None:
+        from meshwright.passes.enumeration import write_page
+
+        write_page(found, output)
+        note(f"wrote {output}")
+    if json_path is not None:
+        write_json(json_path, found.to_json())
+    if str(json_path) != "-":
+        show(found)
+
+
+def _check_size(function: object, arguments: tuple[object, ...], segment: int, sample: int | None) -> None:
+    from meshwright.blocks import find_blocks
+
+    if sample is not None and sample < 2:
+        raise CommandError(f"--sample is {sample}; give at least 2 combinations to compare")
+    segments = find_blocks(function, *arguments).segments  # type: ignore[arg-type]
+    if not 0 <= segment < len(segments):
+        raise CommandError(f"--segment is {segment}; the model has segments 0 to {len(segments) - 1}")
+    count = segments[segment].num_combinations
+    if sample is None and count > MOST:
+        raise CommandError(
+            f"segment {segment} has {segments[segment].space} = {count} combinations, which is too many to measure: "
+            f"add --sample 100, say, or choose another segment"
+        )

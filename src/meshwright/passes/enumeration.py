@@ -1,0 +1,288 @@
+"""Measures every combination of a segment's strategies, and tells how well others predict the measured time.
+
+Three predictors are held against the kernel time: the bytes that are sent, the planner's price, and the profile, which
+is an earlier measurement of the same program as the profile pass makes it. All programs are compiled first and timed in
+turns, in rounds; the first rounds are the profile, the later ones the kernel time, so that both are independent.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Group, RenderableType
+
+from meshwright.blocks import Blocks, Segment, blocks_of
+from meshwright.errors import ShardingError
+from meshwright.graph import Traced, trace
+from meshwright.hardware import Cluster, Mesh
+from meshwright.output import write_whole
+from meshwright.passes.combinations import Combination, choices_of, plan_combinations
+from meshwright.profiler.measurements import Database, measured_now
+from meshwright.rehearsal.measuring import Candidate
+from meshwright.rehearsal.part_program import PartFunction, PartProgram
+from meshwright.runtime.checking.verify import allocated_bytes
+from meshwright.runtime.spmd import device_mesh
+from meshwright.screen import Printed, Table
+from meshwright.units import format_bytes, format_seconds
+
+PREDICTORS = {"sent_bytes": "bytes sent", "price_s": "planner's price", "profile_s": "profile"}
+PROFILE_ROUNDS = 3
+KERNEL_ROUNDS = 5
+TURN_S = 0.02  # a turn repeats a program until it lasts about so long
+MOST_RUNS = 50
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One combination with what was predicted and measured of one run of the segment."""
+
+    choices: str
+    sent_bytes: float
+    price_s: float
+    profile_s: float
+    kernel_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class Enumeration(Printed):
+    """What was found for one segment.
+
+    Attributes:
+        model: The name of the model.
+        segment: The number of the segment.
+        fingerprint: The segment's fingerprint.
+        space: Its search space as a product.
+        devices: The devices that measured.
+        kind: ``whole`` with collectives, or ``rehearsed`` with modelled ones added.
+        rows: A row for each combination that could be measured, the fastest first.
+        num_combinations: How many were asked for.
+        failures: Combinations that could not be compiled or run, with the reason.
+        seconds: How long it took.
+    """
+
+    model: str
+    segment: int
+    fingerprint: str
+    space: str
+    devices: str
+    kind: str
+    rows: tuple[Row, ...]
+    num_combinations: int
+    failures: tuple[tuple[str, str], ...]
+    seconds: float
+
+    def correlation(self, predictor: str) -> float:
+        """Spearman's rank correlation of a predictor with the kernel time."""
+        return rank_correlation([getattr(row, predictor) for row in self.rows], [row.kernel_s for row in self.rows])
+
+    def regret(self, predictor: str) -> float:
+        """How much slower the combination is that a predictor prefers; of those it holds equal, in the mean."""
+        least = min(getattr(row, predictor) for row in self.rows)
+        chosen = [row.kernel_s for row in self.rows if getattr(row, predictor) <= least * (1 + 1e-9)]
+        return sum(chosen) / len(chosen) / min(row.kernel_s for row in self.rows) - 1
+
+    def __repr__(self) -> str:
+        return f"<Enumeration of {self.model}, segment {self.segment}: {len(self.rows)} of {self.num_combinations}>"
+
+    def __rich__(self) -> RenderableType:
+        head = (
+            f"{self.model}, segment {self.segment} ({self.fingerprint[:8]}), search space {self.space}: "
+            f"{len(self.rows)} of {self.num_combinations} combinations measured ({self.kind}) on {self.devices} in "
+            f"{format_seconds(self.seconds)}"
+        )
+        return Group(head, "", self._summary(), "", self._table(), *self._failed())
+
+    def _summary(self) -> Table:
+        table = _table("predictor", "rank correlation with kernel time", "regret of choosing by it")
+        for name, words in PREDICTORS.items():
+            table.add_row(words, f"{self.correlation(name):.3f}", f"{self.regret(name):.1%}")
+        return table
+
+    def _table(self) -> Table:
+        table = _table("combination", "kernel time", "profile", "planner's price", "sent", "memory")
+        for row in self.rows:
+            times = (format_seconds(s) for s in (row.kernel_s, row.profile_s, row.price_s))
+            table.add_row(row.choices, *times, format_bytes(row.sent_bytes), format_bytes(row.memory_bytes))
+        return table
+
+    def _failed(self) -> list[str]:
+        return [f"{choices} could not be measured: {reason}" for choices, reason in self.failures[:5]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the correlations and regrets."""
+        found = asdict(self)
+        found["predictors"] = {
+            name: {"words": words, "correlation": self.correlation(name), "regret": self.regret(name)}
+            for name, words in PREDICTORS.items()
+        }
+        return found
+
+
+def write_page(found: Enumeration, path: Path) -> None:
+    """Writes one self-contained web page with the plots and the table."""
+    template = resources.files("meshwright.passes").joinpath("assets", "enumeration.html").read_text(encoding="utf-8")
+    # Inside a script HTML knows "</script", "<script" and "<!--": none is left where no "<" is.
+    data = json.dumps(found.to_json(), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    write_whole(path, template.replace("{{data}}", data.replace("NaN", "null")))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name == columns[0] else "right", overflow="fold")
+    return table
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's rank correlation; equal values share their mean rank. NaN where either is constant.
+
+    >>> rank_correlation([1, 2, 3, 3], [10, 20, 30, 40])
+    0.9486832980505138
+    """
+    ranks = [_ranks(values) for values in (one, other)]
+    if any(np.ptp(r) == 0 for r in ranks):
+        return float("nan")
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> Any:
+    _, inverse, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + 1 + ends) / 2)[inverse]
+
+
+def enumerate_segment(
+    function: Callable[..., Any],
+    *args: Any,
+    segment: int,
+    cluster: Cluster,
+    database: Database,
+    sample: int | None = None,
+    model: str = "",
+    say: Say = lambda _: None,
+) -> Enumeration:
+    """Measures the combinations of one segment's strategies on the devices of a cluster.
+
+    Args:
+        function: A train step or a forward pass.
+        *args: Its arguments or their types.
+        segment: The number of the segment, as `mw.find_blocks` numbers them.
+        cluster: The cluster; where its devices are not here, one device rehearses and communication is modelled.
+        database: Where the profile is kept.
+        sample: Measure a fixed random sample of so many combinations, where there are more.
+        model: The name of the model, for the table.
+        say: Called with the progress.
+
+    Raises:
+        ShardingError: There is no such segment, or there is nothing to split.
+    """
+    started = time.perf_counter()
+    traced = trace(function, *args)
+    blocks = blocks_of(traced.graph)
+    mesh = cluster.mesh((cluster.num_devices,))
+    one = _segment(blocks, segment, mesh)
+    study = _Study(traced, mesh, database, say)
+    choices = choices_of(blocks, one, sample)
+    study.compile_all(list(plan_combinations(traced, blocks, one, mesh, choices, say)))
+    rows = study.time_all()
+    return Enumeration(
+        model,
+        segment,
+        one.fingerprint,
+        one.space,
+        f"{mesh.num_devices} × {study.device.device_kind}" if study.devices else str(study.device.device_kind),
+        "whole" if study.devices else "rehearsed",
+        tuple(sorted(rows, key=lambda row: row.kernel_s)),
+        len(choices),
+        tuple(study.failures),
+        time.perf_counter() - started,
+    )
+
+
+def _segment(blocks: Blocks, number: int, mesh: Mesh) -> Segment:
+    if not 0 <= number < len(blocks.segments):
+        raise ShardingError(f"segment is {number}; the program has segments 0 to {len(blocks.segments) - 1}")
+    if mesh.num_devices < 2:
+        raise ShardingError(
+            "there is one device, over which nothing can be split: name a cluster such as '1x8 h100' to rehearse, or "
+            "set XLA_FLAGS=--xla_force_host_platform_device_count=8 for virtual devices"
+        )
+    return blocks.segments[number]
+
+
+class _Study:
+    """Compiles combinations and times them in turns."""
+
+    def __init__(self, traced: Traced, mesh: Mesh, database: Database, say: Say):
+        self.traced, self.database, self.say = traced, database, say
+        here = 1 < mesh.num_devices <= len(jax.local_devices())
+        self.devices = here and jax.local_devices()[0].device_kind in (mesh.chip.device_kinds if mesh.chip else ())
+        self.device = jax.local_devices()[0]
+        self.programs: list[tuple[Combination, Candidate, PartProgram]] = []
+        self.failures: list[tuple[str, str]] = []
+
+    def compile_all(self, combinations: Sequence[Combination]) -> None:
+        """Compiles; a combination that XLA refuses is noted and left out."""
+        for number, one in enumerate(combinations):
+            self.say(f"compiling combination {number + 1} of {len(combinations)}: {one.name}")
+            mesh = device_mesh(one.plan) if self.devices else None
+            candidate = Candidate(one.plan, self.traced, one.part, mesh)
+            try:
+                program = PartFunction(one.plan, self.traced, one.part.operations, mesh).compile(self.device)
+                jax.block_until_ready(program.run())
+                self.programs.append((one, candidate, program))
+            except (jax.errors.JaxRuntimeError, NotImplementedError, TypeError, ValueError) as error:
+                self.failures.append((one.name, " ".join(str(error).split())[:200]))
+
+    def time_all(self) -> list[Row]:
+        """Times all programs in rounds: the first rounds give the profile, which is kept, the others kernel times."""
+        if not self.programs:
+            raise ShardingError(f"no combination could be measured; the first failed so: {self.failures[:1]}")
+        runs = [int(min(max(TURN_S / max(_seconds(p, 1), 1e-9), 1), MOST_RUNS)) for _, _, p in self.programs]
+        profile = self._rounds(runs, PROFILE_ROUNDS, "profile")
+        for (_, candidate, program), seconds in zip(self.programs, profile, strict=True):
+            kind: Any = candidate.kind
+            key = candidate.key(self.device)
+            self.database.put(measured_now(key, kind, seconds, allocated_bytes(program.compiled)))
+        kernel = self._rounds(runs, KERNEL_ROUNDS, "kernel times")
+        return [
+            self._row(one, program, p, k)
+            for (one, _, program), p, k in zip(self.programs, profile, kernel, strict=True)
+        ]
+
+    def _row(self, one: Combination, program: PartProgram, profile_s: float, kernel_s: float) -> Row:
+        beside = 0.0 if self.devices else one.part.communication_s - one.part.stand_in_s
+        memory = allocated_bytes(program.compiled)
+        return Row(one.name, one.sent_bytes, one.price_s, profile_s + beside, kernel_s + beside, memory)
+
+    def _rounds(self, runs: Sequence[int], count: int, what: str) -> list[float]:
+        """For each program its quickest turn: whatever else runs on the machine only adds to a time."""
+        times = [float("inf")] * len(self.programs)
+        for number in range(count):
+            self.say(f"timing {what}: round {number + 1} of {count}")
+            for place, (_, _, program) in enumerate(self.programs):
+                times[place] = min(times[place], self._turn(program, runs[place]))
+        return times
+
+    def _turn(self, program: PartProgram, runs: int) -> float:
+        """Seconds of one run: on CPUs the quickest run, elsewhere the mean, since runs queue up on the device."""
+        if self.device.platform == "cpu":
+            return min(_seconds(program, 1) for _ in range(runs))
+        return _seconds(program, runs)
+
+
+def _seconds(program: PartProgram, runs: int) -> float:
+    started = time.perf_counter()
+    for _ in range(runs):
+        made = program.run()
+    jax.block_until_ready(made)
+    return (time.perf_counter() - started) / runs
