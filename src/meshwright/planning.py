@@ -15,7 +15,7 @@ from meshwright.pipeline.planner import plan_stages
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.planner import Progress, plan_program
-from meshwright.planner.pricing.user_shardings import refuse_stages
+from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
@@ -67,14 +67,26 @@ def plan(
         machines = where if isinstance(where, Cluster) else where[0].cluster
         with planned(mesh):
             traced = trace(function, *args, cluster=machines)
-        return Plan.of(_plan(traced, where, method, say, budget))
+        return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, budget))
 
 
 def plan_traced(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> Plan:
     """As `plan`, for a function that is traced already."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     with progress() as say:
-        return Plan.of(_plan(traced, where, method, say, Budget(method.seconds)))
+        return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, Budget(method.seconds)))
+
+
+def _divided(
+    traced: Traced, where: Cluster | list[Mesh], mesh: Mesh | Shape | None, method: Method
+) -> Cluster | list[Mesh]:
+    """The views to try, some of them divided finer for tensors that the number of devices does not divide.
+
+    A mesh that the user gives, or whose axes the function names, stays as it is.
+    """
+    if isinstance(where, Cluster) or mesh is not None or names_axes(traced.graph):
+        return where
+    return method.divided(traced.graph, where)
 
 
 @heap_frozen()

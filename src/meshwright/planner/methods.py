@@ -4,7 +4,6 @@ Every method's plan is priced by the same model, so plans can be compared; and s
 problem with some choices fixed, `Auto` is never worse than any of them on the same mesh.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -13,9 +12,10 @@ from typing import Any
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.hardware import Cluster, Mesh
-from meshwright.planner.grouping.roles import Roles
+from meshwright.planner.grouping.roles import Roles, find_roles
 from meshwright.planner.mesh_views import auto_meshes
 from meshwright.planner.pricing.formulation import Restrictions
+from meshwright.planner.splitting import divided_view, finer_view, most_split, split_batch, split_over
 from meshwright.plans.paths import nearest
 from meshwright.strategy.sharding import Axes
 
@@ -49,9 +49,18 @@ class Method:
         """Whether the model may be cut into stages, each on its own devices."""
         return False
 
+    @property
+    def spreads_batch(self) -> bool:
+        """Whether it splits the batch over all devices."""
+        return False
+
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         """The mesh views to try on a cluster."""
         return [cluster.mesh((cluster.num_devices,))]
+
+    def divided(self, graph: Graph, meshes: list[Mesh]) -> list[Mesh]:
+        """The views to try for a function, some of whose tensors the number of devices may not divide."""
+        return meshes
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         """Marks on values that have their own restrictions, so that folding does not tie them to others."""
@@ -122,6 +131,11 @@ class Auto(Method):
             return [cluster.mesh(shape) for shape in self.mesh_shapes]
         return auto_meshes(cluster)
 
+    def divided(self, graph: Graph, meshes: list[Mesh]) -> list[Mesh]:
+        if self.mesh_shapes is not None or type(self) is not Auto:
+            return meshes
+        return [*meshes, *finer_view(graph, meshes)]
+
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         inputs, outputs = _match(self.fix, graph)
         marks: dict[int, Hashable] = {graph.outputs[o]: ("out", _dims(spec)) for o, spec in outputs.items()}
@@ -188,12 +202,19 @@ class DataParallel(Method):
         [(), ('x',)]
     """
 
+    def divided(self, graph: Graph, meshes: list[Mesh]) -> list[Mesh]:
+        return [divided_view(graph, meshes[0], ())]
+
+    @property
+    def spreads_batch(self) -> bool:
+        return True
+
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         return _by_role(roles)
 
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
         whole = {v: frozenset({0}) for v in (*roles.parameters, *roles.optimizer)}
-        split = _split_batch(graph, roles, mesh, axes, range(axes.num_axes))
+        split = split_batch(graph, roles, mesh, axes, range(axes.num_axes))
         return Restrictions(whole | split, whole=frozenset(whole))
 
 
@@ -224,15 +245,24 @@ class Zero(Method):
     def name(self) -> str:
         return f"Zero-{self.stage}"
 
+    def divided(self, graph: Graph, meshes: list[Mesh]) -> list[Mesh]:
+        return [divided_view(graph, meshes[0], self._spread(find_roles(graph)))]
+
+    @property
+    def spreads_batch(self) -> bool:
+        return True
+
+    def _spread(self, roles: Roles) -> tuple[int, ...]:
+        return (*roles.optimizer, *(roles.parameters if self.stage == 3 else ()))
+
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         return _by_role(roles)
 
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
-        allowed = _split_batch(graph, roles, mesh, axes, range(axes.num_axes))
+        allowed = split_batch(graph, roles, mesh, axes, range(axes.num_axes))
         whole = () if self.stage == 3 else roles.parameters
-        spread = (*roles.optimizer, *(roles.parameters if self.stage == 3 else ()))
         allowed |= {v: frozenset({0}) for v in whole}
-        allowed |= {v: _most_split(graph.types[v].shape, axes) for v in spread}
+        allowed |= {v: most_split(graph.types[v].shape, axes) for v in self._spread(roles)}
         return Restrictions(allowed, scatter_gradients=self.stage > 1, whole=frozenset(whole))
 
 
@@ -261,9 +291,9 @@ class TensorParallel(Method):
 
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
         last = axes.num_axes - 1
-        allowed = _split_batch(graph, roles, mesh, axes, range(last))
+        allowed = split_batch(graph, roles, mesh, axes, range(last))
         for value in roles.parameters:
-            allowed[value] = _split_over(graph.types[value].shape, axes, last)
+            allowed[value] = split_over(graph.types[value].shape, axes, last)
         matrices = frozenset(v for v in roles.parameters if len(graph.types[v].shape) > 1)
         return Restrictions(allowed, stay=matrices)
 
@@ -314,45 +344,6 @@ def _plain(name: str) -> str:
 def _by_role(roles: Roles) -> dict[int, Hashable]:
     named = (("parameters", roles.parameters), ("optimizer", roles.optimizer), ("data", roles.data))
     return {value: name for name, values in named for value in values}
-
-
-def _split_batch(graph: Graph, roles: Roles, mesh: Mesh, axes: Axes, over: Iterable[int]) -> dict[int, frozenset[int]]:
-    """Splits data leaves with the batch's leading dim over the axes, and replicates the others (keys, scalars)."""
-    used = [a for a in over if axes.sizes[a] > 1]
-    shapes = {v: graph.types[v].shape for v in roles.data}
-    leading = Counter(shape[0] for shape in shapes.values() if shape)
-    if not leading or not used:
-        return {v: frozenset({0}) for v in roles.data}
-    batch = max(leading, key=lambda size: (leading[size], size))
-    parts = 1
-    for axis in used:
-        parts *= axes.sizes[axis]
-    if batch % parts:
-        path = next(
-            p for p, v in zip(graph.input_paths, graph.inputs, strict=True) if shapes.get(v, ())[:1] == (batch,)
-        )
-        raise ShardingError(
-            f"the batch has {batch} rows ({path}), which {parts} devices on the data axes of mesh {mesh.shape} cannot "
-            f"share evenly; use a batch that is a multiple of {parts}, fewer devices, or mw.Auto()"
-        )
-    code = axes.code((tuple(used),))
-    return {v: frozenset({code if shape[:1] == (batch,) else 0}) for v, shape in shapes.items()}
-
-
-def _most_split(shape: tuple[int, ...], axes: Axes) -> frozenset[int]:
-    """The shardings with the most shards that the shape allows."""
-    codes = axes.legal_codes(shape)
-    parts = axes.num_parts(codes)
-    return frozenset(codes[parts == parts.max()].tolist())
-
-
-def _split_over(shape: tuple[int, ...], axes: Axes, axis: int) -> frozenset[int]:
-    """The shardings that use one axis alone; also replication, for vectors and if nothing else is legal."""
-    codes = axes.legal_codes(shape)
-    held = axes.unpack(codes)
-    alone = (held >= 0).sum(axis=1) == (held[:, axis] >= 0)
-    split = alone & (held[:, axis] >= 0)
-    return frozenset(codes[split if len(shape) > 1 and split.any() else alone].tolist())
 
 
 def _dims(spec: Any) -> tuple[tuple[str, ...], ...]:

@@ -26,6 +26,7 @@ from meshwright.planner.reading.details import FreshDetails
 from meshwright.planner.reading.readback import MeshProblem, Readback
 from meshwright.planner.solving.refining import proven
 from meshwright.planner.solving.view_search import View, search
+from meshwright.planner.splitting import uneven_batch, uneven_state
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.refinement import Refinements
@@ -176,12 +177,22 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
-            remarks=(*self.refined.remarks, *differing(self.graph), *kernel_remarks(self.graph)),
+            remarks=(*self.refined.remarks, *differing(self.graph), *kernel_remarks(self.graph), *self._uneven(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,
         )
+
+    def _uneven(self, back: Readback) -> list[str]:
+        """What the number of devices does not divide: of the state, and of the batch if the method splits it."""
+        state, data = [*self.roles.parameters, *self.roles.optimizer], list(self.roles.data)
+        kinds = [self.graph.types[v] for v in state]
+        found = uneven_state(kinds, back.axes.num_parts(back.made[state]).tolist(), back.axes)
+        if self.method.spreads_batch:
+            rows = [self.graph.types[v].shape[:1] for v in data]
+            found += uneven_batch(rows, back.axes.num_parts(back.made[data]).tolist(), back.axes.num_devices)
+        return found
 
     def _arguments(self, back: Readback) -> Iterator[Tensor]:
         graph, roles = self.graph, self.roles

@@ -52,6 +52,11 @@ def meshes_as_written(graph: Graph, meshes: Sequence[Mesh]) -> list[Mesh]:
     raise ShardingError(refusal(op, mesh, graph.ops[index].source or graph.ops[index].label))
 
 
+def names_axes(graph: Graph) -> bool:
+    """Whether the user wrote shardings into the function."""
+    return bool(_places(graph))
+
+
 def refuse_stages(graph: Graph) -> None:
     """Refuses to cut a function into stages in which the user wrote shardings.
 
