@@ -51,7 +51,8 @@ def _tell() -> None:
 
     def told_afresh(kept: Any) -> Any:
         """A function of JAX that keeps its answers, which must not be those about a client."""
-        return wraps(kept)(lambda *args, **kwargs: (kept if told() is None else kept.__wrapped__)(*args, **kwargs))
+        inner = getattr(kept, "__wrapped__", kept)
+        return wraps(kept)(lambda *args, **kwargs: (kept if told() is None else inner)(*args, **kwargs))
 
     xla_bridge.get_backend, cudnn_attention.check_cudnn_version = told_backend, told_version
     jax.local_devices = xla_bridge.local_devices = told_afresh(xla_bridge.local_devices)

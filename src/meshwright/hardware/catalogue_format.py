@@ -23,7 +23,7 @@ FLOPS_TYPES = ("bfloat16", "float16", "float32", "float64", "float8", "int8")
 LINK_FIGURES = ("bandwidth", "copy_bandwidth", "shared_bandwidth", "exchange_efficiency")
 LINK_SETTINGS = ("topology", "edges", "torus_dims", "wrap_multiple", "domain")
 FRACTIONS = ("memory_efficiency", "best_fraction", "exchange_efficiency", "efficiency")
-_CHIP_KEYS = ("name", "aliases", "vendor", "device_kinds", "compute_capability", "devices_per_host")
+_CHIP_KEYS = ("name", "aliases", "vendor", "device_kinds", "compute_capability", "cores", "devices_per_host")
 _PROTOCOL_KEYS = ("name", "base_s", "hop_s", "efficiency", "kinds", "min_size", "source", "sure")
 
 FindLink = Callable[[str], tuple[Link, tuple[Figure, ...]]]
@@ -46,6 +46,7 @@ def read_chip(data: dict[str, Any], where: str, find_link: FindLink) -> Chip:
         aliases=tuple(data.get("aliases", ())),
         device_kinds=tuple(data.get("device_kinds", ())),
         compute_capability=_capability(data, where),
+        cores=whole(data["cores"], f"{where}: cores") if "cores" in data else 0,
         devices_per_host=whole(data.get("devices_per_host", 8), f"{where}: devices_per_host"),
         memory_bytes=int(values.pop("memory")),
         flops=tuple((figure.name, figure.value) for figure in rates),

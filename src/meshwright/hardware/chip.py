@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshwright.hardware.link import Link
-from meshwright.schema import Amount, Count, Rate
+from meshwright.schema import Amount, Count, Rate, Size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +45,7 @@ class Chip:
         aliases: Other exact names.
         device_kinds: JAX's names for it (``device.device_kind``).
         compute_capability: The version of an NVIDIA chip's architecture, e.g. ``"9.0"``; empty on others.
+        cores: Its streaming multiprocessors or tensor cores, as JAX counts them for one device; 0 where not known.
         memory_bytes: Memory that programs can use.
         memory_bandwidth: Bytes per second, peak.
         memory_efficiency: Fraction of it that streaming operations reach.
@@ -72,6 +73,7 @@ class Chip:
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()
     compute_capability: str = ""
+    cores: Size = 0
     memory_efficiency: Rate = 1.0
     launch_s: Amount = 0.0
     fetch_s: Amount = 0.0

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 import meshwright as mw
 from meshwright.errors import TraceError
@@ -58,6 +59,13 @@ def test_nvidia_chips_tell_their_compute_capability() -> None:
         asked(lambda: jax.devices()[0].compute_capability, "1x4 tpu-v4")
     capabilities = [bool(chip.compute_capability) == (chip.vendor == "NVIDIA") for chip in mw.hardware.chips()]
     assert all(capabilities)
+
+
+def test_kernels_learn_how_many_cores_the_chip_has() -> None:
+    assert asked(lambda: jax.devices()[0].core_count, "1x8 h100") == 132
+    assert asked(lambda: pltpu.get_tpu_info().num_cores, "1x4 tpu-v5p") == 2
+    with pytest.raises(TraceError, match="asks for 'core_count' of the device it is planned for, a mi300x"):
+        asked(lambda: jax.devices()[0].core_count, "1x8 mi300x")
 
 
 def test_what_jax_keeps_of_a_function_does_not_hide_another_cluster() -> None:

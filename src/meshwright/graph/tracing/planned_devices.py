@@ -16,6 +16,7 @@ from meshwright.hardware import Chip, Cluster
 
 # JAX's names of the platforms of each maker's chips, the name that devices have first. XLA's own names follow.
 _PLATFORMS = {"NVIDIA": ("gpu", "cuda"), "AMD": ("gpu", "rocm"), "Google": ("tpu",)}
+_CORES = {"NVIDIA": "core_count", "AMD": "core_count", "Google": "num_cores"}  # as JAX calls their number
 
 
 def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
@@ -115,8 +116,9 @@ class PlannedDevice:
         return {"bytes_limit": self.chip.memory_bytes, "bytes_in_use": 0}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "compute_capability" and self.chip.compute_capability:
-            return self.chip.compute_capability
+        known = {"compute_capability": self.chip.compute_capability, _CORES[self.chip.vendor]: self.chip.cores}
+        if known.get(name):
+            return known[name]
         raise AttributeError(
             f"the function asks for {name!r} of the device it is planned for, a {self.chip.name}, whose file in the "
             "catalogue does not have it"
