@@ -110,10 +110,14 @@ def _commands() -> str:
 
 def _command(command: Any, parent: Any) -> str:
     with type(parent)(command, info_name=command.name, parent=parent) as context:
+        if hasattr(command, "list_commands"):  # a group of commands
+            return "\n\n".join(
+                _command(command.get_command(context, n), context) for n in command.list_commands(context)
+            )
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         rows = [param.get_help_record(context) for param in command.get_params(context)]
     table = "\n".join(f"| `{name.strip()}` | {_cell(text)} |" for name, text in filter(None, rows))
-    return f"## meshwright {command.name}\n\n{command.help}\n\n```text\n{usage}\n```\n\n| | |\n|---|---|\n{table}"
+    return f"## {context.command_path}\n\n{command.help}\n\n```text\n{usage}\n```\n\n| | |\n|---|---|\n{table}"
 
 
 def _cell(text: str) -> str:

@@ -87,3 +87,30 @@ def test_enumerations_that_cannot_be_made_are_refused(arguments, message):
 def test_too_many_combinations_ask_for_a_sample():
     found = run("enumerate", "moe-tiny", "--layers", "4", "--segment", "1", "--cluster", "1x8 h100")
     assert found.exit_code == 2 and "add --sample" in " ".join(found.stderr.split())
+
+
+def test_the_passes_write_what_they_find(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "found"
+    found = run("profile", "gpt-tiny", "--pass", "analysis", "--folder", str(folder))
+    assert found.exit_code == 0 and "blocks 5–8 like 1–4" in found.stdout and "found in" in found.stdout
+    assert {p.name for p in folder.iterdir()} == {"blocks.json"}
+    found = run("profile", "mlp", "--cluster", "1x8 h100", "--mesh", "8", "--folder", str(folder))
+    assert found.exit_code == 0
+    assert "no device here is a h100" in found.stdout and "TFLOP/s per device" in found.stdout
+    assert {"blocks.json", "measurements.json", "strategies.json", "plan"} == {p.name for p in folder.iterdir()}
+    assert {"plan.json", "program.txt"} <= {p.name for p in (folder / "plan").iterdir()}
+    assert json.loads((folder / "strategies.json").read_text())["mesh"] == {"x": 8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--pass", "profiling"), "give one of analysis, profile, search"),
+        (("--seconds", "0"), "give a time above 0"),
+        (("--mesh", "3"), "mesh"),
+    ],
+)
+def test_passes_that_cannot_be_run_are_refused(arguments, message):
+    found = run("profile", "mlp", "--cluster", "1x8 h100", *arguments)
+    assert found.exit_code == 2 and message in " ".join(found.stderr.split())

@@ -1,11 +1,33 @@
 """The group of commands `meshwright profile`: a model's passes, and the database of measurements."""
 
-from typing import Any
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from meshwright.cli import measurements
+from meshwright.cli.blocks import CheckpointFlag, model_request
+from meshwright.cli.options import (
+    ArgsOption,
+    BatchOption,
+    ClusterOption,
+    LayersOption,
+    MeshOption,
+    ModelArgument,
+    ScanOption,
+    SeqOption,
+)
+from meshwright.cli.plan import Request, function_of, machine_of, parse_mesh
+from meshwright.cli.screen import CommandError, Stages, note, show, write_json
+
+if TYPE_CHECKING:
+    from meshwright.hardware import Cluster
 
 
 class _ModelOrWord(TyperGroup):
@@ -22,6 +44,89 @@ profile_app = typer.Typer(
     help="Measure the segments of a model and plan with them; list, exchange and prune what was measured.",
     no_args_is_help=True,
 )
+PASSES = ("analysis", "profile", "search")
+
+
+@profile_app.command("model")
+def model_command(
+    model: ModelArgument,
+    only: Annotated[
+        str | None, typer.Option("--pass", metavar="NAME", help=f"One pass alone: {', '.join(PASSES)}.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Write the blocks, measurements, strategies and the plan here.")
+    ] = None,
+    cluster: ClusterOption = "local",
+    args: ArgsOption = None,
+    mesh: MeshOption = None,
+    batch: BatchOption = None,
+    seq: SeqOption = None,
+    layers: LayersOption = None,
+    scan: ScanOption = False,
+    checkpoint: CheckpointFlag = False,
+    seconds: Annotated[float, typer.Option(help="The time that measuring may take, in each pass.")] = 300.0,
+    steps: Annotated[int, typer.Option(help="Steps of each of the three runs of the plan; 0 runs nothing.")] = 100,
+) -> None:
+    """Find the blocks of a model, measure its segments and plan with them; the word 'model' may be left out."""
+    if only is not None and only not in PASSES:
+        raise CommandError(f"--pass is {only!r}; give one of {', '.join(PASSES)}, or leave it out for all three")
+    if not seconds > 0 or steps < 0:
+        raise CommandError(f"--seconds is {seconds:g} and --steps is {steps}; give a time above 0, and 0 steps or more")
+    request = model_request(model, args, {"batch": batch, "seq": seq, "layers": layers}, scan, checkpoint, cluster)
+    request = replace(request, mesh=parse_mesh(mesh))
+    wanted = PASSES if only is None else (only,)
+    machine = machine_of(request) if wanted != ("analysis",) else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    run_passes(request, machine, wanted, folder, seconds, steps)
+
+
+def run_passes(
+    request: Request, machine: "Cluster | None", wanted: Sequence[str], folder: Path | None, seconds: float, steps: int
+) -> None:
+    """Runs passes one after another, and prints and keeps what each found."""
+    from meshwright.blocks import blocks_of
+    from meshwright.graph import trace
+
+    stages = Stages()
+    with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
+        function, arguments = function_of(request, stages, real=False)
+        stages.say("finding blocks")
+        started = time.perf_counter()
+        traced = trace(function, *arguments)
+        blocks = blocks_of(traced.graph, started)
+    if "analysis" in wanted:
+        _keep(folder, "blocks.json", blocks)
+    if machine is None:
+        return
+    if "profile" in wanted:
+        from meshwright.passes.profile import profile_segments
+        from meshwright.profiler.measurements import open_database
+
+        view = machine.mesh(request.mesh or (machine.num_devices,))
+        with redirect_stdout(sys.stderr), stages, open_database() as database:
+            found = profile_segments(traced, blocks, view, database, seconds, stages.say)
+        _keep(folder, "measurements.json", found)
+    if "search" in wanted:
+        from meshwright.passes.search import search_plan
+
+        with redirect_stdout(sys.stderr), stages:
+            best = search_plan(traced, blocks, machine, request.mesh, seconds, steps, stages.say)
+        _keep(folder, "strategies.json", best)
+        if folder is not None:
+            from meshwright.export.dump import dump
+
+            dump(best.plan, folder / "plan")
+            note(f"wrote {folder / 'plan'}")
+
+
+def _keep(folder: Path | None, name: str, found: Any) -> None:
+    show(found)
+    show("")
+    if folder is not None:
+        write_json(folder / name, found.to_json())
+
+
 profile_app.command("list")(measurements.list_command)
 profile_app.command("show")(measurements.show_command)
 profile_app.command("export")(measurements.export_command)

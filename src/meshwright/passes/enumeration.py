@@ -24,6 +24,7 @@ from meshwright.hardware import Cluster, Mesh
 from meshwright.output import write_whole
 from meshwright.passes.combinations import Combination, choices_of, plan_combinations
 from meshwright.profiler.measurements import Database, measured_now
+from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.measuring import Candidate
 from meshwright.rehearsal.part_program import PartFunction, PartProgram
 from meshwright.runtime.checking.verify import allocated_bytes
@@ -193,7 +194,8 @@ def enumerate_segment(
     study = _Study(traced, mesh, database, say)
     choices = choices_of(blocks, one, sample)
     study.compile_all(list(plan_combinations(traced, blocks, one, mesh, choices, say)))
-    rows = study.time_all()
+    with my_turn(say):
+        rows = study.time_all()
     return Enumeration(
         model,
         segment,

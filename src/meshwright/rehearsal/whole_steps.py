@@ -25,7 +25,7 @@ def faster(one: PlanData, other: PlanData, traced: Traced) -> PlanData:
 
 def step_times(plans: list[PlanData], traced: Traced) -> list[float]:
     """The quickest of several steps of each plan; the plans take turns, so that a busy moment spoils none of them."""
-    steps = [_Step(plan, traced) for plan in plans]
+    steps = [Step(plan, traced) for plan in plans]
     found = [float("inf")] * len(plans)
     for _ in range(ROUNDS):
         for number, step in enumerate(steps):
@@ -33,7 +33,7 @@ def step_times(plans: list[PlanData], traced: Traced) -> list[float]:
     return found
 
 
-class _Step:
+class Step:
     """A plan's program with arguments, which follow from step to step."""
 
     def __init__(self, plan: PlanData, traced: Traced):
