@@ -1,6 +1,6 @@
 """`mw.plan`: traces a function, plans it as one program or in stages, and returns the plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.refinement import Refinements
+from meshwright.rehearsal.calibration import calibrated, known_efficiencies
 
 
 def plan(
@@ -93,11 +94,22 @@ def _divided(
 def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
     if isinstance(where, Cluster):
         return _staged(traced, where, method, say, budget)
+    factors = known_efficiencies(where[0].chip)
+    chip, known = where[0].chip, None
+    if chip is not None and factors:
+        known = calibrated(traced.graph, chip, where[0].num_devices, factors)
     if isinstance(method, Auto) and method.profile:
         from meshwright.rehearsal.search import Search  # here, since it loads what measures
 
-        return Search(traced, where, method, say).plan()
-    return plan_program(traced, where, method, say, budget)
+        found = Search(traced, where, method, say, known).plan()
+    else:
+        found = plan_program(traced, where, method, say, budget, known)
+    return replace(found, provenance={**found.provenance, "calibration": _told(factors)}) if factors else found
+
+
+def _told(factors: Mapping[str, float]) -> str:
+    """What is known of a chip, for the provenance of a plan."""
+    return "measured ÷ modelled: " + ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
 
 
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:

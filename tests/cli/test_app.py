@@ -102,12 +102,14 @@ def test_this_machine_is_measured_and_shown(tmp_path, monkeypatch):
 
     from meshwright.profiler import local
     from meshwright.profiler import measure as measure_module
+    from meshwright.rehearsal import class_probes
 
     assert "MESHWRIGHT_MEASURE=never" in refuse("measure")
     monkeypatch.setenv("MESHWRIGHT_MEASURE", "once")
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(local, "_known", {})
     monkeypatch.setattr(measure_module, "measure", lambda machine, say: survey(machine=machine))
+    monkeypatch.setattr(class_probes, "probes", lambda platform, num_devices: [])  # `tests/rehearsal` measures those
     result = run("measure")
     assert re.search(r"products, float32\s+4 GFLOP/s", result.stdout)
     assert re.search(r"all-reduce\s+8\s+one process\s+100 µs\s+1\s+1\.15 ms", result.stdout)

@@ -5,13 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.screen import CommandError, note, show, write_json
+from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 from meshwright.screen import Table
 from meshwright.units import format_bytes, format_seconds
 
 
 def measure_command(
     again: Annotated[bool, typer.Option("--again", help="Measure again, whatever is known already.")] = False,
+    classes: Annotated[
+        bool, typer.Option(help="Measure classes of operations, too: convolutions, look-ups and others.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Measure the devices that JAX sees here, once, and print what 'local' means for plans."""
@@ -30,11 +33,32 @@ def measure_command(
     if machine.num_devices > 1:
         show("")
         show(timing_table(machine))
+    if classes and survey.machine.num_processes == 1:
+        show("")
+        show(class_table(machine, again))
     path = survey_path(cache_folder(), survey.machine)
     if path.exists():
         note(f"measured on {survey.date} in {format_seconds(survey.took_s)}; kept in {path}")
     if survey.was_busy:
         note(f"{survey.load:.0f} processes were running: measure --again on a quiet machine for its best figures")
+
+
+def class_table(machine: Any, again: bool) -> Table:
+    """How classes of operations compare with the model; they are measured if they were not."""
+    from meshwright.profiler.measurements import open_database
+    from meshwright.rehearsal.calibration import efficiencies
+    from meshwright.rehearsal.class_probes import calibrate
+
+    with open_database() as database:
+        if again or not efficiencies(database, machine.chip):
+            with Stages() as stages:
+                for remark in calibrate(machine, database, stages.say):
+                    note(remark)
+        found = efficiencies(database, machine.chip)
+    table = _table("classes of operations", "measured ÷ modelled")
+    for name, factor in found.items():
+        table.add_row(name, f"{factor:.2f}")
+    return table
 
 
 def chip_table(machine: Any) -> Table:

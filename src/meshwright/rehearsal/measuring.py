@@ -83,6 +83,7 @@ class Measuring:
         deadline: When to stop, by `time.perf_counter`; None for no limit.
         limit_bytes: Bytes that a candidate may need on a device; None for no limit.
         say: Called with the progress.
+        fresh: Whether to measure again what is known.
         remarks: What could not be measured, a sentence each.
     """
 
@@ -93,7 +94,9 @@ class Measuring:
         seconds: float | None = None,
         limit_bytes: float | None = None,
         say: Say = lambda _: None,
+        fresh: bool = False,
     ):
+        self.fresh = fresh
         self.device, self.database, self.say = device, database, say
         self.deadline = None if seconds is None else time.perf_counter() + seconds
         reported = (device.memory_stats() or {}).get("bytes_limit")
@@ -115,7 +118,7 @@ class Measuring:
         wanted = {c.key(self.device): c for c in sorted(candidates, key=lambda c: c.price_s)}
         found: dict[Key, Measurement] = {}
         for key, candidate in wanted.items():
-            known = self.database.get(key, candidate.kind)
+            known = None if self.fresh else self.database.get(key, candidate.kind)
             if known is not None:
                 found[key] = known
         missing = [(key, c) for key, c in wanted.items() if key not in found]

@@ -106,11 +106,17 @@ class PartFunction:
         return plan.results[place] or ()
 
     def kind(self, value: int) -> Tensor:
-        """The type of a value that is read from outside, with its sharding before sums are settled."""
+        """The type of a value that is read from outside, with its sharding before sums are settled.
+
+        On a mesh of devices contributions to a sum are held apart by leading dims.
+        """
         kind, spec = self.graph.types[value], self.spec(value)
-        held = spec.partial if isinstance(spec, Waiting) else spec
         role = self.arguments[value].role if value in self.arguments else "data"
-        return Tensor(f"value {value}", kind.shape, kind.dtype, held, role)
+        if not isinstance(spec, Waiting):
+            return Tensor(f"value {value}", kind.shape, kind.dtype, spec, role)
+        apart = () if self.mesh is None else spec.axes
+        shape = (*(self.plan.mesh.shape[axis] for axis in apart), *kind.shape)
+        return Tensor(f"value {value}", shape, kind.dtype, (*((axis,) for axis in apart), *spec.partial), role)
 
     def __call__(self, *values: Any) -> list[Any]:
         evaluator = Rehearser(self.plan) if self.mesh is None else Evaluator(self.plan, self.mesh)

@@ -23,6 +23,7 @@ from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.plans.plan import Cost, PlanData, SolutionSummary
 from meshwright.profiler.measurements import Database, open_database
+from meshwright.rehearsal.calibration import keep_work
 from meshwright.rehearsal.learning import Measured, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.parts import Part, parts_of
@@ -45,6 +46,7 @@ class Search:
     Attributes:
         traced, meshes, method, say: As in `plan_program`.
         database: Where measurements are kept; the user's own by default.
+        calibrated: Corrections by what is known of the chip, for whatever is not measured.
         remarks: What a reader should know, a sentence each.
     """
 
@@ -52,12 +54,13 @@ class Search:
     meshes: list[Mesh]
     method: Auto
     say: Say
+    calibrated: Corrections | None = None
     database: Database = field(default_factory=open_database)
     remarks: list[str] = field(default_factory=list)
 
     def plan(self) -> PlanData:
         """The best plan by what was measured and, where nothing was, by the model."""
-        modelled = self._solve(self.method, self.meshes, None)
+        modelled = self._solve(self.method, self.meshes, self.calibrated)
         device = self._device(modelled)
         if device is None:
             self.remarks.append(f"Nothing was measured: no device here is a {_chip(modelled)}.")
@@ -81,7 +84,7 @@ class Search:
             if self.measuring.is_over:
                 self.remarks.append(f"Measuring stopped after {format_seconds(self.method.profile_seconds)}.")
                 break
-            found = self._solve(self.method, self.meshes, corrections(self.rows))
+            found = self._solve(self.method, self.meshes, self._corrections())
             if not self._measure([found]):
                 break
         if self._is_here(found) and found.ops != modelled.ops:
@@ -92,6 +95,9 @@ class Search:
     def _solve(self, method: Any, meshes: list[Mesh], corrected: Corrections | None) -> PlanData:
         return plan_program(self.traced, meshes, method, self.say, Budget(method.seconds), corrected)
 
+    def _corrections(self) -> Corrections:
+        return corrections(self.rows, None if self.calibrated is None else self.calibrated.usual)
+
     def _others(self, modelled: PlanData) -> list[PlanData]:
         """Plans by other methods on the same mesh."""
         found = []
@@ -99,7 +105,9 @@ class Search:
             for method in NAMED:
                 try:
                     fraction = self.method.memory_fraction
-                    found.append(self._solve(replace(method, memory_fraction=fraction), [modelled.mesh], None))
+                    found.append(
+                        self._solve(replace(method, memory_fraction=fraction), [modelled.mesh], self.calibrated)
+                    )
                 except (DoesNotFit, ShardingError):
                     continue
         return found
@@ -112,11 +120,14 @@ class Search:
         before = self.measuring.num_measured
         found = self.measuring.measure(candidates)
         known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings) for row in self.rows}
+        new = []
         for c in candidates:
             place = c.plan.mesh.sizes, c.part.fingerprint, c.part.shardings
             if place not in known:
                 known.add(place)
-                self.rows.append(Measured(c.plan, c.part, found.get(c.key(self.measuring.device))))
+                new.append(Measured(c.plan, c.part, found.get(c.key(self.measuring.device))))
+        self.rows += new
+        keep_work(self.database, new, self.traced.graph)
         return self.measuring.num_measured > before
 
     def _chosen(self, pairs: list[tuple[PlanData, Part]]) -> list[tuple[PlanData, Part]]:
@@ -147,7 +158,7 @@ class Search:
         parts = parts_of(plan, self.traced.graph, self.blocks)
         known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings): row.found for row in self.rows}
         rows = [Measured(plan, part, known.get((plan.mesh.sizes, part.fingerprint, part.shardings))) for part in parts]
-        measured, modelled = compute_s(rows, corrections(self.rows))
+        measured, modelled = compute_s(rows, self._corrections())
         if not measured:
             self.remarks.append("Nothing was measured; all prices are modelled.")
             return self._marked(plan)

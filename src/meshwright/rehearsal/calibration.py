@@ -1,0 +1,133 @@
+"""Efficiencies of classes of operations, learned from what was measured on a chip.
+
+Every part that was rehearsed says how long work of several classes took together, and the model says how long it should
+have taken each class. The factors ``f`` of the classes minimise, over the measured parts ``r``,
+
+    Σ_r (Σ_c f_c · modelled_rc / measured_r − 1)²  +  PRIOR · Σ_c (f_c − 1)²
+
+so that a class which no measurement speaks of keeps the model's time. They correct the model on that chip.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from meshwright.graph import Graph
+from meshwright.hardware import Chip
+from meshwright.planner.pricing.compute_cost import load_s
+from meshwright.planner.pricing.corrections import Corrections
+from meshwright.plans.plan import PlanData
+from meshwright.profiler.database import cache_folder
+from meshwright.profiler.local import SETTING
+from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, open_database, this_compiler
+from meshwright.profiler.measurements.database import FILE_NAME
+from meshwright.rehearsal.learning import Measured
+from meshwright.rules import loop_nest
+from meshwright.rules.base import Signature
+from meshwright.rules.gathering import SCATTERS
+
+CLASSES = ("product", "small product", "convolution", "attention", "look-up", "elementwise")
+WORK = "work "  # begins the fingerprint of a row that says how much work of each class was done
+PRIOR = 0.02
+LEAST, MOST = 0.2, 5.0  # beyond these a factor tells of a fault, not of an efficiency
+_SMALL = 10  # a product of fewer than so many times the FLOPs that reach half of the best rate is small
+
+_FIGURES = (
+    "flops",
+    "memory_bandwidth",
+    "memory_efficiency",
+    "launch_s",
+    "fetch_s",
+    "special_s",
+    "best_fraction",
+    "half_flops",
+)
+_LOOK_UPS = frozenset(("gather", "dynamic_slice", "dynamic_update_slice", "sort", "top_k", *SCATTERS))
+
+
+def class_of(op: Signature, flops: float, chip: Chip) -> str:
+    """The class of an operation that does so many FLOPs on one device."""
+    if op.primitive == "conv_general_dilated":
+        return "convolution"
+    if op.primitive.startswith("dot_product_attention"):
+        return "attention"
+    if flops:
+        return "small product" if flops < _SMALL * chip.half_flops else "product"
+    return "look-up" if op.primitive.replace("_", "-") in _LOOK_UPS or op.primitive in _LOOK_UPS else "elementwise"
+
+
+def keep_work(database: Database, rows: Iterable[Measured], graph: Graph) -> None:
+    """Keeps the work of rehearsed parts by class, beside the time that it took."""
+    database.put_all([found for row in rows if (found := _work(row, graph)) is not None])
+
+
+def _work(row: Measured, graph: Graph) -> Measurement | None:
+    chip = row.plan.mesh.chip
+    if chip is None or row.found is None or row.compute_s is None or row.found.key.chip != chip.name:
+        return None
+    modelled = modelled_by_class(row.plan, graph, row.part.operations, chip)
+    text = json.dumps({"figures": figures_digest(chip), "modelled_s": modelled}, sort_keys=True)
+    key = row.found.key
+    key = Key(f"{WORK}{key.fingerprint}", text, key.chip, key.link, key.dtype, key.compiler)
+    return measured_now(key, row.found.kind, row.compute_s)
+
+
+def modelled_by_class(plan: PlanData, graph: Graph, operations: Iterable[int], chip: Chip) -> dict[str, float]:
+    """Modelled compute of one run of some operations, by class."""
+    plans, found = {op.serial: op for op in plan.ops}, dict[str, float]()
+    for index in operations:
+        op = graph.ops[index]
+        load = plans[op.serial].load if op.serial in plans else None
+        if load is not None:
+            name = class_of(op.signature, load.flops, chip)
+            found[name] = found.get(name, 0.0) + load_s(chip, load)
+    return found
+
+
+def figures_digest(chip: Chip) -> str:
+    """A digest of the figures that compute is modelled by: what was modelled with other figures is stale."""
+    told = [getattr(chip, name) for name in _FIGURES]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def efficiencies(database: Database, chip: Chip) -> dict[str, float]:
+    """Measured ÷ modelled time of each class of operations on a chip; empty where nothing was measured."""
+    rows = []
+    for found in database.rows(chip=chip.name, compiler=this_compiler()):
+        if found.key.fingerprint.startswith(WORK) and found.seconds:
+            told = json.loads(found.key.shardings)
+            if told["figures"] == figures_digest(chip):
+                rows.append([told["modelled_s"].get(name, 0.0) / found.seconds for name in CLASSES])
+    return fitted(np.array(rows)) if rows else {}
+
+
+def fitted(shares: np.ndarray) -> dict[str, float]:
+    """The factors of the classes, given for each measurement the modelled ÷ the measured time of each class."""
+    count = len(CLASSES)
+    left = np.concatenate([shares, np.sqrt(PRIOR) * np.eye(count)])
+    right = np.concatenate([np.ones(len(shares)), np.full(count, np.sqrt(PRIOR))])
+    factors = np.clip(np.linalg.lstsq(left, right, rcond=None)[0], LEAST, MOST)
+    spoken = shares.sum(axis=0) > 0
+    return {name: float(f) for name, f, on in zip(CLASSES, factors, spoken, strict=True) if on}
+
+
+def calibrated(graph: Graph, chip: Chip, num_devices: int, factors: Mapping[str, float]) -> Corrections:
+    """Corrections of every operation by its class; products are classed as if split over all devices."""
+    columns, by_signature = graph.columns, dict[int, float]()
+    for number in columns.examples:
+        signature = columns.signatures[number]
+        name = class_of(signature, loop_nest(signature).flops / num_devices, chip)
+        by_signature[number] = factors.get(name, 1.0)
+    return Corrections({index: by_signature[number] for index, number in enumerate(columns.signature.tolist())})
+
+
+def known_efficiencies(chip: Chip | None) -> dict[str, float]:
+    """What the user's own database knows of a chip; nothing where ``MESHWRIGHT_MEASURE=never``."""
+    never = os.environ.get(SETTING, "").strip().lower() == "never"
+    if chip is None or never or not (cache_folder() / FILE_NAME).exists():
+        return {}
+    with open_database() as database:
+        return efficiencies(database, chip)
