@@ -9,9 +9,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.blocks import find_blocks
-from meshwright.passes.combinations import choices_of
 from meshwright.passes.enumeration import Enumeration, Row, enumerate_segment, rank_correlation, write_page
 from meshwright.profiler.measurements import open_database
+from meshwright.rehearsal.combinations import choices_of
 
 
 def array(*shape):

@@ -22,9 +22,9 @@ from meshwright.errors import ShardingError
 from meshwright.graph import Traced, trace
 from meshwright.hardware import Cluster, Mesh
 from meshwright.output import write_whole
-from meshwright.passes.combinations import Combination, choices_of, plan_combinations
 from meshwright.profiler.measurements import Database, measured_now
 from meshwright.profiler.measurements.turn import my_turn
+from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
 from meshwright.rehearsal.measuring import Candidate
 from meshwright.rehearsal.part_program import PartFunction, PartProgram
 from meshwright.runtime.checking.verify import allocated_bytes

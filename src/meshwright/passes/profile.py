@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from meshwright.blocks import Blocks, Segment
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
-from meshwright.passes.combinations import Combination, choices_of, plan_combinations
 from meshwright.profiler.measurements import Database, Measurement
 from meshwright.profiler.measurements.turn import my_turn
+from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.search import EXPLORERS, MOST_CANDIDATES
 from meshwright.runtime.spmd import device_mesh

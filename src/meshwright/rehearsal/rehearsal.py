@@ -13,6 +13,7 @@ from meshwright.graph.tracing.trace import Traced, trace
 from meshwright.plans.plan import Cost, PlanData
 from meshwright.plans.text import axes_text
 from meshwright.profiler.measurements import open_database
+from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.learning import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.parts import parts_of, stand_in_s
@@ -204,7 +205,7 @@ def rehearse(
 
 def _segment_times(plan: PlanData, traced: Traced, device: Any, remarks: list[str]) -> tuple[SegmentTime, ...]:
     candidates = [Candidate(plan, traced, part) for part in parts_of(plan, traced.graph)]
-    with open_database() as database:
+    with my_turn(lambda _: None), open_database() as database:
         measuring = Measuring(device, database)
         found = measuring.measure(candidates)
     remarks += measuring.remarks

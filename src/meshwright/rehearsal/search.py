@@ -1,12 +1,14 @@
 """`mw.Auto(profile=True)`: plans by measurement.
 
-The parts of several plans are measured: of the plan that the model prefers, and of plans by other methods. Measured
-ratios correct the model, the same problem is solved again under the same memory limit, and the parts of the new plan
-are measured, until the plan has no part that is worth measuring and was not. Where the devices of the mesh are here,
-parts run on them with their collectives, and in the end the plan and the model's own plan run as whole programs: the
-faster is returned. Elsewhere one device rehearses.
+The parts of several plans are measured: of the plan that the model prefers, of plans by other methods, and of plans
+with other splits of the blocks of large segments; the cheapest by the model and a few others. Measured ratios correct
+the model, the same problem is solved again under the same memory limit, and the parts of the new plan are measured,
+until the plan has no part that is worth measuring and was not. Where the devices of the mesh are here, parts run on
+them with their collectives, and in the end the plan and the model's own plan run as whole programs: the faster is
+returned. Elsewhere one device rehearses.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +25,9 @@ from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.plans.plan import Cost, PlanData, SolutionSummary
 from meshwright.profiler.measurements import Database, open_database
+from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.calibration import keep_work
+from meshwright.rehearsal.combinations import choices_of, plan_combinations
 from meshwright.rehearsal.learning import Measured, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.parts import Part, parts_of
@@ -34,6 +38,9 @@ from meshwright.units import format_seconds
 MOST_CANDIDATES = 12  # of a segment, the cheapest by the model
 EXPLORERS = 3  # further candidates of a segment, from its most expensive ones
 WORTH = 0.01  # parts below this share of a plan's modelled compute are not measured
+LARGE = 0.1  # segments of at least this share are tried with other splits of their blocks
+MOST_PLANNED = 2 * MOST_CANDIDATES  # combinations of a segment that are planned and ranked
+PLANNING = 0.1  # the part of the time for measuring after which no more combinations are planned
 MOST_ROUNDS = 4  # of planning with corrections
 
 Say = Callable[[str], None]
@@ -71,7 +78,8 @@ class Search:
         self.rows: list[Measured] = []
         best = modelled
         try:
-            best = self._improve(modelled)
+            with my_turn(self.say):
+                best = self._improve(modelled)
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
         self.remarks += dict.fromkeys(self.measuring.remarks)
@@ -110,6 +118,22 @@ class Search:
                     )
                 except (DoesNotFit, ShardingError):
                     continue
+            found += self._combinations(modelled)
+        return found
+
+    def _combinations(self, modelled: PlanData) -> list[PlanData]:
+        """Plans with other splits of the blocks of the segments that take most of the time."""
+        started, found = time.perf_counter(), []
+        parts = [part for part in parts_of(modelled, self.traced.graph, self.blocks) if part.is_segment]
+        shares = {part.fingerprint: part.count * part.modelled_s / modelled.cost.compute for part in parts}
+        for segment in sorted(self.blocks.segments, key=lambda s: -shares.get(s.fingerprint, 0.0)):
+            if shares.get(segment.fingerprint, 0.0) < LARGE:
+                break
+            choices = choices_of(self.blocks, segment, MOST_PLANNED)
+            for one in plan_combinations(self.traced, self.blocks, segment, modelled.mesh, choices, self.say):
+                found.append(one.plan)
+                if time.perf_counter() - started > PLANNING * self.method.profile_seconds:
+                    return found
         return found
 
     def _measure(self, plans: Sequence[PlanData]) -> bool:
