@@ -1,10 +1,12 @@
 """Drawn steps that move numbers: indexing at awkward positions, sorting, layout."""
 
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from tests.generator.pool import Pool
 from tests.generator.values import NUMBERS, ROUNDED, Value, finite, tamed
@@ -143,6 +145,24 @@ def draw_bits(pool: Pool) -> Value:
 def spread(pool: Pool) -> Value:
     x = pool.pick(lambda v: v.ndim < 3)
     return x.made(jnp.broadcast_to(x.array[..., None], (*x.shape, pool.one_of(4, 6))))
+
+
+def blocks(pool: Pool) -> Value:
+    """A Pallas kernel that moves blocks of a dim: each to its own place, or each to the place of another."""
+    x = pool.pick(lambda v: v.ndim > 0 and v.array.size > 0 and v.dtype in ("float32", "bfloat16", "int32"))
+    dim = pool.dim(x)
+    size = pool.one_of(*[n for n in (1, 2, 3, 4) if x.shape[dim] % n == 0])
+    count, shape = x.shape[dim] // size, tuple(size if d == dim else n for d, n in enumerate(x.shape))
+
+    def selected(turn: bool) -> pl.BlockSpec:
+        return pl.BlockSpec(shape, lambda i: tuple((count - 1 - i if turn else i) if d == dim else 0 for d in axes))
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...]
+
+    axes, made = range(x.ndim), jax.ShapeDtypeStruct(x.shape, x.array.dtype)
+    specs = {"in_specs": [selected(False)], "out_specs": selected(pool.chance(0.3))}
+    return x.made(pl.pallas_call(kernel, made, grid=(count,), interpret=True, **specs)(x.array))
 
 
 MOVEMENT = (

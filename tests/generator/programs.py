@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.generator.arithmetic import ARITHMETIC
 from tests.generator.control import CONTROL, WITHOUT_DERIVATIVE
-from tests.generator.movement import MOVEMENT, draw_bits
+from tests.generator.movement import MOVEMENT, blocks, draw_bits
 from tests.generator.pool import POSITIONS, NothingFits, Pool
 from tests.generator.values import FLOATS, INTEGERS, ROUNDED, SIZES, Value, difference, draw_array, exact_up_to, tamed
 
@@ -25,8 +25,11 @@ class Drawn:
         trust: How strictly each leaf of its results is compared; known once it has been traced.
     """
 
-    def __init__(self, seed: int, num_steps: int = 6, batch: int | None = None):
-        """Draws it; with a batch, the first dims of the first arguments are examples, and no random bits are drawn."""
+    def __init__(self, seed: int, num_steps: int = 6, batch: int | None = None, kernels: bool = False):
+        """Draws it; with a batch, the first dims of the first arguments are examples, and no random bits are drawn.
+
+        With ``kernels``, one program in four has a step that is a Pallas kernel.
+        """
         rng = np.random.default_rng(seed)
         self.batch = batch
         self.special = bool(rng.random() < 0.5)
@@ -34,7 +37,9 @@ class Drawn:
         self.dtypes = [str(rng.choice(FLOATS)), "float32", str(rng.choice(FLOATS)), str(rng.choice(INTEGERS))]
         steps = [step for step in STEPS if batch is None or step is not draw_bits]
         self.steps = [(steps[rng.integers(len(steps))], int(rng.integers(1 << 30))) for _ in range(num_steps)]
-        is_smooth = not any(step in WITHOUT_DERIVATIVE for step, _ in self.steps)
+        if kernels and seed % 4 == 3:
+            self.steps[num_steps // 2] = (blocks, seed)
+        is_smooth = not any(step in (blocks, *WITHOUT_DERIVATIVE) for step, _ in self.steps)
         self.with_gradient = bool(rng.random() < 0.5) and is_smooth
         drawn = (draw_array(rng, s, d, self.special) for s, d in zip(self.shapes, self.dtypes, strict=True))
         self.args = (*map(jnp.asarray, drawn), jnp.array(POSITIONS, jnp.int32), jax.random.key(seed))

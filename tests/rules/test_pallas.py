@@ -60,6 +60,19 @@ def test_an_axis_that_does_more_than_to_select_blocks_is_no_loop(reason: str) ->
     assert reason in why_whole(op)
 
 
+def test_memory_that_a_result_takes_over_must_be_split_alike() -> None:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[:2]
+
+    def made(in_spec: pl.BlockSpec) -> Signature:
+        specs = {"grid": (4,), "in_specs": [in_spec], "out_specs": ROWS, "input_output_aliases": {0: 0}}
+        return kernels(pl.pallas_call(kernel, X, interpret=True, **specs), X)["kernel"]
+
+    assert parallel(made(ROWS)) == [4]
+    op = made(pl.BlockSpec((8, 16), lambda i: (0, 0)))
+    assert not parallel(op) and "takes its memory" in why_whole(op)
+
+
 def test_an_axis_that_selects_blocks_is_a_loop_and_the_blocks_stay_whole() -> None:
     nest = loop_nest(copy(ROWS, ROWS, (4,)))
     assert nest.operands[0][0][0] == nest.results[0][0][0]

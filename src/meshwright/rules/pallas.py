@@ -52,11 +52,18 @@ def grid_of(op: Signature) -> Grid:
     for dims in blocks[mapping.num_inputs :]:
         for axis in set(range(len(sizes))) - {axis for axis, _ in dims}:
             obstacles.setdefault(axis, "several of its programs write to the same block")
+    num_whole = len(op.operands) - mapping.num_inputs
+    for operand, result in op.params.get("input_output_aliases") or ():
+        pair = ([axis for axis, _ in blocks[n]] for n in (operand - num_whole, mapping.num_inputs + result))
+        for axis in {axis for dims in zip(*pair, strict=True) if len(set(dims)) > 1 for axis in dims} - {None}:
+            obstacles.setdefault(axis, "an operand and the result that takes its memory are selected differently by it")
     # Axes that `jax.vmap` added are not counted by the kernel's body.
     own = [axis for axis in range(len(sizes)) if axis not in mapping.vmapped_dims]
     for axis in _asked_for(op.params["jaxpr"]):
         obstacles[own[axis]] = "the kernel asks for its position along it"
-    return Grid(sizes, blocks, len(op.operands) - mapping.num_inputs, obstacles)
+    if op.params.get("mesh") is not None:
+        obstacles |= dict.fromkeys(range(len(sizes)), "it places its programs on the cores of a chip itself")
+    return Grid(sizes, blocks, num_whole, obstacles)
 
 
 def _blocks(array: Any, sizes: Sequence[Any], obstacles: dict[int, str]) -> tuple[Block, ...]:
@@ -101,12 +108,7 @@ def _asked_for(jaxpr: Any) -> Iterator[int]:
 def pallas_call(op: Signature) -> LoopNest:
     """A nest with a parallel loop for each axis of the grid that allows it; all else is unsplittable."""
     grid, loops = grid_of(op), Loops()
-    runs_alone = op.params.get("mesh") is not None  # it places its programs on the cores of a chip itself
-    along = {
-        axis: loops.add(size)
-        for axis, size in enumerate(grid.sizes)
-        if axis not in grid.obstacles and size > 1 and not runs_alone
-    }
+    along = {axis: loops.add(size) for axis, size in enumerate(grid.sizes) if axis not in grid.obstacles and size > 1}
 
     def dims(blocks: Sequence[Block], shape: Sequence[int]) -> Dims:
         found = []
