@@ -8,6 +8,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.hardware.clusters import AXIS_NAMES
+from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from tests.runtime.stages.models import build, compared
 
@@ -51,6 +53,35 @@ def test_a_loop_over_layers_is_split_at_the_cuts(recipe):
     weights = state["params"]["blocks"]["w"]
     assert weights.shape == (8, 8, 8)
     assert "stages" in jax.tree.leaves(weights.sharding.spec[0])
+
+
+def gated(state, x):
+    """A step whose layers read their input twice, so that partial sums of its gradient are joined before they are
+    added up over devices."""
+
+    def loss(layers):
+        y = x
+        for up, gate, down in layers:
+            y = y + (jnp.tanh(y @ up) * jax.nn.sigmoid(y @ gate)) @ down
+        return (y**2).mean()
+
+    value, gradients = jax.value_and_grad(loss)(state["w"])
+    return {"w": jax.tree.map(lambda w, g: w - 0.1 * g, state["w"], gradients)}, value
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_sums_over_devices_are_deferred_inside_of_passes(schedule):
+    draw = np.random.default_rng(0)
+    shapes = (16, 64), (16, 64), (64, 16)
+    state = {"w": [tuple(draw.normal(size=shape) / 4 for shape in shapes) for _ in range(4)]}
+    rows = draw.normal(size=(16, 16))
+    recipe = mw.ThreeD(pipeline=2, tensor=2, microbatch=4, schedule=schedule, layers=4)
+    run = mw.parallelize(gated, cluster="1x4 cpu", method=recipe, donate_argnums=())
+    found, expected = run(state, rows), gated(state, rows)
+    ops = [op for view in run.last_plan.staged_record.views for op in parse_ops(view.ops, AXIS_NAMES, "ops")]
+    assert any(op.waits and not op.sums for op in ops)  # or this tests nothing
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
 
 
 def test_layers_that_do_not_divide_evenly_are_refused():

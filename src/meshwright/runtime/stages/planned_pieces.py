@@ -14,6 +14,7 @@ from meshwright.plans.tensor import Spec
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
+from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.serials import count, count_ops, is_operation
 from meshwright.runtime.stages.assignment import Assignment
@@ -35,6 +36,25 @@ class _Split:
 
     def make_judgement(self, plan: PlanData) -> Any:
         raise NotImplementedError("a replica is judged as part of its stage")
+
+
+class _PieceEvaluator(Evaluator):
+    """Evaluates pieces of a plan's program, whose operands another pass may have added up already."""
+
+    def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+        hands_on = op is not None and op.waits and not op.sums
+        if op is not None and hands_on and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
+            op = replace(op, waits=())
+        return super()._operation(eqn, op, ins)
+
+
+def _type(entry: Entry) -> Any:
+    """The type of a value; of one that is yet to be added up, that of the sum."""
+    value, spec, _ = entry
+    kind = jax_compat.abstract(value)
+    if not isinstance(spec, Waiting):
+        return kind
+    return jax.ShapeDtypeStruct(kind.shape[len(spec.axes) :], kind.dtype)
 
 
 class PlannedPieces:
@@ -82,7 +102,7 @@ class PlannedPieces:
             for piece in program.pieces:
                 piece(env, index)
             return env
-        evaluator = Evaluator(self.plan, self.devices.mesh)
+        evaluator = _PieceEvaluator(self.plan, self.devices.mesh)
         entries: dict[Key, Entry] = {key: (x, specs.get(key), "forward") for key, x in env.items()}
         for piece in program.pieces:
             self._piece(evaluator, piece, entries, index)
@@ -102,10 +122,12 @@ class PlannedPieces:
             piece(env, index)
             return [env[key] for key in piece.outs]
 
-        given = [(index, None, "forward"), *(evaluator.settled(entries[key]) for key in read)]
-        closed = jax.make_jaxpr(run)(*(jax_compat.abstract(x) for x, _, _ in given))
+        given: list[Entry] = [(index, None, "forward"), *(entries[key] for key in read)]
+        closed = jax.make_jaxpr(run)(*map(_type, given))
         serial = _UNPLANNED
         if piece.unit is not None and count_ops(closed) == count(piece.unit.eqn):
             serial = self.serial[id(piece.unit)]
+        else:
+            given = [evaluator.settled(entry) for entry in given]
         outs = evaluator.piece(closed, given, serial)
         entries.update(zip(piece.outs, outs, strict=True))
