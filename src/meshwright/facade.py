@@ -147,7 +147,8 @@ class Plan(PlanData):
 
         Returns:
             Collectives by kind and axes, memory and flops, planned and compiled; of a pipeline those of each stage,
-            and what stages send each other. Print it.
+            and what stages send each other. `rematerialized` lists the values that XLA gathers whole because it knows
+            no better way to reshard them. Print it.
         """
         from meshwright.runtime.checking.verify import verify
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, compiler, core, distributed, source_info_util
+from jax._src import clusters, compiler, config, core, distributed, source_info_util
 from jax._src import lib as jax_lib
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
@@ -94,6 +94,11 @@ def on_devices(eqn: Any, mesh: Any) -> Any:
 def _context_without_mesh(context: Any) -> Any:
     with context.manager, jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return core.JaxprEqnContext()
+
+
+def without_compilation_cache() -> Any:
+    """A context in which programs are compiled, even if a cache on disk has them."""
+    return config.enable_compilation_cache(False)
 
 
 def is_tracing() -> bool:

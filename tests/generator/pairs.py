@@ -73,11 +73,11 @@ def _on_one_device(seed: int) -> tuple[Drawn, Any, tuple[int, ...]]:
 
 
 def _planned(program: Drawn, kind: str, rng: np.random.Generator) -> tuple[str, Callable[..., Any]]:
-    name, plan = _plan(program, kind, rng)
+    name, plan = plan_of(program, kind, rng)
     return name, spmd(plan, program)
 
 
-def _plan(program: Drawn, kind: str, rng: np.random.Generator) -> tuple[str, mw.Plan]:
+def plan_of(program: Drawn, kind: str, rng: np.random.Generator) -> tuple[str, mw.Plan]:
     if kind == "cluster":
         cluster = str(rng.choice(CLUSTERS))
         return f"Auto on {cluster}", mw.plan(program, *program.args, cluster=cluster)

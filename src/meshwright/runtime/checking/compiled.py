@@ -70,11 +70,11 @@ def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollectiv
     bodies, entry = _computations(text)
     trips = _trips(bodies, entry)
     found = [_read(line, mesh, trips[name]) for name, body in bodies.items() if trips[name] for line in body]
-    frames = _frames(text)
+    frames = frames_of(text)
     return [replace(item, source=frames.get(item.source, item.source)) for item in found if item and item.axes]
 
 
-def _frames(text: str) -> dict[str, str]:
+def frames_of(text: str) -> dict[str, str]:
     """The source line of each stack frame in a program's text, by the frame's number."""
     tables = {}
     for name in ("FileNames", "FileLocations", "StackFrames"):

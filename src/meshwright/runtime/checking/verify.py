@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.graph import trace
 from meshwright.plans.plan import PlanData
-from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of
+from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of, frames_of
 from meshwright.runtime.checking.figures import (
     Compared,
     Kind,
@@ -19,6 +19,7 @@ from meshwright.runtime.checking.figures import (
     named_kinds,
     total,
 )
+from meshwright.runtime.checking.rematerialized import Rematerialized, heard, rematerialized_lines
 from meshwright.runtime.checking.verify_stages import PipelineVerification, verify_stages
 from meshwright.runtime.spmd import spmd
 
@@ -34,6 +35,8 @@ class Verification:
         flops: Flops of matrix products and convolutions.
         backend: The backend that the program was compiled for.
         compile_s: How long the compilation took.
+        rematerialized: Values that XLA gathers whole because it knows no better way to reshard them; None where XLA's
+            warnings of them are turned off.
         made: Every collective of the compiled program.
         text: The compiled program, as XLA writes it.
     """
@@ -43,6 +46,7 @@ class Verification:
     flops: Compared
     backend: str
     compile_s: float
+    rematerialized: tuple[Rematerialized, ...] | None = ()
     made: tuple[CompiledCollective, ...] = field(default=(), repr=False)
     text: str = field(default="", repr=False)
 
@@ -55,12 +59,14 @@ class Verification:
         """Plain data."""
         kinds = [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in self.collectives.items()]
         figures = {"collectives": kinds, "memory": self.memory.to_json(), "flops": self.flops.to_json()}
-        return {"backend": self.backend, "compile_s": self.compile_s, **figures}
+        whole = None if self.rematerialized is None else [asdict(one) for one in self.rematerialized]
+        return {"backend": self.backend, "compile_s": self.compile_s, **figures, "rematerialized": whole}
 
     def __str__(self) -> str:
         bytes_of = [*named_kinds(self.collectives), ("all collectives", self.bytes), ("memory", self.memory)]
         lines = figures_table([*byte_rows(bytes_of), flops_row(self.flops)])
-        return "\n".join([f"Compiled for {self.backend} in {self.compile_s:.1f} s", *lines])
+        head = f"Compiled for {self.backend} in {self.compile_s:.1f} s"
+        return "\n".join([head, *lines, *rematerialized_lines(self.rematerialized)])
 
 
 def verify(
@@ -84,7 +90,8 @@ def verify(
         function, args = plan.origin.function, call.arguments.fill(call.types)
     started = time.perf_counter()
     lowered = spmd(plan, function, devices).lower(*args)
-    compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
+    with heard() as warnings:
+        compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
     seconds = time.perf_counter() - started
     text = compiled.as_text()
     made = collectives_of(text, plan.mesh.shape)
@@ -95,6 +102,7 @@ def verify(
         Compared(plan.flops, flops_of(text)),
         _backend(devices),
         seconds,
+        warnings.found(frames_of(text)) if warnings.counted else None,
         tuple(made),
         text,
     )

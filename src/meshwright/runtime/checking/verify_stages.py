@@ -8,7 +8,7 @@ memory of the program that runs.
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meshwright import jax_compat
@@ -29,6 +29,7 @@ from meshwright.runtime.checking.figures import (
     named_kinds,
     total,
 )
+from meshwright.runtime.checking.rematerialized import Rematerialized, heard, rematerialized_lines
 from meshwright.runtime.checking.stage_memory import Key, key_of, peak_bytes
 from meshwright.runtime.spmd import check_types
 from meshwright.runtime.stages.bound import Move
@@ -90,11 +91,13 @@ class PipelineVerification:
         stages: Those of each stage.
         backend: The backend that the programs were compiled for.
         compile_s: How long the compilation took.
+        rematerialized: As in `Verification`, of all stages together.
     """
 
     stages: tuple[StageVerification, ...]
     backend: str
     compile_s: float
+    rematerialized: tuple[Rematerialized, ...] | None = ()
 
     @property
     def bytes(self) -> Compared:
@@ -118,13 +121,14 @@ class PipelineVerification:
             "backend": self.backend,
             "compile_s": self.compile_s,
             "stages": [stage.to_json() for stage in self.stages],
+            "rematerialized": None if self.rematerialized is None else [asdict(one) for one in self.rematerialized],
         }
 
     def __str__(self) -> str:
         rows = [row for number, stage in enumerate(self.stages) for row in ((f"stage {number}",), *stage.rows())]
         count = sum(len(stage.texts) for stage in self.stages)
         head = f"Compiled {count} programs for {self.backend} in {self.compile_s:.1f} s"
-        return "\n".join([head, *figures_table(rows)])
+        return "\n".join([head, *figures_table(rows), *rematerialized_lines(self.rematerialized)])
 
 
 def verify_stages(
@@ -145,14 +149,16 @@ def verify_program(program: PipelineProgram, compiler_options: Mapping[str, Any]
     """Compares the programs of a pipeline with its plan."""
     engine, plan = program.engine, program.plan
     started = time.perf_counter()
-    compiled = engine.compiled(options=compiler_options)
+    with heard() as warnings:
+        compiled = engine.compiled(options=compiler_options)
     seconds = time.perf_counter() - started
     found = _Compiled(plan, engine, compiled)
     kind = engine.devices[0].mesh.devices.flat[0].device_kind
     count = sum(own.mesh.size for own in engine.devices)
     subjects = Subjects(plan)
     stages = tuple(found.stage(number, subjects[number]) for number in range(len(plan.stages)))
-    return PipelineVerification(stages, f"{count} {kind}", seconds)
+    whole = warnings.found() if warnings.counted else None
+    return PipelineVerification(stages, f"{count} {kind}", seconds, whole)
 
 
 def _taken(plan: PlanData) -> list[Any]:
