@@ -8,6 +8,7 @@ a reader needs them in some sharding: until then a `Placeholder` represents them
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshwright import jax_compat
@@ -17,6 +18,7 @@ from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.rehearsal import stand_ins
 from meshwright.rehearsal.local_equation import Shape, local_shape, run_local
+from meshwright.runtime.program import kernels
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.matching import check_program
@@ -124,6 +126,8 @@ class Rehearser(Evaluator):
 
     def _compute(self, eqn: Any, op: OpPlan | None, operands: Sequence[Any]) -> list[Any]:
         assert op is not None
+        if kernels.is_kernel(eqn):
+            kernels.check_platform(eqn, jax.default_backend())
         return self._local(eqn, operands, op.operands, op.partial)
 
     def _local(

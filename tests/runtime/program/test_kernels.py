@@ -136,3 +136,5 @@ def test_kernels_of_other_devices_are_refused_in_one_sentence() -> None:
         plan = mw.plan(function, q, cluster="1x8 h100")
         with pytest.raises(ShardingError, match=message):
             spmd(plan, function).lower(q)
+        with pytest.raises(ShardingError, match=message):
+            plan.rehearse(steps=0)

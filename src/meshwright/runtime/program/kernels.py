@@ -32,7 +32,7 @@ def is_kernel(eqn: Any) -> bool:
 def run(eqn: Any, op: OpPlan, contributions: Contributions, operands: Sequence[Any]) -> list[Any]:
     """The results of a kernel in their final shardings; partial sums are added up over the devices."""
     mesh = contributions.mesh
-    check_devices(eqn, mesh)
+    check_platform(eqn, mesh.devices.flat[0].platform)
     if not any(axes for spec in op.operands for axes in spec or ()):
         return jax_compat.bind(eqn, operands)
     nest = loop_nest(signature_of(eqn))
@@ -127,13 +127,12 @@ def _cannot_split(op: Any, array: int, dim: int) -> ShardingError:
     )
 
 
-def check_devices(eqn: Any, mesh: DeviceMesh) -> None:
-    """Refuses a kernel that the devices cannot run.
+def check_platform(eqn: Any, platform: str) -> None:
+    """Refuses a kernel that devices of a platform cannot run.
 
     Raises:
         ShardingError: It is written for other devices.
     """
-    platform = mesh.devices.flat[0].platform
     if jax_kernels.has_kernel(eqn, platform):
         return
     op, line = signature_of(eqn), jax_compat.source_line(eqn)
