@@ -11,6 +11,7 @@ import numpy as np
 import meshwright
 from meshwright.errors import TraceError
 from meshwright.graph import Graph, Traced
+from meshwright.graph.low_precision import slow_remarks
 from meshwright.graph.plain_liveness import plain_liveness
 from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Mesh
@@ -177,12 +178,18 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
-            remarks=(*self.refined.remarks, *differing(self.graph), *kernel_remarks(self.graph), *self._uneven(back)),
+            remarks=(*self.refined.remarks, *self._remarks(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
             in_leaves=call.arguments.leaves,
         )
+
+    def _remarks(self, back: Readback) -> Iterator[str]:
+        yield from differing(self.graph)
+        yield from kernel_remarks(self.graph)
+        yield from slow_remarks(self.graph, back.formulation.mesh.chip)
+        yield from self._uneven(back)
 
     def _uneven(self, back: Readback) -> list[str]:
         """What the number of devices does not divide: of the state, and of the batch if the method splits it."""

@@ -135,16 +135,20 @@ class LoopNest:
 def settled_as(kind: str, dtype: str) -> str:
     """A reducing loop's kind, or ``unsplittable`` if no collective combines numbers of a dtype in that way.
 
+    Sums of floats of a byte are left to one device: partial sums would be rounded to two or three digits each.
+
     Examples:
         >>> settled_as("or", "bool"), settled_as("or", "int32"), settled_as("max", "complex64")
         ('or', 'unsplittable', 'unsplittable')
     """
+    if kind == "sum" and dtype.startswith(("float8_", "float6_", "float4_")):
+        return "unsplittable"
     known = dtype == "bool" if kind in ("and", "or") else kind == "sum" or not dtype.startswith("complex")
     return kind if known else "unsplittable"
 
 
 def multiplied_dtype(op: Signature) -> str:
-    """The dtype of an operation's products: of its first operand, or, in a kernel, of its first operand of floats.
+    """The dtype of an operation's products: of the wider operand, or, in a kernel, of its first operand of floats.
 
     The first operands of a Pallas kernel may be integers that its index maps read.
 
@@ -153,6 +157,9 @@ def multiplied_dtype(op: Signature) -> str:
         >>> multiplied_dtype(Signature("pallas_call", {}, (tables, query), (query,)))
         'bfloat16'
     """
+    if op.primitive in ("dot_general", "ragged_dot_general"):
+        left, right = op.operands[:2]
+        return (right if right.itemsize > left.itemsize else left).dtype
     kinds = [tensor.dtype for tensor in op.operands]
     floats = [dtype for dtype in kinds if "float" in dtype] if op.primitive == "pallas_call" else []
     return next(iter(floats or kinds), "")

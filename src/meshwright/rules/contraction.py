@@ -2,7 +2,7 @@
 
 from math import prod
 
-from meshwright.rules.base import Dims, LoopNest, Rule, Signature, nest
+from meshwright.rules.base import Dims, LoopNest, Rule, Signature, nest, settled_as
 from meshwright.rules.builder import Loops
 
 Dim = tuple[int, ...]
@@ -60,7 +60,7 @@ def _product(loops: Loops, op: Signature, numbers: tuple, right: dict[int, Dim])
     left: dict[int, Dim] = {d: loops.add(lhs[d]) for d in lhs_batch}
     right = right | {r: left[d] for d, r in zip(lhs_batch, rhs_batch, strict=True)}
     for d, r in zip(lhs_contract, rhs_contract, strict=True):
-        left[d] = right[r] = loops.add(lhs[d], "sum")
+        left[d] = right[r] = loops.add(lhs[d], settled_as("sum", op.results[0].dtype))
     rows = _fill(loops, left, lhs)
     columns = _fill(loops, right, rhs)
     return _ordered(left), _ordered(right), (*(left[d] for d in lhs_batch), *rows, *columns)

@@ -105,13 +105,14 @@ def _priced_alike(grouping: Grouping, tokens: Ints, stored: Bools) -> Ints:
 
     The bytes that an operation moves depend on whether its operands and results are stored, and on their types there:
     on CPUs some values are wider in memory than in the program. The cost of its sums depends on how many sums start
-    together.
+    together, and that of a product on whether its operands are scaled narrow floats.
     """
     graph, columns, ops = grouping.graph, grouping.graph.columns, grouping.ops
     held = pack(graph.num_bytes, graph.sent_itemsize, stored.astype(np.int64))
     made = held[ranges(columns.first_made, columns.num_made)]
     results = number_stretches(made, starts(columns.num_made))
     share = np.unique(grouping.starts, return_inverse=True)[1]
+    share[list(grouping.dequantized)] += 1 + share.max(initial=0)
     moved = number_stretches(held[columns.reads], columns.start, results, share)
     return number_stretches(moved[ops.items], ops.start, tokens)
 

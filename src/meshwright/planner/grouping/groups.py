@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshwright.graph import BACKWARD, UPDATE, Graph
 from meshwright.graph.accumulation import Accumulated, find_accumulated
 from meshwright.graph.columns import Lazy
+from meshwright.graph.low_precision import dequantized
 from meshwright.graph.phases import PHASES
 from meshwright.planner.grouping.joined_sums import Joining, find_joining
 from meshwright.planner.grouping.numbering import Numbers, sort_by
@@ -112,6 +113,7 @@ class Grouping:
         accumulated: Operations whose results a loop adds up: their partial sums are settled after the loop.
         joining: Which sums may be settled together, since they are added to one another.
         gradients: Values of the backward pass that the update reads, or that only change shape on the way to it.
+        dequantized: Products of scaled narrow floats, by operation.
         starts: For each operation, the part of a collective's fixed time that settling its sums costs.
         placed: The groups of operations and values, as columns.
         ops: Operations by group.
@@ -138,6 +140,7 @@ class Grouping:
         self.slots = self._find_slots()
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
+        self.dequantized = dequantized(graph)
         self.accumulated: dict[int, Accumulated] = refined(
             "The search for sums that a loop adds up",
             "they are settled in each trip",

@@ -50,6 +50,7 @@ def compute_s(
     num_parts: NDArray[np.int64],
     moved_bytes: Array,
     num_fetches: Array | float = 0.0,
+    dtype: str | None = None,
 ) -> Array:
     """Seconds on one device for each strategy.
 
@@ -60,11 +61,12 @@ def compute_s(
         num_parts: Over how many devices each strategy spreads the work; every device repeats work that is not split.
         moved_bytes: Bytes that one device reads from and writes to memory.
         num_fetches: How many rows of pixels under a convolution's window one device fetches.
+        dtype: The dtype in which a product runs; by default its operands'.
     """
     if chip is None:
         return np.zeros(len(num_parts))
     if nest.flops:
-        product_s = chip.matmul_s(nest.flops / num_parts, multiplied_dtype(op), moved_bytes)
+        product_s = chip.matmul_s(nest.flops / num_parts, dtype or multiplied_dtype(op), moved_bytes)
         return chip.launch_s + product_s + chip.fetch_s * num_fetches
     moving_s = np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
     return moving_s + chip.special_s * nest.num_special / num_parts

@@ -37,6 +37,7 @@ Array = NDArray[np.float64]
 # that gave the optimum over all strategies in a fortieth of the time; the cheapest alone were 22% off.
 MAX_STRATEGIES = 160
 
+_REWRITTEN_ON = ("NVIDIA", "AMD")  # where XLA turns products of scaled float8 numbers into products of float8
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
 _PUTTING = ("dynamic_update_slice", "loop_stack")  # write only the update; the rest stays in place
@@ -63,6 +64,11 @@ class Pricer:
         self._stored = stored
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
+
+    def dtype_of(self, index: int) -> str | None:
+        """The dtype in which a product runs, if not in its operands': on GPUs, scaled float8 numbers run in float8."""
+        is_gpu = self.mesh.chip is not None and self.mesh.chip.vendor in _REWRITTEN_ON
+        return self.grouping.dequantized.get(index) if is_gpu else None
 
     def price(self, group: Group, scatter: bool = True) -> GroupTable:
         """The table of one group; ``scatter`` says whether partial sums may be settled by reduce-scatter.
@@ -172,7 +178,8 @@ class _Walk:
             along = tuple(self.pricer.mesh.names.index(name) for name in sent.axes)
             size = np.full(self.size, sent.num_bytes)
             self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
-        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches)
+        dtype = self.pricer.dtype_of(index) or multiplied_dtype(op.signature)
+        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches, dtype)
         if self.pricer.corrections is not None:
             chosen = None if self.table.candidates is None else self.table.candidates.loops
             seconds = seconds * self.pricer.corrections.factors(axes.sizes, index, self.group.leader, chosen)
@@ -180,7 +187,6 @@ class _Walk:
         self._item(member, "compute", seconds)
         if self.size == 1:
             kernel = nest.flops > 0 or not nest.fusible
-            dtype = multiplied_dtype(op.signature)
             flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
             work = (
                 flops,
