@@ -365,6 +365,7 @@ class StageLowering:
             in_shardings=tuple(places),
             out_shardings=list(shardings),
             donate_argnums=tuple(donated),
+            keep_unused=True,  # equal programs are compiled once, and their text shows only arguments that are kept
             compiler_options=compiler_options(self._devices[0].platform),
         )
         run = in_turn(jitted, self._devices)
