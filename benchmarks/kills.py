@@ -1,6 +1,7 @@
 """Do runs survive lost processes? SIGKILL at random moments, to workers and the coordinator, under Ray and launch.
 
     python benchmarks/kills.py                       # 20 kills under Ray, with shrinking and growing, 10 under launch
+    python benchmarks/kills.py --engine stages       # 6 kills of a pipeline of four stages under launch
     python benchmarks/kills.py --engine launch --kills 3
 
 Asked: every run continues with the numbers of an undisturbed one; the other processes end within 15 s.
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,10 +27,11 @@ from report import table
 ROWS, WIDTH, LAYERS, EVERY, MARGIN = 48, 256, 4, 5, 20
 PHASES = ("stepping", "compiling", "saving")
 HANG_S = 300
+STAGES = 4
 ROUNDING = 2e-5  # of losses, relative
 
 
-def train(folder, restore, save, stop=None):
+def train(folder, restore, save, stop=None, stages=0):
     """The run: marks its phase, records every loss, and ends at the step that the file `stop` holds."""
     import jax
     import jax.numpy as jnp
@@ -60,9 +63,10 @@ def train(folder, restore, save, stop=None):
         return np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
 
     mark("compiling")
-    train_step = mw.parallelize(step)
+    train_step = mw.parallelize(step, method=mw.ThreeD(pipeline=stages, microbatch=8) if stages else None)
     key = jax.random.key(0)
     train_step.plan(jax.eval_shape(init, key), sample(0))
+    assert len(train_step.last_plan.stages) == stages
     start, params = restore(train_step) or (0, mw.create_state(init, key, like=train_step))
     number = start
     while number < (stop or _read(folder / "stop") or 10**9):
@@ -88,7 +92,7 @@ def _read(path):
         return None
 
 
-def under_launch(folder):
+def under_launch(folder, stages):
     """What a process of the launcher runs."""
     import meshwright as mw
 
@@ -99,7 +103,7 @@ def under_launch(folder):
         steps = mw.saved_steps(directory)
         return (steps[-1], mw.restore(directory, like=like)) if steps else None
 
-    train(folder, restore, lambda number, state: mw.save(directory, number, state, keep=3, wait=False))
+    train(folder, restore, lambda number, state: mw.save(directory, number, state, keep=3, wait=False), stages=stages)
 
 
 def under_ray(config):
@@ -181,15 +185,17 @@ def _is_alive(process):
         return False
 
 
-def run_launch(folder, kills, seed):
-    command = [sys.executable, "-m", "meshwright", "launch", "--processes", "4", "--devices-per-process", "2"]
-    command += ["--restarts", str(10 * kills), __file__, "--child", folder]
+def run_launch(folder, kills, seed, stages=0):
+    processes = stages // 2 or 4
+    command = [sys.executable, "-m", "meshwright", "launch", "--processes", str(processes)]
+    command += ["--devices-per-process", "2", "--restarts", str(10 * kills)]
+    command += [__file__, "--child", folder, "--stages", str(stages)]
     environment = os.environ | {"MESHWRIGHT_MEASURE": "never", "JAX_PLATFORMS": "cpu"}
     killer = Killer(folder, seed)
     with open(f"{folder}/output", "w") as output:
         run = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
-            killer.kill_often("launch", kills)
+            killer.kill_often("stages" if stages else "launch", kills)
             killer.stop()
             assert run.wait(HANG_S) == 0, Path(f"{folder}/output").read_text()[-3000:]
         finally:
@@ -259,19 +265,21 @@ def check(killer):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=["ray", "launch"])
+    parser.add_argument("--engine", choices=["ray", "launch", "stages"])
     parser.add_argument("--kills", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--stages", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--undisturbed", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.undisturbed:
         train(options.child, lambda like: None, None, options.undisturbed)
     elif options.child:
-        under_launch(options.child)
+        under_launch(options.child, options.stages)
     else:
         rows, said = [], []
-        for engine, run, kills in (("launch", run_launch, 10), ("ray", run_ray, 20)):
+        staged = partial(run_launch, stages=STAGES)
+        for engine, run, kills in (("launch", run_launch, 10), ("stages", staged, 6), ("ray", run_ray, 20)):
             if options.engine in (None, engine):
                 with tempfile.TemporaryDirectory() as folder:
                     killer = run(folder, options.kills or kills, options.seed)
@@ -279,7 +287,8 @@ def main():
                     rows += killer.rows
                     said.append(f"{engine}: {steps} steps, losses within {worst:.1e} of the undisturbed run's")
         header = ("engine", "disturbance", "others end after", "continues after", "devices", "from step")
-        table("Kills", f"{__doc__}\n{'; '.join(said)}.", header, rows)
+        title = f"Kills {options.engine}" if options.engine else "Kills"
+        table(title, f"{__doc__}\n{'; '.join(said)}.", header, rows)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,27 @@
 """Do pipelines compute what one device computes, and what do their instructions cost?
 
-Each row trains a model of the zoo for some steps in stages on virtual CPU devices, in float64, and compares all losses
-and parameters with one device. `instructions` are the calls of a step (a pass, a transfer, a round of the update);
-`host µs` is the median time until such a call returns, of stages with one device each, which do not wait for their
-results. `step` is the time of a whole step over the times of its instructions, each waited for, one after another. The
-last column has the bytes of the arrays that a stage's first device holds, at most, between any two instructions, over
-the plan's peak bytes, which count temporaries, too.
+Each row trains a model for some steps in stages on virtual CPU devices, in float64 throughout, and compares all losses
+and parameters with one device: `difference` is the largest of all differences. `programs` are those of all stages, and
+how many XLA compiled: equal stages are compiled once. `instructions` are the calls of a step (a pass, a transfer, a
+round of the update); `host µs` is the median time until such a call returns, of stages with one device each, which do
+not wait for their results. `step` is the time of a step over the times of its instructions, each waited for, one after
+another. `peak` has the bytes that a device of each stage takes at most over the plan's, as `plan.verify()` finds them:
+arrays that are held, and temporaries of programs that XLA compiles without optimisation here. The rows of `gpt-tiny` in
+float32 are verified only, compiled as usual: 1F1B holds fewer microbatches than GPipe.
 
-    python benchmarks/pipelines.py [--models gpt-tiny,llama-tiny] [--steps 5]
+    python benchmarks/pipelines.py [--only llama] [--steps 5]
 """
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
@@ -29,146 +33,171 @@ os.environ["MESHWRIGHT_MEASURE"] = "never"
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from report import table
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.runtime.checking.verify_stages import verify_program
+from meshwright.units import format_bytes
+from tests.frameworks.pipelined import FRAMEWORKS
 
-MODELS = {
-    "gpt-tiny": {"seq": 16, "layers": 8},
-    "gpt-tiny scan": {"seq": 16, "layers": 8, "scan": True},
-    "llama-tiny": {"seq": 16, "layers": 8},
-    "llama-tiny scan": {"seq": 16, "layers": 8, "scan": True, "checkpoint": True},
-    "bert-tiny": {"seq": 16, "layers": 8},
-    "moe-tiny": {"seq": 16, "layers": 8},
-    "mixtral-tiny": {"seq": 16, "layers": 8},
-    "vit-tiny": {"layers": 8},
-    "unet-tiny": {},
-    "wide-resnet-tiny": {},
-}
-RECIPES = (
-    mw.ThreeD(pipeline=2, tensor=2, microbatch=4),
-    mw.ThreeD(pipeline=3, microbatch=4, schedule="gpipe"),
-    mw.ThreeD(pipeline=4, data=2, microbatch=2, schedule="zb-h1"),
-    mw.ThreeD(pipeline=2, microbatch=2, interleave=2, checkpoint="selective"),
-    mw.ThreeD(pipeline=8, microbatch=2, checkpoint="full"),
+BATCH = 8
+ROWS: tuple[tuple[str, dict[str, Any], mw.ThreeD], ...] = (
+    ("gpt-tiny", {"layers": 2}, mw.ThreeD(pipeline=2, tensor=2, microbatch=4)),
+    ("gpt-tiny", {"layers": 8}, mw.ThreeD(pipeline=8, microbatch=1, checkpoint="full")),
+    ("gpt-tiny", {"layers": 4, "scan": True}, mw.ThreeD(pipeline=4, microbatch=2, schedule="gpipe")),
+    ("llama-tiny", {"layers": 3}, mw.ThreeD(pipeline=3, microbatch=2, schedule="gpipe")),
+    ("llama-tiny", {"layers": 2, "scan": True, "checkpoint": True}, mw.ThreeD(pipeline=2, data=2, microbatch=2)),
+    ("qwen-tiny", {"layers": 4, "tied": True}, mw.ThreeD(pipeline=2, microbatch=2, interleave=2)),
+    ("bert-tiny", {"layers": 4}, mw.ThreeD(pipeline=4, microbatch=2, schedule="zb-h1")),
+    ("moe-tiny", {"layers": 2}, mw.ThreeD(pipeline=2, microbatch=4, checkpoint="selective")),
+    ("vit-tiny", {"layers": 2}, mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=2)),
+    ("wide-resnet-tiny", {}, mw.ThreeD(pipeline=2, microbatch=BATCH)),  # batch norm: one microbatch
+    ("Flax linen", {}, mw.ThreeD(pipeline=2, microbatch=4)),
+    ("Flax nnx", {}, mw.ThreeD(pipeline=3, microbatch=4, schedule="zb-h1")),
+    ("Equinox", {}, mw.ThreeD(pipeline=4, microbatch=4, schedule="gpipe")),
+    ("Haiku", {}, mw.ThreeD(pipeline=2, data=2, microbatch=4)),
 )
-BATCH = 16
+USUAL = {
+    "xla_backend_optimization_level": 2,
+    "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_use_fusion_emitters": True,
+}
+MEMORY = {"layers": 4, "seq": 64, "hidden": 128, "batch": 16}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--only", default="", help="rows whose models have this in their names")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    with jax.enable_x64(True):
-        rows = [row for name in options.models.split(",") for row in compared(name, options.steps)]
-    header = ("model", "recipe", "largest relative difference", "instructions", "host µs", "step", "peak ÷ planned")
+    rows = [
+        row for name, kinds, recipe in ROWS if options.only in name for row in compared(name, kinds, recipe, options)
+    ]
+    rows += [row for row in memory_rows() if options.only in row[0]]
+    header = ("model", "recipe", "difference", "programs", "instructions", "host µs", "step", "peak ÷ planned")
     table("Pipelines", (__doc__ or "").split("\n\n    python")[0], header, rows)
 
 
-def compared(name: str, steps: int) -> Iterator[Sequence[object]]:
-    """A row for each recipe that the model allows."""
-    options = {"batch": BATCH, "dtype": "float64", **MODELS[name]}
-    model = zoo.build(name.split()[0], **options)
-    batch, step = model.sample(0), model.train_step.__wrapped__
-    for recipe in RECIPES:
-        method = recipe
-        if name.startswith("wide-resnet"):  # batch norm: the batch is one microbatch
-            method = mw.ThreeD(pipeline=recipe.pipeline, tensor=recipe.tensor, microbatch=BATCH)
-        words = f"{method.name} {method.schedule} {method.interleave} {method.checkpoint}"
-        try:
-            yield (name, words, *measured(model, step, batch, method, steps))
-        except mw.ShardingError as error:
-            yield (name, words, f"refused: {str(error)[:90]}…", "", "", "", "")
-        print(f"{name}: {words} done", file=sys.stderr, flush=True)
+def compared(name: str, kinds: dict[str, Any], recipe: mw.ThreeD, options: Any) -> Iterator[Sequence[object]]:
+    """The row of a model and a recipe."""
+    began = time.perf_counter()
+    words = [name, *(f"{key} {value}" for key, value in kinds.items() if key != "layers")]
+    try:
+        with jax.enable_x64(True):
+            found = measured(*model_of(name, kinds), recipe, options.steps)
+        yield (" ".join(words), said(recipe), *found)
+    except mw.ShardingError as error:
+        yield (" ".join(words), said(recipe), f"refused: {str(error)[:90]}…", "", "", "", "", "")
+    print(f"{name}, {said(recipe)}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def measured(model: Any, step: Any, batch: Any, method: mw.ThreeD, steps: int) -> tuple[str, ...]:
-    devices = method.data * method.tensor * method.pipeline
-    run = mw.parallelize(step, cluster=f"1x{devices} cpu", method=method)
-    state = mw.create_state(model.init, jax.random.key(0), like=run, example=(batch,))
-    alone, one = jax.tree.map(np.asarray, state), jax.jit(step)
-    worst = 0.0
+def said(recipe: mw.ThreeD) -> str:
+    parts = [f"{recipe.pipeline} stages", recipe.schedule]
+    parts += [
+        f"{word} {getattr(recipe, word)}" for word in ("data", "tensor", "interleave") if getattr(recipe, word) > 1
+    ]
+    return ", ".join([*parts, recipe.checkpoint] if recipe.checkpoint != "none" else parts)
+
+
+def model_of(name: str, kinds: dict[str, Any]) -> tuple[Callable, Callable, Any]:
+    """The initialiser, the step and a batch, in float64."""
+    if name in FRAMEWORKS:
+        return FRAMEWORKS[name](jnp.float64)
+    sizes = {} if name.startswith(("vit", "wide")) else {"seq": 8}
+    model = zoo.build(name, batch=BATCH, dtype="float64", **sizes, **kinds)
+    plain = getattr(model.train_step, "__wrapped__", model.train_step)
+
+    def step(state: Any, batch: Any) -> Any:
+        with mock.patch.object(jnp, "float32", jnp.float64):  # softmax, norms and loss are computed in float32
+            return plain(state, batch)
+
+    batch = jax.tree.map(wide, model.sample(0))
+    return lambda key: jax.tree.map(wide, model.init(key)), step, batch
+
+
+def wide(x: Any) -> Any:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def measured(init: Callable, step: Callable, batch: Any, recipe: mw.ThreeD, steps: int) -> tuple[str, ...]:
+    devices = recipe.data * recipe.tensor * recipe.pipeline
+    run = mw.parallelize(step, cluster=f"1x{devices} cpu", method=recipe)
+    alone, one = init(jax.random.key(0)), jax.jit(step)
+    state, worst = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, alone), 0.0
+    arrays = [i for i, x in enumerate(jax.tree.leaves(alone)) if isinstance(x, jax.Array)]
+    one = step if len(arrays) < len(jax.tree.leaves(alone)) else one  # JAX compiles no functions among the leaves
     for _ in range(steps):
         alone, expected = one(alone, batch)
         state, loss = run(state, batch)
-        worst = max(worst, difference((alone["params"], expected), (state["params"], loss)))
+        worst = max(worst, difference((alone, expected), (state, loss)))
     engine = run.recent.engine
-    host, ratio, peaks = timed(run, state, batch)
-    planned = [stage.peak_bytes for stage in run.last_plan.stages]
-    shares = " ".join(f"{peak / plan:.2f}" for peak, plan in zip(peaks, planned, strict=True))
-    host_text = f"{host:.0f}" if devices == method.pipeline else "waits"
-    return f"{worst:.1e}", str(len(engine.bound)), host_text, f"{ratio:.2f}", shares
+    host, ratio = timed(run, state, batch)
+    found = verify_program(run.recent)
+    shares = " ".join(f"{stage.memory.ratio:.2f}" for stage in found.stages)
+    compiled = len({lowered.jitted.lower(*lowered.types).as_text() for lowered in engine.lowered.values()})
+    host_text = f"{host:.0f}" if devices == recipe.pipeline else "waits"
+    programs = f"{len(engine.lowered)}, {compiled} compiled"
+    return f"{worst:.1e}", programs, str(len(engine.bound)), host_text, f"{ratio:.2f}", shares
 
 
 def difference(one: Any, other: Any) -> float:
-    """The largest difference of two trees, relative to the largest number of each leaf."""
+    """The largest difference of two trees."""
     found = 0.0
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        a, b = np.asarray(a, float), np.asarray(b, float)
-        found = max(found, float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-12)))
+        if isinstance(a, jax.Array):
+            found = max(found, float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0.0)))
     return found
 
 
-def timed(run: Any, state: Any, batch: Any) -> tuple[float, float, list[int]]:
-    """Median host time of an instruction in µs, a step over its instructions one by one, and the stages' peak bytes."""
-    engine, program = run.recent.engine, run.recent
-    first = [own.mesh.devices.flat[0] for own in engine.devices]
+def timed(run: Any, state: Any, batch: Any) -> tuple[float, float]:
+    """Median host time of an instruction in µs, and the time of a step over that of its instructions one by one."""
     calls: list[float] = []
-    peaks = [0] * len(first)
+    bound = run.recent.engine.bound
 
-    def watched(leaves: Sequence[Any], *, waits: bool) -> list[Any]:
-        arrays: list[Any] = [None] * len(engine._slots)
-        for slot, index in engine._given:
-            arrays[slot] = index
-        for slot, place, leaf in engine._entering:
-            arrays[slot] = place(leaves[leaf])
-        for one in engine.bound:
+    def watched(call: Callable, waits: bool) -> Callable:
+        def timing(*args: Any) -> Any:
             begin = time.perf_counter()
-            made = one.run(*[arrays[i] for i in one.reads])
+            made = call(*args)
             if waits:
                 jax.block_until_ready(made)
             calls.append(time.perf_counter() - begin)
-            for slot, array in zip(one.fills, made, strict=True):
-                arrays[slot] = array
-            if waits:
-                note(arrays)
-            for slot in one.drops:
-                arrays[slot] = None
-        return [take(leaves, arrays) for take, _ in engine._leaving]
+            return made
 
-    def note(arrays: Sequence[Any]) -> None:
-        for stage, device in enumerate(first):
-            held = {}
-            for array in arrays:
-                if isinstance(array, jax.Array) and not array.is_deleted():
-                    for shard in array.addressable_shards:
-                        if shard.device == device:
-                            held[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
-            peaks[stage] = max(peaks[stage], sum(held.values()))
+        return timing
 
-    def step(waits: bool) -> float:
+    def step(waits: bool | None) -> float:
         nonlocal state
-        leaves = jax.tree.leaves((state, batch))
+        engine = run.recent.engine
+        engine.bound = bound if waits is None else [replace(one, run=watched(one.run, waits)) for one in bound]
         begin = time.perf_counter()
-        outs = program._joined(watched(program._pieces(leaves), waits=waits))
-        jax.block_until_ready(outs)
-        took = time.perf_counter() - begin
-        state = jax.tree.unflatten(jax.tree.structure((state, 0)), outs)[0]
-        return took
+        state, loss = run(state, batch)
+        jax.block_until_ready((jax.tree.leaves(state), loss))
+        return time.perf_counter() - begin
 
-    step(waits=False)
-    calls.clear()
     for _ in range(5):
         step(waits=False)
     host = median(calls) * 1e6
-    calls.clear()
-    step(waits=True)
-    back_to_back = sum(calls)
-    plain = median(step(waits=False) for _ in range(5))
-    return host, plain / back_to_back, peaks
+    waited = []
+    for _ in range(5):
+        calls.clear()
+        step(waits=True)
+        waited.append(sum(calls))
+    plain = median(step(waits=None) for _ in range(5))
+    return host, plain / median(waited)
+
+
+def memory_rows() -> Iterator[Sequence[object]]:
+    """GPipe and 1F1B, verified in float32."""
+    model = zoo.build("gpt-tiny", dtype="float32", **MEMORY)
+    for schedule in ("gpipe", "1f1b"):
+        recipe = mw.ThreeD(pipeline=4, microbatch=2, schedule=schedule)
+        plan = mw.plan(model.train_step, model.state, model.batch, cluster="1x4 cpu", method=recipe)
+        found = plan.verify(compiler_options=USUAL)
+        shares = " ".join(f"{s.memory.ratio:.2f} ({format_bytes(s.memory.compiled)})" for s in found.stages)
+        yield ("gpt-tiny float32", said(recipe), *[""] * 5, shares)
 
 
 if __name__ == "__main__":
