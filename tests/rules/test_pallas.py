@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas.ops.gpu import attention, decode_attention, rms_norm
-from jax.experimental.pallas.ops.tpu import flash_attention
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
 import meshwright as mw
 from meshwright.rules import Signature, loop_nest
 from meshwright.rules.pallas import grid_of, why_whole
+from tests.pallas_ops import (
+    attention,
+    decode_attention,
+    flash_attention,
+    rms_norm,
+    splash_attention_kernel,
+    splash_attention_mask,
+)
 from tests.rules.contract import equations, signature_of
 
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas.ops.gpu import attention, decode_attention, rms_norm, softmax
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import ShardingError
 from meshwright.runtime.spmd import spmd
+from tests.pallas_ops import attention, decode_attention, rms_norm, softmax
 
 pytestmark = pytest.mark.devices
 
