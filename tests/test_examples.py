@@ -23,6 +23,7 @@ def run(name, *options):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     assert "planned again" not in done.stderr, done.stderr
+    assert "nvoluntary full rematerialization" not in done.stderr, done.stderr
     return done.stdout
 
 

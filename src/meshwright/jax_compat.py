@@ -33,7 +33,6 @@ _CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
-_SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 _RECOMPUTED = "rematted_computation"
 _Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
 _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
@@ -74,24 +73,9 @@ def in_mesh(mesh: Any | None) -> Any:
     return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
 
-def on_devices(eqn: Any, mesh: Any) -> Any:
-    """An equation as it runs on real devices, without what it says of shardings: its results' constraints say that.
-
-    A `jax.shard_map` keeps its specs, on the real mesh. The context of the user's mesh is left: inside of it, JAX would
-    take the types of axes from there.
-    """
-    params = eqn.params
-    if eqn.primitive.name == "shard_map":
-        params = {**params, "mesh": mesh}
-    elif any(params.get(key) is not None for key in _SHARDINGS):
-        params = {key: None if key in _SHARDINGS else value for key, value in params.items()}
-    elif eqn.ctx.cur_abstract_mesh.empty:
-        return eqn
-    return eqn.replace(params=params, ctx=_context_without_mesh(eqn.ctx))
-
-
 @lru_cache(maxsize=256)
-def _context_without_mesh(context: Any) -> Any:
+def context_without_mesh(context: Any) -> Any:
+    """The context of an equation without the mesh that was JAX's mesh in context when it was traced."""
     with context.manager, jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return core.JaxprEqnContext()
 

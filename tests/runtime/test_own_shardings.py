@@ -114,8 +114,19 @@ def test_a_saved_plan_keeps_the_names_and_runs(tmp_path):
 def test_a_mesh_that_the_user_made_of_the_local_devices_is_the_planned_one():
     mesh = mesh_of(AxisType.Auto)
     island = jax.shard_map(lambda a: 2 * a, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    found = mw.parallelize(lambda x: island(x) + 1, cluster="1x8 cpu", mesh=mesh)(X)
+    placed = NamedSharding(mesh, P(None, "model"))
+    found = mw.parallelize(lambda x: jax.device_put(island(x), placed) + 1, cluster="1x8 cpu", mesh=mesh)(X)
     np.testing.assert_array_equal(found, 2 * X + 1)
+
+
+def test_an_island_that_is_manual_along_one_axis_repeats_its_work_along_the_other():
+    def f(x, w):
+        island = jax.shard_map(lambda a, b: a @ b, in_specs=(P("data"), P()), out_specs=P("data"), axis_names={"data"})
+        return island(x, w["in"]) * 2
+
+    run = mw.parallelize(f, cluster="1x8 cpu", mesh=MESH)
+    np.testing.assert_allclose(run(X, W), 2 * X @ W["in"], rtol=1e-5, atol=1e-5)
+    assert results_of(run.last_plan, "shard_map") == [(("data",), ())]
 
 
 def test_microbatches_keep_constraints():

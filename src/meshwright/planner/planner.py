@@ -22,7 +22,7 @@ from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.pricer import Pricer
-from meshwright.planner.pricing.user_shardings import differing, meshes_as_written
+from meshwright.planner.pricing.user_shardings import call_remarks, differing, meshes_as_written
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.planner.reading.readback import MeshProblem, Readback
 from meshwright.planner.solving.refining import proven
@@ -187,6 +187,7 @@ class Task:
 
     def _remarks(self, back: Readback) -> Iterator[str]:
         yield from differing(self.graph)
+        yield from call_remarks(self.traced.call.jaxpr.jaxpr)
         yield from kernel_remarks(self.graph)
         yield from slow_remarks(self.graph, back.formulation.mesh.chip)
         yield from self._uneven(back)

@@ -10,6 +10,7 @@ from meshwright.rules.base import Signature
 #: Operations that only say how their operand is split.
 ANNOTATIONS = frozenset(("sharding_constraint", "reshard", "mesh_cast"))
 
+_OF_AUTOMATIC_AXES = ("sharding_constraint", "device_put")
 _PARAMS = {"sharding_constraint": "sharding", "reshard": "dst_sharding"}
 
 
@@ -40,11 +41,14 @@ class Written:
 def written(op: Signature) -> Written | None:
     """The sharding that the user wrote for an operation's first result; None if there is none.
 
-    In JAX a constraint speaks of axes of the automatic type, and every other sharding (`jax.sharding.reshard`,
-    ``out_sharding=``) of explicit axes.
+    In JAX a constraint and `jax.device_put` speak of axes of the automatic type, and every other sharding
+    (`jax.sharding.reshard`, ``out_sharding=``) of explicit axes.
     """
     name = op.primitive
     sharding = op.params.get(_PARAMS.get(name, "")) or op.params.get("out_sharding") or op.params.get("sharding")
+    if name == "device_put" and len(op.results) == 1:  # inside of a function it is a constraint
+        sharding = op.params["devices"][0]
+        sharding = sharding if hasattr(sharding, "spec") else None
     if sharding is None or not op.results or not op.results[0].shape:
         return None
     rank = len(op.results[0].shape)
@@ -57,7 +61,7 @@ def written(op: Signature) -> Written | None:
             "or a jax.sharding.PartitionSpec"
         )
     is_explicit = {axis: kind.name == "Explicit" for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)}
-    open_axes = frozenset(a for a, explicit in is_explicit.items() if explicit == (name == "sharding_constraint"))
+    open_axes = frozenset(a for a, explicit in is_explicit.items() if explicit == (name in _OF_AUTOMATIC_AXES))
     if len(open_axes) == len(is_explicit):
         return None
     return Written(spec_dims(spec, rank), dict(mesh.shape), open_axes)

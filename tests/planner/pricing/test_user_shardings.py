@@ -96,3 +96,23 @@ def test_equal_constraints_are_no_remark():
         return jax.lax.with_sharding_constraint(first, P("data")) * 2
 
     assert not mw.plan(f, X, W, cluster="1x8 h100", mesh=MESH).remarks
+
+
+def test_device_put_inside_the_function_is_a_constraint():
+    sharding = NamedSharding(other_mesh(sizes=(4, 2)), P(None, "model"))
+    plan = mw.plan(lambda x, w: jax.device_put(x @ w, sharding) * 2, X, W, cluster="1x8 h100", mesh=MESH)
+    (moved,) = [op for op in plan.ops if op.label.endswith("device_put")]
+    assert moved.results == (((), ("model",)),)
+
+
+def test_shardings_of_a_jitted_function_are_named_as_not_followed():
+    rows = NamedSharding(other_mesh(sizes=(4, 2)), P("data"))
+
+    def twice(x):
+        return x * 2
+
+    inner = jax.jit(twice, in_shardings=rows, out_shardings=rows)
+    plan = mw.plan(lambda x, w: jax.jit(inner)(x) @ w, X, W, cluster="1x8 h100", mesh=MESH)
+    (remark,) = plan.remarks
+    assert "in_shardings and out_shardings" in remark and "mw.Auto(fix=" in remark and "jax.jit(twice)" in remark
+    assert not mw.plan(lambda x, w: jax.jit(lambda x: x * 2)(x) @ w, X, W, cluster="1x8 h100").remarks

@@ -22,6 +22,7 @@ from meshwright.runtime.program import corrected
 from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
 from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
 from meshwright.runtime.program.meshes import constrain
+from meshwright.runtime.program.own_shardings import on_devices
 from meshwright.runtime.program.serials import count_ops
 from meshwright.runtime.program.virtual_values import Known, Virtual
 from meshwright.strategy.reshard import Resharding
@@ -89,7 +90,7 @@ class Evaluator:
             return self._while(eqn, ins, serial)
         if name == "cond":
             return self._cond(eqn, ins, serial)
-        op, eqn = self.ops.get(serial), jax_compat.on_devices(eqn, self.mesh)
+        op, eqn = self.ops.get(serial), on_devices(eqn, self.mesh)
         with jax_compat.at_source(eqn):  # traces its collectives to the user's line
             return self._operation(eqn, op, ins), serial + 1
 
