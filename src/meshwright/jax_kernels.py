@@ -39,7 +39,7 @@ def _tell() -> None:
 
     def told() -> Any:
         """The client to tell of; values that are computed while a function is traced are computed on real devices."""
-        return None if isinstance(core.trace_ctx.trace, core.EvalTrace) else _told.value
+        return None if _is_computing() else _told.value
 
     def told_backend(platform: Any = None) -> Any:
         client = told()
@@ -57,6 +57,12 @@ def _tell() -> None:
     xla_bridge.get_backend, cudnn_attention.check_cudnn_version = told_backend, told_version
     jax.local_devices = xla_bridge.local_devices = told_afresh(xla_bridge.local_devices)
     jax.process_count = xla_bridge.process_count = told_afresh(xla_bridge.process_count)
+
+
+def _is_computing() -> bool:
+    """Whether values are computed now, as under `jax.ensure_compile_time_eval`, and not traced."""
+    context = getattr(core, "trace_ctx", None)
+    return core.trace_state_clean() if context is None else isinstance(context.trace, core.EvalTrace)
 
 
 def kernel_params(eqn: Any, grid: Sequence[Any], shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
