@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from report import table
 
+from meshwright.hardware.attention import generation
 from meshwright.simulator.engine import simulate_work
-from meshwright.simulator.kernels import generation, kernels
+from meshwright.simulator.kernels import kernels
 from meshwright.simulator.published.replay import read_rows, replay_rows
 from meshwright.simulator.published.row import Row, recipe_of
 from meshwright.simulator.published.validation import Validation

@@ -37,6 +37,7 @@ FLOORS = (
     "ray",
     "exploration",
     "zoo",
+    "replays",
     "warm",
     "cli __main__",
 )

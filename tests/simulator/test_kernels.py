@@ -3,8 +3,9 @@
 import pytest
 
 from meshwright.hardware import chips, find_chip
+from meshwright.hardware.attention import attention_kernels, generation
 from meshwright.plans.plan import Load
-from meshwright.simulator.kernels import generation, kernels, measured_kernels
+from meshwright.simulator.kernels import kernels, measured_kernels
 
 
 @pytest.mark.parametrize("chip", chips(), ids=lambda chip: chip.name)
@@ -14,7 +15,7 @@ def test_every_chip_has_prices(chip):
     rates = [size / prices.product_s(size) for size in sizes]
     assert rates == sorted(rates)
     assert rates[-1] < max(chip.peak_flops("bfloat16"), chip.peak_flops("float16"))
-    for kernel in prices.attention:
+    for kernel in attention_kernels():
         assert prices.attention_s(kernel, 1e12, 4096, 128, backward=False) > 0
 
 

@@ -1,14 +1,19 @@
-"""The `meshwright validate` command: replays published results and reports the errors of the simulation."""
+"""The `meshwright validate` command: replays published results, as recipes or as plans, and reports the errors."""
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwright.cli import plan
 from meshwright.cli.screen import CommandError, note, show, write_json
 from meshwright.simulator import published
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from meshwright.simulator.published.row import Row
 
 _NAME = "published.csv"
 
@@ -18,6 +23,10 @@ def validate_command(
         Path | None,
         typer.Option(help="A CSV file with a row for each result; by default $MESHWRIGHT_DATA/published.csv, or ours."),
     ] = None,
+    plans: Annotated[
+        bool,
+        typer.Option("--plans", help="Plan each row's model of the zoo as its authors split it; a few seconds a row."),
+    ] = False,
     json_path: Annotated[
         Path | None,
         typer.Option("--json", help="Write rows and summary as JSON; '-' writes them to stdout and nothing else."),
@@ -26,18 +35,35 @@ def validate_command(
     """Replay published training results: predicted and published step time and memory, row by row."""
     plan.check_writable(json_path)
     path = rows if rows is not None else _default()
-    from meshwright.simulator.published.replay import read_rows, replay_rows
-    from meshwright.simulator.published.validation import Validation, validation_view
+    from meshwright.simulator.published.replay import read_rows
 
     table = read_rows(path)
-    note(f"simulating {len(table)} rows of {path}")
+    note(f"{'planning and ' if plans else ''}simulating {len(table)} rows of {path}")
+    found, view = _as_plans(table, path) if plans else _as_recipes(table, path)
+    if json_path is not None:
+        write_json(json_path, found)
+    if str(json_path) != "-":
+        show(view)
+
+
+def _as_recipes(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], RenderableType]":
+    from meshwright.simulator.published.replay import replay_rows
+    from meshwright.simulator.published.validation import Validation, validation_view
+
     found = Validation(tuple(replay_rows(table)))
     if len(found.problems) == len(found.rows):
         raise CommandError(f"none of the rows of {path} could be understood; {found.problems[0].problem}")
-    if json_path is not None:
-        write_json(json_path, found.to_json())
-    if str(json_path) != "-":
-        show(validation_view(found))
+    return found.to_json(), validation_view(found)
+
+
+def _as_plans(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], RenderableType]":
+    from meshwright.replays.replay import replay_plans
+    from meshwright.replays.table import PlanValidation, plan_validation_view
+
+    found = PlanValidation(tuple(replay_plans(table)))
+    if not found.expressed:
+        raise CommandError(f"none of the rows of {path} can be planned; {found.rows[0].problem}")
+    return found.to_json(), plan_validation_view(found)
 
 
 def _default() -> Path:

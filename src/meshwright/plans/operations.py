@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshwright.plans.tensor import Spec
-from meshwright.schema import Amount, Place, Size
+from meshwright.schema import Amount, Place, Rate, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Collective:
         purpose: gradient, activation, halo or reshard.
         trips: How often it runs in one step.
         serial: That operation's place in the traced program; -1 where there is none.
-        argument: Whether it moves an argument, which is available from the start.
+        argument: Whether it moves an argument, or a cast of one, which is available from the start.
     """
 
     kind: str
@@ -52,6 +52,10 @@ class Load:
         special: How many divisions, roots, exponentials and the like are taken.
         num_parts: The number of devices that share the work; the others repeat it. 0 in plans of earlier versions,
             which do not record it.
+        attention: ``"forward"`` or ``"backward"`` for a fused attention kernel, else empty.
+        keys: For such a kernel, how many keys each query sees on average.
+        head_dim: For such a kernel, the size of a head.
+        aligned: Part of a product's rate that is left where rows of its operands do not start at even addresses.
     """
 
     flops: Amount
@@ -63,6 +67,10 @@ class Load:
     fetches: Amount = 0.0
     special: Amount = 0.0
     num_parts: Size = 0
+    attention: str = ""
+    keys: Amount = 0.0
+    head_dim: Size = 0
+    aligned: Rate = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,17 @@
 """Time of kernels inside a training step: the catalogue's rates, and the few constants of `kernels.toml`."""
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright.hardware import Chip
+from meshwright.hardware import Chip, Cluster
+from meshwright.hardware.attention import CUDNN, AttentionCall, attention_flops_s, generation, half_type
+from meshwright.hardware.clusters import CATALOGUE
 from meshwright.plans.plan import Load
 
 MATERIALISED = "materialised"
-
-#: FLOPs of a fused attention kernel's backward pass, relative to its forward pass: it computes the scores again.
-BACKWARD_FLOPS = 2.5
-#: Heads of 64 reach 0.875 of the rate of heads of 128 (arXiv:2407.08608 fig. 5, FlashAttention-2); linear between.
-_SMALL_HEADS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +34,11 @@ class Kernels:
         chip: The chip.
         constants: The global constants.
         sustained: Part of a lone kernel's rate that kernels keep in a step.
-        attention: The table of fused attention kernels.
     """
 
     chip: Chip
     constants: Constants
     sustained: float
-    attention: Mapping[str, Mapping[str, Any]]
 
     def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "") -> float:
         """Seconds of a matrix product, by default in half precision; small ones ramp up as the catalogue says."""
@@ -63,36 +57,43 @@ class Kernels:
         """Seconds of a fused attention kernel.
 
         Args:
-            kernel: Its name in `kernels.toml`.
+            kernel: Its name in `hardware/attention.toml`.
             flops: FLOPs that it does, masked scores left out.
-            seq: Length of the sequence.
+            seq: Length of the sequence, whose mask is causal.
             head_dim: Size of a head.
             backward: Whether it is the backward pass.
         """
-        table = self.attention[kernel]
-        best = self._generation(table)["backward" if backward else "forward"]
-        best *= min(1.0, 1 - _SMALL_HEADS * (1 - head_dim / 128))
-        rate = self.chip.peak_flops(half_type(self.chip)) * best * seq / (seq + table["half"])
-        return self.chip.launch_s + flops / (rate * self.sustained)
+        call = AttentionCall(backward, seq / 2, head_dim)
+        return self.chip.launch_s + flops / (attention_flops_s(self.chip, kernel, call) * self.sustained)
 
-    def load_s(self, load: Load) -> float:
-        """Seconds of one trip of a plan's operation."""
+    def load_s(self, load: Load, attention: str = CUDNN) -> float:
+        """Seconds of one trip of a plan's operation; ``attention`` names the fused kernel."""
         start = self.chip.launch_s if load.kernel else 0.0
+        if load.attention:
+            call = AttentionCall(load.attention == "backward", load.keys, load.head_dim)
+            return start + load.flops / (attention_flops_s(self.chip, attention, call) * self.sustained)
         if load.flops:
             fetch_s = self.chip.fetch_s * load.fetches
-            return start + self.product_s(load.flops, load.num_bytes, load.dtype) + fetch_s
+            return start + self.product_s(load.flops / load.aligned, load.num_bytes, load.dtype) + fetch_s
         return start + self._moved_s(load.num_bytes) + self.chip.special_s * load.special
-
-    def _generation(self, table: Mapping[str, Any]) -> Mapping[str, float]:
-        """Rates on this generation of chips, or on the nearest that is known."""
-        known = [table[name] for name in (generation(self.chip), "hopper", "ampere", "tpu") if name in table]
-        return dict(known[0])
 
 
 def kernels(chip: Chip) -> Kernels:
     """Prices kernels on a chip with the constants that ship."""
     data = _data()
-    return Kernels(chip, Constants(**data["constants"]), data["sustained"][generation(chip)], data["attention"])
+    return Kernels(chip, Constants(**data["constants"]), data["sustained"][generation(chip)])
+
+
+def cluster_kernels(cluster: Cluster) -> Kernels:
+    """Prices kernels on the chips of a cluster, as they are known and in the company they have."""
+    if cluster.known != CATALOGUE:
+        return measured_kernels(cluster.chip)
+    prices = kernels(cluster.chip)
+    if cluster.num_devices > 1:
+        return prices
+    alone = _data()["alone"].get(generation(cluster.chip), prices.sustained)
+    as_alone = replace(prices.constants, streaming=cluster.chip.memory_efficiency)
+    return replace(prices, constants=as_alone, sustained=alone)
 
 
 def measured_kernels(chip: Chip) -> Kernels:
@@ -100,19 +101,6 @@ def measured_kernels(chip: Chip) -> Kernels:
     prices = kernels(chip)
     as_measured = replace(prices.constants, streaming=chip.memory_efficiency, network=1.0)
     return replace(prices, constants=as_measured, sustained=1.0)
-
-
-def half_type(chip: Chip) -> str:
-    """The half-precision type used for training on a chip: V100 supports float16 only."""
-    return "float16" if chip.peak_flops("bfloat16") < chip.peak_flops("float16") else "bfloat16"
-
-
-def generation(chip: Chip) -> str:
-    """The family of a chip in the tables of `kernels.toml`."""
-    for family, names in _data()["generations"].items():
-        if chip.name in names:
-            return str(family)
-    return "other"
 
 
 @lru_cache(maxsize=1)

@@ -1,24 +1,33 @@
 """Makes the work of a plan that is one program over one mesh: its operations and collectives as tasks.
 
 The purpose of a collective determines its dependencies. Reductions of gradients overlap the backward pass, and the
-update waits for them. Copies of arguments (ZeRO-3's parameters) are prefetched, one ahead, during the operations before
-the one that reads them. Every other collective blocks the operation that needs it.
+update waits for them. Copies of arguments and of their casts (ZeRO-3's parameters) are prefetched during the operations
+before the one that reads them. Every other collective blocks the operation that needs it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
-from meshwright.hardware.clusters import CATALOGUE
-from meshwright.hardware.groups import group_of
 from meshwright.plans.plan import Collective, OpPlan, PlanData
-from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
+from meshwright.simulator.kernels import Kernels, cluster_kernels
+from meshwright.simulator.software import XLA, Software
+from meshwright.simulator.sustained import link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _PHASES = ("forward", "backward", "update")
 
+#: Lanes whose small messages are combined with their neighbours'.
+_FETCH = "fetch"
+_COMBINED = (_FETCH, GRADIENTS)
+_LOSS = "cross_entropy"  # in the label of an operation; frameworks fuse it even where they fuse nothing else
 
-def spmd_work(plan: PlanData, mesh: Mesh) -> Work:
+#: Part of a device's memory that holds arguments fetched ahead of the operations that read them.
+_AHEAD = 1 / 16
+
+
+def spmd_work(plan: PlanData, mesh: Mesh, software: Software = XLA) -> Work:
     """The work of one step on a mesh, which need not be the plan's own."""
     assert mesh.cluster is not None
     if plan.ops and not any(op.load for op in plan.ops):
@@ -26,8 +35,8 @@ def spmd_work(plan: PlanData, mesh: Mesh) -> Work:
             "the plan does not say what its operations do, because an earlier Meshwright saved it; make it again"
         )
     cluster = mesh.cluster
-    prices = kernels(cluster.chip) if cluster.known == CATALOGUE else measured_kernels(cluster.chip)
-    phases = [_Phase(mesh, prices).tasks(phase, plan) for phase in _PHASES]
+    prices = cluster_kernels(cluster)
+    phases = [_Phase(mesh, prices, software).tasks(phase, plan) for phase in _PHASES]
     trains = bool(phases[1])
     state = float(sum(plan.memory.argument_bytes.values()))
     chunk = Chunk(
@@ -50,6 +59,7 @@ def spmd_work(plan: PlanData, mesh: Mesh) -> Work:
         model_flops=model_flops(plan),
         tokens=num_tokens(plan),
         contention=prices.constants.contention,
+        fixed_s=software.fixed_s,
     )
 
 
@@ -87,14 +97,17 @@ def peak_flops(plan: PlanData, chip: Chip) -> float:
 class _Phase:
     """The tasks of one phase, in the making."""
 
-    def __init__(self, mesh: Mesh, prices: Kernels):
+    def __init__(self, mesh: Mesh, prices: Kernels, software: Software):
+        assert mesh.cluster is not None
         self.mesh = mesh
         self.prices = prices
+        self.software = software
+        self.ahead_bytes = mesh.cluster.memory_bytes * _AHEAD
         self.tasks_: list[Task] = []
         self.waits: list[int] = []  # tasks that the next operation waits for
         self.last: tuple[int, ...] = ()  # the last operation
         self.live = 0.0  # the most memory since then
-        self.readers: list[tuple[int, ...]] = [(), ()]  # the operation before each fetch
+        self.fetched: list[tuple[float, int]] = []  # bytes of each fetch; the operation before its reader
 
     def tasks(self, phase: str, plan: PlanData) -> Tasks:
         """All tasks of a phase, in program order."""
@@ -115,24 +128,41 @@ class _Phase:
 
     def _before(self, items: Iterable[Collective]) -> None:
         for item in items:
-            if item.argument:
-                self.waits += self._add(item, "fetch", self.readers[-2])
-                self.readers.append(self.last)
+            if item.argument and self.software.overlap:
+                self._fetch(item)
             else:
                 self._in_the_way(item)
+
+    def _fetch(self, item: Collective) -> None:
+        """Fetches an argument while earlier operations run, as early as the memory set aside for that allows."""
+        size, needs = item.bytes, tuple[int, ...]()
+        for num_bytes, reader in reversed(self.fetched):
+            size += num_bytes
+            if size > self.ahead_bytes:
+                needs = (reader,) if reader >= 0 else ()
+                break
+        self.waits += self._add(item, _FETCH, needs)
+        self.fetched.append((item.bytes, self.last[0] if self.last else -1))
 
     def _after(self, items: Iterable[Collective]) -> None:
         for item in items:
             if item.purpose == "gradient":
-                self._add(item, GRADIENTS, self.last)
+                self._gradient(item)
             else:
                 self._in_the_way(item)
+
+    def _gradient(self, item: Collective) -> None:
+        places = self._add(replace(item, bytes=item.bytes * self.software.gradients), GRADIENTS, self.last)
+        if not self.software.overlap:
+            self.waits += places
 
     def _compute(self, op: OpPlan) -> None:
         self.live = max(self.live, float(op.live_bytes))
         if op.load is None:
             return
-        seconds = op.load.trips * self.prices.load_s(op.load)
+        seconds = op.load.trips * self.prices.load_s(op.load, self.software.attention)
+        if not op.load.flops and op.phase != _PHASES[-1] and _LOSS not in op.label:
+            seconds *= self.software.separate
         self.tasks_.append(Task(op.label, COMPUTE, "compute", seconds, "", tuple(self.waits), 0.0, self.live))
         self.live = 0.0
         self.waits, self.last = [], (len(self.tasks_) - 1,)
@@ -142,11 +172,11 @@ class _Phase:
 
     def _add(self, item: Collective, lane: str, needs: Sequence[int]) -> list[int]:
         axes = tuple(self.mesh.names.index(name) for name in item.axes)
-        assert self.mesh.cluster is not None
-        crosses = group_of(self.mesh.cluster, self.mesh.sizes, tuple(sorted(axes))).num_domains > 1
-        seconds = item.trips * float(self.mesh.collective_s(item.kind, axes, item.bytes))
-        seconds /= self.prices.constants.network if crosses else 1.0
-        link = (self.mesh.cluster.inter if crosses else self.mesh.cluster.intra).kind
+        combines = lane in _COMBINED or item.phase == _PHASES[-1]  # norms for clipping, for one, do not wait in turn
+        combined = max(item.bytes, self.software.message_bytes) if combines else item.bytes
+        whole_s = sustained_s(self.mesh, item.kind, axes, combined, self.prices.constants.network)
+        seconds = item.trips * whole_s * item.bytes / combined if combined else 0.0
         name = f"{item.kind} {'+'.join(item.axes)} for {item.operation}"
+        link = link_of(self.mesh, axes)
         self.tasks_.append(Task(name, COLLECTIVE, lane, seconds, link, tuple(needs), item.bytes * item.trips))
         return [len(self.tasks_) - 1]

@@ -5,15 +5,23 @@ number of features, so with few features fetching takes most of the time. Specia
 fused with their producers or readers.
 """
 
+from math import gcd, prod
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.hardware import Chip
+from meshwright.hardware.attention import BACKWARD_FLOPS, CUDNN, AttentionCall, attention_flops_s
 from meshwright.plans.operations import Load
 from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
 
 Array = NDArray[np.float64]
+
+#: Part of the rate that products in half precision keep if rows start at multiples of so many bytes only: kernels then
+#: load as few bytes at a time. Two figures are of heads of GPT-2 (50257 tokens: 2 bytes) and BERT (30522: 4) on one
+#: H200, three products each; the third lies between.
+_ALIGNED = {2: 0.43, 4: 0.65, 8: 0.85}
 
 
 class ChipTimes(Protocol):
@@ -35,10 +43,12 @@ class ChipTimes(Protocol):
 
 def load_s(chip: ChipTimes, load: Load) -> float:
     """Seconds of one trip of a plan's operation on one device, as `compute_s` has them for its strategy."""
+    if load.attention and isinstance(chip, Chip):
+        call = AttentionCall(load.attention == "backward", load.keys, load.head_dim)
+        return chip.launch_s + load.flops / attention_flops_s(chip, CUDNN, call)
     if load.flops:
-        return float(
-            chip.launch_s + chip.matmul_s(load.flops, load.dtype, load.num_bytes) + chip.fetch_s * load.fetches
-        )
+        product_s = chip.matmul_s(load.flops / load.aligned, load.dtype, load.num_bytes)
+        return float(chip.launch_s + product_s + chip.fetch_s * load.fetches)
     moving_s = chip.launch_s * load.kernel + chip.memory_s(load.num_bytes) if load.num_bytes else 0.0
     return float(moving_s + chip.special_s * load.special)
 
@@ -51,6 +61,8 @@ def compute_s(
     moved_bytes: Array,
     num_fetches: Array | float = 0.0,
     dtype: str | None = None,
+    attention: AttentionCall | None = None,
+    aligned: float = 1.0,
 ) -> Array:
     """Seconds on one device for each strategy.
 
@@ -62,11 +74,34 @@ def compute_s(
         moved_bytes: Bytes that one device reads from and writes to memory.
         num_fetches: How many rows of pixels under a convolution's window one device fetches.
         dtype: The dtype in which a product runs; by default its operands'.
+        attention: The call, if it is a fused attention kernel, which reaches less than products do.
+        aligned: Part of a product's rate that is left: see `alignment`.
     """
     if chip is None:
         return np.zeros(len(num_parts))
+    if attention is not None and isinstance(chip, Chip):
+        return chip.launch_s + nest.flops / num_parts / attention_flops_s(chip, CUDNN, attention)
     if nest.flops:
-        product_s = chip.matmul_s(nest.flops / num_parts, dtype or multiplied_dtype(op), moved_bytes)
+        product_s = chip.matmul_s(nest.flops / num_parts / aligned, dtype or multiplied_dtype(op), moved_bytes)
         return chip.launch_s + product_s + chip.fetch_s * num_fetches
     moving_s = np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
     return moving_s + chip.special_s * nest.num_special / num_parts
+
+
+def attention_call(op: Signature, nest: LoopNest) -> AttentionCall | None:
+    """The call of cuDNN's fused attention that an operation is; None for all other operations."""
+    if not op.primitive.startswith("dot_product_attention_") or not nest.flops:
+        return None
+    backward = "_bwd_" in op.primitive
+    query = op.operands[0].shape
+    per_key = 4.0 * prod(query) * (BACKWARD_FLOPS if backward else 1.0)
+    return AttentionCall(backward, nest.flops / per_key, query[-1])
+
+
+def alignment(chip: ChipTimes | None, op: Signature) -> float:
+    """Part of a product's rate that is left on GPUs where rows of operands or result are not multiples of 16 bytes."""
+    if op.primitive != "dot_general" or not isinstance(chip, Chip) or chip.vendor != "NVIDIA":
+        return 1.0
+    halves = [t for t in (*op.operands, *op.results) if t.itemsize == 2 and t.shape]
+    rows = [tensor.shape[-1] * tensor.itemsize for tensor in halves]
+    return min((_ALIGNED.get(gcd(row, 16), 1.0) for row in rows), default=1.0)

@@ -9,7 +9,7 @@ from meshwright.graph.accumulation import Accumulated
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
-from meshwright.planner.pricing.compute_cost import compute_s
+from meshwright.planner.pricing.compute_cost import alignment, attention_call, compute_s
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.group_table import Event, GroupTable
 from meshwright.planner.pricing.user_shardings import as_written, refusal
@@ -179,7 +179,10 @@ class _Walk:
             size = np.full(self.size, sent.num_bytes)
             self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
         dtype = self.pricer.dtype_of(index) or multiplied_dtype(op.signature)
-        seconds = op.trips * compute_s(self.pricer.mesh.chip, op.signature, nest, parts, moved, fetches, dtype)
+        call = attention_call(op.signature, nest)
+        chip = self.pricer.mesh.chip
+        aligned = alignment(chip, op.signature)
+        seconds = op.trips * compute_s(chip, op.signature, nest, parts, moved, fetches, dtype, call, aligned)
         if self.pricer.corrections is not None:
             chosen = None if self.table.candidates is None else self.table.candidates.loops
             seconds = seconds * self.pricer.corrections.factors(axes.sizes, index, self.group.leader, chosen)
@@ -198,6 +201,8 @@ class _Walk:
                 float(fetches[0]),
                 special,
                 int(parts[0]),
+                *(("backward" if call.backward else "forward", call.keys, call.head_dim) if call else ("", 0.0, 0)),
+                aligned,
             )
             self.table.loads.append(Load(*work))
 

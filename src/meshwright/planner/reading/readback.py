@@ -19,6 +19,11 @@ from meshwright.strategy.sharding import Codes
 
 Ints = NDArray[np.int64]
 
+#: Operations that only pass an argument on in another type or order.
+_HANDING_ON = frozenset(
+    {"convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "copy", "optimization_barrier"}
+)
+
 
 class Resharded(NamedTuple):
     """One value that is resharded for one reader or for several at once.
@@ -227,7 +232,7 @@ class Readback:
                     op.serial,
                 )
                 found.append((index, item))
-        arguments = set(self.graph.inputs)
+        early = self._early()
         for read in self.resharded():
             reader = self.graph.ops[read.op] if read.op >= 0 else None
             source, label = reader.source if reader else "", self._label(read)
@@ -235,9 +240,17 @@ class Readback:
             for hop in self.hops(read):
                 axes = tuple(names[a] for a in hop.axes)
                 seconds = read.trips * hop.seconds
-                item = Collective(hop.kind, axes, hop.num_bytes, seconds, *about, read.value in arguments)
+                item = Collective(hop.kind, axes, hop.num_bytes, seconds, *about, read.value in early)
                 found.append((min(read.readers, default=0), item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
+
+    def _early(self) -> set[int]:
+        """Values that are available from the start: arguments, and casts and transposed copies of one."""
+        early = set(self.graph.inputs)
+        for op in self.graph.ops:
+            if op.primitive in _HANDING_ON:
+                early.update(made for given, made in zip(op.inputs, op.outputs, strict=False) if given in early)
+        return early
 
     def communication(self) -> float:
         """Seconds of communication of one step: the sum over `collectives`, counted by classes."""

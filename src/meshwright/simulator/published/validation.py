@@ -128,7 +128,7 @@ def _target(name: str, values: Sequence[float], how: Any, bound: float, least: b
 
 def validation_view(validation: Validation) -> RenderableType:
     """All tables."""
-    parts: list[RenderableType] = [_rows(validation), Text(), _summary(validation.targets)]
+    parts: list[RenderableType] = [_rows(validation), Text(), target_table(validation.targets)]
     if validation.worst:
         parts += [Text(), _worst(validation)]
     if validation.problems:
@@ -160,7 +160,8 @@ def _rows(validation: Validation) -> Table:
     return table
 
 
-def _summary(targets: tuple[Target, ...]) -> Table:
+def target_table(targets: tuple[Target, ...]) -> Table:
+    """Figures with their targets."""
     table = Table(title="what must be reached", title_justify="left")
     for name in ("figure", "over", "reached", "target", ""):
         table.add_column(name, justify="left" if name in ("figure", "") else "right")

@@ -3,11 +3,8 @@
 from dataclasses import dataclass, field
 
 from meshwright.hardware import Cluster, Mesh
-from meshwright.hardware.collectives import Way, ring_ways
-from meshwright.hardware.groups import group_of
+from meshwright.simulator.sustained import link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, Task
-
-INSIDE, ACROSS = "inside hosts", "between hosts"
 
 #: A kind of link that all devices of a host share.
 SHARED_ADAPTER = "ethernet"
@@ -32,24 +29,13 @@ class Exchange:
         """Seconds of a collective among `size` devices with a distance of `stride`, all groups at once."""
         if size == 1 or num_bytes <= 0:
             return 0.0
-        mesh, link = self._group(size, stride)
-        if link == INSIDE:
-            return float(mesh.collective_s(kind, (1,), num_bytes))
-        return min(alpha + beta * num_bytes for alpha, beta in self._across(kind, mesh)) / self.network
-
-    def _across(self, kind: str, mesh: Mesh) -> tuple[Way, ...]:
-        """The ways between hosts: NCCL gathers and scatters in rings only, whatever the number of hosts."""
-        intra, inter = self.cluster.intra, self.cluster.inter
-        if kind not in ("all_gather", "reduce_scatter") or intra.topology == "torus" or inter.timings:
-            return mesh.alternatives(kind, (1,))
-        return tuple(ring_ways(group_of(self.cluster, mesh.sizes, (1,)), intra, inter, kind))
+        return sustained_s(self._group(size, stride)[0], kind, (1,), num_bytes, self.network)
 
     def _group(self, size: int, stride: int) -> tuple[Mesh, str]:
         """The mesh whose middle axis such groups are, and the slowest wires that they cross."""
         if (size, stride) not in self._groups:
             mesh = self.cluster.mesh((self.cluster.num_devices // (size * stride), size, stride))
-            crosses = group_of(self.cluster, mesh.sizes, (1,)).num_domains > 1
-            self._groups[size, stride] = mesh, ACROSS if crosses else INSIDE
+            self._groups[size, stride] = mesh, link_of(mesh, (1,))
         return self._groups[size, stride]
 
     def send_s(self, stage: int, stage_size: int, num_bytes: float) -> float:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.simulator.kernels import BACKWARD_FLOPS, MATERIALISED, Kernels
+from meshwright.hardware.attention import BACKWARD_FLOPS
+from meshwright.simulator.kernels import MATERIALISED, Kernels
 from meshwright.simulator.transformer.recipe import Recipe
 
 #: Bytes per element: forward fused, forward in separate kernels, backward fused, backward in separate kernels.

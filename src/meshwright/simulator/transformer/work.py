@@ -3,7 +3,8 @@
 from dataclasses import replace
 from functools import cache
 
-from meshwright.simulator.kernels import Kernels, half_type, kernels
+from meshwright.hardware.attention import half_type
+from meshwright.simulator.kernels import Kernels, kernels
 from meshwright.simulator.transformer import memory
 from meshwright.simulator.transformer.exchange import Exchange
 from meshwright.simulator.transformer.recipe import Recipe

@@ -1,0 +1,1 @@
+"""Published steps as plans: a row's model is planned as its authors split it, and the plan is simulated."""

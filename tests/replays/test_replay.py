@@ -1,0 +1,50 @@
+"""Plans of published rows are simulated with the model of kernels, overlap and contention that recipes have."""
+
+import pytest
+
+from meshwright.replays.replay import DEPTHS, plan_layers, plan_work, replay_plans
+from meshwright.replays.table import PlanValidation
+from meshwright.simulator.engine import simulate_work
+from tests.replays.test_express import express, row
+
+WIDE = {"hidden": "4096", "heads": "32", "kv_heads": "8", "ffn": "14336", "vocab": "32000", "seq": "2048"}
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A row that is bound by products, as published ones are."""
+    return next(replay_plans([row(**WIDE, notes="torch.compile")]))
+
+
+def test_plan_and_recipe_agree(large):
+    assert not large.problem and large.method == "Zero-3"
+    assert abs(large.difference) < 0.06
+    assert large.error == pytest.approx(large.step_s - 1)  # one second is published
+
+
+def test_a_step_is_as_many_microbatches_as_were_run():
+    program = express(row())
+    found = plan_layers(program, DEPTHS[0])
+    twice = simulate_work(plan_work(found, program, DEPTHS[0]))
+    assert len(twice.stages[0].passes) == 4
+    assert twice.work.tokens == 32 * 512
+
+
+def test_microbatches_without_zero_3_exchange_gradients_once():
+    program = express(row(zero_stage="1"))
+    chunk = plan_work(plan_layers(program, 2), program, 2).chunks[0]
+    lanes = [{task.lane for task in tasks} for tasks in (chunk.backward, chunk.closing)]
+    assert "gradients" not in lanes[0] and "gradients" in lanes[1]
+    assert chunk.backward[-1].name == "accumulate gradients"
+
+
+def test_rows_without_a_plan_say_why_and_the_table_counts_the_others(large):
+    others = list(replay_plans([row(pp="2", row_id="staged"), row(hidden="", row_id="odd")]))
+    found = PlanValidation((large, *others))
+    assert found.expressed == (large,)
+    text = str(found)
+    assert "2 rows without a plan:\nstaged: pipelines" in text and "odd: hidden is ''" in text
+    mean, within, apart = found.targets
+    assert (mean.count, mean.value) == (1, pytest.approx(abs(large.error)))
+    assert apart.reached is not None and within.least
+    assert [one["problem"] == "" for one in found.to_json()["rows"]] == [True, False, False]
