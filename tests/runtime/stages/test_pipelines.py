@@ -91,6 +91,37 @@ def test_layers_that_do_not_divide_evenly_are_refused():
         step(init(jax.random.key(0)), batch)
 
 
+def gated_step(params, batch):
+    """Blocks in which two products read one value, so that its gradient is a sum of two sums; with clipping."""
+
+    def loss(params):
+        x = batch
+        for gate, up, down in params:
+            x = x + (jnp.tanh(x @ gate) * (x @ up)) @ down
+        return (x**2).mean()
+
+    gradients = jax.grad(loss)(params)
+    scale = 1 / optax.tree.norm(gradients)
+    return jax.tree.map(lambda p, g: p - scale * g, params, gradients)
+
+
+def test_sums_over_devices_are_joined_and_gradients_stay_split():
+    draw = np.random.default_rng(0)
+    shapes = [(16, 64), (16, 64), (64, 16)]
+    params, batch = [[draw.normal(size=s) / 8 for s in shapes] for _ in range(2)], draw.normal(size=(16, 8, 16))
+    recipe = mw.ThreeD(pipeline=2, tensor=2, microbatch=4)
+    plan = mw.plan(gated_step, params, batch, cluster="1x4 cpu", method=recipe)
+    for stage in plan.verify(devices=jax.devices()[:4]).stages:
+        assert all(kind == "all_reduce" for kind, _ in stage.collectives)
+        assert all(pair.ratio == pytest.approx(1) for pair in stage.collectives.values() if pair.planned > 1024)
+    worst, _ = compared(lambda _: params, gated_step_with_state, batch, recipe)
+    assert worst < 1e-12
+
+
+def gated_step_with_state(params, batch):
+    return gated_step(params, batch), jnp.mean(batch)
+
+
 def test_two_stages_may_share_a_device():
     init, train_step, batch = build()
     state = init(jax.random.key(0))

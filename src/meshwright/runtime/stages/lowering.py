@@ -244,6 +244,12 @@ class StageLowering:
         return parts[0]
 
     @cached_property
+    def _split(self) -> dict[tuple[int, ...], Spec]:
+        """By shape, the shardings of the stage's state, of optimizer state that is split over the replicas first."""
+        specs = ((tuple(self.types[leaf].shape), spec) for leaf, spec in self._leaf_specs.items())
+        return {shape: spec for shape, spec in specs if any(spec)} | self._spread
+
+    @cached_property
     def _spread(self) -> dict[tuple[int, ...], Spec]:
         """By shape, the shardings of the state that is split over the replicas."""
         shapes = ((tuple(self.types[leaf].shape), spec) for leaf, spec in self._leaf_specs.items())
@@ -260,11 +266,13 @@ class StageLowering:
         return self._result(value)
 
     def _result(self, value: int) -> NamedSharding:
-        """The sharding of a value of the update: that of the state that it becomes, and otherwise one copy each."""
+        """The sharding of a value of the update: that of the state that it becomes, or of state of the same shape."""
         state = self.programs.assignment.state
         leaves = [state[i] for i, v in enumerate(self.step.program.outputs) if v == value and i in state]
         mine = [leaf for leaf in leaves if not self.programs.is_everywhere(leaf)]
-        return self.leaf(mine[0]) if mine and not self.programs.is_batch(mine[0]) else self.devices.everywhere
+        if mine and not self.programs.is_batch(mine[0]):
+            return self.leaf(mine[0])
+        return NamedSharding(self.devices.mesh, partition_spec(self._split.get(tuple(self.types[value].shape), ())))
 
     def _donated(self, program: StageProgram, single: Sequence[Key]) -> list[int]:
         """The arguments of a round of the update that nobody reads afterwards."""
