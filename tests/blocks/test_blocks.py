@@ -8,6 +8,8 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.blocks import blocks_of as blocks_of_graph
+from meshwright.graph import trace
 
 
 def blocks_of(name, **sizes):
@@ -176,3 +178,19 @@ def test_blocks_print_as_a_table_and_as_one_line():
     assert "blocks 1–4, search space 3·3·3·3 = 81; blocks 5–8, 9–12, 13–16 and 4 more like 1–4" in text
     assert "rows 8×32" in text
     assert found.to_json()["segments"][1]["space"] == "3·3·3·3"
+
+
+@pytest.mark.parametrize("cluster", [None, "1x8 h100"])
+def test_fused_attention_and_a_loss_in_chunks_leave_all_layers_alike(cluster):
+    machine = None if cluster is None else mw.cluster(cluster)  # for GPUs attention is one kernel
+
+    def found(layers):
+        model = zoo.build("gpt2-125m", layers=layers, batch=16)
+        return blocks_of_graph(trace(model.train_step, model.state, model.batch, cluster=machine).graph)
+
+    few, many = found(2), found(5)
+    assert [s.fingerprint for s in few.segments] == [s.fingerprint for s in many.segments]
+    layer = max(many.segments, key=lambda s: len(s.occurrences))
+    assert (layer.space, len(layer.occurrences)) == ("3·3·3·3", 5)
+    kernels = [op.primitive for op in many.graph.ops if "attention" in op.primitive]
+    assert bool(kernels) == (cluster is not None)

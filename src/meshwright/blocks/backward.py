@@ -9,6 +9,7 @@ none, to the block of the value that was computed last.
 
 from collections.abc import Container, Iterable, Sequence
 
+from meshwright.blocks.numbering import depends_on_inputs
 from meshwright.graph import BACKWARD, FORWARD, Graph, Op
 
 
@@ -18,8 +19,9 @@ def tie_contractions(graph: Graph, leads: Sequence[int], numbers: Sequence[int])
     forward = [index for index in leads if ops[index].phase == FORWARD]
     same = {numbers[ops[index].outputs[0]]: index for index in reversed(forward)}
     readers: dict[int, list[int]] = {}
-    for index in forward:
-        for number in {numbers[value] for value in ops[index].inputs}:
+    given = depends_on_inputs(graph)
+    for index in forward:  # what depends on no input, such as a mask, is equal in all layers
+        for number in {numbers[value] for value in ops[index].inputs if value in given}:
             readers.setdefault(number, []).append(index)
     tied: dict[int, int] = {}
     open_ties: dict[int, list[tuple[int, int]]] = {}
@@ -29,7 +31,7 @@ def tie_contractions(graph: Graph, leads: Sequence[int], numbers: Sequence[int])
         if op.phase == FORWARD:
             continue
         repeated = same.get(numbers[op.outputs[0]])
-        found = [] if repeated is not None else list(_gradients_of(graph, op, numbers, readers))
+        found = [] if repeated is not None else _gradients_of(graph, op, numbers, readers)
         if repeated is not None:
             tied[index] = repeated
         elif len(found) == 1:
@@ -43,18 +45,24 @@ def tie_contractions(graph: Graph, leads: Sequence[int], numbers: Sequence[int])
     return tied
 
 
-def _gradients_of(
-    graph: Graph, op: Op, numbers: Sequence[int], readers: dict[int, list[int]]
-) -> Iterable[tuple[int, int]]:
-    """The forward contractions that a contraction may be a gradient of, each with the cotangent's number."""
+def _gradients_of(graph: Graph, op: Op, numbers: Sequence[int], readers: dict[int, list[int]]) -> list[tuple[int, int]]:
+    """The forward contractions that a contraction may be a gradient of, each with the cotangent's number.
+
+    Of a kernel with many operands, such as attention, only the one with which it shares most of them is meant.
+    """
     shapes = [_extents(graph.types[value].shape) for value in op.inputs]
+    cotangents: dict[int, int] = {}
+    shared: dict[int, int] = {}
     for place, value in enumerate(op.inputs):
         for source in readers.get(numbers[value], ()):
+            shared[source] = shared.get(source, 0) + 1
             made = _extents(graph.types[graph.ops[source].outputs[0]].shape)
             for other, shape in enumerate(shapes):
                 if other != place and shape == made:
-                    yield source, numbers[op.inputs[other]]
+                    cotangents.setdefault(source, numbers[op.inputs[other]])
                     break
+    most = max((shared[source] for source in cotangents), default=0)
+    return [(source, cotangent) for source, cotangent in cotangents.items() if shared[source] == most]
 
 
 def _extents(shape: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from meshwright.blocks.numbering import LAYOUT, depends_on_inputs
 from meshwright.graph import FORWARD, Graph, Op
 from meshwright.rules.base import TensorType
 
@@ -20,14 +21,10 @@ _LOOPS = ("loop_carry", "loop_slice", "loop_stack")
 
 def told_operations(graph: Graph) -> set[int]:
     """The operations that fingerprints cover: arrays that depend on inputs and that the forward pass itself needs."""
-    given, ops = set(graph.inputs), graph.ops
-    for op in ops:
-        if not given.isdisjoint(op.inputs):
-            given.update(op.outputs)
-    needed = _needed_forward(graph)
+    given, needed = depends_on_inputs(graph), _needed_forward(graph)
     return {
         index
-        for index, op in enumerate(ops)
+        for index, op in enumerate(graph.ops)
         if op.primitive not in _LOOPS
         and any(value in needed and value in given and graph.types[value].shape for value in op.outputs)
     }
@@ -57,14 +54,24 @@ def fingerprint(graph: Graph, told: Sequence[int], contractions: Iterable[int]) 
     """
     places: dict[int, int] = {}
     lines: list[str] = []
-    for index in told:
-        op = graph.ops[index]
+    for op in _without_last_layouts([graph.ops[index] for index in told]):
         reads = [f"#{places[v]}" if v in places else _type(graph.types[v]) for v in op.inputs]
         lines.append(_line(op, reads, graph))
         places.update((value, len(places) + nth) for nth, value in enumerate(op.outputs))
     backward = [graph.ops[index] for index in contractions if graph.ops[index].phase != FORWARD]
     lines += sorted(_line(op, [_type(graph.types[v]) for v in op.inputs], graph) for op in backward)
     return digest(lines)
+
+
+def _without_last_layouts(ops: Sequence[Op]) -> list[Op]:
+    """The operations without changes of layout at their end: these are what the next reader wants, not work."""
+    found: list[Op] = []
+    read: set[int] = set()
+    for op in reversed(ops):
+        if op.primitive not in LAYOUT or not read.isdisjoint(op.outputs):
+            found.append(op)
+            read.update(op.inputs)
+    return found[::-1]
 
 
 def digest(lines: Iterable[str]) -> str:

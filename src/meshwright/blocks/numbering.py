@@ -10,7 +10,7 @@ from meshwright import jax_compat
 from meshwright.graph import Graph, Op
 
 # Operations whose result holds the elements of their first operand, in another order, shape or precision.
-_LAYOUT = frozenset(
+LAYOUT = frozenset(
     (
         "broadcast_in_dim",
         "convert_element_type",
@@ -48,7 +48,7 @@ def number_values(graph: Graph) -> list[int]:
         )
         for nth, value in enumerate(op.outputs):
             source = op.inputs[nth] if nth < len(op.inputs) else -1
-            if op.primitive in _LAYOUT and source >= 0 and sizes[source] == sizes[value]:
+            if op.primitive in LAYOUT and source >= 0 and sizes[source] == sizes[value]:
                 numbers[value] = numbers[source]
             else:
                 numbers[value] = known.setdefault((key, nth), len(known))
@@ -69,4 +69,13 @@ def _reads(op: Op, numbers: list[int], graph: Graph) -> list[Any]:
         if value in graph.constants and place < len(op.equation.invars):
             variable = op.equation.invars[place]
             found[place] = str(variable.val) if isinstance(variable, jax_compat.Literal) else id(variable)
+    return found
+
+
+def depends_on_inputs(graph: Graph) -> set[int]:
+    """The values that depend on the program's inputs."""
+    found = set(graph.inputs)
+    for op in graph.ops:
+        if not found.isdisjoint(op.inputs):
+            found.update(op.outputs)
     return found

@@ -93,7 +93,7 @@ def run_passes(
         function, arguments = function_of(request, stages, real=False)
         stages.say("finding blocks")
         started = time.perf_counter()
-        traced = trace(function, *arguments)
+        traced = trace(function, *arguments, cluster=machine)
         blocks = blocks_of(traced.graph, started)
     if "analysis" in wanted:
         _keep(folder, "blocks.json", blocks)

@@ -187,7 +187,7 @@ def enumerate_segment(
         ShardingError: There is no such segment, or there is nothing to split.
     """
     started = time.perf_counter()
-    traced = trace(function, *args)
+    traced = trace(function, *args, cluster=cluster)
     blocks = blocks_of(traced.graph)
     mesh = cluster.mesh((cluster.num_devices,))
     one = _segment(blocks, segment, mesh)

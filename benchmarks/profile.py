@@ -1,0 +1,123 @@
+"""Are blocks found in any model, do segments not depend on depth, and does a profile of few layers serve many?
+
+`blocks` counts the blocks of a layer and compares 8 with 80 layers. `hits` plans models of 2 and of 8 layers for eight
+devices and says how much of the deeper plan's compute consists of parts, under shardings, that the shallow one has:
+that share needs no measurement. `enumerate` measures every combination of a segment's strategies on eight virtual CPU
+devices (a sample of GShard's), each in three rounds for the profile and five for the kernel time, and says how well the
+bytes sent, the planner's price and the profile predict the kernel time, by rank, and what choosing by each costs.
+
+python benchmarks/profile.py [blocks] [hits] [enumerate]
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).parent))
+from report import RESULTS, table
+
+sys.path.pop(0)  # this file has the name of a module of Python's own
+sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).parent.resolve()]
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.rehearsal.parts import parts_of
+
+LAYERS = {
+    "gpt3-1.3b": "4",
+    "llama2-7b": "4",
+    "bert-large": "4",
+    "gshard-moe-2.4b": "5 and 4",
+    "mixtral-8x7b": "-",
+    "wide-resnet-50-2": "53 convolutions and a head",
+    "unet-cifar10": "-",
+    "vit-l16": "-",
+}
+HITS = ("gpt2-125m", "llama-tiny", "bert-tiny", "moe-tiny")
+ENUMERATED = (
+    ("gpt-tiny", {"batch": 32, "seq": 64, "layers": 2}, 1, None),
+    ("moe-tiny", {"batch": 32, "seq": 64, "layers": 4}, 1, 81),
+)
+
+
+def blocks_rows() -> None:
+    """Blocks of one layer, and segments of 8 and of 80 layers."""
+    rows = []
+    for name, expected in LAYERS.items():
+        deep = name not in ("wide-resnet-50-2", "unet-cifar10")
+        found, seconds = [], 0.0
+        for layers in (8, 80) if deep else (None,):
+            model = zoo.build(name, layers=layers)
+            started = time.perf_counter()
+            found.append(mw.find_blocks(model.train_step, model.state, model.batch))
+            seconds = time.perf_counter() - started
+        segment = max(found[0].segments, key=lambda s: len(s.occurrences) * len(s.blocks))
+        alike = len(found) == 1 or [s.fingerprint for s in found[0].segments] == [
+            s.fingerprint for s in found[1].segments
+        ]
+        blocks = len(segment.blocks) if deep else len(found[0].blocks)
+        counts = " and ".join(str(len(one.segments)) for one in found)
+        rows.append((name, blocks, expected, segment.space, counts, "yes" if alike else "no", f"{seconds:.1f} s"))
+    header = ("model", "blocks a layer", "wanted", "search space", "unique segments", "alike at 8 and 80", "the deeper")
+    table("Profile blocks", __doc__ or "", header, rows)
+
+
+def hits_rows() -> None:
+    """The share of a deeper plan's compute whose parts a shallow plan has."""
+    rows = []
+    for name in HITS:
+        known: set[tuple[str, str]] = set()
+        for layers in (2, 4, 8):
+            layers = 2 * layers if name == "moe-tiny" else layers
+            model = zoo.build(name, layers=layers, batch=32)
+            plan = mw.plan(model.train_step, model.state, model.batch, cluster="1x8 h200", mesh=(8,))
+            parts = [part for part in parts_of(plan, plan.origin.graph) if part.is_segment]
+            total = sum(p.count * p.modelled_s for p in parts)
+            hit = sum(p.count * p.modelled_s for p in parts if (p.fingerprint, p.shardings) in known)
+            rows.append((name, layers, len(parts), f"{hit / total:.1%}" if known else "first"))
+            known |= {(p.fingerprint, p.shardings) for p in parts}
+    table("Profile hits", __doc__ or "", ("model", "layers", "parts", "compute known from fewer layers"), rows)
+
+
+def enumerate_rows() -> None:
+    """Rank correlations and regrets over the combinations of a segment."""
+    from meshwright.passes.enumeration import PREDICTORS, enumerate_segment, write_page
+    from meshwright.profiler.measurements import open_database
+
+    os.environ["MESHWRIGHT_MEASURE"] = os.environ.get("MESHWRIGHT_MEASURE", "once")
+    rows = []
+    for name, sizes, segment, sample in ENUMERATED:
+        model = zoo.build(name, **sizes)
+        with open_database() as database:
+            found = enumerate_segment(
+                model.train_step,
+                model.state,
+                model.batch,
+                segment=segment,
+                cluster=mw.cluster("local"),
+                database=database,
+                sample=sample,
+                model=name,
+                say=lambda text: print(text, file=sys.stderr),
+            )
+        write_page(found, RESULTS / f"enumeration-{name}.html")
+        for predictor, words in PREDICTORS.items():
+            figures = f"{found.correlation(predictor):.3f}", f"{found.regret(predictor):.1%}"
+            rows.append((name, found.space, len(found.rows), words, *figures))
+    header = ("model", "search space", "measured", "predictor", "rank correlation", "regret")
+    table("Profile enumeration", __doc__ or "", header, rows)
+
+
+PARTS = {"blocks": blocks_rows, "hits": hits_rows, "enumerate": enumerate_rows}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()
