@@ -2,13 +2,16 @@
 
 Each program is planned and compiled for 8 virtual CPU devices, or with `--topology h200` for a host of 8 GPUs where one
 of the kind is there, and XLA's warnings are counted: the zoo's small models on abstract meshes, which make every
-contraction use all axes it can, under several methods; and random programs under random plans, good or bad.
+contraction use all axes it can, under several methods; random programs under random plans, good or bad; and, on CPUs,
+the examples, which run for a few steps.
 
     python benchmarks/surprises.py [--random 50] [--topology h200] [MODEL …]
 """
 
 import argparse
+import itertools
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.checking.compiled import frames_of
-from meshwright.runtime.checking.rematerialized import Rematerialized, heard
+from meshwright.runtime.checking.rematerialized import Heard, Rematerialized, heard
 from tests.generator import pairs
 
 MODELS = [name for name in zoo.names() if name.endswith("-tiny") or name == "mlp"]
@@ -38,6 +41,14 @@ PLANS = [
     *((mw.Auto(), shape) for shape in ((8,), (2, 4), (2, 2, 2))),
     (mw.Zero(stage=3), (8,)),
     (mw.TensorParallel(), (2, 4)),
+]
+
+EXAMPLES = [
+    ("equinox_mlp", "--steps", "3"),
+    ("nnx_vit", "--steps", "3", "--batch", "16"),
+    ("flax_gpt", "--steps", "3", "--batch", "8"),
+    ("moe", "--steps", "3"),
+    ("pipeline",),
 ]
 
 Row = tuple[str, str, int, str]
@@ -50,7 +61,11 @@ def main() -> None:
     parser.add_argument("--topology", help="a kind of GPU to compile for")
     options = parser.parse_args()
     devices = _devices(options.topology)
-    rows = [*_zoo(options.models, devices), *_random(options.random, devices)]
+    sources = [_zoo(options.models, devices), _random(options.random, devices)]
+    rows = []
+    for row in itertools.chain(*sources, [] if options.topology else _examples()):
+        print(*row[:3], file=sys.stderr, flush=True)  # all of them take long
+        rows.append(row)
     found = sum(row[2] for row in rows)
     kind = "GPU" if options.topology else "CPU"
     header = ("program", "plan", "gathered whole", "where")
@@ -65,7 +80,7 @@ def _devices(topology: str | None) -> list[Any]:
         return list(jax.devices())
     from jax.experimental import topologies
 
-    return list(topologies.get_topology_desc(platform="cuda", topology_name="1x1x8").devices)
+    return list(topologies.get_topology_desc(topology, "cuda", topology="1x1x8").devices)
 
 
 def _zoo(models: list[str], devices: list[Any]) -> Iterator[Row]:
@@ -89,6 +104,16 @@ def _random(count: int, devices: list[Any]) -> Iterator[Row]:
             with heard() as listened:
                 text = lowered.compile().as_text()
         yield _row(f"random {seed}", name, listened.found(frames_of(text)))
+
+
+def _examples() -> Iterator[Row]:
+    """Runs each example as a user would; its programs' warnings are on its standard error."""
+    folder = Path(__file__).parents[1] / "examples"
+    for name, *options in EXAMPLES:
+        environment = os.environ | {"XLA_FLAGS": FLAGS}  # it counts its own devices
+        command = [sys.executable, str(folder / f"{name}.py"), *options]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        yield _row(f"examples/{name}.py", "its own", Heard(done.stderr).found())
 
 
 def _row(program: str, plan: str, found: tuple[Rematerialized, ...]) -> Row:
