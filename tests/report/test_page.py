@@ -35,6 +35,22 @@ def test_every_parameter_has_alternatives_however_short_the_time(plan):
     assert found and all(a["sure"] == "at least" or a["difference"] is None for a in found)
 
 
+def test_a_new_plan_shows_the_blocks_of_its_program(tmp_path):
+    def layers(x, weights):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return x
+
+    mesh = mw.Mesh.abstract((2,), 1, 1)
+    plan = mw.plan(layers, jnp.ones((8, 4)), [jnp.ones((4, 4))] * 3, mesh=mesh)
+    (shown,) = data_of(page(plan, None, 0.0))["plans"]
+    assert shown["blocks"]["count"] == 3 and len(shown["blocks"]["segments"]) == 1
+    assert [run["first"] for run in shown["blocks"]["runs"]] == [0, 1, 2]
+    assert [(row["choices"], row["times"]) for row in shown["blocks"]["rows"]] == [("rows, columns, contracted", 3)]
+    plan.save(tmp_path / "plan.json")  # a file does not hold the traced program
+    assert data_of(page(mw.Plan.load(tmp_path / "plan.json"), None, 0.0))["plans"][0]["blocks"] is None
+
+
 def test_names_that_look_like_tags_do_no_harm():
     mesh = mw.Mesh.abstract((2,), 1, 1)
     plan = mw.plan(lambda x: jnp.sin(x["</script><b>"]), {"</script><b>": jnp.ones(8)}, mesh=mesh)

@@ -13,6 +13,7 @@ from meshwright.judging.words import bytes_on_device, label_words
 from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
+from meshwright.report.blocks import blocks_data
 from meshwright.report.programs import programs_data
 from meshwright.report.timeline import timeline_data
 from meshwright.simulator.simulate import simulate
@@ -72,6 +73,7 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
         "tensors": [_row(row) | {"held": held(row)} for row in rows],
         "collectives": _collectives(subjects),
         "stages": [],
+        "blocks": blocks_data(plan),
         "programs": programs_data(plan, subjects),
     }
     if plan.stages and simulated is not None:  # stages are parts of a real cluster

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = (
     *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "instructions", "memory"),
-    *("tensors", "layout", "graph", "communication", "main"),
+    *("tensors", "layout", "graph", "communication", "blocks", "main"),
 )
 
 

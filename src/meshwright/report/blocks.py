@@ -1,0 +1,37 @@
+"""The blocks of a plan's program for the page: known of a plan that was just made, which has its traced program."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.plans.plan import PlanData
+
+
+def blocks_data(plan: "PlanData") -> dict[str, Any] | None:
+    """The sequence of segments and the blocks of each; None where the program is not known."""
+    if plan.origin is None:
+        return None
+    from meshwright.blocks import blocks_of  # here, since plans from files are reported without JAX
+
+    found = blocks_of(plan.origin.graph)
+    if not found.blocks:
+        return None
+    order = sorted(
+        (numbers[0], place, len(numbers), segment.trips)
+        for place, segment in enumerate(found.segments)
+        for numbers in segment.block_numbers
+    )
+    rows = [
+        {
+            "segment": place,
+            "number": number,
+            "name": found.blocks[number].entries[0].name,
+            "choices": ", ".join(found.blocks[number].choices),
+            "operations": len(found.blocks[number].operations),
+            "times": segment.count,
+        }
+        for place, segment in enumerate(found.segments)
+        for number in segment.blocks
+    ]
+    segments = [{"fingerprint": s.fingerprint, "space": s.space} for s in found.segments]
+    runs = [{"first": first, "segment": place, "size": size, "trips": trips} for first, place, size, trips in order]
+    return {"segments": segments, "runs": runs, "rows": rows, "count": len(found.blocks)}
