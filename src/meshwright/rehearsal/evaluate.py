@@ -8,7 +8,6 @@ a reader needs them in some sharding: until then a `Placeholder` represents them
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from meshwright import jax_compat
@@ -95,6 +94,7 @@ class Rehearser(Evaluator):
     """One evaluation of a jaxpr on one device's shards.
 
     Attributes:
+        platform: The platform of the device that it is compiled for; None where it is only traced.
         whole: Labels of the operations that could not be computed on shards, and are computed whole.
     """
 
@@ -104,6 +104,7 @@ class Rehearser(Evaluator):
     def __init__(self, plan: PlanData):
         super().__init__(plan, None)  # type: ignore[arg-type]  # there is no mesh of devices
         self.sizes = plan.mesh.shape
+        self.platform: str | None = None
         self.whole: set[str] = set()
         self.contributions = _LocalContributions(self.sizes)
         self.virtual = _LocalVirtual(self.axes, self.mesh, plan.mesh.names)
@@ -126,8 +127,8 @@ class Rehearser(Evaluator):
 
     def _compute(self, eqn: Any, op: OpPlan | None, operands: Sequence[Any]) -> list[Any]:
         assert op is not None
-        if kernels.is_kernel(eqn):
-            kernels.check_platform(eqn, jax.default_backend())
+        if self.platform is not None and kernels.is_kernel(eqn):
+            kernels.check_platform(eqn, self.platform)
         return self._local(eqn, operands, op.operands, op.partial)
 
     def _local(

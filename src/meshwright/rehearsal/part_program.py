@@ -63,6 +63,7 @@ class PartFunction:
 
     def __init__(self, plan: PlanData, traced: Traced, operations: Sequence[int], mesh: DeviceMesh | None = None):
         """Without a mesh of devices it is one device's share."""
+        self.platform: str | None = None  # that it is compiled for
         self.plan, self.graph, self.mesh = plan, traced.graph, mesh
         self.plans: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         arrays = [t for t in plan.arguments if t.role != "static"]
@@ -119,7 +120,9 @@ class PartFunction:
         return Tensor(f"value {value}", shape, kind.dtype, (*((axis,) for axis in apart), *spec.partial), role)
 
     def __call__(self, *values: Any) -> list[Any]:
-        evaluator = Rehearser(self.plan) if self.mesh is None else Evaluator(self.plan, self.mesh)
+        evaluator = Evaluator(self.plan, self.mesh) if self.mesh is not None else Rehearser(self.plan)
+        if isinstance(evaluator, Rehearser):
+            evaluator.platform = self.platform
         entries: dict[int, Entry] = {}
         for v, x in zip(self.inputs, values, strict=True):
             spec = self.spec(v)
@@ -139,6 +142,7 @@ class PartFunction:
         Raises:
             TooLarge: The program needs more memory than the limit.
         """
+        self.platform = device.platform
         tensors = [self.kind(v) for v in self.inputs]
         highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
         shapes = [

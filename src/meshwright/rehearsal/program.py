@@ -56,7 +56,12 @@ class Share:
         return cls(run, taken, made, types, dict(traced.graph.state), rehearser)
 
     def compile(self, device: Any) -> Any:
-        """The compiled program for a device; arguments that the plan donates are donated."""
+        """The compiled program for a device; arguments that the plan donates are donated.
+
+        Raises:
+            ShardingError: The plan runs a fused kernel that the device does not have.
+        """
+        self.rehearser.platform = device.platform
         sharding = jax.sharding.SingleDeviceSharding(device)
         jitted = jax.jit(
             self.run,
