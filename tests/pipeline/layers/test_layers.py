@@ -42,6 +42,13 @@ def test_the_trips_of_a_scan_are_layers(checkpoint):
     assert layers.crossing_bytes[1:5] == pytest.approx(expected.crossing_bytes[1:5])
 
 
+def test_the_trips_of_a_loop_over_tokens_are_no_layers():
+    example = zoo.build("gpt-tiny", batch=16, layers=2, loss_chunks=2)
+    flow, _ = layers_of(example.train_step, example.state, example.batch)
+    assert flow.graph.loops
+    assert flow.loops == ()
+
+
 def test_a_head_that_outweighs_the_layers_asks_for_no_more_cuts_than_there_are():
     example = zoo.build("gpt3-1.3b", batch=4, layers=2)
     _, layers = layers_of(example.train_step, example.state, example.batch)

@@ -83,7 +83,8 @@ class Flow:
     def loops(self) -> tuple[tuple[int, int, int], ...]:
         """Loops over layers: first operation, one past the last, number of trips.
 
-        Such a loop holds forward work alone; a loop that also holds backward work is one over microbatches.
+        Such a loop holds forward work alone; a loop that also holds backward work is one over microbatches. If all
+        that it slices depends on the batch, it is one over pieces of data, such as tokens whose loss is computed.
         """
         columns, total = self.graph.columns, self.flops[self.forward].sum()
         found: list[tuple[int, int, int]] = []
@@ -91,12 +92,19 @@ class Flow:
             inside = slice(start, stop)
             if found and start < found[-1][1]:
                 continue  # inside a loop that is already taken
-            if (columns.phase[inside] != PHASES.index(FORWARD)).any():
+            if (columns.phase[inside] != PHASES.index(FORWARD)).any() or self._slices_data(start, stop):
                 continue
             trips = int(np.median(columns.trips[inside]))
             if trips > 1 and self.flops[inside].sum() >= _LARGE * total > 0:
                 found.append((start, stop, trips))
         return tuple(found)
+
+    def _slices_data(self, start: int, stop: int) -> bool:
+        """Whether a loop slices arrays, and all of them depend on the batch."""
+        columns = self.graph.columns
+        names = [columns.signatures[n].primitive for n in columns.signature[start:stop].tolist()]
+        sliced = [int(columns.reads[columns.start[start + i]]) for i, name in enumerate(names) if name == "loop_slice"]
+        return bool(sliced) and bool(self.from_data[sliced].all())
 
     @cached_property
     def crossing_bytes(self) -> Array:
