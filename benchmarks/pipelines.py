@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, dict[str, Any], mw.ThreeD], ...] = (
     ("llama-tiny", {"layers": 2, "scan": True, "checkpoint": True}, mw.ThreeD(pipeline=2, data=2, microbatch=2)),
     ("qwen-tiny", {"layers": 4, "tied": True}, mw.ThreeD(pipeline=2, microbatch=2, interleave=2)),
     ("bert-tiny", {"layers": 4}, mw.ThreeD(pipeline=4, microbatch=2, schedule="zb-h1")),
-    ("moe-tiny", {"layers": 2}, mw.ThreeD(pipeline=2, microbatch=4, checkpoint="selective")),
+    ("moe-tiny", {"layers": 2, "batch": 16, "seq": 16}, mw.ThreeD(pipeline=2, microbatch=4, checkpoint="selective")),
     ("vit-tiny", {"layers": 2}, mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=2)),
     ("wide-resnet-tiny", {}, mw.ThreeD(pipeline=2, microbatch=BATCH)),  # batch norm: one microbatch
     ("Flax linen", {}, mw.ThreeD(pipeline=2, microbatch=4)),
@@ -76,15 +76,16 @@ def main() -> None:
     rows = [
         row for name, kinds, recipe in ROWS if options.only in name for row in compared(name, kinds, recipe, options)
     ]
-    rows += [row for row in memory_rows() if options.only in row[0]]
+    rows += memory_rows() if options.only in "gpt-tiny float32" else ()
     header = ("model", "recipe", "difference", "programs", "instructions", "host µs", "step", "peak ÷ planned")
-    table("Pipelines", (__doc__ or "").split("\n\n    python")[0], header, rows)
+    load = f"Load of the machine in the last 15 minutes: {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores."
+    table("Pipelines", f"{(__doc__ or '').split(chr(10) * 2 + '    python')[0]}\n\n{load}", header, rows)
 
 
 def compared(name: str, kinds: dict[str, Any], recipe: mw.ThreeD, options: Any) -> Iterator[Sequence[object]]:
     """The row of a model and a recipe."""
     began = time.perf_counter()
-    words = [name, *(f"{key} {value}" for key, value in kinds.items() if key != "layers")]
+    words = [name, *(key for key in kinds if kinds[key] is True)]
     try:
         with jax.enable_x64(True):
             found = measured(*model_of(name, kinds), recipe, options.steps)
@@ -106,8 +107,8 @@ def model_of(name: str, kinds: dict[str, Any]) -> tuple[Callable, Callable, Any]
     """The initialiser, the step and a batch, in float64."""
     if name in FRAMEWORKS:
         return FRAMEWORKS[name](jnp.float64)
-    sizes = {} if name.startswith(("vit", "wide")) else {"seq": 8}
-    model = zoo.build(name, batch=BATCH, dtype="float64", **sizes, **kinds)
+    sizes = {"batch": BATCH} if name.startswith(("vit", "wide")) else {"batch": BATCH, "seq": 8}
+    model = zoo.build(name, dtype="float64", **(sizes | kinds))
     plain = getattr(model.train_step, "__wrapped__", model.train_step)
 
     def step(state: Any, batch: Any) -> Any:
