@@ -73,11 +73,11 @@ def _candidates(flow: Flow, start: int, stop: int, aligned: bool) -> list[int]:
 
 
 def repeated(flow: Flow, start: int, stop: int) -> Run | None:
-    """The run of repeating operations that does most of the compute, counted in operations that compute."""
+    """The run of repeating operations that does most of what can be cut, counted in operations that compute."""
     working = np.flatnonzero(_work(flow, start, stop) > 0) + start
     runs = find_runs(flow.graph.columns.signature[working])
     work = [flow.flops[working[run.start : run.stop]].sum() for run in runs]
-    if not runs or max(work) <= flow.flops[working].sum() / 2:
+    if not runs or max(work) <= flow.flops[working[~flow.in_data_loop[working]]].sum() / 2:
         return None
     return runs[int(np.argmax(work))]
 

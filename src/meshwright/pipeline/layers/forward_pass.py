@@ -99,6 +99,14 @@ class Flow:
                 found.append((start, stop, trips))
         return tuple(found)
 
+    @cached_property
+    def in_data_loop(self) -> Bools:
+        """Whether an operation is in a loop over pieces of data, which is never cut."""
+        found = np.zeros(len(self.graph.columns.signature), bool)
+        for start, stop in self.graph.loops:
+            found[start:stop] |= self._slices_data(start, stop)
+        return found
+
     def _slices_data(self, start: int, stop: int) -> bool:
         """Whether a loop slices arrays, and all of them depend on the batch."""
         columns = self.graph.columns
