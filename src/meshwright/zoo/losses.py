@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from meshwright.zoo.layers import Array, project
 
 #: Logits of one sequence that are computed at a time; a longer or wider one is done in chunks.
-_LOGITS = 2**26
+_LOGITS = 2**28
 
 
 @jax.named_scope("cross_entropy")

@@ -10,8 +10,9 @@ from jax import lax
 
 from meshwright.graph import trace
 from meshwright.hardware import find_chip
-from meshwright.planner.pricing.compute_cost import compute_s
+from meshwright.planner.pricing.compute_cost import alignment, attention_call, compute_s
 from meshwright.rules import loop_nest
+from meshwright.rules.base import Loop, LoopNest, Signature, TensorType
 
 CHIP = replace(find_chip("cpu"), fetch_s=1e-8, special_s=1e-9)
 
@@ -76,3 +77,25 @@ def test_special_functions_cost_time_even_where_nothing_is_moved(function, is_sp
 def test_catalogued_chips_hide_both():
     chip = find_chip("h100")
     assert chip.fetch_s == chip.special_s == 0
+
+
+def test_products_whose_rows_are_not_multiples_of_16_bytes_are_slower_on_gpus():
+    def product(vocab):
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8, 64), (64, vocab))]
+        return trace(lambda x, w: x @ w, *shapes).graph.ops[0].signature
+
+    h200 = find_chip("h200")
+    assert [alignment(h200, product(n)) for n in (256, 252, 250, 257)] == sorted([0.43, 0.65, 0.85, 1.0], reverse=True)
+    assert alignment(find_chip("tpu-v5p"), product(257)) == alignment(None, product(257)) == 1.0
+
+
+def test_fused_attention_is_slower_than_products_of_as_many_flops():
+    tensor = TensorType((256, 1024, 8, 64), "bfloat16", 2)
+    op = Signature("dot_product_attention_fwd_wrapper", {}, (tensor,) * 3, (tensor,))
+    nest = LoopNest((Loop(256),), (((0,),),) * 3, (((0,),),), 2.0 * 256 * 1024 * 1024 * 8 * 64, leads=True)
+    call = attention_call(op, nest)
+    assert (call.backward, call.keys, call.head_dim) == (False, 512.0, 64)
+    fused, product = (
+        compute_s(find_chip("h200"), op, nest, np.array([1]), np.zeros(1), attention=c) for c in (call, None)
+    )
+    assert 1.2 * product[0] < fused[0] < 4 * product[0]
