@@ -1,6 +1,7 @@
 """Every number by which the solver is tuned: none of them can make an answer wrong, only late or less cheap.
 
-Each entry says what it is and its unit, and in brackets what was measured where changing it made a difference. `benchmarks/ablation.py` halves and doubles each; its figures are in `benchmarks/results/ablation.md`.
+Each entry says what it is and its unit, and in brackets what was measured where changing it made a difference.
+`benchmarks/ablation.py` halves and doubles each; its figures are in `benchmarks/results/ablation.md`.
 Numerical tolerances are not tuning and stay where they are used.
 """
 
