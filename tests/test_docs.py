@@ -56,12 +56,13 @@ def is_elsewhere(text):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory with the examples in it; no figure hangs on this machine."""
+    """A working directory with the examples in it; no figure hangs on this machine, and none is kept on it."""
     for path in (ROOT / "examples").glob("*.*"):
         shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("MESHWRIGHT_DATA", raising=False)
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 
