@@ -256,7 +256,7 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
         (["plan", "gpt-tiny", "--cluster", "8 a100", "--seq", "999"], "seq=999 is longer than the 64 positions"),
         (["plan", "unet-tiny", "--cluster", "8 a100", "--scan"], "cannot be scanned"),
         (
-            ["plan", "mlp", "--cluster", "8 a100", "--method", "data", "--batch", "6"],
+            ["plan", "mlp", "--cluster", "8 a100", "--method", "data", "--batch", "7"],
             "use a batch that is a multiple of 8",
         ),
         (["plan", "mlp", "--cluster", "1x2 h100 + 1x2 a100"], "`meshwright simulate` with --pipeline"),

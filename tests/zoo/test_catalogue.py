@@ -29,7 +29,7 @@ def test_names_are_unique_and_every_family_has_a_tiny_member():
 def test_entry_is_described_and_sourced(name):
     entry = zoo.entry(name)
     assert entry.description and entry.source and entry.batch > 0
-    assert entry.num_params or name.endswith("-tiny") or name == "mlp"
+    assert entry.num_params or name.endswith("-tiny") or name in ("mlp", "gshard-moe-cfp")  # published without one
 
 
 def test_unknown_name_suggests_near_ones():

@@ -47,7 +47,7 @@ def written(op: Signature) -> Written | None:
     name = op.primitive
     sharding = op.params.get(_PARAMS.get(name, "")) or op.params.get("out_sharding") or op.params.get("sharding")
     if name == "device_put" and len(op.results) == 1:  # inside of a function it is a constraint
-        sharding = op.params["devices"][0]
+        sharding = next(iter(op.params.get("devices", ())), None)
         sharding = sharding if hasattr(sharding, "spec") else None
     if sharding is None or not op.results or not op.results[0].shape:
         return None

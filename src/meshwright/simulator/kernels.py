@@ -84,12 +84,17 @@ def kernels(chip: Chip) -> Kernels:
     return Kernels(chip, Constants(**data["constants"]), data["sustained"][generation(chip)])
 
 
-def cluster_kernels(cluster: Cluster) -> Kernels:
-    """Prices kernels on the chips of a cluster, as they are known and in the company they have."""
+def cluster_kernels(cluster: Cluster, num_devices: int | None = None) -> Kernels:
+    """Prices kernels on the chips of a cluster, as they are known and in the company they have.
+
+    Args:
+        cluster: The machines.
+        num_devices: How many devices run the program, where these machines are a part of them.
+    """
     if cluster.known != CATALOGUE:
         return measured_kernels(cluster.chip)
     prices = kernels(cluster.chip)
-    if cluster.num_devices > 1:
+    if (num_devices or cluster.num_devices) > 1:
         return prices
     alone = _data()["alone"].get(generation(cluster.chip), prices.sustained)
     as_alone = replace(prices.constants, streaming=cluster.chip.memory_efficiency)

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
-from meshwright.hardware.clusters import CATALOGUE
 from meshwright.hardware.groups import group_of
 from meshwright.pipeline.prices.transfer import transfer_s
 from meshwright.pipeline.search.device_line import neighbours
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
-from meshwright.simulator.kernels import Kernels, kernels, measured_kernels
+from meshwright.simulator.kernels import Kernels, cluster_kernels
 from meshwright.simulator.spmd import num_tokens
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
@@ -129,7 +128,7 @@ class _Prices:
     def of(cls, stage: Stage, cluster: Cluster, near: bool) -> "_Prices":
         """The prices of a stage; ``near`` if it sends to one on its host."""
         machines, sizes = stage.submesh.machines(cluster), stage.mesh.sizes
-        found = kernels(machines.chip) if machines.known == CATALOGUE else measured_kernels(machines.chip)
+        found = cluster_kernels(machines, cluster.num_devices)
         network = found.constants.network
         outside, inside = (
             network if group_of(machines, sizes, tuple(axes)).num_domains > 1 else 1.0
