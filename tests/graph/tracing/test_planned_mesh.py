@@ -33,3 +33,11 @@ def test_without_a_mesh_it_says_how_to_give_one():
         mw.plan(f, jnp.ones(8), cluster="1x8 cpu")
     with pytest.raises(mw.ShardingError, match="call it inside a function"):
         mw.current_mesh()
+
+
+def test_an_axis_that_the_mesh_does_not_have_is_named_with_the_remedy():
+    def constrained(x):
+        return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec("model"))
+
+    with pytest.raises(mw.TraceError, match=r"model.*\('data', 'tensor'\).*Plan it for a mesh that has the axes"):
+        mw.plan(constrained, jnp.ones(8), cluster="1x8 cpu", mesh={"data": 2, "tensor": 4})

@@ -200,7 +200,12 @@ def _trace_failure(function: Callable[..., Any], error: Exception, cluster: Clus
             "use one that it has, such as the plain operations, or plan for another chip"
         )
     remedy = "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
-    if "mesh" in reason and "context" in reason:
+    if "cuDNN" in reason and not is_told_of(cluster):
+        remedy = (
+            "The devices it is planned for have no such kernel: plan for a cluster of GPUs (cluster='1x8 h100' or the "
+            "like), or call it with implementation=None here."
+        )
+    if "mesh" in reason and ("context" in reason or "axis" in reason):
         remedy = (
             "Plan it for a mesh that has the axes and the sizes which the function names, mesh={'data': 4, 'model': 2} "
             "or the like: that mesh is in context while the function is traced, and mw.current_mesh() returns it."
