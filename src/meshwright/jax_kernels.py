@@ -14,49 +14,49 @@ from jax._src import core, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.interpreters import mlir
 
-# The client that code is told of while it is traced; None for the devices at hand. It is part of the keys of JAX's
+# The client that code finds while it is traced; None for the devices at hand. It is part of the keys of JAX's
 # caches, so that a function that was traced for other devices is traced again.
-_told = jax.make_user_context(None)
+_imitated = jax.make_user_context(None)
 # The newest version of cuDNN that JAX asks for anywhere.
 _CUDNN_VERSION = 91100
 
 
-def telling(client: Any) -> Any:
-    """A context in which code that is traced and asks JAX for its devices is told of a client's.
+def imitating(client: Any) -> Any:
+    """A context in which code that is traced and asks JAX for its devices finds those of a client.
 
     Args:
         client: It has the properties and methods of a client that are asked for, and says by `answers` of which
             platforms.
     """
-    _tell()
-    return _told(client)
+    _intercept()
+    return _imitated(client)
 
 
 @cache
-def _tell() -> None:
+def _intercept() -> None:
     """Puts the client before JAX's own look-ups: whoever asks for devices comes to one of these."""
     get_backend, cudnn_version = xla_bridge.get_backend, cudnn_attention.check_cudnn_version
 
-    def told() -> Any:
-        """The client to tell of; values that are computed while a function is traced are computed on real devices."""
-        return None if _is_computing() else _told.value
+    def imitated() -> Any:
+        """The client that is found; values that are computed while a function is traced are on real devices."""
+        return None if _is_computing() else _imitated.value
 
-    def told_backend(platform: Any = None) -> Any:
-        client = told()
+    def found_backend(platform: Any = None) -> Any:
+        client = imitated()
         return get_backend(platform) if client is None or not client.answers(platform) else client
 
-    def told_version() -> int:
-        client = told()
+    def found_version() -> int:
+        client = imitated()
         return cudnn_version() if client is None or not client.answers("cuda") else _CUDNN_VERSION
 
-    def told_afresh(kept: Any) -> Any:
+    def asked_afresh(kept: Any) -> Any:
         """A function of JAX that keeps its answers, which must not be those about a client."""
         inner = getattr(kept, "__wrapped__", kept)
-        return wraps(kept)(lambda *args, **kwargs: (kept if told() is None else inner)(*args, **kwargs))
+        return wraps(kept)(lambda *args, **kwargs: (kept if imitated() is None else inner)(*args, **kwargs))
 
-    xla_bridge.get_backend, cudnn_attention.check_cudnn_version = told_backend, told_version
-    jax.local_devices = xla_bridge.local_devices = told_afresh(xla_bridge.local_devices)
-    jax.process_count = xla_bridge.process_count = told_afresh(xla_bridge.process_count)
+    xla_bridge.get_backend, cudnn_attention.check_cudnn_version = found_backend, found_version
+    jax.local_devices = xla_bridge.local_devices = asked_afresh(xla_bridge.local_devices)
+    jax.process_count = xla_bridge.process_count = asked_afresh(xla_bridge.process_count)
 
 
 def _is_computing() -> bool:

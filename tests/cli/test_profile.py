@@ -62,7 +62,7 @@ def test_measurements_are_exported_imported_and_pruned(measured, tmp_path, monke
     ("arguments", "message"),
     [
         (("prune",), "say what to remove"),
-        (("import", "missing.json"), "missing.json: No such file"),
+        (("import", "missing.json"), "there is no file missing.json; a colleague writes one"),
         (("export", "no/such/folder.json"), "there is no folder"),
     ],
 )

@@ -14,12 +14,14 @@ from typer.core import TyperCommand, TyperGroup
 
 import meshwright
 from meshwright.cli import see
-from meshwright.cli.blocks import blocks_command
 from meshwright.cli.compare import find_comparison
-from meshwright.cli.enumerate import enumerate_command
 from meshwright.cli.explore import explore_command
 from meshwright.cli.launch import SETTINGS, launch_command
-from meshwright.cli.measure import measure_command
+from meshwright.cli.measuring.blocks import blocks_command
+from meshwright.cli.measuring.enumerate import enumerate_command
+from meshwright.cli.measuring.measure import measure_command
+from meshwright.cli.measuring.profile import profile_app
+from meshwright.cli.measuring.rehearse import rehearse_command
 from meshwright.cli.options import (
     METHOD_NAMES,
     ArgsOption,
@@ -36,8 +38,6 @@ from meshwright.cli.options import (
     SeqOption,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
-from meshwright.cli.profile import profile_app
-from meshwright.cli.rehearse import rehearse_command
 from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command

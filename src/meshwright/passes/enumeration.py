@@ -25,7 +25,7 @@ from meshwright.output import write_whole
 from meshwright.profiler.measurements import Database, measured_now
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
-from meshwright.rehearsal.measuring import Candidate
+from meshwright.rehearsal.measuring import Candidate, repeats, timed
 from meshwright.rehearsal.part_program import PartFunction, PartProgram
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import device_mesh
@@ -35,8 +35,6 @@ from meshwright.units import format_bytes, format_seconds
 PREDICTORS = {"sent_bytes": "bytes sent", "price_s": "planner's price", "profile_s": "profile"}
 PROFILE_ROUNDS = 3
 KERNEL_ROUNDS = 5
-TURN_S = 0.02  # a turn repeats a program until it lasts about so long
-MOST_RUNS = 50
 
 Say = Callable[[str], None]
 
@@ -249,7 +247,7 @@ class _Study:
         """Times all programs in rounds: the first rounds give the profile, which is kept, the others kernel times."""
         if not self.programs:
             raise ShardingError(f"no combination could be measured; the first failed so: {self.failures[:1]}")
-        runs = [int(min(max(TURN_S / max(_seconds(p, 1), 1e-9), 1), MOST_RUNS)) for _, _, p in self.programs]
+        runs = [repeats(timed(p, 1)) for _, _, p in self.programs]
         profile = self._rounds(runs, PROFILE_ROUNDS, "profile")
         for (_, candidate, program), seconds in zip(self.programs, profile, strict=True):
             kind: Any = candidate.kind
@@ -278,13 +276,5 @@ class _Study:
     def _turn(self, program: PartProgram, runs: int) -> float:
         """Seconds of one run: on CPUs the quickest run, elsewhere the mean, since runs queue up on the device."""
         if self.device.platform == "cpu":
-            return min(_seconds(program, 1) for _ in range(runs))
-        return _seconds(program, runs)
-
-
-def _seconds(program: PartProgram, runs: int) -> float:
-    started = time.perf_counter()
-    for _ in range(runs):
-        made = program.run()
-    jax.block_until_ready(made)
-    return (time.perf_counter() - started) / runs
+            return min(timed(program, 1) for _ in range(runs))
+        return timed(program, runs)

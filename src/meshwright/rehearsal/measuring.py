@@ -168,12 +168,12 @@ class Measuring:
     def _time(self, program: PartProgram, best_s: float) -> float:
         """Seconds of one run: the quickest undisturbed round."""
         jax.block_until_ready(program.run())
-        once = _timed(program, 1)
-        runs = int(min(max(ROUND_S / max(once, 1e-9), 1), MOST_RUNS))
+        once = timed(program, 1)
+        runs = repeats(once)
         found: list[float] = []
         for number in range(MOST_ROUNDS):
             reference_s = self._time_reference()
-            seconds = _timed(program, runs)
+            seconds = timed(program, runs)
             if reference_s <= DISTURBED * self._reference_s or number + ROUNDS >= MOST_ROUNDS:
                 found.append(seconds)
             if len(found) >= ROUNDS or (found and min(found) > HOPELESS * best_s) or (found and self.is_over):
@@ -184,7 +184,7 @@ class Measuring:
         if self._reference is None:
             self._reference = reference_program(self.device)
             jax.block_until_ready(self._reference.run())
-        seconds = _timed(self._reference, 3)
+        seconds = timed(self._reference, 3)
         self._reference_s = min(self._reference_s, seconds)
         return seconds
 
@@ -201,7 +201,13 @@ def reference_program(device: Any) -> PartProgram:
     return PartProgram(compiled, [matrix])
 
 
-def _timed(program: PartProgram, runs: int) -> float:
+def repeats(once_s: float) -> int:
+    """How often a program that takes some seconds runs in one round."""
+    return int(min(max(ROUND_S / max(once_s, 1e-9), 1), MOST_RUNS))
+
+
+def timed(program: PartProgram, runs: int) -> float:
+    """Mean seconds of some runs in a row."""
     started = time.perf_counter()
     made = None
     for _ in range(runs):

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError, raised_at
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
-from meshwright.graph.tracing.planned_devices import is_told_of, traced_for
+from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
 from meshwright.hardware import Cluster
 from meshwright.names import one_line
 
@@ -193,14 +193,14 @@ def _trace_failure(function: Callable[..., Any], error: Exception, cluster: Clus
     reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
     line = raised_at(error)
     where = f" ({line})" if line else ""
-    if is_told_of(cluster):
+    if is_imitated(cluster):
         assert cluster is not None
         where += (
             f". It was traced for {cluster.chip.name}, the chip that it is planned for: if a kernel refuses that chip, "
             "use one that it has, such as the plain operations, or plan for another chip"
         )
     remedy = "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
-    if "cuDNN" in reason and not is_told_of(cluster):
+    if "cuDNN" in reason and not is_imitated(cluster):
         remedy = (
             "The devices it is planned for have no such kernel: plan for a cluster of GPUs (cluster='1x8 h100' or the "
             "like), or call it with implementation=None here."

@@ -1,4 +1,4 @@
-"""Code that is traced for a cluster is told of that cluster's devices, wherever it runs.
+"""Code that asks for devices while it is traced for a cluster finds those of the cluster, wherever it runs.
 
 Kernels and models ask JAX for the platform, the kind of device or the compute capability while they are traced, and
 trace another program, or none, if they find a laptop. The answers are those of the cluster; nothing can run on it.
@@ -31,11 +31,11 @@ def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
         { lambda ; a:i32[]. let b:i32[] = mul a 16:i32[] in (b,) }
     """
     client = _client(cluster)
-    found: AbstractContextManager[None] = nullcontext() if client is None else jax_kernels.telling(client)
+    found: AbstractContextManager[None] = nullcontext() if client is None else jax_kernels.imitating(client)
     return found
 
 
-def is_told_of(cluster: Cluster | None) -> bool:
+def is_imitated(cluster: Cluster | None) -> bool:
     """Whether `traced_for` makes a difference."""
     return _client(cluster) is not None
 

@@ -4,12 +4,15 @@ Stages of equal layers are equal programs on other devices. The first of them is
 from it where the backend allows that.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from meshwright import jax_compat
 from meshwright.runtime.stages.lowering import Lowered
+
+log = logging.getLogger("meshwright")
 
 
 def compile_programs(
@@ -39,6 +42,8 @@ def compile_programs(
             devices = programs[number].devices
             if devices not in made:
                 loaded = jax_compat.load_for(made[own], own, devices)
+                if loaded is None:
+                    log.info("equal stages are compiled once each: their program cannot be loaded onto other devices")
                 made[devices] = loaded or lowered[number].compile(compiler_options=dict(options or {}))
             found[number] = made[devices]
         return len(numbers)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from meshwright.cli import measurements
-from meshwright.cli.blocks import CheckpointFlag, model_request
+from meshwright.cli.measuring import measurements
+from meshwright.cli.measuring.blocks import CheckpointFlag, model_request
 from meshwright.cli.options import (
     ArgsOption,
     BatchOption,

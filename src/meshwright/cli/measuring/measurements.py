@@ -31,7 +31,7 @@ def list_command(chip: ChipOption = None, database: FileOption = None, as_json: 
             return
         rows = found.rows(chip=chip)
         show(_summary(rows, this_compiler()))
-        note(repr(found))
+        note(f"{len(rows)} measurements in {found.path or 'memory'}")
 
 
 def show_command(
@@ -66,6 +66,10 @@ def import_command(
     """Add a colleague's measurements; of two of one thing, the later one is kept."""
     from meshwright.profiler.measurements import import_json
 
+    if not path.is_file():
+        raise CommandError(
+            f"there is no file {path}; a colleague writes one with `meshwright profile export {path.name}`"
+        )
     with _open(database) as found:
         added, left_out = import_json(found, path)
         later = f"; {left_out} left out, as later ones are known" if left_out else ""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.blocks import CheckpointFlag, model_request
+from meshwright.cli.measuring.blocks import CheckpointFlag, model_request
 from meshwright.cli.options import (
     ArgsOption,
     BatchOption,
