@@ -1,6 +1,7 @@
 """`mw.Auto(profile=True)` plans by what was measured, says what is measured and what modelled, and always returns."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -12,6 +13,7 @@ from meshwright.planner.methods import Auto
 from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.profiler.measurements import measured_now, open_database
+from meshwright.rehearsal import search
 from meshwright.rehearsal.calibration import WORK
 from meshwright.rehearsal.learning import Measured, compute_s, corrections, leaders
 from meshwright.rehearsal.measuring import Candidate
@@ -91,6 +93,23 @@ def test_an_interrupt_still_gives_a_plan(monkeypatch, tmp_path):
     assert "Measuring was interrupted; the plan uses what was measured until then." in found.remarks
     with open_database() as database:
         assert len([row for row in database.rows() if not row.key.fingerprint.startswith(WORK)]) == 1
+
+
+def test_plans_that_cannot_both_run_leave_the_models_plan_and_a_remark(monkeypatch, plan):
+    other = mw.plan(step, *arguments(), cluster="1x8 h100", mesh=(8,), method="zero3")
+    assert other.ops != plan.ops
+
+    def out_of_memory(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room")
+
+    found = {"_measure": False, "_others": [], "_solve": other, "_corrections": None, "_is_here": True}
+    for name, value in found.items():
+        monkeypatch.setattr(search.Search, name, lambda *_, value=value: value)
+    monkeypatch.setattr(search, "faster", out_of_memory)
+    one = search.Search(plan.origin, [plan.mesh], PROFILE, str, database=None)
+    one.measuring = SimpleNamespace(is_over=False)
+    assert one._improve(plan) is plan
+    assert one.remarks == ["The model's plan is kept, since both plans could not be run (RESOURCE_EXHAUSTED: no room)."]
 
 
 def test_without_the_chip_the_model_plans_alone(plan):

@@ -31,7 +31,7 @@ from meshwright.rules.gathering import SCATTERS
 
 CLASSES = ("product", "small product", "convolution", "attention", "look-up", "elementwise")
 WORK = "work "  # begins the fingerprint of a row that says how much work of each class was done
-PRIOR = 0.02
+PRIOR = 0.02  # so that a class of which little was measured keeps its factor near 1; a choice, not a measurement
 LEAST, MOST = 0.2, 5.0  # beyond these a factor tells of a fault, not of an efficiency
 _SMALL = 10  # a product of fewer than so many times the FLOPs that reach half of the best rate is small
 

