@@ -8,6 +8,7 @@ row *default again* shows what is left of the noise. Half of the problems were n
     python benchmarks/ablation.py --quick --jobs 2             # a small set, mechanisms alone
     python benchmarks/ablation.py --quick --constants          # and every constant
     python benchmarks/ablation.py --only small_memory --quick  # one mechanism or constant
+    python benchmarks/ablation.py --graphs ADMPSV --jobs 8     # graphs of the contest, which need the local search
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from problem_set import ROOT, Case, kept
+from problem_set import ROOT, Case, contest, kept
 from report import RESULTS, table
 
 from meshwright.solver.problem.solution import Solution, Status
@@ -117,34 +118,46 @@ def _mean(ratios: list[float]) -> float:
     return float(np.exp(np.mean(np.log(ratios))))
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where problems come from: a folder, of which `quick` takes a part, or some of the contest's graphs alone."""
+
+    folder: Path
+    quick: bool
+    graphs: str
+
+    def cases(self) -> list[Case]:
+        return list(contest(self.graphs)) if self.graphs else kept(self.folder, self.quick)
+
+
 @cache
-def cases_of(folder: Path, quick: bool) -> dict[str, Case]:
+def cases_of(source: Source) -> dict[str, Case]:
     """The problems by name, with the kernels loaded; every process reads them once."""
-    cases = {case.name: case for case in kept(folder, quick)}
-    solved(next(iter(cases.values())), TUNING)
+    cases = {case.name: case for case in source.cases()}
+    solved(replace(next(iter(cases.values())), seconds=1.0), TUNING)
     return cases
 
 
-def outcome(task: tuple[Path, bool, str, dict[str, object] | None]) -> Outcome:
+def outcome(task: tuple[Source, str, dict[str, object] | None]) -> Outcome:
     """The outcome of one problem with a change; None stands for the default, which notes what is read."""
-    folder, quick, name, change = task
-    return solved(cases_of(folder, quick)[name], Noting() if change is None else replace(TUNING, **change))
+    source, name, change = task
+    return solved(cases_of(source)[name], Noting() if change is None else replace(TUNING, **change))
 
 
 def main() -> None:
     options = _options()
-    where = options.folder, options.quick
-    cases = list(cases_of(*where).values())
+    source = Source(options.folder, options.quick, options.graphs)
+    cases = list(cases_of(source).values())
     rows: list[tuple[object, ...]] = []
     with get_context("spawn").Pool(options.jobs) as pool:
-        defaults = pool.map(outcome, [(*where, case.name, None) for case in cases], chunksize=1)
+        defaults = pool.map(outcome, [(source, case.name, None) for case in cases], chunksize=1)
         before = {case.name: default for case, default in zip(cases, defaults, strict=True)}
         tried = list(changes(options.only, options.constants))
         read = {
             name: [case for case in cases if not change or before[case.name].read & change.keys()]
             for name, change in tried
         }
-        tasks = [(*where, case.name, change) for name, change in tried for case in read[name]]
+        tasks = [(source, case.name, change) for name, change in tried for case in read[name]]
         outcomes = pool.imap(outcome, tasks)
         for name, _ in tried:
             pairs = [(case, before[case.name], next(outcomes)) for case in read[name]]
@@ -152,7 +165,7 @@ def main() -> None:
             rows += found
             for row in found:
                 print("| " + " | ".join(map(str, row)) + " |", flush=True)
-    if not options.only:
+    if not options.only and not options.graphs:
         kept_text = RESULT.read_text(encoding="utf-8") if RESULT.exists() else ""
         table("Ablation", __doc__ or "", HEADER, rows)
         decisions = kept_text[kept_text.index(DECISIONS) :] if DECISIONS in kept_text else ""
@@ -163,6 +176,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small set of problems")
     parser.add_argument("--constants", action="store_true", help="every constant, too, halved and doubled")
+    parser.add_argument("--graphs", default="", help="graphs of the contest alone, for example ADMS; nothing is kept")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--only", nargs="+", default=[], help="names of mechanisms or constants; nothing is kept")
     parser.add_argument(
