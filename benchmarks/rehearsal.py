@@ -1,11 +1,9 @@
-"""Does one device's share of a plan measure what the whole plan does, and are plans by measurement no slower?
+"""Does one device's share of a plan measure what the whole plan does?
 
 `memory` compiles plans for eight virtual CPU devices and, of each, one device's share alone: bytes and FLOPs of both.
-`plans` plans models by the model and by measurement (`mw.Auto(profile=True)`) for the same eight devices, and runs both
-plans in turn: the quickest step of each, and the noise, which is the spread of the quickest steps of one plan that is
-run against itself. On a GPU, `step` times real steps beside rehearsed ones, in turn.
+On a GPU, `step` times real steps beside rehearsed ones, in turn.
 
-python benchmarks/rehearsal.py [memory] [plans] [step]
+python benchmarks/rehearsal.py [memory] [step]
 """
 
 import os
@@ -14,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-MODES = [word for word in sys.argv[1:] if not word.startswith("-")] or ["memory", "plans"]
+MODES = [word for word in sys.argv[1:] if not word.startswith("-")] or ["memory"]
 if "step" not in MODES:
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -27,7 +25,6 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.rehearsal.program import Share
-from meshwright.rehearsal.whole_steps import step_times
 from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import allocated_bytes
 
@@ -39,12 +36,6 @@ MEMORY = [
     ("moe-tiny", "auto", (2, 4), {}),
     ("bert-tiny", "zero3", (8,), {}),
     ("wide-resnet-tiny", "data", (8,), {}),
-]
-PLANS = [
-    ("mlp", {"batch": 512}),
-    ("gpt-tiny", {"batch": 16}),
-    ("moe-tiny", {"batch": 16}),
-    ("wide-resnet-tiny", {"batch": 16}),
 ]
 STEPS = [
     ("bert-large", {"batch": 32, "seq": 512, "layers": 2}),
@@ -83,35 +74,6 @@ def memory_rows() -> None:
     table("Rehearsed memory", QUESTION, header, rows)
 
 
-def plan_rows() -> None:
-    """Steps of plans by the model and by measurement."""
-    rows = []
-    for name, options in PLANS:
-        example = zoo.build(name, **options)
-        args = (example.train_step, example.state, example.batch)
-        modelled = mw.plan(*args, cluster="local")
-        started = time.perf_counter()
-        measured = mw.plan(*args, cluster="local", method=mw.Auto(profile=True, profile_seconds=180))
-        took = time.perf_counter() - started
-        one, other, again = step_times([modelled, measured, modelled], measured.origin)
-        same = "the same" if measured.ops == modelled.ops else f"{measured.verdict}"
-        row = (name, f"{1e3 * one:.2f}", f"{1e3 * other:.2f}", f"{other / one:.3f}", f"{abs(again / one - 1):.3f}")
-        planned = (f"{1e3 * modelled.step_s:.2f}", f"{1e3 * measured.step_s:.2f}")
-        rows.append((*row, *planned, f"{took:.0f}", same))
-    header = (
-        "model",
-        "by the model, ms",
-        "by measurement, ms",
-        "ratio",
-        "noise",
-        "predicted, ms",
-        "predicted, ms",
-        "s",
-        "",
-    )
-    table("Plans by measurement", QUESTION, header, rows)
-
-
 def step_rows() -> None:
     """Real and rehearsed steps on one device, in turn."""
     rows, device = [], jax.devices()[0]
@@ -139,7 +101,7 @@ def step_rows() -> None:
 
 def main() -> None:
     for mode in MODES:
-        {"memory": memory_rows, "plans": plan_rows, "step": step_rows}[mode]()
+        {"memory": memory_rows, "step": step_rows}[mode]()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ turns, in rounds; the first rounds are the profile, the later ones the kernel ti
 import json
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,7 +26,7 @@ from meshwright.output import write_whole
 from meshwright.profiler.measurements import Database, measured_now
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
-from meshwright.rehearsal.measuring import Candidate, repeats, timed
+from meshwright.rehearsal.measuring import Candidate, compiled_ahead, repeats, timed
 from meshwright.rehearsal.part_program import PartFunction, PartProgram
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import device_mesh
@@ -231,17 +232,26 @@ class _Study:
         self.failures: list[tuple[str, str]] = []
 
     def compile_all(self, combinations: Sequence[Combination]) -> None:
-        """Compiles; a combination that XLA refuses is noted and left out."""
-        for number, one in enumerate(combinations):
-            self.say(f"compiling combination {number + 1} of {len(combinations)}: {one.name}")
-            mesh = device_mesh(one.plan) if self.devices else None
-            candidate = Candidate(one.plan, self.traced, one.part, mesh)
-            try:
-                program = PartFunction(one.plan, self.traced, one.part.operations, mesh).compile(self.device)
-                jax.block_until_ready(program.run())
-                self.programs.append((one, candidate, program))
+        """Compiles, several at a time; a combination that XLA refuses or cannot run is noted and left out."""
+        candidates = [self._candidate(one) for one in combinations]
+        with ThreadPoolExecutor(compiled_ahead()) as pool:
+            compiled = [pool.submit(self._compile, candidate) for candidate in candidates]
+            for number, (one, program) in enumerate(zip(combinations, compiled, strict=True)):
+                self.say(f"compiling combination {number + 1} of {len(combinations)}: {one.name}")
+                program.exception()
+        for one, candidate, program in zip(combinations, candidates, compiled, strict=True):
+            try:  # nothing runs while something compiles: on virtual devices collectives would wait too long
+                jax.block_until_ready(program.result().run())
+                self.programs.append((one, candidate, program.result()))
             except (jax.errors.JaxRuntimeError, NotImplementedError, TypeError, ValueError) as error:
                 self.failures.append((one.name, " ".join(str(error).split())[:200]))
+
+    def _candidate(self, one: Combination) -> Candidate:
+        return Candidate(one.plan, self.traced, one.part, device_mesh(one.plan) if self.devices else None)
+
+    def _compile(self, candidate: Candidate) -> PartProgram:
+        function = PartFunction(candidate.plan, candidate.traced, candidate.part.operations, candidate.mesh)
+        return function.compile(self.device)
 
     def time_all(self) -> list[Row]:
         """Times all programs in rounds: the first rounds give the profile, which is kept, the others kernel times."""

@@ -134,7 +134,7 @@ class Measuring:
         self, missing: Sequence[tuple[Key, Candidate]]
     ) -> Iterator[tuple[Key, Candidate, Future[PartProgram]]]:
         """Compiles in threads, a few ahead of the one that is timed, since compiled programs hold their arguments."""
-        ahead = max(1, min(8, (os.cpu_count() or 1) // 2))
+        ahead = compiled_ahead()
         with ThreadPoolExecutor(ahead) as pool:
             waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[:ahead]]
             place = len(waiting)
@@ -191,6 +191,11 @@ class Measuring:
     def _progress(self, number: int, total: int, part: Part) -> None:
         left = "" if self.deadline is None else f", {format_seconds(max(self.deadline - time.perf_counter(), 0))} left"
         self.say(f"measuring {number + 1} of {total}: {part.label or part.fingerprint}{left}")
+
+
+def compiled_ahead() -> int:
+    """How many programs are compiled at a time."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def reference_program(device: Any) -> PartProgram:
