@@ -78,13 +78,18 @@ class _Attention:
     def flops(self, over_width: int, over_value_width: int) -> float:
         """FLOPs of so many products over the heads' width and over the values' width, of unmasked scores alone."""
         batch, heads, query_tokens, tokens = self.sizes
-        scores, window = float(query_tokens * tokens), self.op.params.get("sliding_window_length")
-        if "CAUSAL" in str(self.op.params["mask_type"]):
-            scores /= 2
-        if window:  # each query reads so many keys before it; the first queries have fewer
-            scores = min(scores, query_tokens * window - window**2 / 2 if window < query_tokens else scores)
+        causal, window = "CAUSAL" in str(self.op.params["mask_type"]), self.op.params.get("sliding_window_length")
+        scores = unmasked_scores(query_tokens, tokens, causal, window or 0)
         width, value_width = self.widths
         return 2.0 * batch * heads * scores * (over_width * width + over_value_width * value_width)
+
+
+def unmasked_scores(query_tokens: int, tokens: int, causal: bool, window: int) -> float:
+    """How many scores of one head a fused kernel computes; without a sliding window, `window` is 0."""
+    scores = query_tokens * tokens / (2 if causal else 1)
+    if 0 < window < query_tokens:  # each query reads so many keys before it; the first queries have fewer
+        scores = min(scores, query_tokens * window - window**2 / 2)
+    return scores
 
 
 def _is_unmasked(op: Signature) -> bool:

@@ -169,3 +169,19 @@ def test_a_convolution_and_its_gradients_take_as_many_flops():
         call("f32[16,3,3,5]", "%image, %many#1", "BackwardFilter"),
     ]
     assert [flops_of(text) for text in calls] == [2 * (2 * 4 * 4 * 16) * (3 * 3 * 5)] * 4
+
+
+@pytest.mark.parametrize(("target", "products"), [("Softmax", 2), ("SoftmaxBackward", 5), ("ScaleBiasSoftmax", 2)])
+@pytest.mark.parametrize(("mask", "window", "scores"), [("NO_MASK", 0, 4096 * 2048), ("CAUSAL", 0, 4096 * 1024)])
+def test_flops_of_fused_attention_are_those_of_its_products(target, products, mask, window, scores):
+    text = (
+        "ENTRY %main (q: bf16[4,4096,32,128]) -> bf16[4,32,4096,128] {\n"
+        "  %q = bf16[4,4096,32,128]{3,2,1,0} parameter(0)\n"
+        "  ROOT %a = (bf16[4,32,4096,128]{3,1,2,0}, u8[256]{0}) custom-call(%q, %q, %q), "
+        f'custom_call_target="__cudnn$fmha{target}", backend_config={{"cudnn_fmha_backend_config":'
+        '{"bmm1_dot_dimension_numbers":{"lhs_contracting_dimensions":["3"]},'
+        '"intermediate_tensor_shape":{"dimensions":["4","32","4096","2048"],"element_type":"BF16"},'
+        f'"mask_type":"{mask}","sliding_window_length":{window}}}}}\n'
+        "}\n"
+    )
+    assert flops_of(text) == products * 2 * 4 * 32 * 128 * scores

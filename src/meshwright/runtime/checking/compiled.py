@@ -9,6 +9,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.rules.attention import unmasked_scores
+
 _KINDS = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather",
@@ -27,6 +29,8 @@ _PRODUCT = re.compile(r"= (.*?) (dot|convolution|custom-call)\(([^)]*)\)")
 _CONTRACTED = re.compile(r'(?:lhs_contracting_dims=\{|"lhs_contracting_dimensions":\[)([^}\]]*)')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _BACKWARD = re.compile(r"__cudnn\$convBackward(Filter|Input)")
+_ATTENTION = re.compile(r'__cudnn\$fmha\w*?(Backward)?".*?"intermediate_tensor_shape":\{"dimensions":\[([^\]]*)\]')
+_WINDOW = re.compile(r'"sliding_window_length":(\d+)')
 _DILATED = re.compile(r"lhs_dilate=([0-9x]+)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -88,7 +92,7 @@ def frames_of(text: str) -> dict[str, str]:
 
 
 def flops_of(text: str) -> float:
-    """Floating-point operations of a program's matrix products and convolutions, on one device.
+    """Floating-point operations of a program's products, convolutions and calls of cuDNN's attention, on one device.
 
     As in a plan, the zeros that the gradient of a strided convolution inserts between pixels are not counted.
     """
@@ -108,6 +112,9 @@ def _flops(body: list[str]) -> Iterator[float]:
         if not labels and not contracted:  # another library's call, such as a Cholesky factorisation
             continue
         result = _ints(_ARRAY.findall(match[1])[0][1])
+        if attention := _ATTENTION.search(line):
+            yield _of_attention(line, result[-1], attention)
+            continue
         left, right = (shapes.get(name, []) for name in re.findall(r"%([\w.\-#]+)", match[3])[:2])
         if labels:
             pixels, filters = _of_convolution(line, left, right, result)
@@ -118,6 +125,14 @@ def _flops(body: list[str]) -> Iterator[float]:
         elif contracted:
             dims = [int(d) for d in re.findall(r"\d+", contracted[1])]
             yield 2.0 * prod(result) * prod(left[d] for d in dims)
+
+
+def _of_attention(line: str, width: int, call: re.Match[str]) -> float:
+    """The flops of cuDNN's attention: two products of all scores that no mask excludes, five in the backward pass."""
+    *batch, queries, keys = (int(d) for d in re.findall(r"\d+", call[2]))
+    window = _WINDOW.search(line)
+    scores = unmasked_scores(queries, keys, '"mask_type":"CAUSAL"' in line, int(window[1]) if window else 0)
+    return 2.0 * prod(batch) * scores * width * (5 if call[1] else 2)
 
 
 def _of_convolution(line: str, left: list[int], right: list[int], result: list[int]) -> tuple[list[int], list[int]]:

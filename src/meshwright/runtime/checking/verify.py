@@ -32,7 +32,7 @@ class Verification:
         collectives: Bytes by kind and axes.
         memory: Peak bytes: by the plan's liveness, and as XLA allocates them (packed, which may exceed the peak of
             live bytes).
-        flops: Flops of matrix products and convolutions.
+        flops: Flops of matrix products, convolutions and fused attention.
         backend: The backend that the program was compiled for.
         compile_s: How long the compilation took.
         rematerialized: Values that XLA gathers whole because it knows no better way to reshard them; None where XLA's
