@@ -25,7 +25,7 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
-from tests.compiling import FLAGS
+from tests.compiling import FLAGS, QUICK
 
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -60,11 +60,7 @@ ROWS: tuple[tuple[str, dict[str, Any], mw.ThreeD], ...] = (
     ("Equinox", {}, mw.ThreeD(pipeline=4, microbatch=4, schedule="gpipe")),
     ("Haiku", {}, mw.ThreeD(pipeline=2, data=2, microbatch=4)),
 )
-USUAL = {
-    "xla_backend_optimization_level": 2,
-    "xla_llvm_disable_expensive_passes": False,
-    "xla_cpu_use_fusion_emitters": True,
-}
+USUAL = {name: not value if isinstance(value, bool) else 2 for name, value in QUICK.items()}  # XLA's defaults
 MEMORY = {"layers": 4, "seq": 64, "hidden": 128, "batch": 16}
 
 

@@ -6,6 +6,7 @@ was planned; bytes are those of its collectives and those that it sends to other
     python benchmarks/stage_programs.py
 """
 
+import faulthandler
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ ROWS = (
 
 
 def main() -> None:
+    faulthandler.enable()  # XLA compiles for devices that are not there: a crash says where
     if jax.default_backend() != "gpu":
         print("SKIPPED: this machine has no GPU, which compiles for others")
         return
@@ -41,12 +43,15 @@ def compiled(model: str, hosts: int, recipe: mw.ThreeD) -> Iterator[tuple[object
     """A row for each stage: compiled ÷ planned."""
     example = zoo.build(model, **SHAPE)
     cluster = f"{hosts}x8 h200"
+    print(f"{model} on {cluster}, {recipe.name}: planning", flush=True)
     plan = mw.plan(example.train_step, example.state, example.batch, cluster=cluster, method=recipe)
     devices = topologies.get_topology_desc("h200", "cuda", topology=f"1x{hosts}x8").devices
-    for number, stage in enumerate(plan.verify(devices=devices).stages):
+    print("compiling", flush=True)
+    found = plan.verify(devices=devices)
+    print(found, flush=True)
+    for number, stage in enumerate(found.stages):
         figures = (stage.bytes.ratio, stage.memory.ratio, stage.flops.ratio)
         yield (model, cluster, recipe.name, number, *(f"{ratio:.3f}" for ratio in figures))
-        print(model, cluster, number, figures, flush=True)
 
 
 if __name__ == "__main__":
