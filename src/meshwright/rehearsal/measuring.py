@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import jax
@@ -20,8 +21,9 @@ from jax.sharding import Mesh as DeviceMesh
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, this_compiler
-from meshwright.rehearsal.part_program import PartFunction, PartProgram, TooLarge
+from meshwright.rehearsal.part_program import PartFunction, PartProgram, TooLarge, refuse_large
 from meshwright.rehearsal.parts import Part
+from meshwright.rehearsal.program import Share
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.units import format_seconds
 
@@ -67,6 +69,53 @@ class Candidate:
         where = chip_name(self.plan, device)
         return Key(self.part.fingerprint, self.part.shardings, where, link, self.part.dtype, this_compiler())
 
+    def compile(self, device: Any, limit_bytes: float | None = None) -> PartProgram:
+        """Compiles it for a device or for its mesh, with values to run it on.
+
+        Raises:
+            TooLarge: The program needs more memory than the limit.
+        """
+        return PartFunction(self.plan, self.traced, self.part.operations, self.mesh).compile(device, limit_bytes)
+
+
+@dataclass(frozen=True)
+class StepCandidate(Candidate):
+    """A whole step to be rehearsed: one device's share of a plan, fused as the real program is."""
+
+    def compile(self, device: Any, limit_bytes: float | None = None) -> PartProgram:
+        """Compiles it for a device, with values to run it on.
+
+        Raises:
+            TooLarge: The program needs more memory than the limit.
+        """
+        share = Share.of(self.plan, self.traced)
+        compiled = share.compile(device)
+        refuse_large(compiled, limit_bytes)
+        return StepProgram(compiled, share.draw(device), share)
+
+
+@dataclass(frozen=True)
+class StepProgram(PartProgram):
+    """A compiled share of a step; what a run returns are the arguments of the next, since some are donated."""
+
+    values: list[Any]
+    share: Share
+
+    def run(self) -> Any:
+        """Starts one step."""
+        self.values[:] = self.share.step(self.compiled, self.values)
+        return self.values
+
+
+def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates by their rank in their segment by the model, and by what they take in a step."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for candidate in sorted(candidates, key=lambda c: c.price_s):
+        rank = seen[candidate.part.fingerprint] = seen.get(candidate.part.fingerprint, -1) + 1
+        ranked.append((rank, -candidate.part.count * candidate.price_s, candidate))
+    return [candidate for *_, candidate in sorted(ranked, key=lambda row: row[:2])]
+
 
 def chip_name(plan: PlanData, device: Any) -> str:
     """The catalogue's name of the device, where it is the chip of the plan; else JAX's name."""
@@ -103,6 +152,8 @@ class Measuring:
         self.limit_bytes = min((b for b in (reported, limit_bytes) if b), default=None)
         self.remarks: list[str] = []
         self.num_measured = 0
+        self.compile_s = self.num_compiled = 0.0  # seconds, and operations compiled in them
+        self._lock = Lock()
         self._reference: PartProgram | None = None
         self._reference_s = float("inf")
 
@@ -110,12 +161,17 @@ class Measuring:
     def is_over(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
+    def extend(self, seconds: float) -> None:
+        """Allows more time."""
+        self.deadline = None if self.deadline is None else self.deadline + seconds
+
     def measure(self, candidates: Sequence[Candidate]) -> dict[Key, Measurement]:
         """The measurements of candidates, from the database or made now; those for which there was no time are missing.
 
-        Of each segment the cheapest candidates by the model come first.
+        The candidate of each segment that the model prefers comes first, large segments before small ones, then the
+        second of each, and so on: if time is over, what matters most was measured.
         """
-        wanted = {c.key(self.device): c for c in sorted(candidates, key=lambda c: c.price_s)}
+        wanted = {c.key(self.device): c for c in in_order(candidates)}
         found: dict[Key, Measurement] = {}
         for key, candidate in wanted.items():
             known = None if self.fresh else self.database.get(key, candidate.kind)
@@ -135,23 +191,36 @@ class Measuring:
     ) -> Iterator[tuple[Key, Candidate, Future[PartProgram]]]:
         """Compiles in threads, a few ahead of the one that is timed, since compiled programs hold their arguments."""
         ahead = compiled_ahead()
+        missing = [] if self.is_over else missing
         with ThreadPoolExecutor(ahead) as pool:
             waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[:ahead]]
             place = len(waiting)
             try:
-                while waiting and not self.is_over:
+                while waiting:
                     # Nothing is timed while something compiles: both would disturb each other.
                     for *_, future in waiting:
                         future.exception()
                     yield from waiting
-                    waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[place : place + ahead]]
+                    following = [] if self.is_over else missing[place : place + ahead]
+                    waiting = [(key, c, pool.submit(self._compile, c)) for key, c in following]
                     place += len(waiting)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile(self, candidate: Candidate) -> PartProgram:
-        function = PartFunction(candidate.plan, candidate.traced, candidate.part.operations, candidate.mesh)
-        return function.compile(self.device, self.limit_bytes)
+        started = time.perf_counter()
+        program = candidate.compile(self.device, self.limit_bytes)
+        with self._lock:
+            self.compile_s += time.perf_counter() - started
+            self.num_compiled += len(candidate.part.operations)
+        return program
+
+    def has_time_for(self, part: Part) -> bool:
+        """Whether a part can be compiled in the time that is left, if it takes as long as others by their size."""
+        if self.deadline is None or not self.num_compiled:
+            return not self.is_over
+        expected = len(part.operations) * self.compile_s / self.num_compiled
+        return time.perf_counter() + expected < self.deadline
 
     def _measured(self, key: Key, candidate: Candidate, compiled: "Future[PartProgram]", best_s: float) -> Measurement:
         kind = candidate.kind

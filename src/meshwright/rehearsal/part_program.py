@@ -40,7 +40,7 @@ class PartProgram:
     """
 
     compiled: Any
-    values: Sequence[Any]
+    values: list[Any]
 
     def run(self) -> Any:
         """Starts one run."""
@@ -52,6 +52,12 @@ class TooLarge(Exception):
 
     def __init__(self, needed: float, limit: float):
         super().__init__(f"it needs {format_bytes(needed)}, and {format_bytes(limit)} are allowed")
+
+
+def refuse_large(compiled: Any, limit_bytes: float | None) -> None:
+    """Raises `TooLarge` where a compiled program needs more memory than the limit."""
+    if limit_bytes is not None and allocated_bytes(compiled) > limit_bytes:
+        raise TooLarge(allocated_bytes(compiled), limit_bytes)
 
 
 class PartFunction:
@@ -155,8 +161,7 @@ class PartFunction:
             places = [NamedSharding(self.mesh, partition_spec(t.spec)) for t in tensors]
         jitted = jax.jit(self, in_shardings=tuple(places), compiler_options=compiler_options(device.platform))
         compiled = jitted.lower(*types).compile()
-        if limit_bytes is not None and allocated_bytes(compiled) > limit_bytes:
-            raise TooLarge(allocated_bytes(compiled), limit_bytes)
+        refuse_large(compiled, limit_bytes)
         keys = jax.random.split(jax.random.key(0), max(len(types), 1))
         values = [
             jax.device_put(jnp.asarray(drawn(t, kind, key, highest), kind.dtype), place)

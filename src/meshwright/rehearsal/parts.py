@@ -10,6 +10,7 @@ from math import prod
 
 from meshwright.blocks.blocks import Blocks
 from meshwright.blocks.find import blocks_of
+from meshwright.blocks.fingerprint import fingerprint
 from meshwright.graph import Graph
 from meshwright.hardware import Chip
 from meshwright.planner.pricing.compute_cost import load_s
@@ -17,6 +18,7 @@ from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.plans.tensor import Spec, spec_text
 
 REST = "rest"  # begins the fingerprint of a part that belongs to no segment
+STEP = "step"  # begins the fingerprint of a whole step
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Part:
 
     @property
     def is_segment(self) -> bool:
-        return not self.fingerprint.startswith(REST)
+        return not self.fingerprint.startswith((REST, STEP))
 
 
 def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tuple[Part, ...]:
@@ -81,6 +83,29 @@ def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tupl
             text = reader.shardings(rest)
             found.append(reader.part(f"{REST}-{_digest(text)}", text, [tuple(rest)], trips))
     return tuple(found)
+
+
+def step_of(plan: PlanData, graph: Graph) -> Part:
+    """The whole step as one part; loops run inside it."""
+    everything = tuple(range(len(graph.ops)))
+    plans = {op.serial: op for op in plan.ops}
+    largest = max(plan.ops, key=lambda op: op.load.flops if op.load else 0.0, default=None)
+    splits = (f"{op.trips:g} {_split(plans[op.serial]) if op.serial in plans else ''}" for op in graph.ops)
+    axes = " ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+    donated = "".join("d" if t.donated else "-" for t in plan.arguments)
+    return Part(
+        f"{STEP}-{fingerprint(graph, everything, ())}",
+        f"{axes}; {_digest(chr(10).join((axes, donated, *splits)))}",
+        everything,
+        (everything,),
+        1.0,
+        plan.cost.compute,
+        plan.cost.communication,
+        sum(stand_in_s(plan, item) for item in plan.collectives),
+        plan.flops,
+        "the whole step",
+        "" if largest is None or largest.load is None else largest.load.dtype,
+    )
 
 
 class _Reader:

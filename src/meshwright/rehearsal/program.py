@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -107,9 +108,18 @@ def drawn(tensor: Tensor, kind: Any, key: Any, highest: int) -> Any:
         bits = jax.random.bits(key, (*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")
         return jax_compat.keys_of_bits(bits, kind.dtype)
     if jnp.issubdtype(kind.dtype, jnp.inexact) and tensor.role != "optimizer":
-        scale = SCALE if tensor.role == "parameters" else 1.0
-        return (scale * jax.random.normal(key, kind.shape, "float32")).astype(kind.dtype)
+        return _normal(key, tuple(kind.shape), jnp.dtype(kind.dtype), SCALE if tensor.role == "parameters" else 1.0)
     if jnp.issubdtype(kind.dtype, jnp.integer) and tensor.role == "data":
-        high = min(highest, int(jnp.iinfo(kind.dtype).max))
-        return jax.random.randint(key, kind.shape, 0, high, "int32").astype(kind.dtype)
+        return _integers(key, tuple(kind.shape), jnp.dtype(kind.dtype), min(highest, int(jnp.iinfo(kind.dtype).max)))
     return np.zeros(kind.shape, kind.dtype)
+
+
+# One program for each shape: eagerly, each operation would be compiled for each shape.
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _normal(key: Any, shape: tuple[int, ...], dtype: Any, scale: float) -> Any:
+    return (scale * jax.random.normal(key, shape, "float32")).astype(dtype)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _integers(key: Any, shape: tuple[int, ...], dtype: Any, high: int) -> Any:
+    return jax.random.randint(key, shape, 0, high, "int32").astype(dtype)

@@ -5,7 +5,8 @@ with other splits of the blocks of large segments; the cheapest by the model and
 the model, the same problem is solved again under the same memory limit, and the parts of the new plan are measured,
 until the plan has no part that is worth measuring and was not. Where the devices of the mesh are here, parts run on
 them with their collectives, and in the end the plan and the model's own plan run as whole programs: the faster is
-returned. Elsewhere one device rehearses.
+returned. Elsewhere one device rehearses the parts, and in the end the whole step, whose time is the plan's price: XLA
+fuses across parts, so that they take another time in all than each by itself.
 """
 
 import time
@@ -29,8 +30,8 @@ from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.calibration import keep_work
 from meshwright.rehearsal.combinations import choices_of, plan_combinations
 from meshwright.rehearsal.learning import Measured, compute_s, corrections
-from meshwright.rehearsal.measuring import Candidate, Measuring
-from meshwright.rehearsal.parts import Part, parts_of
+from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
+from meshwright.rehearsal.parts import Part, parts_of, step_of
 from meshwright.rehearsal.whole_steps import faster
 from meshwright.runtime.spmd import device_mesh
 from meshwright.units import format_seconds
@@ -41,6 +42,7 @@ WORTH = 0.01  # parts below this share of a plan's modelled compute are not meas
 LARGE = 0.1  # segments of at least this share are tried with other splits of their blocks
 MOST_PLANNED = 2 * MOST_CANDIDATES  # combinations of a segment that are planned and ranked
 PLANNING = 0.1  # the part of the time for measuring after which no more combinations are planned
+PARTS = 0.6  # the part of the time for measuring that parts may take; the rest is for the whole step
 MOST_ROUNDS = 4  # of planning with corrections
 
 Say = Callable[[str], None]
@@ -73,13 +75,16 @@ class Search:
             self.remarks.append(f"Nothing was measured: no device here is a {_chip(modelled)}.")
             return self._marked(modelled)
         limit = modelled.memory.limit_bytes
-        self.measuring = Measuring(device, self.database, self.method.profile_seconds, limit, self.say)
+        self.seconds = self.method.profile_seconds * (1.0 if self._is_here(modelled) else PARTS)
+        self.measuring = Measuring(device, self.database, self.seconds, limit, self.say)
         self.blocks = blocks_of(self.traced.graph)
         self.rows: list[Measured] = []
-        best = modelled
+        best, self.step_s = modelled, None
         try:
             with my_turn(self.say):
                 best = self._improve(modelled)
+                self.measuring.extend(self.method.profile_seconds - self.seconds)
+                self.step_s = self.step_s or self._step_s(best)
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
         self.remarks += dict.fromkeys(self.measuring.remarks)
@@ -90,7 +95,7 @@ class Search:
         found = modelled
         for _ in range(MOST_ROUNDS):
             if self.measuring.is_over:
-                self.remarks.append(f"Measuring stopped after {format_seconds(self.method.profile_seconds)}.")
+                self.remarks.append(f"Measuring stopped after {format_seconds(self.seconds)}.")
                 break
             found = self._solve(self.method, self.meshes, self._corrections())
             if not self._measure([found]):
@@ -98,12 +103,22 @@ class Search:
         if self._is_here(found) and found.ops != modelled.ops:
             self.say("running both plans")
             try:
-                return faster(modelled, found, self.traced)
+                found, self.step_s = faster(modelled, found, self.traced)
+                return found
             except jax.errors.JaxRuntimeError as error:
                 reason = " ".join(str(error).split())[:200]
                 self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
                 return modelled
         return found
+
+    def _step_s(self, plan: PlanData) -> float | None:
+        """Seconds of one device's share of the whole step; None where there is no time for it or it cannot run."""
+        step = StepCandidate(plan, self.traced, step_of(plan, self.traced.graph))
+        if self._is_here(plan) or not self.measuring.has_time_for(step.part):
+            return None
+        found = self.measuring.measure([step]).get(step.key(self.measuring.device))
+        compute = Measured(plan, step.part, found).compute_s
+        return None if compute is None else compute + plan.cost.communication
 
     def _solve(self, method: Any, meshes: list[Mesh], corrected: Corrections | None) -> PlanData:
         return plan_program(self.traced, meshes, method, self.say, Budget(method.seconds), corrected)
@@ -188,6 +203,11 @@ class Search:
         known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings): row.found for row in self.rows}
         rows = [Measured(plan, part, known.get((plan.mesh.sizes, part.fingerprint, part.shardings))) for part in parts]
         measured, modelled = compute_s(rows, self._corrections())
+        how = "on the devices of the mesh" if self._mesh(plan) is not None else "as one device's share"
+        if self.step_s is not None:
+            parts_s = f", and {format_seconds(measured)} as parts one by one" if measured else ""
+            measured, modelled = max(self.step_s - plan.cost.communication, 0.0), 0.0
+            how = f"{how}, the whole step{parts_s}"
         if not measured:
             self.remarks.append("Nothing was measured; all prices are modelled.")
             return self._marked(plan)
@@ -196,7 +216,6 @@ class Search:
         solution = SolutionSummary.proven(
             cost.total, plan.solution.lower_bound * scale, plan.solution.seconds, plan.solution.folded
         )
-        how = "on the devices of the mesh" if self._mesh(plan) is not None else "as one device's share"
         rest, sent = format_seconds(modelled), format_seconds(cost.communication)
         about = (
             f"measured {how}: {format_seconds(measured)} of compute; modelled: {rest} of compute, {sent} of "
