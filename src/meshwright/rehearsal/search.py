@@ -204,10 +204,11 @@ class Search:
         rows = [Measured(plan, part, known.get((plan.mesh.sizes, part.fingerprint, part.shardings))) for part in parts]
         measured, modelled = compute_s(rows, self._corrections())
         how = "on the devices of the mesh" if self._mesh(plan) is not None else "as one device's share"
+        whole = ""
         if self.step_s is not None:
-            parts_s = f", and {format_seconds(measured)} as parts one by one" if measured else ""
+            parts_s = f"; its parts by themselves {format_seconds(measured)}" if measured else ""
+            whole = f" in the whole step{parts_s}"
             measured, modelled = max(self.step_s - plan.cost.communication, 0.0), 0.0
-            how = f"{how}, the whole step{parts_s}"
         if not measured:
             self.remarks.append("Nothing was measured; all prices are modelled.")
             return self._marked(plan)
@@ -218,7 +219,7 @@ class Search:
         )
         rest, sent = format_seconds(modelled), format_seconds(cost.communication)
         about = (
-            f"measured {how}: {format_seconds(measured)} of compute; modelled: {rest} of compute, {sent} of "
+            f"measured {how}: {format_seconds(measured)} of compute{whole}; modelled: {rest} of compute, {sent} of "
             f"communication; {plan.flops / cost.total / 1e12:.4g} TFLOP/s a device"
         )
         self.remarks.append(f"{about[0].upper()}{about[1:]}.")
