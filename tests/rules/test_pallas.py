@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 import meshwright as mw
+from meshwright.graph.tracing.trace import trace
 from meshwright.rules import Signature, loop_nest
 from meshwright.rules.pallas import grid_of, why_whole
 from tests.pallas_ops import (
@@ -150,6 +151,14 @@ def test_flops_are_those_of_the_blocks_that_a_causal_mask_leaves() -> None:
     assert loop_nest(op).flops == blocks * 2 * 2 * 32 * 32 * 64
     backward = kernels(jax.grad(loss, argnums=(0, 1, 2)), Q, Q, Q)["mha_backward"]
     assert loop_nest(backward).flops == blocks * 7 * 2 * 32 * 32 * 64  # scores are computed twice
+
+
+def test_flops_of_blocks_that_a_table_of_constants_skips_do_not_count() -> None:
+    graph = trace(jax.grad(splash, argnums=(0, 1, 2)), T, T, T).graph
+    found = {mw.rules.kernel_name(op.signature): op.signature for op in graph.ops if op.primitive == "pallas_call"}
+    blocks, product = 4 * 8 * 3, 2 * 128**3  # batch, heads, and 1 + 2 of 2 × 2 blocks of 128 tokens
+    num_products = {"splash_mha_fwd_residuals": 2, "splash_mha_dkv_no_residuals": 4, "splash_mha_dq_no_residuals": 3}
+    assert {name: loop_nest(op).flops / product / blocks for name, op in found.items()} == num_products
 
 
 def test_flops_of_skipped_blocks_do_not_count() -> None:

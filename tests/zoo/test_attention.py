@@ -1,12 +1,15 @@
 """Attention of every kind computes softmax attention, and the fused kernel is what plans for GPUs see."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.graph.tracing.planned_devices import traced_for
-from meshwright.zoo.attention import attend
+from meshwright.graph.tracing.trace import trace
+from meshwright.zoo.attention import _plain, _splash, attend
 
 RNG = np.random.default_rng(0)
 
@@ -32,14 +35,74 @@ def test_attend_equals_jax_nn(causal, window):
         ("1x8 a100", 256, False),
         ("1x8 v100", 128, False),
         ("1x8 mi300x", 128, False),
-        ("1x4 tpu-v5p", 128, False),
     ],
 )
 def test_the_fused_kernel_is_taken_where_the_chip_has_it(cluster, width, fused):
-    q = jax.ShapeDtypeStruct((2, 16, 4, width), "bfloat16")
-    with traced_for(mw.cluster(cluster)):
-        program = str(jax.make_jaxpr(lambda q: attend(q, q, q, causal=True))(q))
+    program = traced(cluster, 16, width)
     assert ("dot_product_attention_fwd" in program) == fused
+    assert ("written out: cuDNN" in program) != fused
+
+
+@pytest.mark.parametrize(("seq", "fused"), [(128, True), (96, False)])
+def test_tpus_have_splash_attention_for_whole_lanes_of_tokens(seq, fused):
+    program = traced("1x4 tpu-v5p", seq, 64)
+    assert ("splash_mqa_fwd" in program) == fused
+    assert ("takes lengths that are multiples of 128, not 96" in program) != fused
+
+
+def traced(cluster, seq, width):
+    q = jax.ShapeDtypeStruct((2, seq, 4, width), "bfloat16")
+    with traced_for(mw.cluster(cluster)):
+        return str(jax.make_jaxpr(lambda q: attend(q, q, q, causal=True))(q))
+
+
+def test_the_plan_remarks_that_scores_are_written_out():
+    q = jax.ShapeDtypeStruct((4, 96, 4, 64), "bfloat16")
+    plan = mw.plan(lambda q: attend(q, q, q, causal=True), q, cluster="1x4 tpu-v5p")
+    (remark,) = plan.remarks
+    assert remark.startswith("Attention's scores are written out: splash attention takes lengths that")
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "sinks"), [(False, None, False), (True, None, False), (True, 100, False), (True, None, True)]
+)
+def test_splash_attention_computes_attention_and_its_gradients(causal, window, sinks):
+    q, k, v = draw(2, 256, 4, 64), draw(2, 256, 2, 64), draw(2, 256, 2, 64)
+    options = (causal, window, 0.2, draw(4) if sinks else None)
+
+    def gradients(kind, **how):
+        def loss(q, k, v):
+            return (kind(q, k, v, *options, **how) * jnp.arange(64.0)).sum()
+
+        return jax.grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    for found, expected in zip(gradients(_splash, interpret=True), gradients(_plain), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("where", [(("x",),), ((), (), ("x",))], ids=["batch", "heads"])
+def test_splash_attention_runs_split_over_batch_and_heads(where):
+    q, k, v = draw(8, 128, 16, 32), draw(8, 128, 8, 32), draw(8, 128, 8, 32)
+
+    def mixed(q, k, v):
+        return _splash(q, k, v, True, None, 0.2, None, interpret=True)
+
+    spec = jax.P(*(axes or None for axes in where))
+    split = mw.parallelize(mixed, cluster="local", mesh=(8,), method=mw.Auto(fix=dict.fromkeys("qkv", spec)))
+    np.testing.assert_allclose(split(q, k, v), jax.jit(mixed)(q, k, v), rtol=1e-6, atol=1e-6)
+    (plan,) = split.plans
+    assert not plan.unsplittable and not plan.collectives
+    assert {op.load.num_parts for op in plan.ops if op.label.endswith("pallas_call")} == {8}
+
+
+@pytest.mark.parametrize("checkpoint", ["selective", "full"])
+def test_selective_checkpoints_keep_splash_attention(checkpoint):
+    example = zoo.build("llama-tiny", seq=128, layers=1, checkpoint=checkpoint)
+    graph = trace(example.train_step, example.state, example.batch, cluster=mw.cluster("1x4 tpu-v5p")).graph
+    kernels = [mw.rules.kernel_name(op.signature) for op in graph.ops if op.primitive == "pallas_call"]
+    assert kernels.count("splash_mqa_fwd_residuals") == (1 if checkpoint == "selective" else 2)
+    assert kernels[-2:] == ["splash_mqa_dkv_no_residuals", "splash_mqa_dq_no_residuals"]
 
 
 def test_values_may_be_narrower_and_scores_scaled():

@@ -10,9 +10,10 @@ from typing import Any
 from meshwright.hardware.chip import Chip
 
 #: FLOPs of a fused attention kernel's backward pass, relative to its forward pass: it computes the scores again.
-BACKWARD_FLOPS = 2.5
-#: The kernel that JAX calls.
+_BACKWARD_FLOPS = 2.5
+#: The kernels that JAX calls on GPUs and on TPUs.
 CUDNN = "cudnn"
+SPLASH = "splash"
 #: Heads of 64 reach 0.875 of the rate of heads of 128 (arXiv:2407.08608 fig. 5, FlashAttention-2); linear between.
 _SMALL_HEADS = 0.25
 
@@ -44,6 +45,16 @@ def attention_flops_s(chip: Chip, kernel: str, call: AttentionCall) -> float:
     best = _of_generation(table, chip)["backward" if call.backward else "forward"]
     best *= min(1.0, 1 - _SMALL_HEADS * (1 - call.head_dim / 128))
     return chip.peak_flops(half_type(chip)) * best * call.keys / (call.keys + table["half"] / 2)
+
+
+def backward_flops(kernel: str) -> float:
+    """FLOPs of a fused attention kernel's backward pass, relative to its forward pass."""
+    return float(attention_kernels().get(kernel, {}).get("backward_flops", _BACKWARD_FLOPS))
+
+
+def fused_kernel(chip: Chip) -> str:
+    """The fused attention kernel that JAX calls on a chip."""
+    return SPLASH if generation(chip) == "tpu" else CUDNN
 
 
 def half_type(chip: Chip) -> str:

@@ -13,6 +13,7 @@ from meshwright.errors import TraceError
 from meshwright.graph import Graph, Traced
 from meshwright.graph.low_precision import slow_remarks
 from meshwright.graph.plain_liveness import plain_liveness
+from meshwright.graph.remarks import carried_remarks
 from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Mesh
 from meshwright.planner.budget import Budget
@@ -188,6 +189,7 @@ class Task:
     def _remarks(self, back: Readback) -> Iterator[str]:
         yield from differing(self.graph)
         yield from call_remarks(self.traced.call.jaxpr.jaxpr)
+        yield from carried_remarks(self.graph)
         yield from kernel_remarks(self.graph)
         yield from slow_remarks(self.graph, back.formulation.mesh.chip)
         yield from self._uneven(back)

@@ -1,74 +1,117 @@
 """Counts the FLOPs of products in the body of a kernel, averaged over the programs of its grid.
 
 How long a loop runs, and whether a block is skipped, often depends on a program's position in the grid, as with causal
-masks. The body's scalars are therefore evaluated at several positions; what they do not determine is counted once.
+masks, or on a table that is looked up there. The body's scalars are therefore evaluated at all positions at once, each
+as an array over the grid; what they do not determine is counted once.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import prod
 from typing import Any
 
-Number = int | float | bool | None  # None: not known
+import numpy as np
+from numpy.typing import NDArray
 
-_MOST_POSITIONS = 8  # along each axis; more would not change an average that is linear in the position
+Number = NDArray[Any] | None  # a scalar at each position of the grid; None: not known
+
+_MOST_POSITIONS = 2**18  # of the grid; beyond it they are spread evenly
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """JAX's division: integers are rounded towards zero."""
+    exact = np.true_divide(a, b)
+    return np.trunc(exact).astype(np.int64) if a.dtype.kind in "iu" else exact
+
 
 _SCALARS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": lambda a, b: int(a / b) if isinstance(a, int) and isinstance(b, int) else a / b,
-    "rem": lambda a, b: a - b * int(a / b),
-    "max": max,
-    "min": min,
-    "neg": operator.neg,
-    "sign": lambda a: (a > 0) - (a < 0),
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "and": operator.and_,
-    "or": operator.or_,
-    "not": lambda a: not a if isinstance(a, bool) else ~a,
-    "select_n": lambda which, *cases: cases[int(which)],
-    "clamp": lambda low, a, high: min(max(low, a), high),
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _quotient,
+    "rem": np.fmod,
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": np.negative,
+    "sign": np.sign,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "select_n": lambda which, *cases: np.choose(which.astype(np.int64), cases),
+    "clamp": lambda low, a, high: np.minimum(np.maximum(low, a), high),
     "convert_element_type": lambda a: a,
 }
 
 
-def body_flops(jaxpr: Any, sizes: Sequence[int], asked_for: Sequence[int]) -> float:
+@dataclass(frozen=True)
+class Table:
+    """The contents of an operand that a kernel's index maps and body look up by position.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        contents: Its elements in order.
+        digest: Stands for the elements where the table is printed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    contents: bytes = field(repr=False)
+    digest: str = ""
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> "Table":
+        """The table of an array."""
+        contents = np.ascontiguousarray(array).tobytes()
+        return cls(array.shape, array.dtype.name, contents, blake2b(contents, digest_size=8).hexdigest())
+
+    def array(self) -> NDArray[Any]:
+        return np.frombuffer(self.contents, self.dtype).reshape(self.shape)
+
+
+def body_flops(
+    jaxpr: Any, sizes: Sequence[int], asked_for: Sequence[int], tables: Sequence[Table | None] = ()
+) -> float:
     """Mean FLOPs of the products of one program.
 
     Args:
         jaxpr: The kernel's body.
         sizes: Number of programs along each axis of the grid.
         asked_for: The axes that the body asks for its position along.
+        tables: The body's first inputs, where their contents are known.
     """
-    samples = [_spread(sizes[axis]) for axis in asked_for]
-    found = [
-        _Program(sizes, dict(zip(asked_for, position, strict=True))).flops(jaxpr, [None] * len(jaxpr.invars))[0]
-        for position in product(*samples)
-    ]
-    return sum(found) / len(found)
+    most = int(_MOST_POSITIONS ** (1 / max(len(asked_for), 1)))
+    all_positions = prod(sizes[axis] for axis in asked_for) <= _MOST_POSITIONS
+    samples = [_spread(sizes[axis], sizes[axis] if all_positions else most) for axis in asked_for]
+    position = dict(zip(asked_for, np.meshgrid(*samples, indexing="ij", sparse=True), strict=True))
+    known = [None if table is None else table.array() for table in tables]
+    inputs = [*known, *[None] * (len(jaxpr.invars) - len(known))]
+    with np.errstate(all="ignore"):  # branches that are not taken are evaluated, too
+        found, _ = _Program(sizes, position).flops(jaxpr, inputs)
+    return float(np.broadcast_to(found, [len(sample) for sample in samples]).mean())
 
 
-def _spread(size: int) -> list[int]:
+def _spread(size: int, most: int) -> NDArray[np.int64]:
     """Positions that are spread evenly, with the same mean as all positions."""
-    count = min(size, _MOST_POSITIONS)
-    return [(2 * i + 1) * size // (2 * count) for i in range(count)]
+    count = min(size, most)
+    return (2 * np.arange(count) + 1) * size // (2 * count)
 
 
 class _Program:
-    """One program of a grid."""
+    """The programs of a grid."""
 
-    def __init__(self, sizes: Sequence[int], position: Mapping[int, int]) -> None:
+    def __init__(self, sizes: Sequence[int], position: Mapping[int, NDArray[Any]]) -> None:
         self.sizes = sizes
         self.position = position
 
-    def flops(self, jaxpr: Any, inputs: Sequence[Number]) -> tuple[float, list[Number]]:
+    def flops(self, jaxpr: Any, inputs: Sequence[Number]) -> tuple[Any, list[Number]]:
         """FLOPs of a jaxpr's products, and its results as far as they are known."""
         env: dict[int, Number] = {id(var): value for var, value in zip(jaxpr.invars, inputs, strict=True)}
 
@@ -76,20 +119,22 @@ class _Program:
             value = getattr(var, "val", None)
             if value is None:
                 return env.get(id(var))
-            return value.item() if getattr(value, "shape", None) == () else value if _is_number(value) else None
+            return np.asarray(value) if getattr(value, "shape", ()) == () and _is_number(value) else None
 
-        total = 0.0
+        total: Any = 0.0
         for eqn in jaxpr.eqns:
             done, made = self._equation(eqn, [read(var) for var in eqn.invars])
-            total += done
+            total = total + done
             env.update({id(var): value for var, value in zip(eqn.outvars, made, strict=False)})
         return total, [read(var) for var in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, ins: list[Number]) -> tuple[float, Sequence[Number]]:
+    def _equation(self, eqn: Any, ins: list[Number]) -> tuple[Any, Sequence[Number]]:
         name, params = eqn.primitive.name, eqn.params
         if name in ("program_id", "num_programs"):
             axis = params["axis"]
-            return 0.0, [self.position[axis] if name == "program_id" else self.sizes[axis]]
+            return 0.0, [self.position[axis] if name == "program_id" else np.asarray(self.sizes[axis])]
+        if name == "get":
+            return 0.0, [_looked_up(ins)]
         if name == "dot_general":
             return _dot_flops(eqn), []
         if name == "while":
@@ -100,28 +145,31 @@ class _Program:
         if name == "cond":
             return self._cond(params, ins)
         if name in _SCALARS:
-            return 0.0, [None if None in ins else _SCALARS[name](*ins)]
+            known = [value for value in ins if value is not None]
+            return 0.0, [_SCALARS[name](*known) if len(known) == len(ins) else None]
         return self._call(params, ins)
 
-    def _while(self, params: Any, ins: list[Number]) -> float:
+    def _while(self, params: Any, ins: list[Number]) -> Any:
         """FLOPs of a loop that counts up to a bound, as `jax.lax.fori_loop` does; of one trip if the bound is open."""
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
         known = dict(zip(map(id, condition.invars), [*ins[:num_cond], *ins[num_cond + num_body :]], strict=True))
-        bounds = []
+        trips: Any = 1.0
         if len(condition.eqns) == 1 and condition.eqns[0].primitive.name == "lt":
-            bounds = [getattr(var, "val", known.get(id(var))) for var in condition.eqns[0].invars]
-        trips = 1.0 if None in bounds or not bounds else max(0.0, float(bounds[1] - bounds[0]))  # type: ignore[operator]
+            first, end = (getattr(var, "val", known.get(id(var))) for var in condition.eqns[0].invars)
+            trips = trips if first is None or end is None else np.maximum(0.0, np.subtract(end, first))
         carry = [None] * (len(body.invars) - num_body)
         return trips * self.flops(body, [*ins[num_cond : num_cond + num_body], *carry])[0]
 
-    def _cond(self, params: Any, ins: list[Number]) -> tuple[float, Sequence[Number]]:
+    def _cond(self, params: Any, ins: list[Number]) -> tuple[Any, Sequence[Number]]:
         branches = [self.flops(_open(branch), ins[1:]) for branch in params["branches"]]
         if ins[0] is None:
-            return max(done for done, _ in branches), []
-        return branches[min(max(int(ins[0]), 0), len(branches) - 1)]
+            return max((done for done, _ in branches), key=np.mean), []
+        which = np.clip(ins[0].astype(np.int64), 0, len(branches) - 1)
+        made = [_chosen(which, results) for results in zip(*(found for _, found in branches), strict=True)]
+        return np.choose(which, [done for done, _ in branches]), made
 
-    def _call(self, params: Any, ins: list[Number]) -> tuple[float, Sequence[Number]]:
+    def _call(self, params: Any, ins: list[Number]) -> tuple[Any, Sequence[Number]]:
         """A call of another jaxpr, or an operation without products."""
         for value in params.values():
             inner = _open(value)
@@ -131,12 +179,28 @@ class _Program:
         return 0.0, []
 
 
+def _chosen(which: NDArray[Any], results: Sequence[Number]) -> Number:
+    known = [result for result in results if result is not None]
+    return np.choose(which, known) if len(known) == len(results) else None
+
+
+def _looked_up(ins: Sequence[Number]) -> Number:
+    """An element of a table; None if the table or the place is not known, or if it is more than one element."""
+    table, *places = ins
+    if table is None or len(places) != table.ndim:
+        return None
+    known = [place for place in places if place is not None]
+    if len(known) != len(places):
+        return None
+    return table[tuple(np.clip(place, 0, size - 1) for place, size in zip(known, table.shape, strict=True))]
+
+
 def _open(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | bool)
+    return np.asarray(value).dtype.kind in "biuf"
 
 
 def _dot_flops(eqn: Any) -> float:

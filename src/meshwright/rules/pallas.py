@@ -133,7 +133,15 @@ def _flops(op: Signature, grid: Grid) -> float:
     own = [size for axis, size in enumerate(grid.sizes) if axis not in op.params["grid_mapping"].vmapped_dims]
     if not all(isinstance(size, int) for size in grid.sizes):
         return 0.0
-    return prod(grid.sizes) * body_flops(op.params["jaxpr"], own, sorted(set(_asked_for(op.params["jaxpr"]))))
+    body = op.params["jaxpr"]
+    return prod(grid.sizes) * body_flops(body, own, sorted(set(_asked_for(body))), op.params.get("tables", ()))
+
+
+def tables_of(op: Signature) -> range:
+    """The operands of a `pallas_call` that index maps and the body look up by position."""
+    mapping = op.params["grid_mapping"]
+    first = mapping.num_dynamic_grid_bounds
+    return range(first, first + mapping.num_index_operands)
 
 
 def why_whole(op: Signature) -> str:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from meshwright.hardware import Chip, Cluster
-from meshwright.hardware.attention import CUDNN, AttentionCall, attention_flops_s, generation, half_type
+from meshwright.hardware.attention import AttentionCall, attention_flops_s, fused_kernel, generation, half_type
 from meshwright.hardware.clusters import CATALOGUE
 from meshwright.plans.plan import Load
 
@@ -66,12 +66,13 @@ class Kernels:
         call = AttentionCall(backward, seq / 2, head_dim)
         return self.chip.launch_s + flops / (attention_flops_s(self.chip, kernel, call) * self.sustained)
 
-    def load_s(self, load: Load, attention: str = CUDNN) -> float:
-        """Seconds of one trip of a plan's operation; ``attention`` names the fused kernel."""
+    def load_s(self, load: Load, attention: str = "") -> float:
+        """Seconds of one trip of a plan's operation; ``attention`` names the fused kernel, if it is not JAX's own."""
         start = self.chip.launch_s if load.kernel else 0.0
         if load.attention:
             call = AttentionCall(load.attention == "backward", load.keys, load.head_dim)
-            return start + load.flops / (attention_flops_s(self.chip, attention, call) * self.sustained)
+            rate = attention_flops_s(self.chip, attention or fused_kernel(self.chip), call)
+            return start + load.flops / (rate * self.sustained)
         if load.flops:
             fetch_s = self.chip.fetch_s * load.fetches
             return start + self.product_s(load.flops / load.aligned, load.num_bytes, load.dtype) + fetch_s

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-from meshwright.hardware.attention import CUDNN
-
 
 @dataclass(frozen=True, slots=True)
 class Software:
     """How a framework runs the operations of a plan.
 
     Attributes:
-        attention: The fused attention kernel, a name of `hardware/attention.toml`.
+        attention: The fused attention kernel, a name of `hardware/attention.toml`; empty for the one that JAX calls.
         separate: How much longer operations of layers other than products take, because they are not fused.
         gradients: Size of gradients as they are exchanged, relative to the plan's.
         message_bytes: Parameters and gradients are exchanged in messages of this size where they are smaller.
@@ -18,7 +16,7 @@ class Software:
         fixed_s: Time of a step that no operation explains.
     """
 
-    attention: str = CUDNN
+    attention: str = ""
     separate: float = 1.0
     gradients: float = 1.0
     message_bytes: float = 2.0**25  # about what XLA's combiners aim at by default

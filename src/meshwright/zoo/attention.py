@@ -1,17 +1,21 @@
 """Attention as people train with it: one fused kernel, or the scores written out.
 
-`"fused"` never stores the scores: cuDNN's kernel on NVIDIA GPUs. `"plain"` is ordinary JAX that runs anywhere. A model
-that names neither takes the fused kernel where the program is traced for a GPU that has one.
+`"fused"` never stores the scores: cuDNN's kernel on NVIDIA GPUs, splash attention on TPUs. `"plain"` is ordinary JAX
+that runs anywhere. A model that names neither takes the fused kernel where the program is traced for a chip that has
+one; if the kernel refuses the shapes, the scores are written out, and the plan's remarks say so.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.zoo.layers import Array
+from meshwright.graph.remarks import REMARK
+from meshwright.zoo.layers import FUSED_ATTENTION, Array
 
 # The largest heads of cuDNN's kernels, from a compute capability on: there are none before Ampere. The compute
 # capability of an AMD chip is no number.
 _LARGEST_HEAD = ((8, 128), (9, 256))
+_LANES = 128  # of TPUs: the lengths of splash attention are multiples of it
 
 
 @jax.named_scope("attend")
@@ -42,24 +46,39 @@ def attend(
         The mixed values, (batch, seq, heads, value_dim).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if kind == "fused" or (kind is None and sinks is None and _has_kernel(q)):
-        assert sinks is None, "no fused kernel knows sinks"
-        return _fused(q, k, v, causal, window, scale)
-    return _plain(q, k, v, causal, window, scale, sinks)
+    backend = jax.default_backend()
+    if kind == "plain" or (kind is None and backend not in ("gpu", "tpu")):
+        return _plain(q, k, v, causal, window, scale, sinks)
+    refused = _why_refused(backend, q, sinks)
+    if kind is None and refused:
+        remark = f"{REMARK}Attention's scores are written out: {refused}."
+        return _plain(checkpoint_name(q, remark), k, v, causal, window, scale, sinks)
+    assert sinks is None or not refused, refused
+    if backend == "tpu":
+        return _splash(q, k, v, causal, window, scale, sinks)
+    return _cudnn(q, k, v, causal, window, scale)
 
 
-def _has_kernel(q: Array) -> bool:
-    """Whether the chip for which the program is traced has a fused kernel for these queries."""
-    if jax.default_backend() != "gpu" or q.dtype not in (jnp.bfloat16, jnp.float16):
-        return False
-    if q.shape[-1] % 8 or q.shape[1] % 2:  # some versions train on even lengths only
-        return False
+def _why_refused(backend: str, q: Array, sinks: Array | None) -> str:
+    """Why the fused kernel of the chip for which the program is traced does not take these queries; "" if it does."""
+    seq, head_dim = q.shape[1], q.shape[-1]
+    if backend == "tpu":
+        return f"splash attention takes lengths that are multiples of {_LANES}, not {seq}" if seq % _LANES else ""
     major = getattr(jax.devices()[0], "compute_capability", "").partition(".")[0]
     largest = max((size for first, size in _LARGEST_HEAD if major.isdigit() and int(major) >= first), default=0)
-    return q.shape[-1] <= largest
+    if not largest:
+        return "cuDNN has no fused attention for this chip"
+    if sinks is not None:
+        return "cuDNN's fused attention knows no sinks"
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"cuDNN's fused attention takes bfloat16 and float16, not {q.dtype}"
+    if head_dim % 8 or head_dim > largest:
+        return f"cuDNN's fused attention takes heads of multiples of 8 up to {largest} on this chip, not {head_dim}"
+    # Some versions train on even lengths only.
+    return f"cuDNN's fused attention takes even lengths, not {seq}" if seq % 2 else ""
 
 
-def _fused(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale: float) -> Array:
+def _cudnn(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale: float) -> Array:
     narrower = q.shape[-1] - v.shape[-1]  # of multi-head latent attention; the kernel wants equal sizes
     values = jnp.pad(v, ((0, 0),) * 3 + ((0, narrower),)) if narrower else v
     looks_at = None if window is None else (window - 1, 0)
@@ -67,6 +86,35 @@ def _fused(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale
         q, k, values, is_causal=causal, scale=scale, local_window_size=looks_at, implementation="cudnn"
     )
     return mixed[..., : v.shape[-1]] if narrower else mixed
+
+
+def _splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    sinks: Array | None,
+    interpret: bool = False,
+) -> Array:
+    """Splash attention for each sequence and each head of keys, with the group of query heads that shares it."""
+    batch, seq, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    grouped = (q * scale).reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
+    from meshwright.zoo.splash import splash_kernel  # here, since importing kernels for TPUs takes a while
+
+    kernel = splash_kernel(seq, heads // kv_heads, causal, window, FUSED_ATTENTION, interpret)
+
+    def attend_group(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
+        return kernel(q, k, v, sinks=sinks)
+
+    of_heads = jax.vmap(attend_group, in_axes=(1, 1, 1, None if sinks is None else 0), out_axes=2)
+    of_batch = jax.vmap(of_heads, in_axes=(0, 0, 0, None))
+    tokens_last = grouped.transpose(0, 3, 2, 1, 4)  # batch, group, kv head, token, width
+    own_sinks = None if sinks is None else sinks.reshape(kv_heads, -1)
+    mixed = of_batch(tokens_last, k, v, own_sinks)
+    return mixed.transpose(0, 2, 3, 1, 4).reshape(batch, seq, heads, v.shape[-1])
 
 
 def _plain(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale: float, sinks: Array | None) -> Array:

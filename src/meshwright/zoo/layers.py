@@ -17,6 +17,8 @@ Array = Any
 PyTree = Any
 Layer = Callable[..., PyTree]  # (weights, x) to x
 
+FUSED_ATTENTION = "fused_attention"  # the name of what checkpoints keep of a kernel that is not one operation
+
 
 def project(spec: str, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Multiplies by a weight as the einsum `spec` says, in the activations' dtype, and adds a bias if there is one."""
@@ -97,9 +99,14 @@ def checkpointed(layer: Layer, checkpoint: str, **options: Any) -> Layer:
 
 def _keep_products(primitive: Any, *avals: Any, **params: Any) -> bool:
     """Keeps the results of convolutions, of products with weights, and of fused attention."""
-    return primitive.name.startswith(("dot_product_attention", "conv_general")) or bool(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *avals, **params)
-    )
+    if primitive.name.startswith("conv_general") or _is_attention(primitive, params):
+        return True
+    return bool(jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *avals, **params))
+
+
+def _is_attention(primitive: Any, params: Any) -> bool:
+    named = primitive.name == "name" and params["name"] == FUSED_ATTENTION
+    return named or primitive.name.startswith("dot_product_attention")
 
 
 class _KeepEverySecondProduct:
@@ -110,7 +117,7 @@ class _KeepEverySecondProduct:
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
         kept = _keep_products(primitive, *avals, **params)
-        if not kept or primitive.name.startswith("dot_product_attention"):
+        if not kept or _is_attention(primitive, params):
             return kept
         self.count += 1
         return self.count % 2 == 1

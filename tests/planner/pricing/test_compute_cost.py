@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from jax import lax
 
+import meshwright as mw
 from meshwright.graph import trace
 from meshwright.hardware import find_chip
+from meshwright.hardware.attention import backward_flops
 from meshwright.planner.pricing.compute_cost import alignment, attention_call, compute_s
 from meshwright.rules import loop_nest
 from meshwright.rules.base import Loop, LoopNest, Signature, TensorType
+from meshwright.simulator.kernels import measured_kernels
+from meshwright.zoo.attention import attend
 
 CHIP = replace(find_chip("cpu"), fetch_s=1e-8, special_s=1e-9)
 
@@ -99,3 +103,23 @@ def test_fused_attention_is_slower_than_products_of_as_many_flops():
         compute_s(find_chip("h200"), op, nest, np.array([1]), np.zeros(1), attention=c) for c in (call, None)
     )
     assert 1.2 * product[0] < fused[0] < 4 * product[0]
+
+
+def test_splash_attention_takes_what_its_table_of_rates_says():
+    """All kernels of a training step together, as the simulator prices a recipe's layer."""
+    batch, seq, heads, width = 4, 4096, 8, 128
+    q = jax.ShapeDtypeStruct((batch, seq, heads, width), jnp.bfloat16)
+    cluster = mw.cluster("1x4 tpu-v5p")
+    loss = jax.grad(lambda q: attend(q, q, q, causal=True).astype(jnp.float32).sum())
+    chip, seconds = cluster.chip, []
+    for op in trace(loss, q, cluster=cluster).graph.ops:
+        if op.primitive == "pallas_call":
+            nest = loop_nest(op.signature)
+            call = attention_call(op.signature, nest)
+            seconds += compute_s(chip, op.signature, nest, np.array([1]), np.zeros(1), attention=call).tolist()
+    prices = measured_kernels(chip)
+    flops = 4.0 * batch * heads * seq * seq / 2 * width
+    forward = prices.attention_s("splash", flops, seq, width, backward=False)
+    backward = prices.attention_s("splash", backward_flops("splash") * flops, seq, width, backward=True)
+    # Blocks of 512 on the diagonal are computed whole: an eighth more scores than the mask leaves.
+    assert sum(seconds) == pytest.approx((forward + backward) * (1 + 512 / seq), rel=0.03)

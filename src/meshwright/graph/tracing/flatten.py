@@ -5,6 +5,8 @@ each further call with new value numbers.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,10 @@ import numpy as np
 from meshwright import jax_compat
 from meshwright.graph.graph import Tie
 from meshwright.rules.base import Signature, TensorType
+from meshwright.rules.kernel_work import Table
+from meshwright.rules.pallas import tables_of
+
+_LARGEST_TABLE = 2**18  # elements of a constant whose contents are kept for the kernels that look them up
 
 
 class Names:
@@ -85,6 +91,14 @@ def _intern(item: Any, numbers: dict[Any, int], items: list[Any]) -> int:
     return found
 
 
+def _table(constant: Any) -> Table | None:
+    """The contents of a constant that a kernel may look up: a small array of integers."""
+    shape, kind = getattr(constant, "shape", ()), getattr(getattr(constant, "dtype", None), "kind", "")
+    if not shape or kind not in ("i", "u") or prod(shape) > _LARGEST_TABLE:
+        return None
+    return Table.of(np.asarray(constant)) if getattr(constant, "is_fully_addressable", True) else None
+
+
 def signature_of(eqn: Any) -> Signature:
     """The part of an equation that rules may use."""
     operands, results = (tuple(_type(v.aval) for v in side) for side in (eqn.invars, eqn.outvars))
@@ -110,7 +124,8 @@ class Program:
         first_made: The first value that each operation makes; the others follow it.
         scope: Number of each operation's scope.
         trips, equation: As in `Op`.
-        constants: By type, the value that represents all constants: their contents do not matter to a plan.
+        constants: By type, the value that represents all constants, since their contents do not matter to a plan; by
+            type and contents, those that may be tables of kernels.
         ties: Loop carries.
         loops: Ranges of operations that repeat.
         whiles: The loops that repeat an unknown number of times.
@@ -128,7 +143,7 @@ class Program:
         self.scope: list[int] = []
         self.trips: list[float] = []
         self.equation: list[Any] = []
-        self.constants: dict[int, int] = {}
+        self.constants: dict[int | tuple[int, Table], int] = {}
         self.ties: list[Tie] = []
         self.loops: list[tuple[int, int]] = []
         self.whiles: list[tuple[int, int]] = []
@@ -142,7 +157,7 @@ class Program:
         add_signature, add_first, add_scope = self.signature.append, self.first_made.append, self.scope.append
         add_trips, add_equation = self.trips.append, self.equation.append
         env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
-        env |= {v: constant(v.aval) for v in jaxpr.constvars}
+        env |= {v: constant(v.aval, _table(x)) for v, x in zip(jaxpr.constvars, closed.consts, strict=True)}
         last_stack, where = None, -1
         for eqn in jaxpr.eqns:  # plain loops, as this is most of the work on a deep model
             first_read, outvars, stack = len(reads), eqn.outvars, jax_compat.name_stack(eqn)
@@ -204,12 +219,29 @@ class Program:
         self.kind += made
         return range(first, len(self.kind))
 
-    def _constant(self, aval: Any) -> int:
+    def _constant(self, aval: Any, table: Table | None = None) -> int:
         number = self.names.kind(aval)
-        found = self.constants.setdefault(number, len(self.kind))
+        found = self.constants.setdefault(number if table is None else (number, table), len(self.kind))
         if found == len(self.kind):
             self.kind.append(number)
         return found
+
+    def look_into_tables(self) -> None:
+        """Gives the kernels that look up constants by position their contents, which say how much work there is."""
+        known = {value: key[1] for key, value in self.constants.items() if isinstance(key, tuple)}
+        numbers: dict[Any, int] = {}
+        first = 0
+        for index, number in enumerate(self.signature):
+            op, start = self.names.signatures[number], first
+            first += len(op.operands)
+            if op.primitive != "pallas_call" or not known:
+                continue
+            tables = tuple(known.get(self.reads[start + place]) for place in tables_of(op))
+            if any(tables):
+                if (number, tables) not in numbers:
+                    numbers[number, tables] = len(self.names.signatures)
+                    self.names.signatures.append(replace(op, params={**op.params, "tables": tables}))
+                self.signature[index] = numbers[number, tables]
 
     def _call(self, closed: Any, ins: Sequence[int], scope: int, trips: float) -> Sequence[int]:
         """Inlines a jaxpr: its first call is walked in place, and from the second on it is a part to be copied."""

@@ -40,7 +40,9 @@ def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = No
     """
     with collector_paused():
         call = call_abstractly(function, args, cluster)
-        return Traced(_graph(Program(call.jaxpr, Names()), call.arguments, call.results), call, function, cluster)
+        program = Program(call.jaxpr, Names())
+        program.look_into_tables()
+        return Traced(_graph(program, call.arguments, call.results), call, function, cluster)
 
 
 def returning(traced: Traced, donated: Collection[int]) -> Traced:

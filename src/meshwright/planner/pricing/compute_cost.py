@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.hardware import Chip
-from meshwright.hardware.attention import BACKWARD_FLOPS, CUDNN, AttentionCall, attention_flops_s
+from meshwright.hardware.attention import CUDNN, SPLASH, AttentionCall, attention_flops_s, backward_flops, fused_kernel
 from meshwright.plans.operations import Load
 from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
+from meshwright.rules.registry import kernel_name
 
 Array = NDArray[np.float64]
 
@@ -22,6 +23,9 @@ Array = NDArray[np.float64]
 #: load as few bytes at a time. Two figures are of heads of GPT-2 (50257 tokens: 2 bytes) and BERT (30522: 4) on one
 #: H200, three products each; the third lies between.
 _ALIGNED = {2: 0.43, 4: 0.65, 8: 0.85}
+
+
+_ATTENTION = {"dot_product_attention_": CUDNN, "splash_": SPLASH}  # by how the names of operations begin
 
 
 class ChipTimes(Protocol):
@@ -45,7 +49,7 @@ def load_s(chip: ChipTimes, load: Load) -> float:
     """Seconds of one trip of a plan's operation on one device, as `compute_s` has them for its strategy."""
     if load.attention and isinstance(chip, Chip):
         call = AttentionCall(load.attention == "backward", load.keys, load.head_dim)
-        return chip.launch_s + load.flops / attention_flops_s(chip, CUDNN, call)
+        return chip.launch_s + load.flops / attention_flops_s(chip, fused_kernel(chip), call)
     if load.flops:
         product_s = chip.matmul_s(load.flops / load.aligned, load.dtype, load.num_bytes)
         return float(chip.launch_s + product_s + chip.fetch_s * load.fetches)
@@ -80,7 +84,7 @@ def compute_s(
     if chip is None:
         return np.zeros(len(num_parts))
     if attention is not None and isinstance(chip, Chip):
-        return chip.launch_s + nest.flops / num_parts / attention_flops_s(chip, CUDNN, attention)
+        return chip.launch_s + nest.flops / num_parts / attention_flops_s(chip, fused_kernel(chip), attention)
     if nest.flops:
         product_s = chip.matmul_s(nest.flops / num_parts / aligned, dtype or multiplied_dtype(op), moved_bytes)
         return chip.launch_s + product_s + chip.fetch_s * num_fetches
@@ -89,12 +93,16 @@ def compute_s(
 
 
 def attention_call(op: Signature, nest: LoopNest) -> AttentionCall | None:
-    """The call of cuDNN's fused attention that an operation is; None for all other operations."""
-    if not op.primitive.startswith("dot_product_attention_") or not nest.flops:
+    """The call of a fused attention kernel, cuDNN's or JAX's for TPUs, that an operation is; None for all others."""
+    name = kernel_name(op)
+    kernel = next((kernel for start, kernel in _ATTENTION.items() if name.startswith(start)), None)
+    if kernel is None or not nest.flops:
         return None
-    backward = "_bwd_" in op.primitive
-    query = op.operands[0].shape
-    per_key = 4.0 * prod(query) * (BACKWARD_FLOPS if backward else 1.0)
+    query = next(tensor.shape for tensor in op.operands if "float" in tensor.dtype)
+    backward = any(word in name for word in ("_bwd", "_dkv", "_dq"))
+    # Of the two kernels of a backward pass for TPUs one does four of seven products, the other three.
+    share = next((part for word, part in (("_dkv", 4 / 7), ("_dq", 3 / 7)) if word in name), 1.0)
+    per_key = 4.0 * prod(query) * (backward_flops(kernel) * share if backward else 1.0)
     return AttentionCall(backward, nest.flops / per_key, query[-1])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.hardware.attention import BACKWARD_FLOPS
+from meshwright.hardware.attention import backward_flops
 from meshwright.simulator.kernels import MATERIALISED, Kernels
 from meshwright.simulator.transformer.recipe import Recipe
 
@@ -117,7 +117,7 @@ class Layer:
             flops /= 2  # masked scores are left out
             forward = self.kernels.attention_s(r.stack.attention, flops, s.seq, s.head_dim, backward=False)
             backward = self.kernels.attention_s(
-                r.stack.attention, BACKWARD_FLOPS * flops, s.seq, s.head_dim, backward=True
+                r.stack.attention, backward_flops(r.stack.attention) * flops, s.seq, s.head_dim, backward=True
             )
             merged = self._stream("attention", _MERGE, (r.context - 1) * r.tokens * s.query_width / r.tensor)
             yield Kernel("attention", forward + merged.forward_s, backward + merged.backward_s)
