@@ -200,6 +200,18 @@ def test_scan_and_forced_checkpointing_are_passed_on():
     assert any("rematted" in op[1] for op in data["ops"])
 
 
+def test_options_of_the_zoo_and_names_of_axes_are_passed_on():
+    options = ("--cluster", "2x2 h100", "--mesh", "data=2, model=2", "--layers", 1, "--seq", 32)
+    fused, plain, single = (
+        json.loads(run("plan", "gpt-tiny", *options, *chosen, "--checkpoint", "selective", "--json", "-").stdout)
+        for chosen in (("--attention", "fused"), ("--attention", "plain"), ("--option", "dtype=float32"))
+    )
+    assert fused["mesh"]["axis_names"] == ["data", "model"]
+    labels = [{op[1] for op in found["ops"]} for found in (fused, plain, single)]
+    assert [any("dot_product_attention" in label for label in own) for own in labels] == [True, False, False]
+    assert any("takes bfloat16 and float16, not float32" in remark for remark in single["remarks"])
+
+
 def test_pipelines_are_planned_and_shown(tmp_path):
     recipe = "data=2,tensor=1,pipeline=2,microbatch=2,schedule=zb-h1,checkpoint=full"
     path = tmp_path / "plan.json"
@@ -251,6 +263,16 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
         (["plan", "mlp", "--cluster", "nowhere.toml"], "nowhere.toml"),
         (["plan", "mlp", "--cluster", "2x4 a100", "--mesh", "3x4"], "mesh (3, 4) has 12 devices but cluster"),
         (["plan", "mlp", "--cluster", "2x4 a100", "--mesh", "two"], "--mesh is 'two'; write the sizes of its axes"),
+        (["plan", "mlp", "--cluster", "2x4 a100", "--mesh", "a=2,a=4"], "or their names and sizes, each once: data=50"),
+        (["plan", "mlp", "--checkpoint=some"], "--checkpoint is 'some'; give one of none, selective, alternate, full"),
+        (["plan", "gpt-tiny", "--attention", "quick"], "--attention is 'quick'; give one of fused, plain"),
+        (["plan", "mlp", "--attention", "plain"], "'mlp' has no option 'attention'; its options are"),
+        (["plan", "gpt-tiny", "--option", "heads"], "--option is 'heads'; write NAME=VALUE, such as dtype=float32"),
+        (["plan", "gpt-tiny", "--option", "seq=8"], "--option is 'seq=8', which has an option of its own: write --seq"),
+        (["plan", "gpt-tiny", "--option", "width=8"], "'gpt-tiny' has no option 'width'; its options are"),
+        (["plan", "gpt-tiny", "--option", "dtype=bf17"], "dtype='bf17' of 'gpt-tiny' is none of bfloat16, float16"),
+        (["plan", "gpt-tiny", "--option", "heads=two"], "heads='two' of 'gpt-tiny' is a str; give a value of type int"),
+        (["plan", "gpt-tiny", "--option", "heads=0"], "heads=0 of 'gpt-tiny' must be a positive whole number"),
         (["plan", "mlp", "--cluster", "8 a100", "--batch", "0"], "batch=0 must be a positive whole number"),
         (["plan", "vit-tiny", "--cluster", "8 a100", "--layers", "-1"], "layers=-1 must be"),
         (["plan", "gpt-tiny", "--cluster", "8 a100", "--seq", "999"], "seq=999 is longer than the 64 positions"),
@@ -281,7 +303,7 @@ def test_the_example_of_ones_own_function_plans(monkeypatch):
         (["plan", "mine:step", "--args", "mine:arguments", "--batch", "8"], "--batch is for models of the zoo"),
         (
             ["plan", "mine:step", "--args", "mine:arguments", "--checkpoint"],
-            "--checkpoint/--no-checkpoint is for models",
+            "--checkpoint is for models",
         ),
         (
             ["plan", "yours:step", "--args", "mine:arguments"],

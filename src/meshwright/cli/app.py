@@ -25,7 +25,9 @@ from meshwright.cli.measuring.rehearse import rehearse_command
 from meshwright.cli.options import (
     METHOD_NAMES,
     ArgsOption,
+    AttentionOption,
     BatchOption,
+    CheckpointOption,
     ClusterOption,
     LayersOption,
     MemoryOption,
@@ -36,6 +38,9 @@ from meshwright.cli.options import (
     RecipeOption,
     ScanOption,
     SeqOption,
+    ZooOption,
+    spelled_out,
+    zoo_options,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
 from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
@@ -58,6 +63,9 @@ class _PlainFlags:
 
 class _Command(_PlainFlags, TyperCommand):
     """One command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        return super().parse_args(ctx, spelled_out(args))
 
 
 class _Commands(_PlainFlags, TyperGroup):
@@ -118,13 +126,9 @@ def plan(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: Annotated[
-        bool | None,
-        typer.Option(
-            "--checkpoint/--no-checkpoint",
-            help="Recompute each layer of a zoo model in the backward pass; by default only if nothing else fits.",
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     method: MethodOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
@@ -142,9 +146,9 @@ def plan(
         args=args,
         cluster=cluster,
         mesh=parse_mesh(mesh),
-        sizes={"batch": batch, "seq": seq, "layers": layers},
-        scan=scan,
-        checkpoint=checkpoint,
+        zoo=zoo_options(
+            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+        ),
         method=method,
         memory_fraction=memory_fraction,
         pipeline=pipeline,
@@ -173,9 +177,9 @@ def compare(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model in the backward pass.")
-    ] = False,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
     memory_fraction: MemoryOption = None,
     steps: Annotated[int, typer.Option(help="Compile, and time this many steps on the devices here.")] = 0,
@@ -190,9 +194,9 @@ def compare(
         args=args,
         cluster=cluster,
         mesh=parse_mesh(mesh),
-        sizes={"batch": batch, "seq": seq, "layers": layers},
-        scan=scan,
-        checkpoint=checkpoint or None,
+        zoo=zoo_options(
+            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+        ),
         method="auto",
         memory_fraction=memory_fraction,
     )

@@ -28,10 +28,10 @@ def find_comparison(request: plan.Request, methods: str, steps: int, stages: Sta
     machine = plan.machine_of(request)
     with stages:
         found = _compared(request, chosen, machine, steps, stages)
-        if found.best is not None or ":" in request.model or request.checkpoint is not None:
+        if found.best is not None or ":" in request.model or "checkpoint" in request.zoo:
             return found
         stages.remark("no method fits as it is: comparing again with every layer checkpointed (--checkpoint)")
-        return _compared(replace(request, checkpoint=True), chosen, machine, steps, stages)
+        return _compared(plan.checkpointed(request), chosen, machine, steps, stages)
 
 
 def _compared(
@@ -45,7 +45,7 @@ def _compared(
         *args,
         methods=methods,
         cluster=machine,
-        mesh=request.mesh,
+        mesh=None if request.mesh is None else machine.mesh(request.mesh),
         steps=steps,
         run=steps > 0,
         on_progress=stages.say,

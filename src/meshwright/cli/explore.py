@@ -11,13 +11,17 @@ import meshwright
 from meshwright.cli import plan
 from meshwright.cli.options import (
     ArgsOption,
+    AttentionOption,
     BatchOption,
+    CheckpointOption,
     LayersOption,
     MemoryOption,
     ModelArgument,
     PipelineOption,
     ScanOption,
     SeqOption,
+    ZooOption,
+    zoo_options,
 )
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 
@@ -33,9 +37,9 @@ def explore_command(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model in the backward pass.")
-    ] = False,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     price: Annotated[
         list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
     ] = None,
@@ -57,9 +61,9 @@ def explore_command(
         args=args,
         cluster=names[0],
         mesh=None,
-        sizes={"batch": batch, "seq": seq, "layers": layers},
-        scan=scan,
-        checkpoint=checkpoint or None,
+        zoo=zoo_options(
+            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+        ),
         method="auto",
         memory_fraction=memory_fraction,
         pipeline=pipeline,

@@ -1,8 +1,11 @@
 """Options that several commands share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from meshwright.cli.screen import CommandError
+from meshwright.zoo.options import ATTENTION, CHECKPOINTS
 
 METHOD_NAMES = (
     "auto",
@@ -21,7 +24,9 @@ ArgsOption = Annotated[
     str | None,
     typer.Option(help="For module:function: module:name of a tuple of its arguments, or of a function giving it."),
 ]
-MeshOption = Annotated[str | None, typer.Option(help="One mesh view, such as 50x4, instead of all of them.")]
+MeshOption = Annotated[
+    str | None, typer.Option(help="One mesh view, such as 50x4 or data=50,model=4, instead of all of them.")
+]
 BatchOption = Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")]
 SeqOption = Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")]
 LayersOption = Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")]
@@ -29,6 +34,23 @@ MethodOption = Annotated[
     str, typer.Option(metavar="NAME", help=f"What is fixed before the rest is optimised: {', '.join(METHOD_NAMES)}.")
 ]
 ScanOption = Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[none|selective|alternate|full]",
+        help="What the backward pass of a zoo model recomputes; --checkpoint alone is full, --no-checkpoint none.",
+    ),
+]
+AttentionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[fused|plain]", help="Attention of a zoo model; by default fused where the chip has a kernel for it."
+    ),
+]
+ZooOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="Any other option of a zoo model, such as dtype=float32."),
+]
 MemoryOption = Annotated[
     float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
 ]
@@ -37,3 +59,50 @@ RecipeOption = Annotated[
     str | None,
     typer.Option(help="A fixed pipeline, such as 'data=4,tensor=8,pipeline=2,microbatch=1,checkpoint=full'."),
 ]
+
+
+def zoo_options(
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    layers: int | None = None,
+    scan: bool = False,
+    checkpoint: str | None = None,
+    attention: str | None = None,
+    option: list[str] | None = None,
+) -> dict[str, Any]:
+    """The options of a zoo model that were given, as `zoo.build` takes them."""
+    for name, value, known in (("checkpoint", checkpoint, CHECKPOINTS), ("attention", attention, ATTENTION)):
+        if value is not None and value not in known:
+            raise CommandError(f"--{name} is {value!r:.60}; give one of {', '.join(known)}")
+    given = {"batch": batch, "seq": seq, "layers": layers, "scan": scan or None, "checkpoint": checkpoint}
+    found = {name: value for name, value in (given | {"attention": attention}).items() if value is not None}
+    for text in option or []:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name.isidentifier():
+            raise CommandError(f"--option is {text!r:.60}; write NAME=VALUE, such as dtype=float32")
+        if name in (*given, "attention"):
+            raise CommandError(f"--option is {text!r:.60}, which has an option of its own: write --{name}")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number or a truth value where the text is one; else the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def spelled_out(arguments: list[str]) -> list[str]:
+    """Arguments of a command with the value that `--checkpoint` alone and `--no-checkpoint` stand for."""
+    found = []
+    for text, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        alone = text == "--checkpoint" and following not in CHECKPOINTS
+        found.append("--checkpoint=full" if alone else "--checkpoint=none" if text == "--no-checkpoint" else text)
+    return found

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshwright.planner import Method
 
 _MESH = re.compile(r"\d{1,9}([x×]\d{1,9})*", re.IGNORECASE)
+_AXIS = re.compile(r"(\w+)\s*=\s*(\d{1,9})")
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class Request:
         args: ``module:name`` of the function's arguments; None for a zoo model.
         cluster: A cluster, or what `mw.cluster` takes.
         mesh: One mesh view; None for all.
-        sizes: Batch, seq and layers of a zoo model; None for its own.
-        scan: Whether a zoo model's layers are scanned.
-        checkpoint: Whether a zoo model's layers are checkpointed; None where memory decides.
+        zoo: The options of a zoo model that were given; without ``checkpoint`` memory decides about it.
         method: A name of `--method`.
         memory_fraction: Part of the memory that the plan may use; None for the method's own.
         pipeline: Whether to look for pipelines, too.
@@ -46,10 +45,8 @@ class Request:
     model: str
     args: str | None
     cluster: "str | Cluster"
-    mesh: tuple[int, ...] | None
-    sizes: Mapping[str, int | None]
-    scan: bool
-    checkpoint: bool | None
+    mesh: tuple[int, ...] | dict[str, int] | None
+    zoo: Mapping[str, Any]
     method: str
     memory_fraction: float | None
     pipeline: bool = False
@@ -83,20 +80,25 @@ def function_of(request: Request, stages: Stages, real: bool) -> tuple[Callable[
     """The function and its arguments; those of a zoo model are real arrays on request."""
     if ":" in request.model:
         return _own(request)
-    return _zoo(request, bool(request.checkpoint), stages, real)
+    return _zoo(request, stages, real)
 
 
 def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: Stages) -> "Plan":
     try:
-        return _plan(*_zoo(request, bool(request.checkpoint), stages), machine, request, method, stages)
+        return _plan(*_zoo(request, stages), machine, request, method, stages)
     except DoesNotFit as error:
-        if request.checkpoint is not None or method.staged:  # pipelines choose their own recomputation
+        if "checkpoint" in request.zoo or method.staged:  # pipelines choose their own recomputation
             raise
         stages.remark(
             f"does not fit as it is ({format_bytes(error.needed_bytes)} needed, {format_bytes(error.limit_bytes)} "
             "allowed per device): planning again with every layer checkpointed (--checkpoint)"
         )
-    return _plan(*_zoo(request, True, stages), machine, request, method, stages)
+    return _plan(*_zoo(checkpointed(request), stages), machine, request, method, stages)
+
+
+def checkpointed(request: Request) -> Request:
+    """The same request, with every layer of the zoo model checkpointed."""
+    return replace(request, zoo={**request.zoo, "checkpoint": "full"})
 
 
 def _plan(
@@ -110,9 +112,7 @@ def _plan(
     return meshwright.plan(function, *args, cluster=machine, mesh=request.mesh, method=method, on_progress=stages.say)
 
 
-def _zoo(
-    request: Request, checkpoint: bool, stages: Stages, real: bool = False
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _zoo(request: Request, stages: Stages, real: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if request.args is not None:
         raise CommandError(
             f"--args is for functions of your own; {request.model!r} is a model of the zoo, which brings its "
@@ -125,16 +125,15 @@ def _zoo(
         zoo.entry(request.model)
     except zoo.ZooError as error:
         raise CommandError(f"{error} For a function of your own write module:function with --args.") from None
-    example = zoo.build(request.model, **request.sizes, scan=request.scan, checkpoint=checkpoint)
+    example = zoo.build(request.model, **request.zoo)
     return example.train_step, (example.init(0), example.sample(1)) if real else (example.state, example.batch)
 
 
 def _own(request: Request) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    given = [f"--{name}" for name, value in request.sizes.items() if value is not None]
-    given += ["--scan"] * request.scan + ["--checkpoint/--no-checkpoint"] * (request.checkpoint is not None)
-    if given:
+    if request.zoo:
         raise CommandError(
-            f"{given[0]} is for models of the zoo; {request.model} takes its shapes from --args: set them there"
+            f"--{next(iter(request.zoo))} is for models of the zoo; {request.model} takes its shapes from --args: set "
+            "them there"
         )
     if request.args is None:
         raise CommandError(
@@ -244,13 +243,20 @@ def _parse_recipe(text: str) -> dict[str, Any]:
     return found
 
 
-def parse_mesh(text: str | None) -> tuple[int, ...] | None:
-    """Reads ``50x4``."""
+def parse_mesh(text: str | None) -> tuple[int, ...] | dict[str, int] | None:
+    """Reads ``50x4`` or ``data=50,model=4``."""
     if text is None:
         return None
-    if not _MESH.fullmatch(text.strip()):
-        raise CommandError(f"--mesh is {text!r:.60}; write the sizes of its axes, such as 50x4 or 2x25x4")
-    return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
+    if _MESH.fullmatch(text.strip()):
+        return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
+    axes = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
+    found = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
+    if len(found) != len(axes):
+        raise CommandError(
+            f"--mesh is {text!r:.60}; write the sizes of its axes, such as 50x4 or 2x25x4, or their names and sizes, "
+            "each once: data=50,model=4"
+        )
+    return found
 
 
 def check_writable(path: Path | None) -> None:

@@ -14,7 +14,9 @@ import meshwright
 from meshwright.cli import plan
 from meshwright.cli.options import (
     ArgsOption,
+    AttentionOption,
     BatchOption,
+    CheckpointOption,
     LayersOption,
     MemoryOption,
     MeshOption,
@@ -23,6 +25,8 @@ from meshwright.cli.options import (
     RecipeOption,
     ScanOption,
     SeqOption,
+    ZooOption,
+    zoo_options,
 )
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 from meshwright.units import format_seconds
@@ -46,12 +50,9 @@ def simulate_command(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: Annotated[
-        bool | None,
-        typer.Option(
-            "--checkpoint/--no-checkpoint", help="Recompute each layer; by default only if nothing else fits."
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     method: MethodOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
@@ -82,9 +83,15 @@ def simulate_command(
             args=args,
             cluster=own,
             mesh=plan.parse_mesh(mesh),
-            sizes={"batch": batch, "seq": seq, "layers": layers},
-            scan=scan,
-            checkpoint=checkpoint,
+            zoo=zoo_options(
+                batch=batch,
+                seq=seq,
+                layers=layers,
+                scan=scan,
+                checkpoint=checkpoint,
+                attention=attention,
+                option=option,
+            ),
             method=method,
             memory_fraction=memory_fraction,
             pipeline=pipeline,

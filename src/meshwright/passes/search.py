@@ -102,7 +102,7 @@ def search_plan(
     traced: Traced,
     blocks: Blocks,
     cluster: Cluster,
-    mesh: tuple[int, ...] | None,
+    mesh: tuple[int, ...] | dict[str, int] | None,
     seconds: float,
     steps: int = STEPS,
     say: Say = lambda _: None,

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from meshwright.zoo.catalogue import Entry, ZooError, entry
-from meshwright.zoo.options import ATTENTION, CHECKPOINTS
+from meshwright.zoo.options import ATTENTION, CHECKPOINTS, DTYPES
 
 PyTree = Any
 
@@ -124,6 +124,9 @@ def _configure(
     if unknown:
         known = ", ".join(sorted(fields - {"layers", "scan", "checkpoint"}))
         raise ZooError(f"{model.name!r} has no option {unknown[0]!r}; its options are {known}.")
+    for field in dataclasses.fields(config_class):
+        if field.name in options:
+            _check_option(model.name, field, options[field.name])
     if scan and "scan" not in fields:
         raise ZooError(f"{model.name!r} cannot be scanned, its layers differ in shape; leave out scan=True.")
     if checkpoint not in (*CHECKPOINTS, True, False):
@@ -137,6 +140,22 @@ def _configure(
     if layers is not None:
         chosen["layers"] = _positive("layers", layers)
     return config_class(**chosen)
+
+
+def _check_option(model: str, field: Any, value: Any) -> None:
+    """Refuses a value that is not of the type of a field of `Config`, a size below 1, and a dtype that is none."""
+    kinds = {get_origin(kind) or kind for kind in get_args(field.type) or (field.type,)}
+    if float in kinds:
+        kinds.add(int)
+    if type(value) not in kinds and not (value is None and type(None) in kinds):
+        known = " or ".join(sorted(kind.__name__ for kind in kinds if kind is not type(None)))
+        raise ZooError(
+            f"{field.name}={value!r} of {model!r} is a {type(value).__name__}; give a value of type {known}."
+        )
+    if type(value) is int and value < 1 and not (value == 0 and field.default == 0):
+        raise ZooError(f"{field.name}={value} of {model!r} must be a positive whole number.")
+    if field.name == "dtype" and value not in DTYPES:
+        raise ZooError(f"dtype={value!r} of {model!r} is none of {', '.join(DTYPES)}.")
 
 
 def _check(name: str, config: Any, seq: int | None) -> None:

@@ -6,3 +6,6 @@ CHECKPOINTS = ("none", "selective", "alternate", "full")
 
 #: One fused kernel that never stores the scores, or the scores written out.
 ATTENTION = ("fused", "plain")
+
+#: Types that activations may have; weights are float32.
+DTYPES = ("bfloat16", "float16", "float32", "float64")

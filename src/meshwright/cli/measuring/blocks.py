@@ -3,18 +3,27 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.options import ArgsOption, BatchOption, LayersOption, ModelArgument, ScanOption, SeqOption
+from meshwright.cli.options import (
+    ArgsOption,
+    AttentionOption,
+    BatchOption,
+    CheckpointOption,
+    LayersOption,
+    ModelArgument,
+    ScanOption,
+    SeqOption,
+    ZooOption,
+    zoo_options,
+)
 from meshwright.cli.plan import Request, function_of
 from meshwright.cli.screen import Stages, show, write_json
 
 if TYPE_CHECKING:
     from meshwright.blocks import Blocks
-
-CheckpointFlag = Annotated[bool, typer.Option("--checkpoint", help="Recompute each layer of a zoo model.")]
 
 
 def blocks_command(
@@ -24,31 +33,24 @@ def blocks_command(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: CheckpointFlag = False,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Print the blocks of a model, whose split follows from one contraction each, and the segments that repeat."""
-    request = model_request(model, args, {"batch": batch, "seq": seq, "layers": layers}, scan, checkpoint)
+    given = zoo_options(
+        batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+    )
+    request = model_request(model, args, given)
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         found = find_model_blocks(request, Stages())
     write_json(Path("-"), found.to_json()) if as_json else show(found)
 
 
-def model_request(
-    model: str, args: str | None, sizes: dict[str, int | None], scan: bool, checkpoint: bool, cluster: str = "local"
-) -> Request:
+def model_request(model: str, args: str | None, zoo: dict[str, Any], cluster: str = "local") -> Request:
     """A request for a model whose mesh and method are not asked for."""
-    return Request(
-        model=model,
-        args=args,
-        cluster=cluster,
-        mesh=None,
-        sizes=sizes,
-        scan=scan,
-        checkpoint=checkpoint or None,
-        method="auto",
-        memory_fraction=None,
-    )
+    return Request(model=model, args=args, cluster=cluster, mesh=None, zoo=zoo, method="auto", memory_fraction=None)
 
 
 def find_model_blocks(request: Request, stages: Stages) -> "Blocks":

@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.measuring.blocks import CheckpointFlag, model_request
+from meshwright.cli.measuring.blocks import model_request
 from meshwright.cli.options import (
     ArgsOption,
+    AttentionOption,
     BatchOption,
+    CheckpointOption,
     ClusterOption,
     LayersOption,
     ModelArgument,
     ScanOption,
     SeqOption,
+    ZooOption,
+    zoo_options,
 )
 from meshwright.cli.plan import check_writable, function_of, machine_of
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
@@ -32,7 +36,9 @@ def enumerate_command(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: CheckpointFlag = False,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     sample: Annotated[int | None, typer.Option(help="Measure a random sample of so many combinations.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A web page with the plots.")] = None,
     json_path: Annotated[
@@ -42,7 +48,10 @@ def enumerate_command(
     """Measure every combination of a segment's strategies; tell how well bytes, price and profile predict them."""
     for path in (output, json_path):
         check_writable(path)
-    request = model_request(model, args, {"batch": batch, "seq": seq, "layers": layers}, scan, checkpoint, cluster)
+    given = zoo_options(
+        batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+    )
+    request = model_request(model, args, given, cluster)
     machine = machine_of(request)
     stages = Stages()
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer

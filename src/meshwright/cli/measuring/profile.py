@@ -12,16 +12,20 @@ import typer
 from typer.core import TyperGroup
 
 from meshwright.cli.measuring import measurements
-from meshwright.cli.measuring.blocks import CheckpointFlag, model_request
+from meshwright.cli.measuring.blocks import model_request
 from meshwright.cli.options import (
     ArgsOption,
+    AttentionOption,
     BatchOption,
+    CheckpointOption,
     ClusterOption,
     LayersOption,
     MeshOption,
     ModelArgument,
     ScanOption,
     SeqOption,
+    ZooOption,
+    zoo_options,
 )
 from meshwright.cli.plan import Request, function_of, machine_of, parse_mesh
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
@@ -63,7 +67,9 @@ def model_command(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: CheckpointFlag = False,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     seconds: Annotated[float, typer.Option(help="The time that measuring may take, in each pass.")] = 300.0,
     steps: Annotated[int, typer.Option(help="Steps of each of the three runs of the plan; 0 runs nothing.")] = 100,
 ) -> None:
@@ -72,7 +78,10 @@ def model_command(
         raise CommandError(f"--pass is {only!r}; give one of {', '.join(PASSES)}, or leave it out for all three")
     if not seconds > 0 or steps < 0:
         raise CommandError(f"--seconds is {seconds:g} and --steps is {steps}; give a time above 0, and 0 steps or more")
-    request = model_request(model, args, {"batch": batch, "seq": seq, "layers": layers}, scan, checkpoint, cluster)
+    given = zoo_options(
+        batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+    )
+    request = model_request(model, args, given, cluster)
     request = replace(request, mesh=parse_mesh(mesh))
     wanted = PASSES if only is None else (only,)
     machine = machine_of(request) if wanted != ("analysis",) else None

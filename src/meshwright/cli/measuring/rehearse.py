@@ -9,7 +9,17 @@ import typer
 
 import meshwright
 from meshwright.cli import plan as planning
-from meshwright.cli.options import ArgsOption, BatchOption, LayersOption, ScanOption, SeqOption
+from meshwright.cli.options import (
+    ArgsOption,
+    AttentionOption,
+    BatchOption,
+    CheckpointOption,
+    LayersOption,
+    ScanOption,
+    SeqOption,
+    ZooOption,
+    zoo_options,
+)
 from meshwright.cli.screen import CommandError, Stages, show, write_json
 
 
@@ -23,9 +33,9 @@ def rehearse_command(
     seq: SeqOption = None,
     layers: LayersOption = None,
     scan: ScanOption = False,
-    checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="The plan recomputes each layer of a zoo model.")
-    ] = False,
+    checkpoint: CheckpointOption = None,
+    attention: AttentionOption = None,
+    option: ZooOption = None,
     steps: Annotated[int, typer.Option(min=0, help="Steps to time in each of three rounds; 0 only compiles.")] = 10,
     segments: Annotated[bool, typer.Option(help="Measure repeated parts of the program by themselves, too.")] = True,
     json_path: Annotated[
@@ -45,9 +55,9 @@ def rehearse_command(
         args=args,
         cluster="local",
         mesh=None,
-        sizes={"batch": batch, "seq": seq, "layers": layers},
-        scan=scan,
-        checkpoint=checkpoint or None,
+        zoo=zoo_options(
+            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
+        ),
         method="auto",
         memory_fraction=None,
     )
