@@ -16,6 +16,7 @@ from meshwright.graph.tracing.flatten import signature_of
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
 from meshwright.rules.registry import builtin_rules
+from meshwright.runtime.microbatches.part_bits import can_draw_parts
 from meshwright.runtime.microbatches.units import Unit
 from meshwright.runtime.program.kernels import PALLAS, pallas_params
 
@@ -61,6 +62,12 @@ class Cut:
         rows = x.reshape(*shape[:dim], self.before, self.count, shape[dim] // self.whole, *shape[dim + 1 :])
         return jnp.moveaxis(rows, dim + 1, 0).reshape(self.count, *shape[:dim], -1, *shape[dim + 1 :])
 
+    def rows(self, size: int, index: Any) -> Any:
+        """The positions of a part's rows along a dim of this size."""
+        block = size // self.whole
+        along = jnp.arange(size // self.count, dtype=jnp.uint32)
+        return (along // block * self.count + jnp.asarray(index, jnp.uint32)) * block + along % block
+
     def join(self, x: Any, dim: int) -> Any:
         """Puts stacked parts together again."""
         shape = x.shape[1:]
@@ -105,10 +112,10 @@ def form_of(unit: Unit, given: Sequence[Status], cut: Cut, adds_to_nothing: bool
 def form_to(unit: Unit, result: int, dim: int, cut: Cut) -> Form | None:
     """The form of an operation on alike operands that computes one part of a result; None if it cannot.
 
-    Random bits are drawn for the part: from whole keys, which must then be made the part's own.
+    Random bits are drawn for the part from whole keys, if the generator can draw some bits without all others.
     """
     if unit.name == "random_bits" and dim >= len(unit.eqn.invars[0].aval.shape):
-        return Form((None,), (dim,))
+        return Form((None,), (dim,)) if can_draw_parts(unit.eqn) else None
     if unit.name not in builtin_rules():
         return None
     nest = _nest(unit)
@@ -128,8 +135,6 @@ def shrunk(unit: Unit, form: Form, cut: Cut) -> dict[str, Any]:
     if unit.name in ("broadcast_in_dim", "reshape"):
         key = "shape" if unit.name == "broadcast_in_dim" else "new_sizes"
         params[key] = cut.shape(params[key], made)
-    elif unit.name == "random_bits" and made is not None:
-        params["shape"] = cut.shape(params["shape"], made - len(eqn.invars[0].aval.shape))
     elif unit.name == "slice":
         params["limit_indices"] = cut.shape(params["limit_indices"], operand)
     elif unit.name == "dynamic_slice" or (unit.name == "gather" and _is_window(eqn, operand)):

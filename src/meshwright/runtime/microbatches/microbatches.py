@@ -8,7 +8,7 @@ those of the whole batch. Where an operation on examples needs a value that is k
 not padding).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from meshwright.hardware import Cluster
 from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
-from meshwright.runtime.microbatches.part_program import Draws, Key, PartProgram
+from meshwright.runtime.microbatches.part_program import Key, PartProgram
 from meshwright.runtime.microbatches.units import Units
 
 __all__ = ["CannotCut", "CutStep", "accumulated"]
@@ -123,9 +123,7 @@ class CutStep:
         self.early: set[int] = set()
         self.analysis = self._analyse()
         self._sort_units()
-        at_once: frozenset[tuple[int, ...]] = frozenset()
-        while conflicts := self._sort_parts(at_once):
-            at_once |= conflicts
+        self._sort_parts()
         jax.eval_shape(self.run, whole.types)  # checks that every operation runs on parts before the step runs
 
     def _analyse(self) -> Analysis:
@@ -151,20 +149,16 @@ class CutStep:
         made = self.read_after - set(self.program.inputs)
         self.stacked = sorted(v for v in made if isinstance(status[v], int))
 
-    def _sort_parts(self, at_once: Collection[tuple[int, ...]]) -> frozenset[tuple[int, ...]]:
-        """Finds the units that run for each part and before; returns shapes of bits that must be drawn at once, too."""
-        units, status, inputs = self.program.units, self.analysis.status, self.program.inputs
-        draws = Draws(at_once)
+    def _sort_parts(self) -> None:
+        """Finds the units that run for each part and before."""
+        status, inputs = self.analysis.status, self.program.inputs
         given = {v for v, s in status.items() if s == ALIKE} | set(inputs)
         wanted: list[Key] = [(v, None) for v in (*self.contributions, *self.stacked)]
-        self.part = PartProgram(self.analysis, wanted, draws, outside=given)
+        self.part = PartProgram(self.analysis, wanted, outside=given)
         self.sliced = [(v, d) for v, d in self.part.keys if d is not None or isinstance(status[v], int)]
         self.shared = [key for key in self.part.keys if key not in self.sliced]
         needed = {v for v, _ in self.part.keys} | {v for v in self.read_after if status[v] == ALIKE}
         self.before = self.program.ancestors(needed)
-        for number in (*self.before, *self.after):
-            draws.note_whole(units[number].eqn)
-        return draws.conflicts()
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         env: dict[int, Any] = dict(self.program.constants)

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshwright import jax_compat
 from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Form, form_to, is_half, shrunk, widened
+from meshwright.runtime.microbatches.part_bits import part_bits
 from meshwright.runtime.microbatches.units import Unit
 
 Key = tuple[int, int | None]  # a value as it is for a part; or an alike value, cut along a dim
@@ -41,35 +41,6 @@ class Instruction(Protocol):
     def __call__(self, env: Env, index: Any) -> None: ...
 
 
-class Draws:
-    """How random bits are drawn: for each part, or for the whole batch at once.
-
-    Bits that are drawn again, as in a checkpoint, must be the same: so all bits of one shape are drawn in one way.
-
-    Attributes:
-        at_once: Shapes that must be drawn for the whole batch.
-        whole: Shapes that are drawn for the whole batch, somewhere.
-        parts: Along which dims shapes are drawn for parts.
-    """
-
-    def __init__(self, at_once: Collection[tuple[int, ...]] = ()):
-        self.at_once = frozenset(at_once)
-        self.whole: set[tuple[int, ...]] = set()
-        self.parts: dict[tuple[int, ...], set[int]] = defaultdict(set)
-
-    def note_whole(self, eqn: Any) -> None:
-        """Notes the bits that an equation draws for the whole batch."""
-        if eqn.primitive.name == "random_bits":
-            self.whole.add(eqn.outvars[0].aval.shape)
-        for inner in jax_compat.inner_jaxprs(eqn):
-            for each in inner.eqns:
-                self.note_whole(each)
-
-    def conflicts(self) -> frozenset[tuple[int, ...]]:
-        """Shapes that are drawn in more than one way."""
-        return frozenset(s for s, dims in self.parts.items() if len(dims) > 1 or s in self.whole)
-
-
 class PartProgram:
     """The instructions for one part.
 
@@ -81,7 +52,6 @@ class PartProgram:
         self,
         analysis: Analysis,
         wanted: Iterable[Key],
-        draws: Draws,
         *,
         outside: Collection[int] = (),
         cut_outside: Collection[int] = (),
@@ -91,12 +61,10 @@ class PartProgram:
         Args:
             analysis: How the program's values depend on the batch.
             wanted: The values that `run` must compute.
-            draws: Records how random bits are drawn.
             outside: Values that are available from outside, whole and cut.
             cut_outside: Inputs that are given cut where they are wanted cut.
         """
         self.analysis = analysis
-        self.draws = draws
         self.outside = outside
         self.instructions: list[Instruction] = []
         self.entering: dict[int, set[int | None]] = defaultdict(set)
@@ -139,24 +107,18 @@ class PartProgram:
         made = [o for o in unit.outs if o not in self.outside]
         if any(None in self.entering[o] for o in made):
             form = self.analysis.forms.get(number)
-            if form is None:
-                self.draws.note_whole(unit.eqn)
-            self._emit(unit, form, [(o, None) for o in made], is_draw=False)
+            self._emit(unit, form, [(o, None) for o in made])
 
     def _piece(self, unit: Unit, value: int, dim: int) -> None:
         """Computes a part's rows of an alike value, or takes them from the whole value."""
         form = None
         if self.analysis.early.isdisjoint(unit.outs):
             form = form_to(unit, unit.outs.index(value), dim, self.analysis.cut)
-        is_draw = unit.name == "random_bits" and form is not None and form.operands[0] is None
-        shape = unit.eqn.outvars[0].aval.shape if is_draw else ()
-        if form is None or (is_draw and shape in self.draws.at_once):
+        if form is None:
             self._take((value, dim))
             return
-        if is_draw:
-            self.draws.parts[shape].add(dim)
         keys = [(o, d) for o, d in zip(unit.outs, form.results, strict=True) if isinstance(d, int)]
-        self._emit(unit, form, keys, is_draw=is_draw)
+        self._emit(unit, form, keys)
 
     def _take(self, key: Key) -> None:
         """Takes rows from the whole value; from outside, if it is available there."""
@@ -168,12 +130,13 @@ class PartProgram:
         self._want((value, None))
         self.instructions.append(_Take(value, dim, self.analysis.cut))
 
-    def _emit(self, unit: Unit, form: Form | None, outs: Sequence[Key], *, is_draw: bool) -> None:
+    def _emit(self, unit: Unit, form: Form | None, outs: Sequence[Key]) -> None:
         """Adds an operation whose results are `outs`; its alike operands are cut as its form says."""
         dims = form.operands if form is not None else (None,) * len(unit.ins)
         pairs = zip(unit.ins, dims, strict=True)
         ins: list[Key] = [(v, d if self.analysis.status[v] == ALIKE else None) for v, d in pairs]
-        self.instructions.append(_Operation(unit, form, ins, outs, self.analysis, is_draw))
+        emit = _Draw if form is not None and unit.name == "random_bits" and form.operands[0] is None else _Operation
+        self.instructions.append(emit(unit, form, ins, outs, self.analysis))
         for value, dim in outs:
             self.entering[value].discard(dim)
         for key in ins:
@@ -234,10 +197,8 @@ class _Take:
 class _Operation:
     """Runs one equation on a part."""
 
-    def __init__(
-        self, unit: Unit, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis, is_draw: bool
-    ):
-        self.unit, self.ins, self.outs, self.is_draw = unit, ins, list(outs), is_draw
+    def __init__(self, unit: Unit, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis):
+        self.unit, self.ins, self.outs = unit, ins, list(outs)
         self.params, self.shapes, self.widens = dict(unit.eqn.params), None, False
         if form is not None:
             cut = analysis.cut
@@ -248,8 +209,6 @@ class _Operation:
 
     def __call__(self, env: Env, index: Any) -> None:
         operands = [env[key] for key in self.ins]
-        if self.is_draw:
-            operands[0] = _fold_in(operands[0], index)
         params = self.params
         if self.widens:
             params, operands = widened(params, operands)
@@ -264,6 +223,25 @@ class _Operation:
         env.update((key, values[key[0]]) for key in self.outs)
 
 
+class _Draw:
+    """Draws the random bits of a part's examples."""
+
+    def __init__(self, unit: Unit, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis):
+        self.unit: Unit | None = unit
+        self.ins, self.outs, self.cut = ins, list(outs), analysis.cut
+        dim = self.outs[0][1]
+        assert dim is not None
+        self.dim = dim - len(unit.eqn.invars[0].aval.shape)
+
+    def __call__(self, env: Env, index: Any) -> None:
+        assert self.unit is not None
+        eqn = self.unit.eqn
+        shape = eqn.params["shape"]
+        with jax_compat.in_place_of(eqn, self.unit.stack):
+            rows = self.cut.rows(shape[self.dim], index)
+            env[self.outs[0]] = part_bits(env[self.ins[0]], eqn.params["bit_width"], shape, rows, self.dim)
+
+
 class _Loop:
     """Runs a scan on a part."""
 
@@ -275,7 +253,7 @@ class _Loop:
         self.stacked = [key for key in results if unit.outs.index(key[0]) >= body.num_carry]
         wanted = [*self.left, *(results[key] for key in self.stacked)]
         fixed = {*inner.program.inputs} - {*self.carried}
-        self.program = PartProgram(inner, wanted, around.draws, cut_outside=fixed)
+        self.program = PartProgram(inner, wanted, cut_outside=fixed)
         keys = [key for key in self.program.keys if key[0] in inner.program.inputs]
         self.consts = [key for key in keys if key[0] < body.num_consts]
         self.xs = [key for key in keys if key[0] >= first]
@@ -315,7 +293,7 @@ class _Checkpoint:
     def __init__(self, unit: Unit, body: Body, results: dict[Key, Key], around: PartProgram):
         self.unit, self.results, self.outs = unit, results, list(results)
         inner = body.analysis.program
-        self.program = PartProgram(body.analysis, results.values(), around.draws, cut_outside=inner.inputs)
+        self.program = PartProgram(body.analysis, results.values(), cut_outside=inner.inputs)
         keys = self.program.keys
         self.given = [key for key in keys if key[0] in inner.inputs]
         self.ins: list[Key] = [(unit.ins[v], d) for v, d in self.given]
@@ -332,9 +310,3 @@ class _Checkpoint:
         operands = [index, *(env[key] for key in self.ins), *(jnp.asarray(constants[v]) for v, _ in self.arrays)]
         made = jax_compat.bind_checkpoint(self.unit.eqn, function, operands, self.unit.stack)
         env.update(zip(self.results, made, strict=True))
-
-
-def _fold_in(keys: Any, index: Any) -> Any:
-    """Random keys of one part of the batch."""
-    flat = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys.reshape(-1))
-    return flat.reshape(keys.shape)
