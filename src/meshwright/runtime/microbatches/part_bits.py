@@ -15,7 +15,7 @@ Words = tuple[Any, Any]
 
 def can_draw_parts(eqn: Any) -> bool:
     """Whether each bit that an equation draws depends on the key and on its own position alone."""
-    return "fry" in str(eqn.invars[0].aval.dtype) and bool(jax.config.jax_threefry_partitionable)
+    return "fry" in str(eqn.invars[0].aval.dtype) and bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
 
 
 def part_bits(keys: Any, bit_width: int, shape: Sequence[int], rows: Any, dim: int) -> Any:
