@@ -264,6 +264,15 @@ def copy_shards(arrays: Sequence[Any], shardings: Sequence[Any], *, may_alias: b
     return _copy_arrays(list(arrays), devices, list(shardings), [kind] * len(arrays))
 
 
+def shard_copier(sharding: Any, dtype: Any) -> Callable[[Any], Any]:
+    """`copy_shards` for many arrays of one dtype, one by one, that get one sharding."""
+    if _copy_arrays is None or is_key_dtype(dtype):
+        return lambda array: jax.device_put(array, sharding)
+    copy, rest = _copy_arrays, ([sharding._internal_device_list], [sharding])
+    kinds = [jax_lib.xla_client.ArrayCopySemantics.REUSE_INPUT]
+    return lambda array: copy([array], *rest, kinds)[0]
+
+
 def key_shape(dtype: Any) -> tuple[int, ...]:
     """The shape of the bits of one typed random key."""
     return tuple(dtype._impl.key_shape)

@@ -81,7 +81,8 @@ class PipelineProgram:
         self._stages = stages
         shardings = leaf_shardings(plan, stages)
         self.shardings = [s for s, tensor in zip(shardings, plan.arguments, strict=True) if tensor.role != "static"]
-        self._types = [(tuple(t.shape), t.dtype) for t in taken]
+        self._types, self._paths = [(tuple(t.shape), t.dtype) for t in taken], [t.path for t in taken]
+        self._names = {x.dtype: str(x.dtype) for x in traced.call.jaxpr.in_avals}  # NumPy takes long to write them
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -95,11 +96,15 @@ class PipelineProgram:
         if tree != self._call.arguments.tree:
             raise Strange(f"the plan is for arguments of the structure {self._call.arguments.tree}, not {tree}")
         arrays = [x for x, p in zip(leaves, self._call.arguments.positions, strict=True) if p is not None]
-        for array, kind, tensor in zip(arrays, self._types, self._tensors, strict=True):
-            if (tuple(jax.numpy.shape(array)), str(jax.dtypes.result_type(array))) != kind:
-                raise Strange(f"{tensor.path} is not {kind[1]}{list(kind[0])}, as it was planned")
-            if getattr(array, "is_deleted", bool)():
-                raise Strange(f"{tensor.path} is deleted: it was donated to an earlier step")
+        for place, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
+            if not isinstance(array, jax.Array):
+                found = (tuple(jax.numpy.shape(array)), str(jax.dtypes.result_type(array)))
+            elif array.is_deleted():
+                raise Strange(f"{self._paths[place]} is deleted: it was donated to an earlier step")
+            else:
+                found = (array.shape, self._names.get(array.dtype) or str(array.dtype))
+            if found != kind:
+                raise Strange(f"{self._paths[place]} is not {kind[1]}{list(kind[0])}, as it was planned")
         self.compile()
         with interrupts.hold:
             return self._call.results.fill(self._joined(self.engine.run(self._pieces(arrays))))
@@ -136,10 +141,6 @@ class PipelineProgram:
             names.pop()
         first = names[0] if len(names[0]) > 1 else STAGES
         return NamedSharding(mesh, PartitionSpec(first, *names[1:]))
-
-    @property
-    def _tensors(self) -> list[Any]:
-        return [t for t in self.plan.arguments if t.role != "static"]
 
     def compile(self, say: Callable[[str], None] | None = None) -> None:
         """Compiles all stages, unless they are compiled already."""

@@ -100,6 +100,7 @@ class Transfer:
         self._is_local = source.is_fully_addressable and target.is_fully_addressable
         self._is_plain = not all(self.shape) or not (_is_usual(source) and _is_usual(target))
         self._is_aligned = self._is_local and self.route.is_aligned(held, needed, itemsize, group_of)
+        self._copy = jax_compat.shard_copier(target, dtype) if self._is_aligned else None
         if not self._is_local and not (_is_usual(source) and _is_usual(target)):
             raise ShardingError(
                 f"arrays in {source.memory_kind} cannot become arrays in {target.memory_kind} of other processes; move "
@@ -115,7 +116,10 @@ class Transfer:
 
     def __call__(self, array: Any) -> Any:
         """Moves one array; takes the arguments of `start`, and raises its errors."""
-        return self.start(array)()
+        if self._copy is None:
+            return self.start(array)()
+        self._check(array)
+        return self._copy(array)
 
     def start(self, array: Any) -> Callable[[], Any]:
         """Begins to move an array.
@@ -136,8 +140,8 @@ class Transfer:
         """
         if array is not None or self.source.has_addressable_devices:
             self._check(array)
-        if self._is_aligned:
-            moved = jax_compat.copy_shards([array], [self.target])[0]
+        if self._copy is not None:
+            moved = self._copy(array)
         elif self._is_local and (self._steps is None or getattr(array, "weak_type", False)):
             moved = put_in_turn([array], [self.target])[0]  # arrays made of pieces would be strongly typed
         elif self._steps is None:
