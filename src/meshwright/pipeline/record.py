@@ -10,7 +10,7 @@ from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.hardware import Cluster, Mesh
 from meshwright.judging.judge import judge_stages
 from meshwright.pipeline.layers.batch_sizes import Resized, Rows
-from meshwright.pipeline.layers.forward_pass import Ints
+from meshwright.pipeline.layers.forward_pass import Bools, Ints
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.catalogue import FREE, Catalogue, Way, price_way, submesh
 from meshwright.pipeline.prices.layer_prices import LayerPrices
@@ -121,7 +121,7 @@ class _Recorder(Pricing):
         once = [(i, seconds) for i, seconds in enumerate(once_s(free, self.ends)) if seconds.any()]
         folded, units = back.folded, self.units(back.folded)
         order = np.argsort(folded.untied.which, kind="stable")
-        kinds, sent, at = _sent(back)
+        kinds, sent, at = _sent(back, self.ends)
         used = np.flatnonzero(self.live.stored & (self.live.stop > self.live.start) & (self.grouping.placed.home >= 0))
         return StageView(
             record=replace(record, problem=replace(record.problem, once=once)),
@@ -151,14 +151,18 @@ def _enlarged(record: Record, whole: Resized) -> Record:
     return replace(record, program=larger)
 
 
-def _sent(back: Readback) -> tuple[list[tuple], Ints, Ints]:
-    """Distinct collectives, the index of each one that occurs, and the operation at which it occurs."""
+def _sent(back: Readback, ends: Bools) -> tuple[list[tuple], Ints, Ints]:
+    """Distinct collectives, the index of each one that occurs, and the operation at which it occurs.
+
+    Those of weights' gradients are made once a step; what other backward operations sum, for each microbatch.
+    """
     at = {op.serial: i for i, op in enumerate(back.graph.ops)}
     known: dict[tuple, int] = {}
     sent, ops = [], []
     for item in back.collectives:
         if item.serial in at:
-            kind = astuple(replace(item, serial=-1))[:9]
+            is_once = item.purpose != "gradient" or ends[at[item.serial]]
+            kind = astuple(replace(item, serial=-1, purpose=item.purpose if is_once else "activation"))[:9]
             sent.append(known.setdefault(kind, len(known)))
             ops.append(at[item.serial])
     return list(known), np.array(sent, np.int64), np.array(ops, np.int64)

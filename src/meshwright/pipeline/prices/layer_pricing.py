@@ -12,6 +12,7 @@ import numpy as np
 
 from meshwright.errors import ShardingError
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
+from meshwright.graph.xla_gpu.held import held_for_backward
 from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Mesh
 from meshwright.pipeline.layers.batch_sizes import Resized
@@ -282,17 +283,9 @@ class Pricing:
     @cached_property
     def _held(self) -> tuple[Ints, Ints, Ints]:
         """Values kept for the backward pass: activations, copies of weights, and those kept when recomputing."""
-        columns, live = self.graph.columns, self.live
-        backward = np.flatnonzero(columns.phase == PHASES.index(BACKWARD))
-        none = np.zeros(0, np.int64)
-        if not len(backward):
-            return none, none, none
-        made = columns.producer
-        waits = live.stored & (made >= 0) & (live.start < backward[0]) & (live.stop > backward[0])
-        waits[made >= 0] &= columns.phase[made[made >= 0]] == PHASES.index(FORWARD)
-        waits &= self.grouping.placed.home >= 0
+        waits = held_for_backward(self.graph, self.live) & (self.grouping.placed.home >= 0)
         held = np.flatnonzero(waits & self.flow.from_data)
-        kept = held[self._on_weights[made[held]]]
+        kept = held[self._on_weights[self.graph.columns.producer[held]]]
         return held, np.flatnonzero(waits & ~self.flow.from_data), kept
 
     @cached_property

@@ -8,12 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
+from meshwright.graph.facts import Bools
 from meshwright.graph.graph import Columns
 from meshwright.graph.phases import FORWARD, PHASES, UPDATE
+from meshwright.graph.xla_gpu.held import held_for_backward
+from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.plans.plan import PlanData
 from meshwright.plans.records.staged_record import StagedRecord
+from meshwright.rules import loop_nest
 from meshwright.runtime.microbatches.part_program import Instruction, Key
 from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.program.serials import count
@@ -33,6 +39,7 @@ class Assignment:
         layer: For each unit, its layer; -1 where the plan knows none.
         unit: For each unit, the virtual stage of that layer, or -1.
         is_forward, is_update: For each unit, whether it belongs to the forward pass, or to the update.
+        is_held: For each unit, whether its results are kept for the backward pass, which else computes them again.
         argument: For each argument's leaf, the stage that owns it.
         paths: The leaves' paths.
         state: For each result, the argument's leaf whose next value it is.
@@ -48,6 +55,7 @@ class Assignment:
     unit: Sequence[int]
     is_forward: Sequence[bool]
     is_update: Sequence[bool]
+    is_held: Sequence[bool]
     argument: Sequence[int]
     paths: Sequence[str]
     state: Mapping[int, int]
@@ -78,13 +86,15 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     counts = [count(unit.eqn) for unit in program.units]
     starts = [0, *accumulate(counts)]
     place = {int(serial): i for i, serial in enumerate(columns.serial)}
-    layers, forward, update, spans = [], [], [], dict[int, Parts]()
+    holds = _holding(graph)
+    layers, forward, update, held, spans = [], [], [], [], dict[int, Parts]()
     for number in range(len(program.units)):
         ops = [place[s] for s in range(starts[number], starts[number + 1]) if s in place]
         layers.append(_most([int(record.first[u]) for u in record.unit[ops]]))
         phases = {PHASES[columns.phase[i]] for i in ops}
         forward.append(phases <= {FORWARD})
         update.append(phases == {UPDATE})
+        held.append(len(ops) != 1 or bool(holds[ops[0]]))
         if parts := next((p for u in set(record.unit[ops].tolist()) if len(p := _parts(record, u, chunks)) > 1), ()):
             spans[number] = parts
     virtual = [layer_of.get(layer, -1) for layer in layers]
@@ -95,7 +105,19 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
         if len(parts) > 1 and shape and shape[0] == record.count[unit]:
             stacked[leaf] = parts
     about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
-    return Assignment(len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, update, owners, *about)
+    return Assignment(
+        len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, update, held, owners, *about
+    )
+
+
+def _holding(graph: Graph) -> Bools:
+    """For each operation, whether the backward pass finds one of its results in memory, as the plan has it."""
+    columns = graph.columns
+    nests = {number: loop_nest(columns.signatures[number]) for number in columns.examples}
+    live = liveness(graph, [nests[number] for number in columns.signature.tolist()])
+    found = np.zeros(len(columns.signature), bool)
+    found[columns.producer[held_for_backward(graph, live)]] = True
+    return found
 
 
 def _check_operations(record: StagedRecord, columns: Columns) -> None:

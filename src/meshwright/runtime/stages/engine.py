@@ -75,7 +75,7 @@ class Engine:
     ):
         assert plan.pipeline is not None
         self.devices = devices
-        self.programs = cut_stages(plan, assignment, steps)
+        self.programs = cut_stages(plan, assignment, steps, ops)
         self.packs = Packs.of(self.programs)
         self.stages = [StageLowering(self.programs, s, own, plan, ops[s]) for s, own in enumerate(devices)]
         self.lowered: dict[tuple[str, int, int], Lowered] = {}

@@ -217,7 +217,7 @@ def _renumbered(
     count: int,
 ) -> Assignment:
     """The assignment of the new step's units and leaves."""
-    serial, layer, virtual, forward, update = [], [], [], [], []
+    serial, layer, virtual, forward, update, held = [], [], [], [], [], []
     for unit in Units.of(closed).units:
         names = "/".join(filter(None, map(str, (*unit.stack, jax_compat.name_stack(unit.eqn)))))
         found = _TAG.match(names)
@@ -226,6 +226,7 @@ def _renumbered(
         serial.append(before.serial[number])
         forward.append(before.is_forward[number])
         update.append(before.is_update[number])
+        held.append(before.is_held[number])
         layer.append(before.layer[number] if piece < 0 else -2 - piece)  # layers of a loop have no numbers of their own
         virtual.append(before.unit[number] if piece < 0 else piece)
     places = {leaf: i for i, leaf in enumerate(leaves)}
@@ -241,6 +242,7 @@ def _renumbered(
         unit=virtual,
         is_forward=forward,
         is_update=update,
+        is_held=held,
         argument=[before.argument[i] if k < 0 else k for i, k in leaves],
         paths=[before.paths[i] for i, _ in leaves],
         state=state,

@@ -1,27 +1,41 @@
 """Which values of the forward pass a stage keeps for its backward pass, which computes the others again."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from meshwright.plans.operations import OpPlan
+from meshwright.plans.tensor import Spec
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.microbatches.units import Unit
+from meshwright.runtime.program.serials import is_operation
 from meshwright.runtime.stages.assignment import Assignment
 
 
 def kept_values(
-    ahead: Sequence[Instruction], checkpoint: str, step: CutStep | OnePart, assignment: Assignment
+    ahead: Sequence[Instruction],
+    checkpoint: str,
+    step: CutStep | OnePart,
+    assignment: Assignment,
+    ops: Mapping[int, OpPlan],
 ) -> set[Key]:
     """The values of a forward pass that are kept.
 
     Args:
         ahead: What the forward pass runs.
-        checkpoint: ``full`` keeps what a layer hands to the next; ``selective`` also products with weights.
+        checkpoint: ``full`` keeps what a layer hands to the next; ``selective`` also products with weights; ``none``
+            what XLA would have in memory if both passes were one program, as the plan has it: the backward pass
+            computes again what it would have fused into its kernels.
         step: The step cut into parts.
         assignment: The layers of its units.
+        ops: How the operations of one replica are split, by number; what devices must send is not sent again.
     """
     numbers = {id(unit): n for n, unit in enumerate(step.program.units)}
+    if checkpoint == "none":
+        sending = _sending(step, assignment, ops)
+        return {key for one in ahead if _is_held(one.unit, numbers, assignment, sending) for key in one.outs}
     layer = {id(one): assignment.layer[numbers[id(one.unit)]] for one in ahead if one.unit is not None}
     made: dict[Key, int] = {}
     kept: set[Key] = set()
@@ -33,3 +47,32 @@ def kept_values(
             weighs = any(step.analysis.status[v] == ALIKE for v in one.unit.ins)
             kept.update(one.outs if weighs else ())
     return kept
+
+
+def _is_held(unit: Unit | None, numbers: Mapping[int, int], assignment: Assignment, sending: Collection[int]) -> bool:
+    """Whether results of a unit are kept although no work is to be repeated."""
+    if unit is None or not is_operation(unit.eqn) or is_expensive(unit):
+        return True
+    return assignment.is_held[numbers[id(unit)]] or numbers[id(unit)] in sending
+
+
+def _sending(step: CutStep | OnePart, assignment: Assignment, ops: Mapping[int, OpPlan]) -> set[int]:
+    """The units for which devices send each other something: a sum, or operands in another sharding."""
+    found: set[int] = set()
+    specs: dict[int, Spec | None] = {}
+    for number, (unit, serial) in enumerate(zip(step.program.units, assignment.serial, strict=True)):
+        op = ops.get(serial) if is_operation(unit.eqn) else None
+        if op is None or (len(op.operands), len(op.results)) != (len(unit.ins), len(unit.outs)):
+            continue  # where loops are split at the cuts, slices and the like have the number of what they are for
+        needs = zip((specs.get(v) for v in unit.ins), op.operands, strict=True)
+        if op.sums or any(_must_gather(have, need) for have, need in needs):
+            found.add(number)
+        specs.update(zip(unit.outs, op.results, strict=True))
+    return found
+
+
+def _must_gather(have: Spec | None, need: Spec | None) -> bool:
+    """Whether an operand is split otherwise than it is needed; splitting it further takes no communication."""
+    if have is None or need is None:
+        return False
+    return any(axes != wanted[: len(axes)] for axes, wanted in zip(have, need, strict=True))

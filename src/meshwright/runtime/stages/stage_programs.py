@@ -6,12 +6,13 @@ program: its inputs are arguments, values that do not depend on the batch (which
 of the batch, and values that other passes computed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import jax
 
+from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
@@ -95,16 +96,22 @@ class StagePrograms:
         return self.steps[0].inputs[leaf] != ALIKE
 
 
-def cut_stages(plan: PlanData, assignment: Assignment, steps: Sequence[CutStep | OnePart]) -> StagePrograms:
+def cut_stages(
+    plan: PlanData,
+    assignment: Assignment,
+    steps: Sequence[CutStep | OnePart],
+    ops: Sequence[Mapping[int, OpPlan]],
+) -> StagePrograms:
     """The programs of a step.
 
     Args:
         plan: A pipelined plan.
         assignment: Where its operations and arguments belong.
         steps: The step cut into parts, for each stage.
+        ops: How each stage's replicas split their operations, by number.
     """
     programs = StagePrograms(steps, assignment)
-    _Passes(programs, plan).add()
+    _Passes(programs, plan, ops).add()
     _add_updates(programs)
     _add_prepared(programs)
     _note_copies(programs)
@@ -114,9 +121,9 @@ def cut_stages(plan: PlanData, assignment: Assignment, steps: Sequence[CutStep |
 class _Passes:
     """Makes the passes over a microbatch."""
 
-    def __init__(self, programs: StagePrograms, plan: PlanData):
+    def __init__(self, programs: StagePrograms, plan: PlanData, ops: Sequence[Mapping[int, OpPlan]]):
         assert plan.pipeline is not None
-        self.programs, self.checkpoint = programs, plan.pipeline.checkpoint
+        self.programs, self.checkpoint, self.ops = programs, plan.pipeline.checkpoint, ops
         self.apart = plan.pipeline.schedule == "zb-h1"
 
     def add(self) -> None:
@@ -132,9 +139,8 @@ class _Passes:
             pieces.setdefault((FORWARD, virtual), [])
             if pieces.get((BACKWARD, virtual)) and self.apart:
                 self._split(pieces, virtual)
-        if self.checkpoint != "none":
-            for virtual in range(programs.assignment.num_chunks):
-                self._recompute(pieces, virtual)
+        for virtual in range(programs.assignment.num_chunks):
+            self._recompute(pieces, virtual)
         for where in sorted(pieces, key=_turn):
             self._add_free(pieces, where)
         self._connect(pieces)
@@ -172,18 +178,17 @@ class _Passes:
 
     def _recompute(self, pieces: dict[Pass, list[Instruction]], virtual: int) -> None:
         """Lets the backward pass compute again what the forward pass does not keep for it."""
-        ahead, back = pieces[FORWARD, virtual], pieces.get((BACKWARD, virtual), [])
-        if not back:
-            return
-        step = self.programs.steps[virtual % self.programs.num_stages]
-        kept = kept_values(ahead, self.checkpoint, step, self.programs.assignment)
-        wanted = {key for one in (*back, *pieces.get((WEIGHTS, virtual), ())) for key in one.ins}
-        again: list[Instruction] = []
-        for one in reversed(ahead):
-            if any(key in wanted and key not in kept for key in one.outs):
-                again.append(one)
-                wanted.update(one.ins)
-        pieces[BACKWARD, virtual] = [*again[::-1], *back]
+        ahead = pieces[FORWARD, virtual]
+        later = [where for where in ((BACKWARD, virtual), (WEIGHTS, virtual)) if where in pieces]
+        stage = virtual % self.programs.num_stages
+        step, ops = self.programs.steps[stage], self.ops[stage]
+        kept = kept_values(ahead, self.checkpoint, step, self.programs.assignment, ops)
+        if self.checkpoint == "none":  # what runs again is fused into its readers: every pass has its own
+            for where in later:
+                pieces[where] = [*_again(ahead, pieces[where], kept), *pieces[where]]
+        elif later:
+            readers = [one for where in later for one in pieces[where]]
+            pieces[later[0]] = [*_again(ahead, readers, kept), *pieces[later[0]]]
 
     def _connect(self, pieces: dict[Pass, list[Instruction]]) -> None:
         """Finds inputs, outputs and links."""
@@ -223,6 +228,17 @@ class _Passes:
             sent.setdefault(link, []).append(key)
         programs.sent = {link: tuple(sorted(keys, key=_number)) for link, keys in sorted(sent.items())}
         programs.links = tuple(programs.sent)
+
+
+def _again(ahead: Sequence[Instruction], readers: Iterable[Instruction], kept: set[Key]) -> list[Instruction]:
+    """What of a forward pass must run again for some readers, given what it keeps."""
+    wanted = {key for one in readers for key in one.ins}
+    found: list[Instruction] = []
+    for one in reversed(ahead):
+        if any(key in wanted and key not in kept for key in one.outs):
+            found.append(one)
+            wanted.update(one.ins)
+    return found[::-1]
 
 
 def _number(key: Key) -> tuple[int, int]:
