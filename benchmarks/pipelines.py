@@ -3,11 +3,12 @@
 Each row trains a model for some steps in stages on virtual CPU devices, in float64 throughout, and compares all losses
 and parameters with one device: `difference` is the largest of all differences. `programs` are those of all stages, and
 how many XLA compiled: equal stages are compiled once. `instructions` are the calls of a step (a pass, a transfer, a
-round of the update); `host µs` is the median time until such a call returns, of stages with one device each, which do
-not wait for their results. `step` is the time of a step over the times of its instructions, each waited for, one after
-another. `peak` has the bytes that a device of each stage takes at most over the plan's, as `plan.verify()` finds them:
-arrays that are held, and temporaries of programs that XLA compiles without optimisation here. The rows of `gpt-tiny` in
-float32 are verified only, compiled as usual: 1F1B holds fewer microbatches than GPipe.
+round of the update); `host µs` is the median time that the calling thread computes until such a call returns, of stages
+with one device each, which do not wait for their results. `step` is the time of a step over the times of its
+instructions, each waited for, one after another. `peak` has the bytes that a device of each stage takes at most over
+the plan's, as `plan.verify()` finds them: arrays that are held, and temporaries of programs that XLA compiles without
+optimisation here. The rows of `gpt-tiny` in float32 are verified only, compiled as usual: 1F1B holds fewer microbatches
+than GPipe.
 
     python benchmarks/pipelines.py [--only llama] [--steps 5]
 """
@@ -156,11 +157,12 @@ def timed(run: Any, state: Any, batch: Any) -> tuple[float, float]:
 
     def watched(call: Callable, waits: bool) -> Callable:
         def timing(*args: Any) -> Any:
-            begin = time.perf_counter()
+            clock = time.perf_counter if waits else time.thread_time
+            begin = clock()
             made = call(*args)
             if waits:
                 jax.block_until_ready(made)
-            calls.append(time.perf_counter() - begin)
+            calls.append(clock() - begin)
             return made
 
         return timing
