@@ -51,7 +51,7 @@ LAYERS = {
 HITS = ("gpt2-125m", "llama-tiny", "bert-tiny", "moe-tiny")
 ENUMERATED = (
     ("gpt-tiny", {"batch": 32, "seq": 64, "layers": 2}, 1, 48),
-    ("moe-tiny", {"batch": 32, "seq": 64, "layers": 4}, 1, 32),
+    ("moe-tiny", {"batch": 64, "seq": 64, "layers": 2}, 1, 96),
 )
 PLANS = {
     "mlp": {"batch": 512},
@@ -60,7 +60,7 @@ PLANS = {
     "wide-resnet-tiny": {"batch": 32},
 }
 PROFILE_S = 40  # of each model
-ROUNDS = 40
+ROUNDS = 150
 WRONG = 50
 
 

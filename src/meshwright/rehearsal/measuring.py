@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import jax
@@ -31,8 +30,8 @@ HOPELESS = 1.15  # a candidate that takes so many times the best of its segment 
 DISTURBED = 1.1  # a round in which the reference takes so many times its best is not counted
 ROUNDS = 4
 MOST_ROUNDS = 10
-ROUND_S = 0.02  # a round repeats a program until it lasts about so long
-MOST_RUNS = 50
+ROUND_S = 0.05  # a round repeats a program until it lasts about so long
+LEAST_RUNS, MOST_RUNS = 4, 50  # of a round: runs queue up on the device, so that starting one is hidden by another
 
 Say = Callable[[str], None]
 
@@ -153,7 +152,6 @@ class Measuring:
         self.remarks: list[str] = []
         self.num_measured = 0
         self.compile_s = self.num_compiled = 0.0  # seconds, and operations compiled in them
-        self._lock = Lock()
         self._reference: PartProgram | None = None
         self._reference_s = float("inf")
 
@@ -197,9 +195,7 @@ class Measuring:
             place = len(waiting)
             try:
                 while waiting:
-                    # Nothing is timed while something compiles: both would disturb each other.
-                    for *_, future in waiting:
-                        future.exception()
+                    self._wait(waiting)  # nothing is timed while something compiles: both would disturb each other
                     yield from waiting
                     following = [] if self.is_over else missing[place : place + ahead]
                     waiting = [(key, c, pool.submit(self._compile, c)) for key, c in following]
@@ -208,15 +204,21 @@ class Measuring:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile(self, candidate: Candidate) -> PartProgram:
+        return candidate.compile(self.device, self.limit_bytes)
+
+    def _wait(self, compiled: Sequence[tuple[Key, Candidate, Future[PartProgram]]]) -> None:
+        """Waits for programs that are compiled side by side."""
         started = time.perf_counter()
-        program = candidate.compile(self.device, self.limit_bytes)
-        with self._lock:
-            self.compile_s += time.perf_counter() - started
-            self.num_compiled += len(candidate.part.operations)
-        return program
+        for *_, future in compiled:
+            future.exception()
+        self.compile_s += time.perf_counter() - started
+        self.num_compiled += sum(len(candidate.part.operations) for _, candidate, _ in compiled)
 
     def has_time_for(self, part: Part) -> bool:
-        """Whether a part can be compiled in the time that is left, if it takes as long as others by their size."""
+        """Whether a part can be compiled in the time that is left, if it takes as long as others by their size.
+
+        XLA compiles one large program about as fast as several small ones side by side.
+        """
         if self.deadline is None or not self.num_compiled:
             return not self.is_over
         expected = len(part.operations) * self.compile_s / self.num_compiled
@@ -277,7 +279,7 @@ def reference_program(device: Any) -> PartProgram:
 
 def repeats(once_s: float) -> int:
     """How often a program that takes some seconds runs in one round."""
-    return int(min(max(ROUND_S / max(once_s, 1e-9), 1), MOST_RUNS))
+    return int(min(max(ROUND_S / max(once_s, 1e-9), LEAST_RUNS), MOST_RUNS))
 
 
 def timed(program: PartProgram, runs: int) -> float:
