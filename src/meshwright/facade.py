@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshwright.explain.show.tensor_table import TensorTable
     from meshwright.hardware import Cluster
     from meshwright.rehearsal.rehearsal import Rehearsal
+    from meshwright.rehearsal.stages import PipelineRehearsal
     from meshwright.runtime.checking.verify import Verification
     from meshwright.runtime.checking.verify_stages import PipelineVerification
     from meshwright.schedules.instructions import Instruction
@@ -156,12 +157,13 @@ class Plan(PlanData):
 
     def rehearse(
         self, function: Any = None, *args: Any, device: Any = None, steps: int = 10, segments: bool = True
-    ) -> "Rehearsal":
+    ) -> "Rehearsal | PipelineRehearsal":
         """Runs one device's share of the plan on one device, and prices the plan with what was measured.
 
         Every operation runs at the shapes that it has on one device of the plan, in one compiled program; each
         collective is replaced by a stand-in that makes a value of the same shape. So one accelerator measures compute
-        and memory of a plan for a thousand.
+        and memory of a plan for a thousand. Of a pipeline every different program of the stages runs, and the schedule
+        is simulated with the measured times.
 
         Args:
             function: The function that the plan is for, and its arguments or their types; a fresh plan knows them. Of
@@ -176,7 +178,7 @@ class Plan(PlanData):
             Measured compute, modelled communication, memory and FLOPs. Print it.
 
         Raises:
-            ShardingError: The plan has stages, or it was loaded and no function is given.
+            ShardingError: The plan was loaded and no function is given.
         """
         from meshwright.rehearsal.rehearsal import rehearse
 

@@ -6,6 +6,7 @@ numbers are not.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from meshwright import jax_compat
@@ -40,6 +41,8 @@ def run_local(eqn: Any, operands: Sequence[Any], made: Sequence[Shape]) -> list[
         return list(operands)
     change = _CHANGES.get(eqn.primitive.name)
     shapes = [tuple(getattr(x, "shape", ())) for x in operands]
+    if eqn.primitive.name == "reshape" and prod(shapes[0]) != prod(made[0]):  # JAX notices this only later
+        return None
     local = eqn if change is None else eqn.replace(params=eqn.params | change(eqn, shapes, made))
     try:
         results = jax_compat.bind(local, operands)

@@ -12,7 +12,7 @@ from meshwright.blocks.blocks import Blocks
 from meshwright.blocks.find import blocks_of
 from meshwright.blocks.fingerprint import fingerprint
 from meshwright.graph import Graph
-from meshwright.hardware import Chip
+from meshwright.hardware import Chip, Mesh
 from meshwright.planner.pricing.compute_cost import load_s
 from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.plans.tensor import Spec, spec_text
@@ -101,7 +101,7 @@ def step_of(plan: PlanData, graph: Graph) -> Part:
         1.0,
         plan.cost.compute,
         plan.cost.communication,
-        sum(stand_in_s(plan, item) for item in plan.collectives),
+        sum(stand_in_s(plan.mesh, item) for item in plan.collectives),
         plan.flops,
         "the whole step",
         "" if largest is None or largest.load is None else largest.load.dtype,
@@ -118,7 +118,7 @@ class _Reader:
         self.sent, self.stand_ins = dict[int, float](), dict[int, float]()
         for item in plan.collectives:
             self.sent[item.serial] = self.sent.get(item.serial, 0.0) + item.seconds
-            self.stand_ins[item.serial] = self.stand_ins.get(item.serial, 0.0) + stand_in_s(plan, item)
+            self.stand_ins[item.serial] = self.stand_ins.get(item.serial, 0.0) + stand_in_s(plan.mesh, item)
 
     def shardings(self, operations: Iterable[int]) -> str:
         """The splits of products in words, and a digest of products and reductions with their shapes and splits.
@@ -153,15 +153,15 @@ class _Reader:
         return Part(fingerprint, text, middle, tuple(laps), trips, seconds, sent, stand_ins, flops, label, dtype)
 
 
-def stand_in_s(plan: PlanData, item: Collective) -> float:
+def stand_in_s(mesh: Mesh, item: Collective) -> float:
     """Modelled time of a collective's stand-ins in one step: how long the chip takes to read and write its bytes."""
-    count = prod(plan.mesh.shape[axis] for axis in item.axes)
+    count = prod(mesh.shape[axis] for axis in item.axes)
     moved = {  # by the convention of `Mesh.collective_s`, those of gathers and exchanges are of the whole group
         "all_gather": item.bytes * (1 + 1 / count),
         "all_to_all": 2 * item.bytes / count,
         "reduce_scatter": 2 * item.bytes / count,
     }.get(item.kind, 0.0)
-    return 0.0 if plan.mesh.chip is None else float(item.trips * plan.mesh.chip.memory_s(moved))
+    return 0.0 if mesh.chip is None else float(item.trips * mesh.chip.memory_s(moved))
 
 
 def modelled_s(chip: Chip | None, ops: Iterable[OpPlan]) -> float:

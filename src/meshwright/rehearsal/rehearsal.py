@@ -18,6 +18,7 @@ from meshwright.rehearsal.learning import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.parts import parts_of, stand_in_s
 from meshwright.rehearsal.program import Share
+from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
 from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
 from meshwright.screen import Printed, plain_table
@@ -164,7 +165,7 @@ def rehearse(
     device: Any = None,
     steps: int = 10,
     segments: bool = True,
-) -> Rehearsal:
+) -> "Rehearsal | PipelineRehearsal":
     """See `Plan.rehearse`."""
     import jax
 
@@ -172,6 +173,8 @@ def rehearse(
         raise ShardingError(f"steps is {steps!r}; give the number of steps to time, 0 to compile alone")
     traced = traced_function(plan, function, args)
     device = jax.local_devices()[0] if device is None else device
+    if plan.stages:
+        return rehearse_stages(plan, traced, device, steps, _other_chip(plan, device))
     started = time.perf_counter()
     share = Share.of(plan, traced)
     compiled = share.compile(device)
@@ -192,7 +195,7 @@ def rehearse(
         plan,
         device.device_kind,
         measured_s,
-        sum(stand_in_s(plan, item) for item in plan.collectives),
+        sum(stand_in_s(plan.mesh, item) for item in plan.collectives),
         Compared(plan.memory.peak_bytes, memory_bytes),
         Compared(plan.flops, flops_of(compiled.as_text())),
         peak,
@@ -220,13 +223,8 @@ def traced_function(plan: PlanData, function: Any, args: Sequence[Any]) -> Trace
     """The function of a plan, traced; a fresh plan knows its own.
 
     Raises:
-        ShardingError: The plan was loaded and no function is given, or it has stages.
+        ShardingError: The plan was loaded and no function is given.
     """
-    if plan.stages:
-        raise ShardingError(
-            f"the plan is a pipeline of {len(plan.stages)} stages: only plans of one program can be rehearsed; "
-            "plan.simulate() prices pipelines"
-        )
     if function is not None:
         return trace(function, *args, cluster=plan.mesh.cluster)
     if plan.origin is None:
@@ -253,13 +251,18 @@ def time_share(share: Share, compiled: Any, values: Sequence[Any], steps: int) -
 
 
 def _remarks(plan: PlanData, share: Share, device: Any) -> list[str]:
-    found, chip = [], plan.mesh.chip
-    if chip is not None and device.device_kind not in chip.device_kinds:
-        found.append(f"It was measured on {device.device_kind}; the plan is for {chip.name}.")
+    found = _other_chip(plan, device)
     if share.rehearser.whole:
         names = ", ".join(sorted(share.rehearser.whole))
         found.append(f"Some operations could not be computed on one device's part, and ran whole: {names}.")
     return found
+
+
+def _other_chip(plan: PlanData, device: Any) -> list[str]:
+    chip = plan.mesh.chip
+    if chip is None or device.device_kind in chip.device_kinds:
+        return []
+    return [f"It was measured on {device.device_kind}; the plan is for {chip.name}."]
 
 
 def _fits(needed: int, device: Any, remarks: list[str]) -> bool:

@@ -24,8 +24,8 @@ _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach t
 _REPLICAS = (0,)  # the axis of a stage's mesh
 
 
-def staged_work(plan: PlanData, cluster: Cluster) -> Work:
-    """The work of one step of a pipelined plan.
+def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> Work:
+    """The work of one step of a pipelined plan; where its compute was measured, at these times as they are.
 
     Stages know the seconds of their passes, not the operations in them. On other machines, hosts of the same sizes,
     products are scaled by the chips' rates, other compute by their memory bandwidth, and communication by the time of a
@@ -38,7 +38,10 @@ def staged_work(plan: PlanData, cluster: Cluster) -> Work:
     if cluster != own:
         stages = tuple(_moved(stage, own, cluster, close) for stage, close in zip(stages, near, strict=True))
     interleave = plan.pipeline.interleave
-    prices = [_Prices.of(stage, cluster, close) for stage, close in zip(stages, near, strict=True)]
+    prices = [
+        replace(_Prices.of(stage, cluster, close), is_measured=is_measured)
+        for stage, close in zip(stages, near, strict=True)
+    ]
     chunks = [_chunk(stage, price, interleave) for stage, price in zip(stages, prices, strict=True)]
     if interleave > 1:  # the last stage sends on, too: to the next chunk of the first
         chunks[-1] = replace(chunks[-1], send_s=max(chunk.send_s for chunk in chunks))
@@ -116,6 +119,7 @@ class _Prices:
         outside, inside: Fractions of their rates that links between replicas, and inside one, sustain.
         sends: The same for links to the next stage.
         hosts: The same for links to any stage.
+        is_measured: Whether compute was measured, so that it is what a real step takes.
     """
 
     kernels: Kernels
@@ -123,6 +127,7 @@ class _Prices:
     inside: float
     sends: float
     hosts: float
+    is_measured: bool = False
 
     @classmethod
     def of(cls, stage: Stage, cluster: Cluster, near: bool) -> "_Prices":
@@ -139,6 +144,8 @@ class _Prices:
 
     def compute_s(self, time: StageTime) -> float:
         """Compute in a step: products at their sustained rate, the rest at the memory's."""
+        if self.is_measured:
+            return time.compute_s
         streaming = self.kernels.chip.memory_efficiency / self.kernels.constants.streaming
         return time.product_s / self.kernels.sustained + time.moving_s * streaming
 

@@ -138,11 +138,15 @@ def verify_stages(
     compiler_options: Mapping[str, Any] | None,
 ) -> PipelineVerification:
     """Compiles the stages of a plan for devices, which need not be there, and compares."""
+    return verify_program(staged_program(plan, traced, devices), compiler_options)
+
+
+def staged_program(plan: PlanData, traced: Traced, devices: Sequence[Any] | None) -> PipelineProgram:
+    """The stages of a plan on devices, which need not be there: a program to examine, not to call."""
     check_types(_taken(plan), traced.call.jaxpr.in_avals)
     donated = frozenset(i for i, t in enumerate(_taken(plan)) if t.donated)
     traced = replace(traced, graph=replace(traced.graph, donated=donated | traced.graph.donated))
-    program = PipelineProgram(plan, traced, [_batch(plan, traced)], devices, is_whole=True)
-    return verify_program(program, compiler_options)
+    return PipelineProgram(plan, traced, [_batch(plan, traced)], devices, is_whole=True)
 
 
 def verify_program(program: PipelineProgram, compiler_options: Mapping[str, Any] | None = None) -> PipelineVerification:
@@ -204,7 +208,7 @@ class _Compiled:
             by_kind(planned, made, scatters),
             self._transfers(number),
             Compared(stage.peak_bytes, self.peaks[number]),
-            Compared(_planned_flops(stage), flops),
+            Compared(planned_flops(stage), flops),
             tuple(made),
             {str(self.engine.lowered[key].program): self.texts[key] for key in sorted(keys)},
         )
@@ -238,7 +242,7 @@ class _Compiled:
         return found
 
 
-def _planned_flops(stage: Stage) -> float:
+def planned_flops(stage: Stage) -> float:
     """The flops of a stage's step; recomputed products are counted by their share of the time of products."""
     products = stage.forward.product_s + stage.backward.product_s
     return stage.flops * (1 + (stage.recompute.product_s / products if products else 0.0))

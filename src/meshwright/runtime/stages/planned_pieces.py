@@ -38,7 +38,7 @@ class _Split:
         raise NotImplementedError("a replica is judged as part of its stage")
 
 
-class _PieceEvaluator(Evaluator):
+class PieceEvaluator(Evaluator):
     """Evaluates pieces of a plan's program, whose operands another pass may have added up already."""
 
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
@@ -46,15 +46,6 @@ class _PieceEvaluator(Evaluator):
         if op is not None and hands_on and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
             op = replace(op, waits=())
         return super()._operation(eqn, op, ins)
-
-
-def _type(entry: Entry) -> Any:
-    """The type of a value; of one that is yet to be added up, that of the sum."""
-    value, spec, _ = entry
-    kind = jax_compat.abstract(value)
-    if not isinstance(spec, Waiting):
-        return kind
-    return jax.ShapeDtypeStruct(kind.shape[len(spec.axes) :], kind.dtype)
 
 
 class PlannedPieces:
@@ -102,15 +93,31 @@ class PlannedPieces:
             for piece in program.pieces:
                 piece(env, index)
             return env
-        evaluator = _PieceEvaluator(self.plan, self.devices.mesh)
+        evaluator = self.evaluator()
         entries: dict[Key, Entry] = {key: (x, specs.get(key), "forward") for key, x in env.items()}
         for piece in program.pieces:
             self._piece(evaluator, piece, entries, index)
         found: Env = {}
         for key in (*program.outputs, *((v, None) for v in program.totals)):
-            found[key], spec, _ = evaluator.settled(entries[key])
-            made[key] = spec
+            found[key], made[key] = self.given(evaluator, entries[key])
         return found
+
+    def evaluator(self) -> Evaluator:
+        """What evaluates the pieces."""
+        return PieceEvaluator(self.plan, self.devices.mesh)
+
+    def given(self, evaluator: Evaluator, entry: Entry) -> tuple[Any, Spec | None]:
+        """A computed value that others read, and its sharding."""
+        value, spec, _ = evaluator.settled(entry)
+        return value, spec
+
+    def type_of(self, key: Key, entry: Entry) -> Any:
+        """The type of a value in one replica; of one that is yet to be added up, that of the sum."""
+        value, spec, _ = entry
+        kind = jax_compat.abstract(value)
+        if not isinstance(spec, Waiting):
+            return kind
+        return jax.ShapeDtypeStruct(kind.shape[len(spec.axes) :], kind.dtype)
 
     def _piece(self, evaluator: Evaluator, piece: Instruction, entries: dict[Key, Entry], index: Any) -> None:
         constants = self.step.program.constants
@@ -123,7 +130,8 @@ class PlannedPieces:
             return [env[key] for key in piece.outs]
 
         given: list[Entry] = [(index, None, "forward"), *(entries[key] for key in read)]
-        closed = jax.make_jaxpr(run)(*map(_type, given))
+        types = [self.type_of(key, entry) for key, entry in zip(read, given[1:], strict=True)]
+        closed = jax.make_jaxpr(run)(jax_compat.abstract(index), *types)
         serial = _UNPLANNED
         if piece.unit is not None and count_ops(closed) == count(piece.unit.eqn):
             serial = self.serial[id(piece.unit)]

@@ -1,0 +1,248 @@
+"""One device's share of the programs of a pipeline's stages, as functions of that device's shards.
+
+The stages are lowered as the runtime lowers them, for devices that are only described: so the programs, the shardings
+of their arguments and results, and how often each runs are the real ones. The functions here compute the same on one
+device's shards; collectives, between replicas and inside one, are replaced by stand-ins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshwright import jax_compat
+from meshwright.graph import Traced
+from meshwright.plans.plan import PlanData
+from meshwright.plans.tensor import Spec, Tensor
+from meshwright.rehearsal import stand_ins
+from meshwright.rehearsal.evaluate import Placeholder, Rehearser
+from meshwright.rehearsal.local_equation import local_shape, run_local
+from meshwright.rehearsal.program import drawn
+from meshwright.runtime.checking.verify_stages import staged_program
+from meshwright.runtime.microbatches.cut_operations import Cut
+from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.program.evaluate import Entry, Evaluator
+from meshwright.runtime.spmd import compiler_options
+from meshwright.runtime.stages.engine import Engine
+from meshwright.runtime.stages.layout import REPLICAS
+from meshwright.runtime.stages.lowering import Lowered, StageLowering
+from meshwright.runtime.stages.packs import Packs
+from meshwright.runtime.stages.planned_pieces import PieceEvaluator, PlannedPieces
+from meshwright.runtime.stages.totals import COMBINE
+from meshwright.schedules.instructions import UPDATE
+
+
+@dataclass(frozen=True)
+class DescribedDevice:
+    """A device of a plan's cluster that need not be here."""
+
+    id: int
+    platform: str
+    device_kind: str
+    process_index: int = 0
+
+
+def described_engine(plan: PlanData, traced: Traced) -> Engine:
+    """The programs and instructions of a plan's stages on the devices of its cluster, which need not be here."""
+    cluster = plan.mesh.cluster
+    assert cluster is not None
+    platform = "cpu" if plan.mesh.is_cpu else "gpu"
+    devices = [DescribedDevice(number, platform, cluster.chip.name) for number in range(cluster.num_devices)]
+    return staged_program(plan, traced, devices).engine
+
+
+class StageShare:
+    """One device's share of one program of a stage: a pass over a microbatch, or a round of the update.
+
+    Args:
+        plan: The plan.
+        own: The lowering of the stage, after all its programs were lowered.
+        lowered: The program.
+        packs: The packed scalars of the update.
+
+    Attributes:
+        types, results: The types of the shards of its arguments and results.
+        whole: Names of operations that could not be computed on shards, once it was traced.
+    """
+
+    def __init__(self, plan: PlanData, own: StageLowering, lowered: Lowered, packs: Packs):
+        self.plan, self.own, self.lowered, self.program, self.packs = plan, own, lowered, lowered.program, packs
+        self.whole: set[str] = set()
+        self.platform: str | None = None
+        self.types = _shards(lowered.types, lowered.places)
+        self.results = _shards(lowered.results, lowered.shardings)
+
+    def lower(self, device: Any) -> Any:
+        """JAX's lowering for a device.
+
+        Raises:
+            ShardingError: The plan runs a fused kernel that the device does not have.
+        """
+        self.platform = device.platform
+        where = jax.sharding.SingleDeviceSharding(device)
+        jitted = jax.jit(
+            self._update if self.program.work == UPDATE else self._pass,
+            in_shardings=where,
+            out_shardings=where,
+            donate_argnums=tuple(self.lowered.donated),
+            keep_unused=True,
+            compiler_options=compiler_options(device.platform),
+        )
+        return jitted.lower(*self.types)
+
+    def draw(self, device: Any) -> list[Any]:
+        """Values to run it on: the first microbatch, and the rest as in `Share.draw`."""
+        tensors = [self._tensor(name, kind) for name, kind in zip(self._names(), self.types, strict=True)]
+        highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
+        keys = jax.random.split(jax.random.key(0), max(len(tensors), 1))
+        with jax.default_device(device):
+            found = [drawn(t, kind, key, highest) for t, kind, key in zip(tensors, self.types, keys, strict=True)]
+            return [jax.device_put(jnp.array(x, dtype=t.dtype), device) for x, t in zip(found, self.types, strict=True)]
+
+    def _names(self) -> list[int | None]:
+        """The number of the value that each argument is; None for numbers of microbatches, totals and packs."""
+        own, program = self.own, self.program
+        if program.work != UPDATE:
+            found = [None, *(v for v, _ in program.inputs)]
+        else:
+            found = [v for v, _ in self.packs.single(program) for _ in own._parts(v, program)]
+        return found + [None] * (len(self.types) - len(found))
+
+    def _tensor(self, value: int | None, kind: Any) -> Tensor:
+        """What a value is drawn as; totals, numbers and the optimizer's state begin at zero."""
+        role, inputs = "data", self.own.step.program.inputs
+        if value is None:
+            role = "optimizer" if jnp.issubdtype(kind.dtype, jnp.inexact) else "static"
+        elif value in inputs and not self.own.programs.is_batch(value):
+            path = self.own.programs.assignment.paths[value]
+            role = next((t.role for t in self.plan.arguments if t.path == path), "optimizer")
+        return Tensor(f"value {value}", tuple(kind.shape), str(kind.dtype), (), role)
+
+    def _pass(self, index: Any, *args: Any) -> list[Any]:
+        """A pass over one replica's rows of a microbatch."""
+        own, program = self.own, self.program
+        env: dict[Key, Any] = own._constants()
+        for key, x in zip(program.inputs, args, strict=False):
+            env[key] = self._enter(key, x, index)
+        specs = own.specs | {key: self._leaf_spec(key[0]) for key in program.inputs if key[0] in own._leaf_specs}
+        values = _Pieces(self).run(program, env, index * own.devices.num_replicas, specs, {})
+        sums = []
+        for v, total in zip(program.totals, args[len(program.inputs) :], strict=True):
+            mine = values[v, None][None].astype(total.dtype)
+            sums.append(COMBINE[str(own.step.analysis.status[v])](total, mine))
+        return [*(values[key] for key in program.outputs), *sums]
+
+    def _enter(self, key: Key, x: Any, index: Any) -> Any:
+        """An input as a part sees it, as `StageLowering` has it: its own rows, and parameters whole."""
+        own = self.own
+        if own._is_batch(key) or (key in own.step.sliced and key[1] is not None):
+            return lax.dynamic_index_in_dim(x, index, keepdims=False)
+        if key[0] in own.step.program.inputs:
+            for dim, axes in enumerate(own._leaf_specs.get(key[0], ())):
+                if REPLICAS in axes:
+                    x = stand_ins.all_gather(x, dim, own.devices.num_replicas)
+        return x
+
+    def _leaf_spec(self, leaf: int) -> Spec:
+        """How a replica splits an argument's leaf, once it has it whole."""
+        return tuple(tuple(axis for axis in axes if axis != REPLICAS) for axes in self.own._leaf_specs[leaf])
+
+    def _update(self, *args: Any) -> list[Any]:
+        """A round of the update: every value is split as state of the same shape is."""
+        own, program, given = self.own, self.program, iter(args)
+        env: dict[Key, Any] = own._constants()
+        for key in self.packs.single(program):
+            env[key] = self._total(key[0], [next(given) for _ in own._parts(key[0], program)])
+        for pack in self.packs.read(program):
+            values = next(given)
+            env |= {(v, None): values[i].reshape(own.types[v].shape) for i, v in enumerate(self.packs.values[pack])}
+        for piece in program.pieces:
+            self._locally(piece, env)
+        packs = self.packs.sent(own.stage, program.place)
+        packed = [jnp.stack([env[v, None].reshape(()) for v in self.packs.values[pack]]) for pack in packs]
+        made = [fitted(env[key], kind.shape) for key, kind in zip(program.outputs, self.results, strict=False)]
+        return [*made, *packed]
+
+    def _total(self, value: int, parts: Sequence[Any]) -> Any:
+        """A value of the update: the stand-in of the sum over replicas is the own total, scattered where state is."""
+        own = self.own
+        if value in self.program.totals and value in own.totals:
+            mine = stand_ins.unchanged(parts[0][0])
+            return fitted(mine, self._local(own.types[value].shape)).astype(own.types[value].dtype)
+        if value in self.program.totals:
+            return jnp.concatenate(parts, own._dim(value, None)) if len(parts) > 1 else parts[0]
+        if value in own.step.program.inputs and own.programs.is_batch(value):
+            return parts[0].reshape(-1, *parts[0].shape[2:])
+        return fitted(parts[0], self._local(own.types[value].shape))
+
+    def _local(self, shape: Sequence[int]) -> tuple[int, ...]:
+        spec: Spec = self.own._split.get(tuple(shape), ())
+        return local_shape(shape, spec, dict(self.own.devices.mesh.shape))
+
+    def _locally(self, piece: Instruction, env: dict[Key, Any]) -> None:
+        """One operation on shards; whole, with a note, where that is not possible."""
+        assert piece.unit is not None
+        eqn, operands = piece.unit.eqn, [env[key] for key in piece.ins]
+        expected = [self._local(v.aval.shape) for v in eqn.outvars]
+        made = run_local(eqn, operands, expected)
+        if made is None:
+            self.whole.add(eqn.primitive.name)
+            wide = [fitted(x, v.aval.shape) for x, v in zip(operands, eqn.invars, strict=True)]
+            made = [fitted(x, shape) for x, shape in zip(jax_compat.bind(eqn, wide), expected, strict=True)]
+        env.update(zip(piece.outs, made, strict=True))
+
+
+class _PieceRehearser(PieceEvaluator, Rehearser):
+    """Evaluates pieces of a replica's program on one device's shards."""
+
+    def __init__(self, plan: PlanData):
+        Rehearser.__init__(self, plan)
+
+
+class _Pieces(PlannedPieces):
+    """The pieces of a pass, on one device's shards."""
+
+    def __init__(self, share: StageShare):
+        own = share.own
+        stage, assignment = share.plan.stages[own.stage], own.programs.assignment
+        super().__init__(share.plan, stage, own.devices, own.pieces.ops, assignment, own.step)
+        self.share, self.rows = share, Cut(own.devices.num_microbatches * own.devices.num_replicas, 1)
+
+    def evaluator(self) -> Evaluator:
+        rehearser = _PieceRehearser(self.plan)
+        rehearser.whole, rehearser.platform = self.share.whole, self.share.platform
+        return rehearser
+
+    def given(self, evaluator: Evaluator, entry: Entry) -> tuple[Any, Spec | None]:
+        value, spec = super().given(evaluator, entry)
+        if isinstance(value, Placeholder):
+            assert isinstance(evaluator, Rehearser)
+            return evaluator._plain((value, spec, "forward")), spec
+        return value, spec
+
+    def type_of(self, key: Key, entry: Entry) -> Any:
+        aval, (value, dim) = self.step.program.types[key[0]], key
+        status = self.step.analysis.status[value]
+        where = status if dim is None and isinstance(status, int) else dim
+        shape = tuple(aval.shape) if where is None else self.rows.shape(aval.shape, where)
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
+
+
+def fitted(value: Any, shape: Sequence[int]) -> Any:
+    """A value of some shape: of dims that are longer the first part, and dims that are shorter repeated."""
+    for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
+        if size > wanted:
+            value = lax.slice_in_dim(value, 0, wanted, axis=dim)
+        elif size < wanted:
+            value = stand_ins.repeated(value, dim, wanted // size)
+    return value
+
+
+def _shards(types: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    return [
+        jax.ShapeDtypeStruct(sharding.shard_shape(tuple(kind.shape)), kind.dtype)
+        for kind, sharding in zip(types, shardings, strict=True)
+    ]
