@@ -77,4 +77,5 @@ def test_hopeless_candidates_are_abandoned_after_a_round(database):
     assert found._time(Slow(None, ()), best_s=0.001) >= 0.03
     hopeless = len(counted)
     assert found._time(Slow(None, ()), best_s=float("inf")) >= 0.03
-    assert hopeless == 3 and len(counted) - hopeless >= 2 + measuring.ROUNDS
+    assert hopeless == 2 + measuring.LEAST_RUNS
+    assert len(counted) - hopeless >= 2 + measuring.ROUNDS * measuring.LEAST_RUNS
