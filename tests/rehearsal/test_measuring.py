@@ -1,5 +1,6 @@
 """Candidates are measured once: what was measured stays, failures are kept, hopeless candidates are abandoned."""
 
+import sqlite3
 import time
 
 import jax
@@ -46,8 +47,49 @@ def test_what_fails_is_kept_with_its_reason(candidates, database):
     found = first.measure(candidates)
     assert all(m.seconds is None and "10 B are allowed" in m.failure for m in found.values())
     assert len(first.remarks) == len(candidates) and "could not be measured" in first.remarks[0]
-    second = Measuring(jax.devices()[0], database)
+    second = Measuring(jax.devices()[0], database, limit_bytes=10)
     assert second.measure(candidates) == found and second.num_measured == 0
+    roomy = Measuring(jax.devices()[0], database)
+    assert all(m.seconds for m in roomy.measure(candidates).values()) and roomy.num_measured == len(candidates)
+
+
+def test_a_split_that_fails_in_any_way_leaves_the_others(candidates, database, monkeypatch):
+    broken, whole = candidates[0], Candidate.compile
+
+    def compile_some(self, device, limit_bytes=None):
+        if self is broken:
+            raise KeyError("no kernel for this split")
+        return whole(self, device, limit_bytes)
+
+    monkeypatch.setattr(Candidate, "compile", compile_some)
+    found = Measuring(jax.devices()[0], database).measure(candidates)
+    reasons = [m.failure for m in found.values()]
+    assert len(found) == len(candidates) and sorted(reasons)[-1] == "'no kernel for this split'" and "" in reasons
+
+
+def test_what_runs_out_of_memory_beside_others_is_measured_alone(candidates, database, monkeypatch):
+    tried, whole = [], Candidate.compile
+
+    def compile_some(self, device, limit_bytes=None):
+        tried.append(self)
+        if tried.count(self) == 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 byte.")
+        return whole(self, device, limit_bytes)
+
+    monkeypatch.setattr(Candidate, "compile", compile_some)
+    first = Measuring(jax.devices()[0], database)
+    found = first.measure(candidates)
+    assert all(m.seconds for m in found.values()) and len(tried) == 2 * len(candidates) and not first.remarks
+
+
+def test_a_full_disk_costs_only_the_record(candidates, database, caplog, monkeypatch):
+    def full(_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(database, "put_all", full)
+    found = Measuring(jax.devices()[0], database).measure(candidates)
+    assert all(m.seconds for m in found.values()) and len(database) == 0
+    assert "database or disk is full" in caplog.text
 
 
 def test_an_interrupt_loses_nothing(candidates, database):

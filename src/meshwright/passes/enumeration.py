@@ -243,8 +243,8 @@ class _Study:
             try:  # nothing runs while something compiles: on virtual devices collectives would wait too long
                 jax.block_until_ready(program.result().run())
                 self.programs.append((one, candidate, program.result()))
-            except (jax.errors.JaxRuntimeError, NotImplementedError, TypeError, ValueError) as error:
-                self.failures.append((one.name, " ".join(str(error).split())[:200]))
+            except Exception as error:  # of whatever kind: it is printed as the reason
+                self.failures.append((one.name, " ".join(str(error).split())[:200] or type(error).__name__))
 
     def _candidate(self, one: Combination) -> Candidate:
         return Candidate(one.plan, self.traced, one.part, device_mesh(one.plan) if self.devices else None)
@@ -262,7 +262,7 @@ class _Study:
         for (_, candidate, program), seconds in zip(self.programs, profile, strict=True):
             kind: Any = candidate.kind
             key = candidate.key(self.device)
-            self.database.put(measured_now(key, kind, seconds, allocated_bytes(program.compiled)))
+            self.database.keep([measured_now(key, kind, seconds, allocated_bytes(program.compiled))])
         kernel = self._rounds(runs, KERNEL_ROUNDS, "kernel times")
         return [
             self._row(one, program, p, k)

@@ -61,7 +61,7 @@ def class_of(op: Signature, flops: float, chip: Chip) -> str:
 
 def keep_work(database: Database, rows: Iterable[Measured], graph: Graph) -> None:
     """Keeps the work of rehearsed parts by class, beside the time that it took."""
-    database.put_all([found for row in rows if (found := _work(row, graph)) is not None])
+    database.keep([found for row in rows if (found := _work(row, graph)) is not None])
 
 
 def _work(row: Measured, graph: Graph) -> Measurement | None:

@@ -173,22 +173,39 @@ class Measuring:
         found: dict[Key, Measurement] = {}
         for key, candidate in wanted.items():
             known = None if self.fresh else self.database.get(key, candidate.kind)
-            if known is not None:
+            if known is not None and not self._may_fit_now(known):
                 found[key] = known
         missing = [(key, c) for key, c in wanted.items() if key not in found]
-        for number, (key, candidate, compiled) in enumerate(self._compiled(missing)):
+        crowded: list[tuple[Key, Candidate]] = []
+        for number, (key, candidate, compiled) in enumerate(self._compiled(missing, compiled_ahead())):
             self._progress(number, len(missing), candidate.part)
-            rivals = [m.seconds for k, m in found.items() if k.fingerprint == key.fingerprint and m.seconds]
-            found[key] = self._measured(key, candidate, compiled, min(rivals, default=float("inf")))
-            self.database.put(found[key])
-            self.num_measured += 1
+            made = self._measured(key, candidate, compiled, found)
+            if len(missing) > 1 and is_out_of_memory(made.failure):
+                crowded.append((key, candidate))  # beside the arguments of other programs
+            else:
+                self._keep(made, candidate, found)
+        for key, candidate, compiled in self._compiled(crowded, 1):
+            self._keep(self._measured(key, candidate, compiled, found), candidate, found)
         return found
 
+    def _may_fit_now(self, known: Measurement) -> bool:
+        """Whether a program that was too large for an earlier limit is allowed now."""
+        if known.seconds is not None or known.memory_bytes is None:
+            return False
+        return self.limit_bytes is None or known.memory_bytes <= self.limit_bytes
+
+    def _keep(self, made: Measurement, candidate: Candidate, found: dict[Key, Measurement]) -> None:
+        found[made.key] = made
+        self.num_measured += 1
+        if made.failure:
+            label = candidate.part.label or "a part"
+            self.remarks.append(f"A split of {label} could not be measured: {made.failure}")
+        self.database.keep([made])
+
     def _compiled(
-        self, missing: Sequence[tuple[Key, Candidate]]
+        self, missing: Sequence[tuple[Key, Candidate]], ahead: int
     ) -> Iterator[tuple[Key, Candidate, Future[PartProgram]]]:
         """Compiles in threads, a few ahead of the one that is timed, since compiled programs hold their arguments."""
-        ahead = compiled_ahead()
         missing = [] if self.is_over else missing
         with ThreadPoolExecutor(ahead) as pool:
             waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[:ahead]]
@@ -224,17 +241,19 @@ class Measuring:
         expected = len(part.operations) * self.compile_s / self.num_compiled
         return time.perf_counter() + expected < self.deadline
 
-    def _measured(self, key: Key, candidate: Candidate, compiled: "Future[PartProgram]", best_s: float) -> Measurement:
-        kind = candidate.kind
+    def _measured(
+        self, key: Key, candidate: Candidate, compiled: "Future[PartProgram]", found: dict[Key, Measurement]
+    ) -> Measurement:
+        rivals = [m.seconds for k, m in found.items() if k.fingerprint == key.fingerprint and m.seconds]
+        kind: Any = candidate.kind
         try:
             program = compiled.result()
             memory_bytes = allocated_bytes(program.compiled)
-            seconds = self._time(program, best_s)
-            return measured_now(key, kind, seconds, memory_bytes)  # type: ignore[arg-type]
-        except (jax.errors.JaxRuntimeError, TooLarge, NotImplementedError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            self.remarks.append(f"A split of {candidate.part.label or 'a part'} could not be measured: {reason}")
-            return measured_now(key, kind, None, None, reason)  # type: ignore[arg-type]
+            return measured_now(key, kind, self._time(program, min(rivals, default=float("inf"))), memory_bytes)
+        except TooLarge as error:
+            return measured_now(key, kind, None, int(error.needed), str(error))
+        except Exception as error:  # of whatever kind: it is kept as the reason, and the other candidates are measured
+            return measured_now(key, kind, None, None, " ".join(str(error).split())[:200] or type(error).__name__)
 
     def _time(self, program: PartProgram, best_s: float) -> float:
         """Seconds of one run: the quickest undisturbed round."""
@@ -262,6 +281,11 @@ class Measuring:
     def _progress(self, number: int, total: int, part: Part) -> None:
         left = "" if self.deadline is None else f", {format_seconds(max(self.deadline - time.perf_counter(), 0))} left"
         self.say(f"measuring {number + 1} of {total}: {part.label or part.fingerprint}{left}")
+
+
+def is_out_of_memory(reason: str) -> bool:
+    """Whether a failure is for want of memory on the device."""
+    return "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
 
 
 def compiled_ahead() -> int:

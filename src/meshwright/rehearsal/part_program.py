@@ -51,6 +51,7 @@ class TooLarge(Exception):
     """A program that needs more memory than is allowed."""
 
     def __init__(self, needed: float, limit: float):
+        self.needed = needed
         super().__init__(f"it needs {format_bytes(needed)}, and {format_bytes(limit)} are allowed")
 
 

@@ -1,5 +1,6 @@
 """`plan.rehearse`: measures one device's share of a plan, and prices the plan with what was measured."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,8 @@ from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
 from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes, format_seconds
+
+log = logging.getLogger("meshwright")
 
 _SEGMENT_COLUMNS = ("times", "planned", "measured", "ratio", "TFLOP/s")
 ROUNDS = 3  # the quickest counts: whatever else runs on the machine only ever adds time
@@ -208,7 +211,7 @@ def rehearse(
 
 def _segment_times(plan: PlanData, traced: Traced, device: Any, remarks: list[str]) -> tuple[SegmentTime, ...]:
     candidates = [Candidate(plan, traced, part) for part in parts_of(plan, traced.graph)]
-    with my_turn(lambda _: None), open_database() as database:
+    with my_turn(log.warning), open_database() as database:
         measuring = Measuring(device, database)
         found = measuring.measure(candidates)
     remarks += measuring.remarks

@@ -171,6 +171,15 @@ class Database:
         with self._lock, self._connection:
             self._connection.executemany(f"INSERT OR REPLACE INTO measurements VALUES ({marks})", rows)
 
+    def keep(self, measurements: Sequence[Measurement]) -> None:
+        """As `put_all`; where the file cannot be written, such as on a full disk, a warning says so and that is all."""
+        try:
+            self.put_all(measurements)
+        except sqlite3.Error as error:
+            log.warning(
+                "a measurement cannot be kept in %s (%s): it is used now, and measured again later", self.path, error
+            )
+
     def get(self, key: Key, kind: str | None = None) -> Measurement | None:
         """The measurement of a key; None where there is none. Of both kinds, the whole one is preferred."""
         found = self.rows(kind=kind, **dict(zip(_KEY, astuple(key), strict=True)))
