@@ -12,7 +12,7 @@ divided by the other's in the same round. The noise is the largest departure fro
 the same median for the two copies of one plan. `wrong` does the same with a model that is wrong: it takes collectives
 to be 50 times as fast as they are.
 
-python benchmarks/profile.py [blocks] [hits] [enumerate] [plans] [wrong]
+python benchmarks/profile.py [blocks] [hits] [enumerate] [plans] [wrong] [MODEL ...]
 """
 
 import os
@@ -51,7 +51,7 @@ LAYERS = {
 HITS = ("gpt2-125m", "llama-tiny", "bert-tiny", "moe-tiny")
 ENUMERATED = (
     ("gpt-tiny", {"batch": 32, "seq": 64, "layers": 2}, 1, 48),
-    ("moe-tiny", {"batch": 64, "seq": 64, "layers": 2}, 1, 96),
+    ("moe-tiny", {"batch": 64, "seq": 64, "layers": 4, "experts": 8}, 1, 36),
 )
 PLANS = {
     "mlp": {"batch": 512},
@@ -111,6 +111,8 @@ def enumerate_rows() -> None:
     os.environ["MESHWRIGHT_MEASURE"] = os.environ.get("MESHWRIGHT_MEASURE", "once")
     rows = []
     for name, sizes, segment, sample in ENUMERATED:
+        if not _is_wanted(name):
+            continue
         model = zoo.build(name, **sizes)
         with open_database() as database:
             found = enumerate_segment(
@@ -153,6 +155,8 @@ def _compare(title: str, cluster: Cluster) -> None:
     header = ("model", "model's plan, ms", "measured plan, ms", "ratio", "noise", "slower by more than noise", "s", "")
     rows = []
     for name, sizes in PLANS.items():
+        if not _is_wanted(name):
+            continue
         os.environ["MESHWRIGHT_CACHE"] = tempfile.mkdtemp()
         model = zoo.build(name, **sizes)
         args = (model.train_step, model.state, model.batch)
@@ -194,8 +198,14 @@ PARTS = {
 }
 
 
+def _is_wanted(model: str) -> bool:
+    """Whether a model is among those of the command line, if any is named there."""
+    named = [word for word in sys.argv[1:] if word not in PARTS]
+    return not named or model in named
+
+
 def main() -> None:
-    for name in sys.argv[1:] or PARTS:
+    for name in [word for word in sys.argv[1:] if word in PARTS] or PARTS:
         PARTS[name]()
 
 
