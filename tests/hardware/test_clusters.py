@@ -33,10 +33,16 @@ def test_a_mesh_must_use_all_devices(shape):
         cluster("2x8 h100").mesh(shape)
 
 
-@pytest.mark.parametrize("shape", [(), (2, 2, 2, 2)])
-def test_a_mesh_has_one_to_three_axes(shape):
-    with pytest.raises(ClusterError, match="1 to 3 axes"):
+@pytest.mark.parametrize("shape", [(), (2, 2, 2, 2, 1)])
+def test_a_mesh_has_one_to_four_axes(shape):
+    with pytest.raises(ClusterError, match=r"1 to 4 axes, .* merge neighbouring ones"):
         cluster("2x8 h100").mesh(shape)
+
+
+def test_views_that_are_searched_have_at_most_three_axes():
+    machine = cluster("2x8 h100")
+    assert max(len(mesh.sizes) for mesh in machine.meshes()) == 3
+    assert (2, 2, 2, 2) in [mesh.sizes for mesh in machine.meshes(max_axes=4)]
 
 
 @pytest.mark.parametrize("shape", [(-2, -8), (0,), (1.5, 2), (True, 16)])
@@ -72,9 +78,9 @@ def test_one_device_has_one_view():
     assert [mesh.sizes for mesh in cluster("1 h100").meshes()] == [(1,)]
 
 
-@pytest.mark.parametrize("max_axes", [0, 4])
-def test_views_have_at_most_three_axes(max_axes):
-    with pytest.raises(ClusterError, match="1, 2 or 3"):
+@pytest.mark.parametrize("max_axes", [0, 5])
+def test_views_have_at_most_four_axes(max_axes):
+    with pytest.raises(ClusterError, match="1 to 4, not"):
         cluster("8 h100").meshes(max_axes)
 
 

@@ -88,7 +88,7 @@ def test_an_unknown_collective_lists_the_known_ones():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shape": (2, 2, 2, 2), "alpha": 1, "beta": 1}, "1 to 3 axes"),
+        ({"shape": (2, 2, 2, 2, 2), "alpha": 1, "beta": 1}, "1 to 4 axes"),
         ({"shape": (0, 2), "alpha": 1, "beta": 1}, "at least 1"),
         ({"shape": (2, 2), "alpha": (1,), "beta": 1}, "alpha has 1 numbers for 2 axes"),
         ({"shape": (2, 2), "alpha": 1, "beta": (1, -1)}, "beta must not be negative"),

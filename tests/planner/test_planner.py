@@ -234,3 +234,18 @@ def test_a_path_that_matches_nothing_is_answered_with_the_nearest():
     plan = mw.plan(step, *args, mesh=mesh((2,)))
     with pytest.raises(mw.ShardingError, match="state/params/0/kernel"):
         plan.sharding("state/params/0/kernels")
+
+
+def test_four_axes_are_planned_and_are_no_worse_than_two():
+    def layer(w, x):
+        return jnp.tanh(x @ w["up"]) @ w["down"]
+
+    up, down, x = ((4096, 16384), (16384, 4096), (8192, 4096))
+    args = {"up": jax.ShapeDtypeStruct(up, "bfloat16"), "down": jax.ShapeDtypeStruct(down, "bfloat16")}
+    cluster = mw.cluster("2x8 h100")
+    two, four = (
+        mw.plan(layer, args, jax.ShapeDtypeStruct(x, "bfloat16"), cluster=cluster, mesh=mesh)
+        for mesh in ((4, 4), {"pod": 2, "data": 2, "expert": 2, "model": 2})
+    )
+    assert four.mesh.names == ("pod", "data", "expert", "model")
+    assert four.cost.total <= two.cost.total * 1.0001 and four.solution.status == "optimal"

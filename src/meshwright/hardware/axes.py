@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from meshwright.errors import ClusterError
 
-AXIS_NAMES = ("x", "y", "z")
+AXIS_NAMES = ("x", "y", "z", "w")  # a mesh has at most so many
 
 Names = tuple[str, ...]
 #: Sizes in order, sizes by name, or a JAX mesh.

@@ -23,11 +23,14 @@ from meshwright.schema import Count, checked
 
 MOST_DEVICES = 2**20  # several times the largest machine; views of a mesh are counted by its divisors
 CATALOGUE = "modelled: catalogue figures"
+# Views of a cluster that are searched have at most so many axes; more are planned where the user gives them. A product
+# has many thousands of strategies then, which takes several times as long.
+_SEARCHED_AXES = 3
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices seen as a grid of one to three axes, named x, y and z unless the user names them.
+    """Devices seen as a grid of one to four axes, named x, y, z and w unless the user names them.
 
     Make one with `Cluster.mesh` or, for research without a machine, with `Mesh.abstract`.
 
@@ -37,7 +40,7 @@ class Mesh:
         alpha: Fixed cost of a collective along each axis of an abstract mesh.
         beta: Cost per byte along each axis of an abstract mesh.
         limit_bytes: Memory per device of an abstract mesh; None where there is no limit.
-        axis_names: The user's names of the axes; empty for x, y and z.
+        axis_names: The user's names of the axes; empty for x, y, z and w.
         explicit: Names of the axes that are of JAX's explicit type while the function is traced.
 
     Examples:
@@ -59,7 +62,10 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sizes) <= len(AXIS_NAMES):
-            raise ClusterError(f"a mesh has 1 to 3 axes, not {len(self.sizes)} as in {self.sizes}: merge some of them.")
+            raise ClusterError(
+                f"a mesh has 1 to {len(AXIS_NAMES)} axes, not {len(self.sizes)} as in {self.sizes}: merge neighbouring "
+                "ones, since several axes that split one dim are as good as their product."
+            )
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in self.sizes):
             raise ClusterError(f"mesh sizes must be whole numbers of at least 1, not {self.sizes}: e.g. (4, 8).")
         if self.num_devices > MOST_DEVICES:
@@ -87,7 +93,7 @@ class Mesh:
         α + 2β(n-1)/n·B, an all-to-all α + β(n-1)/n²·B and a permute α + β·B.
 
         Args:
-            shape: Number of devices along each of one to three axes, as `Cluster.mesh` takes it.
+            shape: Number of devices along each of one to four axes, as `Cluster.mesh` takes it.
             alpha: α of each axis, or one number for all.
             beta: β of each axis, or one number for all.
             memory_bytes: Memory of each device, or None for no limit.
@@ -331,10 +337,10 @@ class Cluster:
             )
         return mesh
 
-    def meshes(self, max_axes: int = len(AXIS_NAMES)) -> list[Mesh]:
+    def meshes(self, max_axes: int = _SEARCHED_AXES) -> list[Mesh]:
         """All logical views with at most that many axes, fewest axes first; every axis is larger than 1."""
         if not 1 <= max_axes <= len(AXIS_NAMES):
-            raise ClusterError(f"max_axes must be 1, 2 or 3, not {max_axes!r}.")
+            raise ClusterError(f"max_axes must be 1 to {len(AXIS_NAMES)}, not {max_axes!r}.")
         if self.num_devices == 1:
             return [self.mesh((1,))]
         return [self.mesh(shape) for length in range(1, max_axes + 1) for shape in _views(self.num_devices, length)]

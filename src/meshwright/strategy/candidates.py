@@ -58,11 +58,11 @@ def most_split(found: Candidates, axes: Axes) -> Candidates:
 
 
 def uniform(found: Candidates) -> NDArray[np.bool_]:
-    """Which strategies treat two neighbouring axes alike, as a strategy of a mesh with fewer axes does."""
+    """Which strategies treat so many neighbouring axes alike that a mesh of two axes has them, too."""
     one, next_one = slice(None, -1), slice(1, None)
     alike = found.loops[:, one] == found.loops[:, next_one]
     alike &= found.scatter[:, one] == found.scatter[:, next_one]
-    return alike.any(axis=1)
+    return alike.sum(axis=1) >= max(1, found.loops.shape[1] - 2)
 
 
 def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
