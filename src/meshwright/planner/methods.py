@@ -224,6 +224,8 @@ class Zero(Method):
 
     Args:
         stage: 1 splits the optimizer state, 2 the gradients too, 3 the parameters too (FSDP).
+        group: How many neighbouring devices share one copy of the state, e.g. those of a host (hybrid sharding, HSDP);
+            None for all devices.
         memory_fraction, seconds: As in every `Method`.
 
     Examples:
@@ -235,15 +237,28 @@ class Zero(Method):
     """
 
     stage: int = 1
+    group: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stage not in (1, 2, 3):
             raise ShardingError(f"Zero stage is {self.stage!r}; ZeRO has stages 1, 2 and 3")
+        if self.group is not None and (type(self.group) is not int or self.group < 1):
+            raise ShardingError(f"group is {self.group!r}; give how many devices share one copy of the state, or None")
 
     @property
     def name(self) -> str:
-        return f"Zero-{self.stage}"
+        return f"Zero-{self.stage}" + (f" in groups of {self.group}" if self.group else "")
+
+    def meshes(self, cluster: Cluster) -> list[Mesh]:
+        if self.group is None:
+            return super().meshes(cluster)
+        if cluster.num_devices % self.group:
+            raise ShardingError(
+                f"groups of {self.group} devices do not divide the {cluster.num_devices} devices of cluster "
+                f"{cluster.name!r}; give a divisor, such as group={cluster.devices_per_host}"
+            )
+        return [cluster.mesh((cluster.num_devices // self.group, self.group))]
 
     def divided(self, graph: Graph, meshes: list[Mesh]) -> list[Mesh]:
         return [divided_view(graph, meshes[0], self._spread(find_roles(graph)))]
@@ -262,7 +277,13 @@ class Zero(Method):
         allowed = split_batch(graph, roles, mesh, axes, range(axes.num_axes))
         whole = () if self.stage == 3 else roles.parameters
         allowed |= {v: frozenset({0}) for v in whole}
-        allowed |= {v: most_split(graph.types[v].shape, axes) for v in self._spread(roles)}
+        over = None if self.group is None else axes.num_axes - 1
+        if over is not None and axes.sizes[over] != self.group:
+            raise ShardingError(
+                f"the last axis of mesh {mesh.shape} has {axes.sizes[over]} devices, and a copy of the state is shared "
+                f"by group={self.group}; give a mesh whose last axis has {self.group}, or leave the mesh out"
+            )
+        allowed |= {v: most_split(graph.types[v].shape, axes, over) for v in self._spread(roles)}
         return Restrictions(allowed, scatter_gradients=self.stage > 1, whole=frozenset(whole))
 
 

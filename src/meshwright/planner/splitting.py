@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, permutations
 from math import prod
 
+import numpy as np
+
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.hardware import Cluster, Mesh
@@ -49,9 +51,11 @@ def split_batch(graph: Graph, roles: Roles, mesh: Mesh, axes: Axes, over: Iterab
     return {v: frozenset({code if shape[:1] == (batch,) else 0}) for v, shape in shapes.items()}
 
 
-def most_split(shape: tuple[int, ...], axes: Axes) -> frozenset[int]:
-    """The shardings with the most shards that the shape allows."""
+def most_split(shape: tuple[int, ...], axes: Axes, over: int | None = None) -> frozenset[int]:
+    """The shardings with the most shards that the shape allows, over all axes or over one of them alone."""
     codes = axes.legal_codes(shape)
+    if over is not None:
+        codes = codes[(np.delete(axes.unpack(codes), over, axis=1) < 0).all(axis=1)]
     parts = axes.num_parts(codes)
     return frozenset(codes[parts == parts.max()].tolist())
 

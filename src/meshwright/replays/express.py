@@ -79,8 +79,6 @@ def _missing(recipe: Recipe) -> str:
         return "the zoo has no 8-bit products"
     if recipe.context > 1:
         return "context parallelism has no method"
-    if recipe.cluster.chip.vendor == "Google":
-        return "attention is written out for TPUs, and the row has a fused kernel"
     if recipe.recompute.offloads or recipe.recompute.share < 1 or recipe.recompute.name not in _CHECKPOINTS:
         return f"recomputation ({recipe.recompute.name}) that the zoo does not have"
     if shape.experts > 1:
@@ -94,8 +92,9 @@ def _missing(recipe: Recipe) -> str:
 
 def _split(recipe: Recipe) -> tuple[Method, Mesh] | str:
     cluster, data, tensor = recipe.cluster, recipe.data, recipe.tensor
-    if recipe.zero and recipe.shard < data:
-        return "ZeRO within groups of replicas has no method"
+    if tensor == 1 and recipe.zero and recipe.shard < data:
+        method = Zero(recipe.zero, recipe.shard, memory_fraction=1.0)
+        return method, cluster.mesh((data // recipe.shard, recipe.shard))
     if tensor == 1:
         return Zero(recipe.zero, memory_fraction=1.0) if recipe.zero else DataParallel(), cluster.mesh((data,))
     mesh = cluster.mesh((data, tensor) if data > 1 else (tensor,))

@@ -1,5 +1,6 @@
 """Summarises rows that were replayed as plans: errors against published steps, and the distance to recipes."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
@@ -41,7 +42,8 @@ class PlanValidation:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         summary = [{"name": t.name, "value": t.value, "bound": t.bound, "count": t.count} for t in self.targets]
-        return {"rows": [row.to_json() for row in self.rows], "summary": summary}
+        left_out = Counter(row.problem for row in self.rows if row.problem)
+        return {"rows": [row.to_json() for row in self.rows], "summary": summary, "left_out": dict(left_out)}
 
     def __str__(self) -> str:
         return plain_text(plan_validation_view(self), width=140)
@@ -56,9 +58,22 @@ def plan_validation_view(validation: PlanValidation) -> RenderableType:
     parts: list[RenderableType] = [_rows(validation), Text(), target_table(validation.targets)]
     others = [row for row in validation.rows if row.problem]
     if others:
-        lines = "\n".join(f"{row.recipe.row.id}: {row.problem}" for row in others)
-        parts += [Text(), Text(f"{len(others)} row{'s' * (len(others) > 1)} without a plan:\n{lines}")]
+        parts += [Text(), _left_out(others)]
     return Group(*parts)
+
+
+def _left_out(others: Sequence[PlanReplay]) -> Table:
+    """The rows without a plan, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for row in others:
+        by_reason.setdefault(row.problem, []).append(row.recipe.row.id)
+    count = len(others)
+    table = Table(title=f"{count} row{'s' * (count > 1)} without a plan", title_justify="left")
+    for name, justify in (("rows", "right"), ("reason", "left"), ("which", "left")):
+        table.add_column(name, justify=justify, overflow="fold")
+    for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        table.add_row(str(len(rows)), reason, ", ".join(rows))
+    return table
 
 
 def _rows(validation: PlanValidation) -> Table:
