@@ -224,3 +224,20 @@ def test_what_is_no_method_is_refused_with_those_that_are(given):
         mw.parallelize(lambda x: x, method=given)
     with pytest.raises(mw.ShardingError, match=r"give (one|some) of 'auto'"):
         mw.compare(lambda x: x, 1.0, methods=[given] if given != "" else "", run=False)
+
+
+def test_zero_shares_the_state_within_groups():
+    def step(w, x):
+        return w - jax.grad(lambda w: ((x @ w) ** 2).mean())(w), x.max()
+
+    shapes = jax.ShapeDtypeStruct((256, 256), "float32"), jax.ShapeDtypeStruct((64, 256), "float32")
+    plan = mw.plan(step, *shapes, cluster="2x4 h100", method=mw.Zero(3, group=4))
+    assert plan.mesh.sizes == (2, 4) and plan.method == "Zero-3 in groups of 4"
+    weights, batch = plan.in_shardings
+    assert {axis for axis in weights if axis} == {"y"} and tuple(batch) == (("x", "y"),)
+    with pytest.raises(mw.ShardingError, match=r"groups of 3 devices do not divide the 8 devices .* group=4"):
+        mw.plan(step, *shapes, cluster="2x4 h100", method=mw.Zero(3, group=3))
+    with pytest.raises(mw.ShardingError, match=r"last axis of mesh .* has 2 devices, .* group=4"):
+        mw.plan(step, *shapes, cluster="2x4 h100", mesh=(4, 2), method=mw.Zero(3, group=4))
+    with pytest.raises(mw.ShardingError, match="group is 0"):
+        mw.Zero(3, group=0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.planner.methods import DataParallel, TensorParallel, Zero
 from meshwright.replays.express import express
 from meshwright.simulator import published
@@ -48,6 +49,8 @@ def test_gradients_kernels_and_messages_are_those_of_the_stack():
     [
         ({"zero_stage": "0"}, DataParallel, (8,)),
         ({"zero_stage": "1"}, Zero, (8,)),
+        ({"zero_stage": "3 (HSDP)", "gpus": "16", "dp": "16"}, Zero, (2, 8)),
+        ({"gpu_type": "TPU v6e"}, Zero, (8,)),
         ({"zero_stage": "0", "tp": "4", "dp": "2"}, TensorParallel, (2, 4)),
         ({"zero_stage": "0", "tp": "8", "dp": "1"}, TensorParallel, (8,)),
     ],
@@ -60,22 +63,28 @@ def test_the_method_is_the_one_they_used(changes, kind, sizes):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"pp": "2"}, "pipelines"),
+        ({"pp": "2", "dp": "4"}, "ZeRO-2 in a pipeline"),
         ({"precision": "fp8 linears"}, "no 8-bit products"),
         ({"cp": "2"}, "context parallelism"),
         ({"tp": "2"}, "ZeRO-3 with tensor parallelism"),
-        ({"zero_stage": "3 (HSDP)", "gpus": "16"}, "groups of replicas"),
         ({"source": "IBM fms-fsdp", "recompute": "selective"}, "some layers"),
-        ({"gpu_type": "TPU v6e"}, "TPUs"),
     ],
 )
 def test_what_no_plan_expresses_is_named(changes, why):
     assert why in express(row(**changes))
 
 
+def test_layers_are_planned_in_equal_chunks_of_a_pipeline():
+    program = express(row(pp="3", dp="2", tp="1", zero_stage="0", gpus="6", layers="12"))
+    assert program.method == ThreeD(2, 1, 3, 2, memory_fraction=1.0) and program.mesh is None
+    assert program.depths == (6, 12)
+    assert program.build(6).batch["tokens"].shape[0] == 2 * 2 * program.recipe.num_microbatches
+    assert express(row()).depths == (4, 8)
+
+
 def test_the_mesh_for_planning_has_more_memory_and_the_same_links():
     program = express(row())
-    roomy = program.roomy_mesh.cluster
+    roomy = program.roomy_cluster
     assert roomy.memory_bytes > 8 * program.mesh.cluster.memory_bytes
     chip = replace(roomy.chip, memory_bytes=program.mesh.cluster.chip.memory_bytes)
     assert replace(roomy, chip=chip) == program.mesh.cluster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.replays.replay import DEPTHS, plan_layers, plan_work, replay_plans
+from meshwright.replays.replay import plan_layers, plan_work, replay_plans
 from meshwright.replays.table import PlanValidation
 from meshwright.simulator.engine import simulate_work
 from tests.replays.test_express import express, row
@@ -24,8 +24,8 @@ def test_plan_and_recipe_agree(large):
 
 def test_a_step_is_as_many_microbatches_as_were_run():
     program = express(row())
-    found = plan_layers(program, DEPTHS[0])
-    twice = simulate_work(plan_work(found, program, DEPTHS[0]))
+    found = plan_layers(program, 4)
+    twice = simulate_work(plan_work(found, program, 4))
     assert len(twice.stages[0].passes) == 4
     assert twice.work.tokens == 32 * 512
 
@@ -39,12 +39,24 @@ def test_microbatches_without_zero_3_exchange_gradients_once():
 
 
 def test_rows_without_a_plan_say_why_and_the_table_counts_the_others(large):
-    others = list(replay_plans([row(pp="2", row_id="staged"), row(hidden="", row_id="odd")]))
+    others = list(replay_plans([row(cp="2", row_id=name) for name in ("near", "far")]))
+    others += list(replay_plans([row(hidden="", row_id="odd")]))
     found = PlanValidation((large, *others))
     assert found.expressed == (large,)
     text = str(found)
-    assert "2 rows without a plan:\nstaged: pipelines" in text and "odd: hidden is ''" in text
+    assert "3 rows without a plan" in text and "hidden is ''" in text
+    counts = found.to_json()["left_out"]
+    assert counts.pop("context parallelism has no method") == 2 and list(counts.values()) == [1]
+    assert "near, far" in text
     mean, within, apart = found.targets
     assert (mean.count, mean.value) == (1, pytest.approx(abs(large.error)))
     assert apart.reached is not None and within.least
-    assert [one["problem"] == "" for one in found.to_json()["rows"]] == [True, False, False]
+    assert [one["problem"] == "" for one in found.to_json()["rows"]] == [True, False, False, False]
+
+
+def test_pipelines_are_planned_in_stages_and_simulated():
+    """A model whose layers take most of the time: its recipe and its plan agree."""
+    staged = row(**WIDE, **{"pp": "2", "dp": "2", "tp": "2", "zero_stage": "0", "layers": "8", "global_batch": "16"})
+    found = next(replay_plans([staged]))
+    assert not found.problem and found.method == "ThreeD(2×2×2)"
+    assert abs(found.difference) < 0.15

@@ -93,6 +93,15 @@ def test_sends_move_with_the_wires_that_they_use(plan):
     assert 1 < ratio <= 2
 
 
+def test_few_devices_that_send_have_a_shared_adapter_to_themselves(plan):
+    """Stages of one device send from hosts of four: over an adapter that the host shares, four times as quickly."""
+    wires = mw.cluster("2x4 a100-40gb")
+    shared = replace(wires, host=replace(wires.host, inter=replace(wires.inter, kind="ethernet")))
+    apart, beside = (staged_work(plan, where).chunks[1].send_s for where in (wires, shared))
+    share = plan.stages[1].submesh.num_devices / 4
+    assert share < 1 and beside / apart == pytest.approx(share)
+
+
 def test_rates_are_those_of_the_type_that_products_are_done_in():
     """V100 has float16 alone: what is done in bfloat16 runs at an eighth of it, in plans and simulations alike."""
     recipe, found, plans = mw.ThreeD(data=2, pipeline=2, microbatch=2**11), [], []

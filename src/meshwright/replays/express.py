@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Any
 
 from meshwright import zoo
-from meshwright.hardware import Mesh
+from meshwright.hardware import Cluster, Mesh
+from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.planner.methods import DataParallel, Method, TensorParallel, Zero
 from meshwright.simulator.kernels import MATERIALISED, kernels
 from meshwright.simulator.published.row import Row, recipe_of
@@ -25,6 +27,7 @@ _CHECKPOINTS = {
     "attention and elementwise": "selective",
 }
 _GRADIENT_BYTES = 2.0  # of the zoo's products
+_FEW_LAYERS = 4  # planned at least
 _ROOMY = 16  # times the memory of a device: rows ran, and whether they fit is the recipe's question
 
 
@@ -34,24 +37,30 @@ class Program:
 
     Attributes:
         recipe: The recipe of the row.
-        build: Makes the zoo's example of one microbatch with so many layers.
+        build: Makes the zoo's example with so many layers: of one microbatch, or of a whole batch for a pipeline.
         method: The method that the row's authors used.
-        mesh: The mesh, on the row's cluster.
+        mesh: The mesh, on the row's cluster; None for a pipeline, whose stages have meshes of their own.
         software: What ran it.
     """
 
     recipe: Recipe
     build: Callable[[int], zoo.Example]
     method: Method
-    mesh: Mesh
+    mesh: Mesh | None
     software: Software
 
     @property
-    def roomy_mesh(self) -> Mesh:
-        """The mesh with more memory than any plan needs."""
+    def roomy_cluster(self) -> Cluster:
+        """The cluster with more memory than any plan needs."""
         chip = self.recipe.cluster.chip
-        larger = replace(chip, memory_bytes=_ROOMY * chip.memory_bytes)
-        return replace(self.recipe.cluster, chip=larger).mesh(self.mesh.sizes)
+        return replace(self.recipe.cluster, chip=replace(chip, memory_bytes=_ROOMY * chip.memory_bytes))
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Two numbers of layers to plan, of which each adds as much; chunks of a pipeline have equally many."""
+        chunks = self.recipe.pipeline * self.recipe.interleave
+        few = chunks * ceil(_FEW_LAYERS / chunks)
+        return few, 2 * few
 
 
 def express(row: Row) -> Program | str:
@@ -73,8 +82,6 @@ def express(row: Row) -> Program | str:
 def _missing(recipe: Recipe) -> str:
     """What a plan of the zoo cannot express of a recipe; empty where it can express all."""
     shape, stack = recipe.shape, recipe.stack
-    if recipe.pipeline > 1:
-        return "pipelines are simulated by their stages, not by operations"
     if recipe.dtype != "bfloat16":
         return "the zoo has no 8-bit products"
     if recipe.context > 1:
@@ -90,8 +97,10 @@ def _missing(recipe: Recipe) -> str:
     return ""
 
 
-def _split(recipe: Recipe) -> tuple[Method, Mesh] | str:
+def _split(recipe: Recipe) -> tuple[Method, Mesh | None] | str:
     cluster, data, tensor = recipe.cluster, recipe.data, recipe.tensor
+    if recipe.pipeline > 1:
+        return _staged(recipe)
     if tensor == 1 and recipe.zero and recipe.shard < data:
         method = Zero(recipe.zero, recipe.shard, memory_fraction=1.0)
         return method, cluster.mesh((data // recipe.shard, recipe.shard))
@@ -103,8 +112,16 @@ def _split(recipe: Recipe) -> tuple[Method, Mesh] | str:
     return f"ZeRO-{recipe.zero} with tensor parallelism has no method"
 
 
+def _staged(recipe: Recipe) -> tuple[Method, None] | str:
+    """A pipeline; its model recomputes by itself, since stages would recompute the head as well."""
+    if recipe.zero:
+        return f"ZeRO-{recipe.zero} in a pipeline has no method"
+    sizes = (recipe.data, recipe.tensor, recipe.pipeline, round(recipe.microbatch))
+    return ThreeD(*sizes, recipe.schedule, recipe.interleave, memory_fraction=1.0), None
+
+
 def _build(recipe: Recipe, layers: int) -> zoo.Example:
-    """The zoo's example of one microbatch on all devices."""
+    """The zoo's example of one microbatch on all devices; of all microbatches in a pipeline."""
     shape = recipe.shape
     options: dict[str, Any] = {"vocab": shape.vocab, "hidden": shape.hidden, "heads": shape.heads}
     if shape.gated:
@@ -113,7 +130,7 @@ def _build(recipe: Recipe, layers: int) -> zoo.Example:
         options["positions"] = shape.seq
     return zoo.build(
         "llama-tiny" if shape.gated else "gpt-tiny",
-        batch=round(recipe.microbatch * recipe.data),
+        batch=round(recipe.microbatch * recipe.data) * (recipe.num_microbatches if recipe.pipeline > 1 else 1),
         seq=shape.seq,
         layers=layers,
         checkpoint=_CHECKPOINTS[recipe.recompute.name],

@@ -13,10 +13,8 @@ from meshwright.simulator.kernels import kernels
 from meshwright.simulator.published.replay import Replay, replay
 from meshwright.simulator.published.row import Row
 from meshwright.simulator.spmd import spmd_work
+from meshwright.simulator.staged import staged_work
 from meshwright.simulator.work import COMPUTE, GRADIENTS, Task, Tasks, Work
-
-#: Depths at which a row's model is planned.
-DEPTHS = (4, 8)
 
 
 @dataclass(frozen=True)
@@ -76,21 +74,25 @@ def replay_plans(rows: Iterable[Row]) -> Iterator[PlanReplay]:
 
 def _planned(known: PlanReplay, program: Program) -> PlanReplay:
     """A row with its plan's step: layers repeat, so two depths tell what each further layer adds."""
-    layers = program.recipe.shape.layers
-    few, more = (simulate_work(plan_work(plan_layers(program, n), program, n)).step_s for n in DEPTHS)
-    step_s = few + (more - few) * (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+    layers, (least, most) = program.recipe.shape.layers, program.depths
+    few, more = (simulate_work(plan_work(plan_layers(program, n), program, n)).step_s for n in (least, most))
+    step_s = few + (more - few) * (layers - least) / (most - least)
     return replace(known, method=program.method.name, step_s=step_s)
 
 
 def plan_layers(program: Program, layers: int) -> PlanData:
     """The plan of a row's program with so many layers."""
     example = program.build(layers)
-    return plan(example.train_step, example.state, example.batch, mesh=program.roomy_mesh, method=program.method)
+    cluster, mesh = program.roomy_cluster, None if program.mesh is None else program.mesh.sizes
+    args = (example.state, example.batch)
+    return plan(example.train_step, *args, cluster=cluster, mesh=mesh, method=program.method)
 
 
 def plan_work(found: PlanData, program: Program, layers: int) -> Work:
     """The work of a row: its plan of one microbatch, as often as a step needs it."""
     recipe = program.recipe
+    if program.mesh is None:
+        return replace(staged_work(found, program.roomy_cluster), fixed_s=program.software.fixed_s)
     work = spmd_work(found, program.mesh, program.software)
     count = recipe.num_microbatches
     if count == 1:

@@ -69,8 +69,8 @@ def _left_out(others: Sequence[PlanReplay]) -> Table:
         by_reason.setdefault(row.problem, []).append(row.recipe.row.id)
     count = len(others)
     table = Table(title=f"{count} row{'s' * (count > 1)} without a plan", title_justify="left")
-    for name, justify in (("rows", "right"), ("reason", "left"), ("which", "left")):
-        table.add_column(name, justify=justify, overflow="fold")
+    for name in ("rows", "reason", "which"):
+        table.add_column(name, justify="right" if name == "rows" else "left", overflow="fold")
     for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         table.add_row(str(len(rows)), reason, ", ".join(rows))
     return table

@@ -18,6 +18,7 @@ from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.simulator.kernels import Kernels, cluster_kernels
 from meshwright.simulator.spmd import num_tokens
+from meshwright.simulator.transformer.exchange import SHARED_ADAPTER
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates
@@ -140,7 +141,7 @@ class _Prices:
             for axes in (_REPLICAS, range(1, len(sizes)))
         )
         hosts = network if cluster.num_hosts > 1 else 1.0
-        return cls(found, outside, inside, 1.0 if near else hosts, hosts)
+        return cls(found, outside, inside, 1.0 if near else hosts / _share_of_adapter(stage, cluster), hosts)
 
     def compute_s(self, time: StageTime) -> float:
         """Compute in a step: products at their sustained rate, the rest at the memory's."""
@@ -152,6 +153,13 @@ class _Prices:
     def sent_s(self, time: StageTime) -> float:
         """Communication in a step."""
         return time.replicas_s / self.outside + time.inside_s / self.inside + time.stages_s / self.hosts
+
+
+def _share_of_adapter(stage: Stage, cluster: Cluster) -> float:
+    """Part of a host's devices that send to the next stage at once, if they share an adapter; planning assumes all."""
+    if cluster.num_hosts == 1 or cluster.inter.kind != SHARED_ADAPTER:
+        return 1.0
+    return min(1.0, stage.submesh.num_devices / cluster.devices_per_host)
 
 
 def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
