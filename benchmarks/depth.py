@@ -23,7 +23,7 @@ from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.hardware import Mesh
 from meshwright.planner.planner import Task
-from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.fit_memory import View, ViewState
 
 DEPTHS = (8, 20, 40, 80)
 SHAPE = (50, 4)
@@ -41,9 +41,8 @@ class Tight(Task):
 
 def half_way(task: Task, mesh: Mesh) -> float:
     """The limit that is as tight at every depth."""
-    view = View(task.formulate(mesh), None)
-    view.step()
-    return float(view.formulation.memory.least().peak_bytes + view.peak_bytes) / 2
+    state = ViewState(View(task.formulate(mesh), None)).step()
+    return float(state.formulation.memory.least().peak_bytes + state.peak_bytes) / 2
 
 
 def prepared(layers: int, cluster: mw.Cluster, method: mw.Auto) -> tuple[Traced, tuple[float, float], float]:

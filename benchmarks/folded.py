@@ -21,7 +21,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.planner.planner import Task
-from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.solver import ChoiceProblem, price, solve
 from meshwright.solver.highs_oracle import solve_mip
 from meshwright.solver.model.model import from_problem
@@ -47,14 +47,13 @@ def main() -> None:
         task = Task(trace(example.train_step, example.state, example.batch), mw.Auto())
         for where, shape in MESHES:
             formulation = task.formulate(mw.cluster(where).mesh(shape))
-            free, least = View(formulation, None), formulation.memory.least().peak_bytes
-            free.step()
+            free, least = ViewState(View(formulation, None)).step(), formulation.memory.least().peak_bytes
             for part in LIMITS:
                 limit = None if part is None else least + part * (free.peak_bytes - least)
-                view = View(formulation, limit)
-                while not view.done and view.advance():
-                    pass
-                problem, _ = view.problem()
+                state = ViewState(View(formulation, limit))
+                while not state.is_done and not state.has_failed:
+                    state = state.advance()
+                problem, _ = state.moments.problem(formulation, limit)
                 started = time.perf_counter()
                 solution = solve(problem, seconds=20, workers=1)
                 times.append(time.perf_counter() - started)

@@ -118,14 +118,14 @@ def _case(folder: Path, family: str, name: str, formulation: Callable, part: flo
 
 def _limited(formulation, part: float) -> ChoiceProblem:
     """A problem under a limit, held at the moments at which the planner came to hold it; without, where none binds."""
-    from meshwright.planner.solving.fit_memory import View
+    from meshwright.planner.solving.fit_memory import View, ViewState
 
-    free, least = View(formulation, None), formulation.memory.least().peak_bytes
-    free.step()
+    free, least = ViewState(View(formulation, None)).step(), formulation.memory.least().peak_bytes
     view = View(formulation, float(np.ceil(least + part * (free.peak_bytes - least))))
-    while not view.done and view.advance():
-        pass
-    return (free if view.fitted is None else view).problem()[0]
+    state = ViewState(view)
+    while not state.is_done and not state.has_failed:
+        state = state.advance()
+    return (free if state.fitted is None else state).moments.problem(formulation, view.limit)[0]
 
 
 def contest(graphs: str) -> Iterator[Case]:

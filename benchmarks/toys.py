@@ -24,7 +24,7 @@ from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.hardware import Mesh
 from meshwright.planner.planner import Task
-from meshwright.planner.solving.fit_memory import least_memory
+from meshwright.planner.solving.solves import least_memory
 
 PARTS = (0.0, 0.1, 0.3, 0.6)
 SHAPES: tuple[tuple[int, ...], ...] = ((4,), (2, 2), (2, 4))

@@ -14,7 +14,7 @@ import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
-from meshwright.planner.solving.view_search import View
+from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.runtime.spmd import spmd
 from meshwright.solver.problem.solution import Solution, Status
 from tests.generator.programs import Drawn, differences
@@ -95,8 +95,8 @@ def random_plan(function: Any, args: tuple[Any, ...], mesh: mw.Mesh, rng: np.ran
     task = Task(trace(function, *args), mw.Auto(), folding=bool(rng.random() < 0.5))
     view = View(task.formulate(mesh), None)
     choice = np.array([rng.integers(len(cost)) for cost in view.formulation.costs])
-    view.solution = view.free = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
-    return task._read_back(view, [], Budget(0.0))
+    drawn = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
+    return task._read_back(ViewState(view, latest=drawn, free=drawn), [], Budget(0.0))
 
 
 def _cut(program: Drawn, rng: np.random.Generator) -> tuple[str, Callable[..., Any]]:

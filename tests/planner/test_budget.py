@@ -7,7 +7,8 @@ import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
-from meshwright.planner.solving.fit_memory import View, least_memory
+from meshwright.planner.solving.fit_memory import View, ViewState
+from meshwright.planner.solving.solves import least_memory
 from meshwright.solver.run import Run
 from tests.planner.examples import mesh, mlp_step
 
@@ -62,8 +63,7 @@ def task():
 @pytest.fixture(scope="module")
 def tight(task):
     formulation = task.formulate(mesh((2, 2)))
-    free, (_, least) = View(formulation, None), least_memory(formulation)
-    assert free.step()
+    free, (_, least) = ViewState(View(formulation, None)).step(), least_memory(formulation)
     return int(least + 0.1 * (free.peak_bytes - least))
 
 

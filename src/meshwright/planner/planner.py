@@ -26,8 +26,9 @@ from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.pricing.user_shardings import call_remarks, differing, meshes_as_written
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.planner.reading.readback import MeshProblem, Readback
+from meshwright.planner.solving.fit_memory import ViewState
 from meshwright.planner.solving.refining import proven
-from meshwright.planner.solving.view_search import View, search
+from meshwright.planner.solving.view_search import Search, search
 from meshwright.planner.splitting import uneven_batch, uneven_state
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
@@ -115,7 +116,8 @@ class Task:
         """Solves on the meshes and makes the plan of the best."""
         budget = budget or Budget(self.method.seconds)
         formulate = cache(self.formulate)
-        best, considered = search(meshes, formulate, self.limit, self.floor_bytes, say, budget)
+        how = Search(formulate, self.limit, self.floor_bytes, say)
+        best, considered = search(meshes, how, budget)
         say("reading the plan back")
         return self._read_back(best, considered, budget)
 
@@ -140,8 +142,8 @@ class Task:
         taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
         return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
 
-    def _read_back(self, tied: View, considered: list[Considered], budget: Budget) -> PlanData:
-        assert tied.solution is not None
+    def _read_back(self, tied: ViewState, considered: list[Considered], budget: Budget) -> PlanData:
+        assert tied.latest is not None
         limit = self.limit(tied.formulation.mesh)
         solved, bound = self._alone(
             "The lower bound",
@@ -149,8 +151,8 @@ class Task:
             lambda: proven(tied, limit, budget),
             lambda: (tied, 0.0),
         )
-        assert solved.solution is not None and solved.solution.choice is not None
-        choice, free = solved.solution.choice, solved.free
+        assert solved.latest is not None and solved.latest.choice is not None
+        choice, free = solved.latest.choice, solved.free
         back = Readback(solved.formulation, choice, None if free is None else free.choice)
         profile = back.profile()
         cost = Cost(back.compute(), back.communication())
@@ -167,13 +169,13 @@ class Task:
                 self._argument_bytes(back),
                 self.graph.ops[profile.peak_at].label if self.graph.ops else "",
             ),
-            solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.solution.status.value),
+            solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.latest.status.value),
             arguments=tuple(self._arguments(back)),
             results=tuple(self._results(back)),
             details=FreshDetails(back),
             unsplittable=unsplittable(self.graph),
             considered=tuple(
-                replace(one, cost=solved.cost, peak_bytes=profile.peak_bytes, rounds=tuple(solved.rounds))
+                replace(one, cost=solved.cost, peak_bytes=profile.peak_bytes, rounds=solved.rounds)
                 if one.shape == mesh.sizes
                 else one
                 for one in considered

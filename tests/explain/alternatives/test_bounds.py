@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.explain.alternatives.forced import Pricing
-from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.plans.records.record import Edge, Node, Problem
 
 NUM_NODES, NUM_STEPS = 4, 5
@@ -97,9 +97,10 @@ def test_no_choice_costs_less_than_its_bound_whatever_copies_it_makes(seed, node
 @settings(max_examples=60, deadline=None)
 def test_a_view_comes_to_the_best_choice_that_fits(seed):
     problem, best = problem_of(seed)
-    view = View(problem, problem.limit)
-    while not view.done:
-        assert view.advance()
-    assert view.proven <= best * ROUNDING
-    assert peak_bytes(problem, view.solution.choice) <= problem.limit
-    assert problem.cost_of(view.solution.choice) == pytest.approx(best)  # whatever copies earlier answers made
+    state = ViewState(View(problem, problem.limit))
+    while not state.is_done:
+        state = state.advance()
+        assert not state.has_failed
+    assert state.proven <= best * ROUNDING
+    assert peak_bytes(problem, state.latest.choice) <= problem.limit
+    assert problem.cost_of(state.latest.choice) == pytest.approx(best)  # whatever copies earlier answers made

@@ -11,7 +11,7 @@ from meshwright.graph import trace
 from meshwright.planner.planner import Task
 from meshwright.planner.solving import carry_over
 from meshwright.planner.solving.carry_over import made_up, translated
-from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.fit_memory import View, ViewState
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 
@@ -20,9 +20,9 @@ def test_examples_run():
 
 
 def solved(task, shape):
-    view = View(task.formulate(mesh(shape)), None)
-    assert view.step()
-    return view
+    state = ViewState(View(task.formulate(mesh(shape)), None)).step()
+    assert state.fits
+    return state
 
 
 @pytest.mark.parametrize("model", ["mlp", "llama-tiny"])
@@ -35,12 +35,12 @@ def test_a_choice_splits_everything_alike_on_axes_that_make_up_its_own(model, so
     task = Task(trace(step, *args) if model == "mlp" else traced_zoo("llama-tiny", layers=2, batch=8), mw.Auto())
     view, other = solved(task, source), task.formulate(mesh(target))
     assert made_up(source, target) == parts
-    choice = translated(view.solution.choice, view.formulation, other)
+    choice = translated(view.latest.choice, view.formulation, other)
     split = 0
     for which, table in enumerate(other.tables):
         before = view.formulation.tables[which]
         for made, codes in zip(before.codes, table.codes, strict=True):
-            held = view.formulation.axes.unpack(made[view.solution.choice[which]])
+            held = view.formulation.axes.unpack(made[view.latest.choice[which]])
             expected = np.where(np.array(target) > 1, held[list(parts)], -1)
             assert expected.tolist() == other.axes.unpack(codes[choice[which]]).tolist()
             split += (held >= 0).any()
@@ -58,12 +58,12 @@ def test_what_has_no_likeness_is_split_as_nearly_alike_as_can_be():
     traced = trace(step, *args)
     free = solved(Task(traced, mw.DataParallel()), (8,))
     fixed = Task(traced, mw.Auto(fix={"x": PartitionSpec()})).formulate(mesh((2, 4)))
-    choice = translated(free.solution.choice, free.formulation, fixed)
+    choice = translated(free.latest.choice, free.formulation, fixed)
     apart, alike = set(), 0
     for which, (table, members) in enumerate(zip(fixed.tables, fixed.folded.members, strict=True)):
         before, argument = free.formulation.tables[which], fixed.grouping.groups[members[0]].argument
         for made, codes in zip(before.codes, table.codes, strict=True):
-            held = free.formulation.axes.unpack(made[free.solution.choice[which]])
+            held = free.formulation.axes.unpack(made[free.latest.choice[which]])
             if held[[0, 0]].tolist() == fixed.axes.unpack(codes[choice[which]]).tolist():
                 alike += 1
             else:
@@ -81,4 +81,4 @@ def test_nothing_is_carried_to_a_view_with_fewer_axes():
     step, args = mlp_step(64, 64)
     task = Task(trace(step, *args), mw.Auto())
     view = solved(task, (2, 4))
-    assert translated(np.array(view.solution.choice), view.formulation, task.formulate(mesh((8,)))) is None
+    assert translated(np.array(view.latest.choice), view.formulation, task.formulate(mesh((8,)))) is None

@@ -14,7 +14,8 @@ from meshwright.planner.methods import NAMED
 from meshwright.planner.planner import Task
 from meshwright.planner.solving import certificate
 from meshwright.planner.solving.certificate import Held, unfolded_bound
-from meshwright.planner.solving.fit_memory import View, least_memory
+from meshwright.planner.solving.fit_memory import View, ViewState
+from meshwright.planner.solving.solves import least_memory
 from meshwright.plans.plan import PROVEN_GAP
 from meshwright.solver import Status, price, solve
 from meshwright.solver.problem.gap import relative_gap
@@ -98,13 +99,13 @@ def test_without_communication_there_is_nothing_to_certify():
 def tight(traced, machine):
     """Where memory is short half-way between the least that is needed and what is best without a limit."""
     formulation = Task(traced, mw.Auto()).formulate(machine)
-    free = View(formulation, None)
-    assert free.step()
+    free = ViewState(View(formulation, None)).step()
     limit = (formulation.memory.least().peak_bytes + free.peak_bytes) / 2
-    view = View(formulation, limit, budget=Budget(10.0))
-    while not view.done:
-        assert view.advance()
-    return view, Held(sorted(view.times), limit)
+    state, budget = ViewState(View(formulation, limit)), Budget(10.0)
+    while not state.is_done:
+        state = state.advance(budget=budget)
+        assert not state.has_failed
+    return state, Held(sorted(state.moments.reserved), limit)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 4, 6, 8])  # the others take up to ten seconds
@@ -166,8 +167,7 @@ def test_no_plan_of_any_method_costs_less_than_the_bound(seed, part):
     traced, machine = random_program(seed)
     if part is not None:
         formulation = Task(traced, mw.Auto()).formulate(machine)
-        free, (_, least) = View(formulation, None), least_memory(formulation)
-        assert free.step()
+        free, (_, least) = ViewState(View(formulation, None)).step(), least_memory(formulation)
         limit = int(least + part * max(free.peak_bytes - least, 0))
         machine = mesh(machine.sizes, machine.alpha, machine.beta, limit)
     best = Task(traced, mw.Auto(seconds=2.0)).plan([machine], lambda _: None)

@@ -1,6 +1,6 @@
 """Memory as a hard limit: kept, dearer as it tightens, and at the end said how much would do."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,9 +11,9 @@ import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
-from meshwright.planner.solving import fit_memory
 from meshwright.planner.solving import view_search as search_module
-from meshwright.planner.solving.fit_memory import View, least_memory
+from meshwright.planner.solving.fit_memory import Stage, View, ViewState
+from meshwright.planner.solving.solves import least_memory, solves
 from meshwright.planner.solving.tuning import VIEW_TUNING, ViewTuning
 from meshwright.solver.problem.solution import Solution, Status
 from meshwright.solver.run import Run
@@ -108,12 +108,10 @@ def test_what_took_long_without_memory_may_take_longer_with_it(monkeypatch, seco
         given.append(seconds)
         return solve(run, seconds, *options)
 
-    view = View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)
-    view.step()
-    view.free, view.limit = replace(view.solution, seconds=seconds), 0.9 * view.peak_bytes
-    view.hold(view.solution.choice)
+    state = ViewState(View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)).step()
+    state = replace(state, free=replace(state.latest, seconds=seconds)).under(0.9 * state.peak_bytes)
     monkeypatch.setattr(Run, "solve", noted)
-    assert view.advance()
+    assert not state.advance().has_failed
     assert given[0] == first
 
 
@@ -158,89 +156,101 @@ def test_the_plan_of_least_memory_stands_where_nothing_else_was_found(monkeypatc
     step, args = mlp_step(64, 64)
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
     _, peak = least_memory(formulation)
-    monkeypatch.setattr(View, "step", lambda view, gap, goal: False)
-    view = View(formulation, peak)
-    assert view.advance() and view.done and view.fits and view.solution.status == "feasible"
-    assert not View(formulation, peak - 1).advance()
+    monkeypatch.setattr(ViewState, "step", lambda state, *_: replace(state, stage=Stage.FAILED))
+    state = ViewState(View(formulation, peak)).advance()
+    assert state.is_done and state.fits and state.latest.status == "feasible"
+    assert ViewState(View(formulation, peak - 1)).advance().has_failed
 
 
 def test_a_view_that_cannot_be_better_is_left(monkeypatch):
     step, args = mlp_step(64, 64)
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
     _, peak = least_memory(formulation)
-    steps, solve_once = [], View.step
-    monkeypatch.setattr(View, "step", lambda view, gap=0.0, goal=0.0: steps.append(gap) or solve_once(view, gap, goal))
-    best = View(formulation, peak)
-    while not best.done:
-        assert best.advance()
+    steps, solve_once = [], ViewState.step
+    monkeypatch.setattr(ViewState, "step", lambda state, gap, *rest: steps.append(gap) or solve_once(state, gap, *rest))
+    best = ViewState(View(formulation, peak))
+    while not best.is_done:
+        best = best.advance()
+        assert not best.has_failed
     assert best.fits
     steps.clear()
-    other = View(formulation, peak)
+    other = ViewState(View(formulation, peak))
     while other.floor < best.cost / 2:
-        assert other.advance(best.cost / 2) and not other.done
-    assert 0.0 not in steps  # it was solved on the way only
+        other = other.advance(best.cost / 2)
+        assert not other.has_failed and not other.is_done
+    assert min(steps) > VIEW_TUNING.good_gap  # it was solved on the way only
 
 
-class Scripted(View):
+@dataclass(frozen=True)
+class Scripted(ViewState):
     """A view that takes given steps: its floor after each, and what it costs from some step on."""
 
-    def __init__(self, sizes, floors, cost, fits_after=1):
-        large = {"costs": [np.zeros(1)], "memory": SimpleNamespace(num_steps=VIEW_TUNING.small + 1)}  # held in rounds
-        super().__init__(SimpleNamespace(mesh=SimpleNamespace(sizes=sizes), **large), 1.0, floor=floors[0])
-        self.floors, self.found, self.missing, self.goals = list(floors[1:]), cost, fits_after, []
+    floors: tuple[float, ...] = ()
+    found: float = 0.0
+    fits_after: int = 1
+    goals: tuple[tuple[bool, float], ...] = ()
 
-    def step(self, gap, goal):
-        self.goals.append((gap > 0, goal))
-        self.missing -= 1
-        self.floor = self.floors.pop(0)
-        self.solution = Solution(Status.FEASIBLE, np.zeros(1), self.found, self.floor, 1.0 if self.missing < 1 else 2.0)
-        self.peak_bytes = int(self.solution.peak_usage)
-        self._fitted = self.solution if self.fits else None
-        self.done = self.fits and gap == 0.0
-        return True
+    def step(self, gap, goal, budget):
+        left, peak = self.fits_after - 1, 1.0 if self.fits_after <= 1 else 2.0
+        latest = Solution(Status.FEASIBLE, np.zeros(1), self.found, self.floors[0], peak)
+        state = replace(
+            self, floor=self.floors[0], floors=self.floors[1:], fits_after=left, latest=latest,
+            goals=(*self.goals, (gap > VIEW_TUNING.good_gap, goal)),
+        )  # fmt: skip
+        if not state.fits:
+            return state
+        return replace(state, fitted=latest, stage=Stage.DONE if gap <= VIEW_TUNING.good_gap else self.stage)
 
 
-def best_of(*views):
-    said, remarks = [], {}
+def scripted(sizes, floors, cost, fits_after=1):
+    large = {"costs": [np.zeros(1)], "memory": SimpleNamespace(num_steps=VIEW_TUNING.small + 1)}  # held in rounds
+    view = View(SimpleNamespace(mesh=SimpleNamespace(sizes=sizes), **large), 1.0)
+    return Scripted(view, floor=floors[0], floors=tuple(floors[1:]), found=cost, fits_after=fits_after)
+
+
+def best_of(*states):
+    """The states at the end, the best of them, and the views in the order in which they were solved."""
+    said, findings, states = [], search_module.Findings(), list(states)
     with mock.patch.object(search_module, "translated", return_value=None):
-        best = search_module._best(list(views), remarks, [], said.append, Budget())
-    assert set(remarks) == {view.formulation.mesh.sizes for view in views}
-    return best, [line.removeprefix("solving on mesh ") for line in said]
+        best = search_module.solve_best(states, findings, said.append, Budget())
+    assert set(findings.remarks) == {state.formulation.mesh.sizes for state in states}
+    return states, best, [line.removeprefix("solving on mesh ") for line in said]
 
 
 def test_views_are_solved_one_step_at_a_time_and_only_the_best_to_the_end():
-    one = Scripted((8,), (0.9, 1.0, 1.24), 1.4, fits_after=2)
-    other = Scripted((4, 2), (0.95, 1.1, 1.2, 1.25), 1.25, fits_after=2)
-    best, said = best_of(one, other)
+    one = scripted((8,), (0.9, 1.0, 1.24), 1.4, fits_after=2)
+    other = scripted((4, 2), (0.95, 1.1, 1.2, 1.25), 1.25, fits_after=2)
+    (one, other), best, said = best_of(one, other)
     assert said == ["8", "4×2", "8", "4×2"]  # the last for two steps: the one from the way to the end
-    assert best is other and best.done and not one.done
-    assert one.goals == [(True, 0.95), (True, np.inf)]
-    assert other.goals == [(True, 1.0), (True, pytest.approx(1.4)), (False, np.inf)]
+    assert best.view is other.view and best.is_done and not one.is_done
+    assert one.goals == ((True, 0.95), (True, np.inf))
+    assert other.goals == ((True, 1.0), (True, pytest.approx(1.4)), (False, np.inf))
 
 
 def test_all_views_are_nearly_solved_before_any_is_solved_to_the_end():
-    near, other = Scripted((8,), (0.9, 0.97, 0.98), 0.98), Scripted((4, 2), (0.978, 0.99), 1.0)
-    best, said = best_of(near, other)
-    assert best is near and best.done
+    near, other = scripted((8,), (0.9, 0.97, 0.98), 0.98), scripted((4, 2), (0.978, 0.99), 1.0)
+    _, best, said = best_of(near, other)
+    assert best.view is near.view and best.is_done
     assert said == ["8", "4×2", "8"]
 
 
 @pytest.mark.parametrize(("cost", "is_solved"), [(1.03, True), (1.0325, False), (1.04, False)])
 def test_what_is_nearly_solved_is_left_unless_it_is_likely_to_be_much_better(cost, is_solved):
     """A quarter down from 1.03 to 0.92 is 0.25% below 1.005; from 1.0325 it is 0.06%, and from 1.04 it is above."""
-    best, other = Scripted((8,), (0.9, 0.99, 1.0), 1.005), Scripted((4, 2), (0.9, 0.92, 0.99), cost)
-    assert best_of(best, other)[0] is best
-    assert other.done == is_solved
+    first, second = scripted((8,), (0.9, 0.99, 1.0), 1.005), scripted((4, 2), (0.9, 0.92, 0.99), cost)
+    (_, other), best, _ = best_of(first, second)
+    assert best.view is first.view
+    assert other.is_done == is_solved
 
 
 def test_only_the_best_view_is_given_more_than_one_allowance_to_the_end_while_its_gap_is_wide():
-    wide, close = Scripted((8,), (0.9, 0.97), 1.0), Scripted((8,), (0.9, 0.985), 1.0)
+    wide, close = scripted((8,), (0.9, 0.97), 1.0), scripted((8,), (0.9, 0.985), 1.0)
     last = ((0.5, 1e-2),)
-    for view in (wide, close):
-        assert view._allowed(1.0) == view._allowed(np.inf) == VIEW_TUNING.allowances
-        assert view.advance() and view.is_near
-        assert view._allowed(1.0) == last
-    assert wide._allowed(np.inf) == VIEW_TUNING.allowances and close._allowed(np.inf) == last
+    for state, at_the_end in ((wide, VIEW_TUNING.allowances), (close, last)):
+        assert state.allowances(1.0) == state.allowances(np.inf) == VIEW_TUNING.allowances
+        state = state.advance()
+        assert state.stage is Stage.NEAR
+        assert state.allowances(1.0) == last and state.allowances(np.inf) == at_the_end
 
 
 def test_a_view_that_is_taken_up_starts_from_the_best_choice_that_can_be_carried_to_it():
@@ -250,12 +260,15 @@ def test_a_view_that_is_taken_up_starts_from_the_best_choice_that_can_be_carried
         asked.append((source.mesh.sizes, target.mesh.sizes))
         return choice if source.mesh.sizes == (8,) else None
 
-    first, second = Scripted((8,), (0.9, 0.97, 0.98), 1.0), Scripted((2, 4), (0.91, 0.96, 0.97), 0.99)
-    third = Scripted((4, 2), (0.92, 0.95, 0.96), 0.98)
+    states = [
+        scripted((8,), (0.9, 0.97, 0.98), 1.0),
+        scripted((2, 4), (0.91, 0.96, 0.97), 0.99),
+        scripted((4, 2), (0.92, 0.95, 0.96), 0.98),
+    ]
     with mock.patch.object(search_module, "translated", carried):
-        search_module._best([first, second, third], {}, [], lambda _: None, Budget())
+        search_module.solve_best(states, search_module.Findings(), lambda _: None, Budget())
     assert asked == [((8,), (2, 4)), ((2, 4), (4, 2)), ((8,), (4, 2))]
-    assert first.initial is None and second.initial is third.initial is not None
+    assert states[0].initial is None and states[1].initial is states[2].initial is not None
 
 
 def test_a_solve_that_is_far_off_when_its_seconds_are_over_begins_again():
@@ -272,16 +285,17 @@ def test_a_solve_that_is_far_off_when_its_seconds_are_over_begins_again():
             done.append("again")
 
     tuning = ViewTuning(allowances=((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2)))
-    assert len(list(fit_memory._solves(Far(), tuning))) == 3
+    assert len(list(solves(Far(), tuning))) == 3
     assert done == [1.0, "again", 3.0, "again", 20.0]
 
 
 def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(monkeypatch):
     step, args = mlp_step(64, 64)
     formulation = Task(trace(step, *args), mw.Auto()).formulate(mesh((4,)))
-    free = View(formulation, None)
-    assert free.step() and free._begun is None  # proven: there is nothing to go on with
-    view, begun, solved = View(formulation, 0.8 * free.peak_bytes), [], []
+    free = ViewState(View(formulation, None)).step()
+    assert free.fits and free.begun is None  # proven: there is nothing to resume
+    tuning, begun, solved = ViewTuning(allowances=((1.0, np.inf),)), [], []
+    state = ViewState(View(formulation, 0.8 * free.peak_bytes, tuning))
     begin, solve = Run.__init__, Run.solve
 
     def noted(run, problem, **options):
@@ -294,15 +308,14 @@ def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(mon
 
     monkeypatch.setattr(Run, "__init__", noted)
     monkeypatch.setattr(Run, "solve", unproven)
-    view.tuning = ViewTuning(allowances=((1.0, np.inf),))
-    while not view.fits:
-        view.step(0.1)
-    before, fitted = len(begun), view.fitted.choice
+    while not state.fits:
+        state = state.step(0.1)
+    before, fitted = len(begun), state.fitted.choice
     assert len(solved) == before > 1
-    view.step(0.1)
+    state = state.step(0.1)
     assert len(begun) == before and solved[-1] is solved[-2]
-    view.times = {time: kept + 1 for time, kept in view.times.items()}
-    view.step(0.1)
+    reserved = {time: kept + 1 for time, kept in state.moments.reserved.items()}
+    replace(state, moments=replace(state.moments, reserved=reserved)).step(0.1)
     assert len(begun) == before + 1 and begun[-1][1][: len(fitted)].tolist() == fitted.tolist()
 
 
@@ -317,28 +330,29 @@ def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(mon
 )
 def test_a_choice_that_is_close_to_its_bound_will_do(monkeypatch, before, bound, goal, done):
     step, args = mlp_step(64, 64)
-    view = View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)
-    assert view.step()
-    found = replace(view.solution, status=Status.FEASIBLE, cost=1.0, lower_bound=bound)
+    state = ViewState(View(Task(trace(step, *args), mw.Auto()).formulate(mesh((4,))), None)).step()
+    found = replace(state.latest, status=Status.FEASIBLE, cost=1.0, lower_bound=bound)
     monkeypatch.setattr(Run, "solve", lambda *_: found)
-    view = View(view.formulation, None, floor=before)
-    assert view.advance(goal) and view.done == done
-    assert view.fitted is not None
+    state = ViewState(state.view, floor=before).advance(goal)
+    assert not state.has_failed and state.is_done == done
+    assert state.fitted is not None
 
 
 def test_what_would_do_but_was_left_for_another_view_is_taken_up_as_before():
-    view = Scripted((8,), (0.9, 0.995, 0.995), 1.0)
-    assert view.advance(0.99) and view.advance()
-    assert [on_the_way for on_the_way, _ in view.goals] == [True, True]
+    state = scripted((8,), (0.9, 0.995, 0.995), 1.0).advance(0.99).advance()
+    assert not state.has_failed
+    assert [on_the_way for on_the_way, _ in state.goals] == [True, True]
 
 
 def test_a_view_that_only_fell_behind_another_is_not_nearly_solved():
-    view = Scripted((8,), (0.9, 0.95, 0.96, 0.99), 1.0)
-    assert view.advance(0.94) and view.fitted is not None and not view.is_near
-    assert view.promise == view.floor
-    assert view.advance() and view.is_near and not view.done
-    assert view.promise == pytest.approx(1.0 - 0.25 * 0.04)
-    assert view.advance() and view.done
-    assert [on_the_way for on_the_way, _ in view.goals] == [True, True, False]
-    close = Scripted((8,), (0.9, 0.99), 1.0)  # to its bound, so that nothing is left to be done on the way
-    assert close.advance(0.94) and close.is_near
+    state = scripted((8,), (0.9, 0.95, 0.96, 0.99), 1.0).advance(0.94)
+    assert state.fitted is not None and state.stage is Stage.OPEN
+    assert state.promise == state.floor
+    state = state.advance()
+    assert state.stage is Stage.NEAR
+    assert state.promise == pytest.approx(1.0 - 0.25 * 0.04)
+    state = state.advance()
+    assert state.is_done
+    assert [on_the_way for on_the_way, _ in state.goals] == [True, True, False]
+    close = scripted((8,), (0.9, 0.99), 1.0)  # to its bound, so that nothing is left to be done on the way
+    assert close.advance(0.94).stage is Stage.NEAR

@@ -11,7 +11,7 @@ from meshwright.graph import trace
 from meshwright.hardware import Mesh
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import Task
-from meshwright.planner.solving.view_search import View
+from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.runtime.spmd import spmd
 from meshwright.solver.problem.solution import Solution, Status
 from tests.compiling import QUICK
@@ -63,8 +63,8 @@ def joined_plan(function, args, shape, seed):
             fitting = np.flatnonzero(saved[:, choice[key[2]]] > 0)
             if len(fitting) and rng.random() < 0.8:
                 choice[key[0]] = fitting[rng.integers(len(fitting))]
-    view.solution = view.free = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
-    return task._read_back(view, [], Budget(0.0))
+    drawn = Solution(Status.FEASIBLE, choice, 0.0, 0.0, 0.0)
+    return task._read_back(ViewState(view, latest=drawn, free=drawn), [], Budget(0.0))
 
 
 @pytest.mark.parametrize("seed", range(12))

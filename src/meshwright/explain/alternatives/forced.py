@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.judging.words import label_words
-from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.fit_memory import View, ViewState
+from meshwright.planner.solving.held_memory import Moments
 from meshwright.planner.solving.tuning import VIEW_TUNING
 from meshwright.plans.records.record import Edge, Record
 from meshwright.strategy.reshard import SLICE, Resharding
@@ -93,10 +94,9 @@ class Pricing:
             cost = self.problem.cost_of(choice)
             profile = self.problem.memory.profile(choice, self.problem.copies_made(choice))
             return Priced(-1, cost, cost, profile.peak_bytes, choice)
-        view = View(self.problem, None, tuning=_PATIENT)
-        view.step()
-        assert view.solution is not None
-        return Priced(-1, view.cost, view.proven, view.peak_bytes, view.solution.choice)
+        found = ViewState(View(self.problem, None, _PATIENT)).step()
+        assert found.latest is not None
+        return Priced(-1, found.cost, found.proven, found.peak_bytes, found.latest.choice)
 
     def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
         """The best plan for each sharding of a node, cheapest first, and the number left out for lack of time.
@@ -106,27 +106,26 @@ class Pricing:
         plan itself fills the memory, they are solved under the limit at once. The time to load the solver does not
         count.
         """
-        if self._tight.times:
+        if self._tight.reserved:
             return self._forced_tightly(node, codes, seconds)
         found: list[Priced] = []
-        possible: dict[int, View] = {}
+        possible: dict[int, ViewState] = {}
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
             if number >= _ALWAYS and time.perf_counter() > begun + _FREE * seconds:
                 break
-            view = self._view(node, code)
-            if view.step():
-                possible[code] = view
-            else:
+            state = self._begin(node, code).step()
+            if state.has_failed:
                 found.append(Priced(code, float("inf"), float("inf"), 0, None))
+            else:
+                possible[code] = state
             if number == 0:
                 begun = time.perf_counter()
         seconds -= time.perf_counter() - begun
-        for place, (code, view) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
-            view.limit = self.problem.limit
+        for place, (code, state) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
             floor = self._floor if self._is_allowed(node, code) else 0.0
             started = time.perf_counter()
-            found.append(self._under_limit(code, view, floor, seconds / (len(possible) - place)))
+            found.append(self._under_limit(code, state, floor, seconds / (len(possible) - place)))
             seconds -= time.perf_counter() - started
         return sorted(found, key=_cheapest), len(order) - len(found)
 
@@ -146,7 +145,7 @@ class Pricing:
         from meshwright.solver.bounds.dual import Dual, ascend_prices
         from meshwright.solver.model.model import from_problem
 
-        problem, held = self.problem, dict.fromkeys(self._tight.times, 0.0)  # others may not need its copies
+        problem, held = self.problem, dict.fromkeys(self._tight.reserved, 0.0)  # others may not need its copies
         free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
         model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
         known = problem.cost_of(problem.choice)
@@ -165,20 +164,17 @@ class Pricing:
             left = seconds - (time.perf_counter() - begun)
             if number >= _ALWAYS_TIGHTLY and left <= 0:
                 break
-            view = self._view(node, code)
-            view.limit, view.times, view.edges = self.problem.limit, dict(self._tight.times), set(self._tight.edges)
+            state = replace(self._begin(node, code), moments=self._tight)
             floor = self._floor if self._is_allowed(node, code) else self._unlimited(node, code)
             share = max(left / max(_ALWAYS_TIGHTLY - number, 1), seconds / _ALWAYS_TIGHTLY)
-            found.append(self._under_limit(code, view, floor, share if number else share + _LOADING))
+            found.append(self._under_limit(code, state, floor, share if number else share + _LOADING))
             if number == 0:
                 begun = max(begun, time.perf_counter() - share)
         return sorted(found, key=_cheapest), len(order) - len(found)
 
     def _unlimited(self, node: int, code: int) -> float:
         """A lower bound on the plans with a sharding, without a memory limit."""
-        view = self._view(node, code)
-        view.step()
-        return view.proven
+        return self._begin(node, code).step().proven
 
     def _promising(self, node: int, codes: list[int]) -> list[int]:
         """Shardings in the order of the least cost of their node and its edges."""
@@ -192,42 +188,41 @@ class Pricing:
         return sorted(codes, key=lambda code: (float(least[of_node == code].min()), code))
 
     @cached_property
-    def _tight(self) -> View:
-        """The times at which the plan itself nearly fills the memory, and the copies that it makes there."""
-        view = View(self.problem, None if self.problem.limit is None else _FULL * self.problem.limit)
-        view.hold(self.problem.choice)
-        return view
+    def _tight(self) -> Moments:
+        """The moments at which the plan itself nearly fills the memory, and the copies that it makes there."""
+        limit = None if self.problem.limit is None else _FULL * self.problem.limit
+        return Moments().tightened(self.problem, self.problem.choice, limit)[0]
 
     def _is_allowed(self, node: int, code: int) -> bool:
         subject = self.problem.nodes[node]
         return bool(subject.allowed[subject.codes == code].any())
 
-    def _view(self, node: int, code: int) -> View:
+    def _begin(self, node: int, code: int) -> ViewState:
         strategies = self.problem.nodes[node].codes == code
         start = self.problem.choice.copy()
         start[node] = np.flatnonzero(strategies)[0]
-        return View(self.problem.forced(node, strategies), None, initial=start, tuning=_PATIENT)
+        return ViewState(View(self.problem.forced(node, strategies), None, _PATIENT), start)
 
-    def _under_limit(self, code: int, view: View, floor: float, seconds: float) -> Priced:
-        peak = view.peak_bytes
-        if view.solution is not None and view.solution.choice is not None and not view.fits:
-            view.hold(view.solution.choice)  # constraints that the solution without memory violates
+    def _under_limit(self, code: int, state: ViewState, floor: float, seconds: float) -> Priced:
+        """The best plan with a sharding under the limit, from what is known of it without one."""
+        state, peak = state.under(self.problem.limit), state.peak_bytes
         for _ in range(_ROUNDS):
-            if view.fits or seconds <= 0:
+            if state.fits or seconds <= 0:
                 break
             started = time.perf_counter()
-            view.tuning = replace(_PATIENT, allowances=((seconds, _CLOSE),))
-            possible = view.step(_CLOSE)
+            tuning = replace(_PATIENT, allowances=((seconds, _CLOSE),))
+            state = replace(state, view=replace(state.view, tuning=tuning)).step(_CLOSE)
             seconds -= time.perf_counter() - started
-            if not possible:
-                if view.proven == float("inf") or not any(view.times.values()):
+            if state.has_failed:
+                reserved = state.moments.reserved
+                if state.proven == float("inf") or not any(reserved.values()):
                     break
-                view.times = dict.fromkeys(view.times, 0.0)  # the bytes kept free may be too many
-        at_least = max(floor, view.proven)
-        if not view.fits or view.solution is None:
-            needed = ceil(view.least_bytes) if at_least == float("inf") else 0
-            return Priced(code, float("inf"), at_least, max(peak, view.peak_bytes, needed), None)
-        return Priced(code, view.cost, min(at_least, view.cost), view.peak_bytes, view.solution.choice)
+                state = replace(state, moments=replace(state.moments, reserved=dict.fromkeys(reserved, 0.0)))
+        at_least = max(floor, state.proven)
+        if not state.fits or state.latest is None:
+            needed = ceil(state.least_bytes) if at_least == float("inf") else 0
+            return Priced(code, float("inf"), at_least, max(peak, state.peak_bytes, needed), None)
+        return Priced(code, state.cost, min(at_least, state.cost), state.peak_bytes, state.latest.choice)
 
     def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
         """The differences in cost between another choice and the plan's, the largest first.

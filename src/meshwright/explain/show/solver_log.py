@@ -51,12 +51,12 @@ def _round_lines(plan: "PlanData", number: int, found: "Round") -> Iterator[str]
 
 def _stage_lines(subject: Subject) -> Iterator[str]:
     """The log of a stage: its split came from a solve of all layers, so its own problem is solved again for the log."""
-    from meshwright.planner.solving.fit_memory import View
+    from meshwright.planner.solving.fit_memory import View, ViewState
     from meshwright.planner.solving.tuning import ViewTuning
 
     problem = subject.record.problem
-    view = View(problem, problem.limit, initial=problem.choice, tuning=ViewTuning(allowances=((_SECONDS, 1e-2),)))
-    view.step()
+    view = View(problem, problem.limit, ViewTuning(allowances=((_SECONDS, 1e-2),)))
+    state = ViewState(view, problem.choice).step()
     yield from ("", f"stage {subject.number}: {len(problem.nodes)} nodes, {len(problem.edges)} edges, solved again:")
-    for number, found in enumerate(view.rounds):
+    for number, found in enumerate(state.rounds):
         yield from _round_lines(subject.plan, number, found)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.jit import kernel
 from meshwright.planner.grouping.numbering import ranges, starts
 from meshwright.planner.pricing.formulation import Formulation
-from meshwright.planner.solving.fit_memory import View
+from meshwright.planner.solving.fit_memory import ViewState
 from meshwright.priced.copies import EdgeKey
 from meshwright.solver import ChoiceProblem
 from meshwright.solver.bounds.dual import Dual, ascend_prices
@@ -42,18 +42,18 @@ class Held(NamedTuple):
     worth: Mapping[int, float] = MappingProxyType({})
 
 
-def certified(view: View, limit: float | None, deadline: Deadline = NEVER) -> float:
+def certified(state: ViewState, limit: float | None, deadline: Deadline = NEVER) -> float:
     """What no plan that fits a limit costs less than on a view's mesh, as far as its formulation allows it."""
-    formulation, free = view.formulation, view.free
+    formulation, free = state.formulation, state.free
     assert free is not None
-    is_held = limit is not None and bool(view.times)
+    is_held = limit is not None and bool(state.moments.reserved)
     bounds = [0.0]
     if max(formulation.copies) == 1:  # nothing is tied: what solves prove holds for every plan
-        bounds += [free.lower_bound, view.proven if is_held and view.limit == limit else 0.0]
-    if is_held and max(bounds) < view.cost:
+        bounds += [free.lower_bound, state.proven if is_held and state.view.limit == limit else 0.0]
+    if is_held and max(bounds) < state.cost:
         assert limit is not None
-        held = Held(sorted(view.times), limit, view.worth)
-        bounds.append(unfolded_bound(formulation, view.cost, held, deadline))
+        held = Held(sorted(state.moments.reserved), limit, state.worth)
+        bounds.append(unfolded_bound(formulation, state.cost, held, deadline))
     if max(bounds) < free.lower_bound:  # memory was not held, or its prices say little
         bounds.append(unfolded_bound(formulation, free.cost, deadline=deadline))
     return max(bounds)

@@ -7,7 +7,7 @@ goes to the last few thousandths, which hardly change a choice.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 
@@ -20,7 +20,8 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.remedies import remedies
 from meshwright.planner.solving.carry_over import translated
-from meshwright.planner.solving.fit_memory import View, least_memory
+from meshwright.planner.solving.fit_memory import Stage, View, ViewState, solve_free
+from meshwright.planner.solving.solves import least_memory
 from meshwright.plans.plan import Considered
 from meshwright.solver.problem.solution import Status
 from meshwright.units import format_bytes
@@ -39,147 +40,180 @@ class Misfit:
     is_proven: bool = True
 
 
-def search(
-    meshes: Sequence[Mesh],
-    formulate: Callable[[Mesh], MeshProblem],
-    limit_of: Callable[[Mesh], float | None],
-    floor_bytes: Callable[[Mesh], float],
-    say: Callable[[str], None],
-    budget: Budget,
-) -> tuple[View, list[Considered]]:
-    """The best view with its best choice that fits, and a word on every view.
+@dataclass(frozen=True)
+class Search:
+    """The views to solve and how.
 
-    Args:
-        meshes: The views to try.
+    Attributes:
         formulate: Makes the problem of one view.
         limit_of: Bytes allowed on each device of a view.
         floor_bytes: Bytes that no choice on a view can go below, known without its problem.
         say: Called with each stage.
+    """
+
+    formulate: Callable[[Mesh], MeshProblem]
+    limit_of: Callable[[Mesh], float | None]
+    floor_bytes: Callable[[Mesh], float]
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a search found out about views other than their choices: a word on each, and why some cannot be taken."""
+
+    remarks: dict[tuple[int, ...], Considered] = field(default_factory=dict)
+    misfits: list[Misfit] = field(default_factory=list)
+    refused: list[ShardingError] = field(default_factory=list)
+
+    def refuse(self, mesh: Mesh, error: ShardingError) -> None:
+        """Notes that a view has no choice, whatever the memory."""
+        self.refused.append(error)
+        self.remarks[mesh.sizes] = Considered(mesh.sizes, None, None, str(error))
+
+    def miss(self, misfit: Misfit) -> None:
+        """Notes that nothing fits on a view."""
+        self.misfits.append(misfit)
+        sizes = misfit.mesh.sizes
+        self.remarks[sizes] = Considered(sizes, None, int(misfit.least_bytes), "does not fit")
+
+    def error(self) -> Exception:
+        """Why there is no plan."""
+        return _does_not_fit(self.misfits) if self.misfits else self.refused[0]
+
+
+def search(meshes: Sequence[Mesh], how: Search, budget: Budget) -> tuple[ViewState, list[Considered]]:
+    """The best view with its best choice that fits, and a word on every view.
+
+    Args:
+        meshes: The views to try.
+        how: Their problems and limits.
         budget: The time for it; the first view that can be solved is solved whatever it takes.
 
     Raises:
         DoesNotFit: Nothing fits on any view.
         ShardingError: The fixed shardings are impossible on every view.
     """
-    remarks: dict[tuple[int, ...], Considered] = {}
-    misfits: list[Misfit] = []
-    refused: list[ShardingError] = []
-    views: list[View] = []
-    begun = budget.now
-
-    def refuse(mesh: Mesh, error: ShardingError) -> None:
-        refused.append(error)
-        remarks[mesh.sizes] = Considered(mesh.sizes, None, None, str(error))
-
-    def misses(mesh: Mesh, limit: float | None, least: float, make: Callable[[], MeshProblem]) -> bool:
-        if limit is None or least <= limit:
-            return False
-        misfits.append(Misfit(mesh, limit, least, make))
-        remarks[mesh.sizes] = Considered(mesh.sizes, None, int(least), "does not fit")
-        return True
-
-    for mesh in meshes:
-        if views and budget.is_for_solving:
-            remarks[mesh.sizes] = Considered(mesh.sizes, None, None, f"not tried in {budget.seconds:g} s")
-            continue
-        say(f"pricing mesh {_name(mesh)}")
-        limit = limit_of(mesh)
-        if misses(mesh, limit, floor_bytes(mesh), partial(formulate, mesh)):
-            continue
-        started = budget.now
-        try:
-            view = View(formulate(mesh), limit, budget=budget)
-        except ShardingError as error:
-            refuse(mesh, error)
-            continue
-        least = view.formulation.memory.least().peak_bytes if limit is not None else 0.0
-        if misses(mesh, limit, least, lambda view=view: view.formulation):  # type: ignore[misc]
-            continue
-        if not view.step():
-            refuse(mesh, ShardingError(_refusal(view, budget)))
-            continue
-        view.floor, view.free = view.cost, view.solution
-        view.seconds = budget.now - started
-        views.append(view)
+    findings, begun = Findings(), budget.now
+    states = _solve_free(meshes, how, findings, budget)
     budget.hold_memory(budget.now - begun)
-    if all(view.is_small for view in views) and any(max(view.formulation.copies) > 1 for view in views):
+    if all(state.view.is_small for state in states) and any(max(state.formulation.copies) > 1 for state in states):
         budget = budget.part(budget.tuning.tied_share)
-        for view in views:
-            view.budget = budget
-    best = _best(views, remarks, misfits, say, budget)
+    best = solve_best(states, findings, how.say, budget)
     if best is None:
-        if not misfits:
-            raise refused[0]
-        raise _does_not_fit(misfits)
-    rounds = {view.formulation.mesh.sizes: tuple(view.rounds) for view in views}
-    return best, [replace(remarks[mesh.sizes], rounds=rounds.get(mesh.sizes, ())) for mesh in meshes]
+        raise findings.error()
+    rounds = {state.formulation.mesh.sizes: state.rounds for state in states}
+    return best, [replace(findings.remarks[mesh.sizes], rounds=rounds.get(mesh.sizes, ())) for mesh in meshes]
 
 
-def _best(
-    views: list[View], remarks: dict[tuple[int, ...], Considered], misfits: list[Misfit], say: Callable, budget: Budget
-) -> View | None:
-    best: View | None = None
+def _solve_free(meshes: Sequence[Mesh], how: Search, findings: Findings, budget: Budget) -> list[ViewState]:
+    """The views on which some choice is possible, solved without memory."""
+    states: list[ViewState] = []
+    for mesh in meshes:
+        if states and budget.is_for_solving:
+            findings.remarks[mesh.sizes] = Considered(mesh.sizes, None, None, f"not tried in {budget.seconds:g} s")
+            continue
+        how.say(f"pricing mesh {_name(mesh)}")
+        try:
+            state = _solved_free(mesh, how, budget)
+        except ShardingError as error:
+            findings.refuse(mesh, error)
+            continue
+        if isinstance(state, Misfit):
+            findings.miss(state)
+        else:
+            states.append(state)
+    return states
+
+
+def _solved_free(mesh: Mesh, how: Search, budget: Budget) -> ViewState | Misfit:
+    """One view solved without memory, or a bound on what it needs where that is too much."""
+    limit, started = how.limit_of(mesh), budget.now
+    if limit is not None and (least := how.floor_bytes(mesh)) > limit:
+        return Misfit(mesh, limit, least, partial(how.formulate, mesh))
+    formulation = how.formulate(mesh)
+    if limit is not None and (least := formulation.memory.least().peak_bytes) > limit:
+        return Misfit(mesh, limit, least, lambda: formulation)
+    state = solve_free(ViewState(View(formulation, limit)), budget)
+    if state.has_failed:
+        raise ShardingError(_refusal(state, budget))
+    return replace(state, seconds=budget.now - started)
+
+
+def solve_best(
+    states: list[ViewState], findings: Findings, say: Callable[[str], None], budget: Budget
+) -> ViewState | None:
+    """The best view with its best choice that fits, or None; the list is left with the latest states."""
+    best: int | None = None
     said = ""
-    waiting = [(view.is_near, view.promise, number) for number, view in enumerate(views)]
+    waiting = [_urgency(state, number) for number, state in enumerate(states)]
     heapify(waiting)
     while waiting:
         *_, number = heappop(waiting)
-        view = views[number]
-        mesh = view.formulation.mesh
-        goal = (
-            np.inf if best is None or best is view else best.cost * (view.tuning.much_less if view.is_near else _LESS)
-        )
+        state = states[number]
+        mesh = state.formulation.mesh
+        goal = _goal(state, None if best in (None, number) else states[best].cost)
         if best is not None and budget.is_over:
             goal = -np.inf
-        if view.promise < goal and not view.done:
+        if state.promise < goal and not state.is_done:
             if _name(mesh) != said:
                 said = _name(mesh)
                 say(f"solving on mesh {said}")
-            if not view.is_taken_up:
-                view.initial = _start(view, views)
-            ahead = waiting[0][1] if waiting and not view.is_taken_up else np.inf
-            if not view.advance(min(goal, ahead)):
-                misfits.append(_misfit(view))
-                remarks[mesh.sizes] = Considered(mesh.sizes, None, int(view.least_bytes), "does not fit")
+            ahead = np.inf
+            if not state.num_advances:
+                state = replace(state, initial=_start(state, states))
+                ahead = waiting[0][1] if waiting else np.inf
+            states[number] = state = state.advance(min(goal, ahead), budget)
+            if state.has_failed:
+                findings.miss(_misfit(state))
                 continue
-        remarks[mesh.sizes] = _remark(view)
-        if view.fitted is not None and (best is None or view.cost < best.cost * _LESS):
-            best = view
-        if view.promise < goal and not view.done:
-            heappush(waiting, (view.is_near, view.promise, number))
-    if best is not None:
-        best.settle()  # time may have been over before it was done
-    return best
+        findings.remarks[mesh.sizes] = _remark(state)
+        if state.fitted is not None and (best is None or state.cost < states[best].cost * _LESS):
+            best = number
+        if state.promise < goal and not state.is_done:
+            heappush(waiting, _urgency(state, number))
+    return None if best is None else states[best].settled()  # time may have been over before it was done
 
 
-def _misfit(view: View) -> Misfit:
-    limit, is_proven = view.limit or 0.0, view.proven == np.inf
-    return Misfit(view.formulation.mesh, limit, view.least_bytes, lambda: view.formulation, is_proven)
+def _urgency(state: ViewState, number: int) -> tuple[bool, float, int]:
+    """The order in which views are advanced: those that are not nearly solved first, the most promising first."""
+    return state.stage is Stage.NEAR, state.promise, number
 
 
-def _refusal(view: View, budget: Budget) -> str:
+def _goal(state: ViewState, best: float | None) -> float:
+    """What a view must promise to be better than the best cost of others."""
+    if best is None:
+        return np.inf
+    return best * (state.view.tuning.much_less if state.stage is Stage.NEAR else _LESS)
+
+
+def _misfit(state: ViewState) -> Misfit:
+    limit, is_proven = state.view.limit or 0.0, state.proven == np.inf
+    return Misfit(state.formulation.mesh, limit, state.least_bytes, lambda: state.formulation, is_proven)
+
+
+def _refusal(state: ViewState, budget: Budget) -> str:
     """Why a view has no choice at all, whatever the memory."""
-    mesh = view.formulation.mesh
-    if view.rounds[-1].status != Status.INFEASIBLE:
+    mesh = state.formulation.mesh
+    if state.rounds[-1].status != Status.INFEASIBLE:
         return f"no choice was found on mesh {mesh.shape} in the time given; give more than {budget.seconds} seconds"
     return f"the method asks for shardings that are impossible on mesh {mesh.shape}; choose another method or mesh"
 
 
-def _start(view: View, views: list[View]) -> NDArray[np.int64] | None:
+def _start(state: ViewState, states: list[ViewState]) -> NDArray[np.int64] | None:
     """A choice for a view by what is known of others, the best first."""
-    known = [(other.cost, number, other.fitted) for number, other in enumerate(views) if other.fitted is not None]
+    known = [(other.cost, number, other.fitted) for number, other in enumerate(states) if other.fitted is not None]
     for _, number, fitted in sorted(known, key=lambda it: it[:2]):
-        start = translated(fitted.choice, views[number].formulation, view.formulation)
+        start = translated(fitted.choice, states[number].formulation, state.formulation)
         if start is not None:
             return start
     return None
 
 
-def _remark(view: View) -> Considered:
-    sizes, fitted = view.formulation.mesh.sizes, view.fitted
+def _remark(state: ViewState) -> Considered:
+    sizes, fitted = state.formulation.mesh.sizes, state.fitted
     if fitted is None:
-        return Considered(sizes, view.floor, None, "lower bound; not solved further")
-    return Considered(sizes, view.cost, int(fitted.peak_usage), "")
+        return Considered(sizes, state.floor, None, "lower bound; not solved further")
+    return Considered(sizes, state.cost, int(fitted.peak_usage), "")
 
 
 def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
