@@ -87,26 +87,24 @@ def parallelize(
     if function is None:
         given = {k: v for k, v in locals().items() if k != "function"}
         return partial(parallelize, **given)
-    by_name, names = named_arguments(static_argnames, function)
-    static = (*argument_numbers("static_argnums", static_argnums, function), *by_name)
-    batch, state = batch_and_state(batch_argnums, state_argnums, static)
-    return Parallelized(
-        function,
-        Settings(
-            cluster=cluster,
-            mesh=mesh,
-            method=find_method(None if isinstance(method, PlanData) else method),
-            plan=method if isinstance(method, PlanData) else None,
-            microbatches=microbatches,
-            donate_argnums=None
-            if donate_argnums == "auto"
-            else argument_numbers("donate_argnums", donate_argnums, function),
-            static_argnums=static,
-            static_argnames=names,
-            batch_argnums=batch,
-            state_argnums=state,
-        ),
-    )
+    plan = method if isinstance(method, PlanData) else None
+    found = find_method(None if isinstance(method, PlanData) else method)
+    numbers = _numbers(function, donate_argnums, static_argnums, static_argnames, batch_argnums, state_argnums)
+    return Parallelized(function, Settings(cluster, mesh, found, microbatches, plan=plan, **numbers))
+
+
+def _numbers(function, donate, static, static_names, batch, state) -> dict[str, Any]:
+    """The numbers of arguments in `Settings`, each checked against the function."""
+    by_name, names = named_arguments(static_names, function)
+    static = (*argument_numbers("static_argnums", static, function), *by_name)
+    batch, state = batch_and_state(batch, state, static)
+    return {
+        "donate_argnums": None if donate == "auto" else argument_numbers("donate_argnums", donate, function),
+        "static_argnums": static,
+        "static_argnames": names,
+        "batch_argnums": batch,
+        "state_argnums": state,
+    }
 
 
 @dataclass(frozen=True)

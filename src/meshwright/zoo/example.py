@@ -74,11 +74,6 @@ def build(
         >>> example.num_params
         6336
     """
-    import jax  # here, so that listing the zoo needs no JAX
-
-    from meshwright.zoo import train
-    from meshwright.zoo.draw import source
-
     model = entry(name)
     family = import_module(f"meshwright.zoo.{model.family}")
     config = _configure(family.Config, model, layers=layers, scan=scan, checkpoint=checkpoint, options=options)
@@ -87,7 +82,15 @@ def build(
     batch = _positive("batch", model.batch if batch is None else batch)
     seq = _positive("seq", model.seq if seq is None else seq) if model.seq else None
     _check(name, config, seq)
-    optimizer = getattr(family, "OPTIMIZER", train.AdamW())
+    return _example(model, family, config, batch, seq)
+
+
+def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None) -> Example:
+    """The functions of a model, and the shapes of its state and batch."""
+    import jax  # here, so that listing the zoo needs no JAX
+
+    from meshwright.zoo import train
+    from meshwright.zoo.draw import source
 
     def loss(params: PyTree, batch: PyTree) -> Any:
         return family.loss(config, params, batch)
@@ -98,12 +101,12 @@ def build(
     def sample(key: Any) -> PyTree:
         return family.sample(config, source(key), batch, seq)
 
-    step = train.make_train_step(loss, optimizer)
-    step.__qualname__ = name  # what plans and pages call it
+    step = train.make_train_step(loss, getattr(family, "OPTIMIZER", train.AdamW()))
+    step.__qualname__ = model.name  # what plans and pages call it
     key = jax.random.key(0)
     state = jax.eval_shape(init, key)
     return Example(
-        name=name,
+        name=model.name,
         description=model.description,
         config=config,
         train_step=jax.jit(step, donate_argnums=0),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jaxlib
@@ -64,20 +65,12 @@ def initialize(
     if num_processes is None and process_id is None and "JAX_NUM_PROCESSES" in os.environ:
         num_processes, process_id = _from_environment("JAX_NUM_PROCESSES"), _from_environment("JAX_PROCESS_ID")
         cluster_detection_method = "deactivate"  # a scheduler around the launcher counts other processes
-    address, count, process = jax_compat.detect_processes(
+    address, count, process = _detected(
         coordinator_address, num_processes, process_id, cluster_detection_method, timeout
     )
-    if None in (address, count, process) or not 0 <= process < count:
-        raise ProcessError(
-            f"coordinator_address is {address!r}, num_processes {count!r} and process_id {process!r}; give the host "
-            "and port of process 0, the number of processes, and this one's number, from 0"
-        )
     if count > 1:
-        add_threads()
         bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
-        found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
-        peers.current = peers.Peers(process, found, heartbeat)
-        peers.current.start()
+        _join(address, count, process, bind, timeout, heartbeat)
     jax.distributed.initialize(
         address,
         count,
@@ -88,6 +81,25 @@ def initialize(
         heartbeat_timeout_seconds=round(heartbeat),
         coordinator_bind_address=coordinator_bind_address,
     )
+
+
+def _detected(*given: Any) -> tuple[str, int, int]:
+    """The address of process 0, the number of processes and which one this is: as given, or from the environment."""
+    address, count, process = jax_compat.detect_processes(*given)
+    if None in (address, count, process) or not 0 <= process < count:
+        raise ProcessError(
+            f"coordinator_address is {address!r}, num_processes {count!r} and process_id {process!r}; give the host "
+            "and port of process 0, the number of processes, and this one's number, from 0"
+        )
+    return address, count, process
+
+
+def _join(address: str, count: int, process: int, bind: str | None, timeout: float, heartbeat: float) -> None:
+    """Meets the other processes, and watches them from then on."""
+    add_threads()
+    found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
+    peers.current = peers.Peers(process, found, heartbeat)
+    peers.current.start()
 
 
 def _versions() -> dict[str, str]:

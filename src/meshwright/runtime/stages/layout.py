@@ -34,11 +34,6 @@ class StageDevices:
     num_replicas: int
     num_microbatches: int
 
-    @property
-    def is_replica_split(self) -> bool:
-        """Whether a replica has several devices."""
-        return self.mesh.size > self.num_replicas
-
     def sharding(self, *dims: Any) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*dims))
 
