@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, get_args, get_origin
 
@@ -67,7 +68,8 @@ def build(
             for all logits at once.
 
     Returns:
-        The example, as shapes.
+        The example, as shapes. Its functions are the same ones for the same model, whatever the batch, so that JAX traces
+        and compiles a model that is built again only once.
 
     Example:
         >>> example = build("mlp", batch=256, hidden=32, layers=6)
@@ -89,27 +91,20 @@ def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None
     """The functions of a model, and the shapes of its state and batch."""
     import jax  # here, so that listing the zoo needs no JAX
 
-    from meshwright.zoo import train
     from meshwright.zoo.draw import source
 
-    def loss(params: PyTree, batch: PyTree) -> Any:
-        return family.loss(config, params, batch)
-
-    def init(key: Any) -> PyTree:
-        return train.init_state(family.init(config, source(key)))
+    train_step, loss, init = _functions(model.name, model.family, config)
 
     def sample(key: Any) -> PyTree:
         return family.sample(config, source(key), batch, seq)
 
-    step = train.make_train_step(loss, getattr(family, "OPTIMIZER", train.AdamW()))
-    step.__qualname__ = model.name  # what plans and pages call it
     key = jax.random.key(0)
     state = jax.eval_shape(init, key)
     return Example(
         name=model.name,
         description=model.description,
         config=config,
-        train_step=jax.jit(step, donate_argnums=0),
+        train_step=train_step,
         loss=loss,
         state=state,
         batch=jax.eval_shape(sample, key),
@@ -117,6 +112,27 @@ def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None
         sample=sample,
         num_params=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state["params"])),
     )
+
+
+@lru_cache(maxsize=16)  # JAX keeps what it traced and compiled for as long as the function is there
+def _functions(name: str, family: str, config: Any) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+    """The train step, jitted, the loss and the initialiser of a model."""
+    import jax
+
+    from meshwright.zoo import train
+    from meshwright.zoo.draw import source
+
+    module = import_module(f"meshwright.zoo.{family}")
+
+    def loss(params: PyTree, batch: PyTree) -> Any:
+        return module.loss(config, params, batch)
+
+    def init(key: Any) -> PyTree:
+        return train.init_state(module.init(config, source(key)))
+
+    step = train.make_train_step(loss, getattr(module, "OPTIMIZER", train.AdamW()))
+    step.__qualname__ = name  # what plans and pages call it
+    return jax.jit(step, donate_argnums=0), loss, init
 
 
 def _configure(
