@@ -7,7 +7,13 @@ TOOLS := $(VENV)/.tools
 KERNELS := $(VENV)/.kernels
 SITE_TOOLS := $(VENV)/.site-tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Each worker runs neighbouring tests, which share models and fixtures, and takes from the other one when it is done.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1
+
+# Bytecode is kept even where the environment says otherwise: tests start many processes, which would all compile again
+# what they import, and each worker would rewrite the assertions of every test.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test quick check docs docs-check bench browser ray clean
 
@@ -35,11 +41,11 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: $(KERNELS) check
-	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(BIN)/python -m pytest -n 2
+	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(PYTEST)
 
 # What finds most mistakes within a few minutes: everything but the tests that are slow or run programs.
 quick: $(KERNELS)
-	$(BIN)/python -m pytest -n 2 -m "not slow and not devices and not browser" --ignore tests/frameworks --ignore tests/runtime --ignore tests/training
+	$(PYTEST) -m "not slow and not devices and not browser" --ignore tests/frameworks --ignore tests/runtime --ignore tests/training
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:
