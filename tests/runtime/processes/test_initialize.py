@@ -1,4 +1,4 @@
-"""Two processes under `mw.initialize`: as long as all is well, and where one is killed."""
+"""Two processes under `mw.initialize`, of which one is killed; `test_processes.py` of the stages has such as end well."""
 
 import os
 import subprocess
@@ -49,13 +49,6 @@ def test_a_process_that_is_killed_ends_the_other_in_one_sentence():
     assert losses(first[0]) == losses(second[0]) == [0.0, -2.0]
     last = first[1].strip().splitlines()[-1]
     assert last.startswith("meshwright: process 1 was killed or crashed") and "stack trace" not in first[1]
-
-
-def test_processes_that_end_well_end_without_a_word():
-    codes, said = run_two("well")
-    assert codes == [0, 0], said
-    for output, errors in said:
-        assert losses(output) == [0.0, -2.0, -4.0, -6.0] and "meshwright:" not in errors
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,15 @@ def main(folder: str) -> None:
     mw.initialize()
     jax.config.update("jax_enable_x64", True)
     here = jax.process_index()
+    init, train_step, batch = build()
+    one = jax.jit(train_step)
     for recipe in (
         mw.ThreeD(pipeline=4, microbatch=8, schedule="zb-h1"),
         mw.ThreeD(pipeline=2, data=2, microbatch=4, interleave=2),
     ):
-        init, train_step, batch = build()
         step = mw.parallelize(train_step, cluster="2x2 cpu", method=recipe)
         state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
-        alone, one = jax.jit(init)(jax.random.key(0)), jax.jit(train_step)
+        alone = jax.jit(init)(jax.random.key(0))
         for _ in range(2):
             alone, expected = one(alone, batch)
             state, metrics = step(state, batch)

@@ -1,5 +1,7 @@
 """A small model whose stages have everything that is hard to cut: tied weights, clipping, metrics, dropout."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,12 @@ import meshwright as mw
 WORDS = 11
 
 
+@cache
 def build(layers=4, width=8, rows=16, tied=True, dropout=0.0, optimizer=None, scan=False):
-    """The initialiser, the train step and a batch of a residual network on word numbers."""
+    """The initialiser, the train step and a batch of a residual network on word numbers.
+
+    The same functions are returned for the same options, so that JAX compiles what one device computes only once.
+    """
     optimizer = optimizer or optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
 
     def init(key):

@@ -24,3 +24,4 @@ def test_stages_of_several_processes_compute_save_and_restore_what_one_device_co
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "[0] 0: done" in done.stdout and "[1] 1: done" in done.stdout
+    assert "meshwright:" not in done.stderr, "processes that end well end without a word"
