@@ -2,7 +2,11 @@
 
 from importlib.metadata import version
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK: dict[str, bool | int] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,  # a program in many parts takes a tenth longer, and the cores have work
+}
 if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):  # the newer emitters take five times as long; later
     QUICK["xla_cpu_use_fusion_emitters"] = False  # versions have no others
 

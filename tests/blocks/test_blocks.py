@@ -1,6 +1,7 @@
 """Blocks and segments: how many there are in known models, what they hold, and what fingerprints tell apart."""
 
 import re
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from meshwright.blocks import blocks_of as blocks_of_graph
 from meshwright.graph import trace
 
 
+@cache
 def blocks_of(name, **sizes):
     model = zoo.build(name, **sizes)
     return mw.find_blocks(model.train_step, model.state, model.batch)
@@ -48,9 +50,9 @@ def test_a_wide_resnet_has_one_block_per_convolution_and_one_for_its_head():
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "bert-tiny", "moe-tiny"])
 def test_segments_do_not_depend_on_depth(name):
-    few, many = blocks_of(name, layers=4), blocks_of(name, layers=12)
+    few, many = blocks_of(name, layers=4, checkpoint=False), blocks_of(name, layers=8)
     assert [s.fingerprint for s in few.segments] == [s.fingerprint for s in many.segments]
-    assert max(len(s.occurrences) for s in many.segments) == 3 * max(len(s.occurrences) for s in few.segments)
+    assert max(len(s.occurrences) for s in many.segments) == 2 * max(len(s.occurrences) for s in few.segments)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

@@ -1,5 +1,7 @@
 """Choices for many microbatches: by what their layers say, no choice for one microbatch is quicker."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -48,13 +50,17 @@ MODELS = {
 }
 
 
+@cache
+def pricing_of(model):
+    step, args = MODELS[model]()
+    _, layers = layers_of(step, *args)
+    return Pricing(Rows(trace(step, *args)).at(16), layers)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_no_choice_for_one_microbatch_is_quicker_for_many(model, shape):
-    step, args = MODELS[model]()
-    _, layers = layers_of(step, *args)
-    pricing = Pricing(Rows(trace(step, *args)).at(16), layers)
-    mesh = mw.cluster("2x2 l40s").mesh(shape)
+    pricing, mesh = pricing_of(model), mw.cluster("2x2 l40s").mesh(shape)
     for many in (2, 16, 256):
         both = pricing.price(mesh, Auto()), price_own(pricing, mesh, Own(None, many))
         free, steady = (prices.items.sum(axis=1) for prices in both)

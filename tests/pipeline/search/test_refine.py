@@ -17,7 +17,6 @@ from tests.pipeline.search.test_search import _peak, repriced
 pytestmark = pytest.mark.slow
 
 TIGHT = {  # so that memory binds, where attention is written out
-    "gpt": ("gpt-tiny", {"layers": 4, "batch": 16, "attention": "plain"}, "1x4 v100-16gb", 1.255e-4),
     "llama": ("llama-tiny", {"layers": 4, "batch": 16, "attention": "plain"}, "1x4 l40s", 2.963e-5),
     "mixtral": ("mixtral-tiny", {"batch": 8, "attention": "plain"}, "1x4 l40s", 4.993e-5),
 }

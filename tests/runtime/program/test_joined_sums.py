@@ -15,6 +15,7 @@ from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.runtime.spmd import spmd
 from meshwright.solver.problem.solution import Solution, Status
 from tests.compiling import QUICK
+from tests.runtime.checking.test_cpu_memory import is_close
 from tests.runtime.test_spmd import compiled
 
 pytestmark = pytest.mark.devices
@@ -95,7 +96,7 @@ def waiting(plan):
     [("llama-tiny", {}), ("gpt-tiny", {"scan": True}), ("llama-tiny", {"checkpoint": True})],
     ids=str,
 )
-def test_xla_sends_what_was_planned(name, options):
+def test_xla_sends_and_holds_what_was_planned(name, options):
     example = mw.zoo.build(name, batch=16, layers=2, dtype="float32", **options)
     mesh = mw.cluster("1x8 cpu").mesh((2, 4))
     plan = mw.plan(example.train_step, example.state, example.batch, mesh=mesh, method=mw.TensorParallel())
@@ -105,6 +106,7 @@ def test_xla_sends_what_was_planned(name, options):
         sum(getattr(pair, side) for pair in found.collectives.values()) for side in ("planned", "compiled")
     )
     assert made == pytest.approx(planned, rel=0.01)
+    assert is_close(found.memory)
 
 
 def test_what_sums_over_two_axes_reads_a_sum_that_waited():
