@@ -68,8 +68,8 @@ def build(
             for all logits at once.
 
     Returns:
-        The example, as shapes. Its functions are the same ones for the same model, whatever the batch, so that JAX traces
-        and compiles a model that is built again only once.
+        The example, as shapes. The same model has the same functions, so that JAX traces and compiles a model that is
+        built again only once.
 
     Example:
         >>> example = build("mlp", batch=256, hidden=32, layers=6)

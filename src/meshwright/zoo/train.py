@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 
@@ -24,8 +25,17 @@ class AdamW:
 
 def init_state(params: PyTree) -> PyTree:
     """Returns the train state of fresh parameters: both moments zero, no step taken."""
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return {"params": params, "mu": zeros, "nu": jax.tree.map(jnp.zeros_like, params), "step": jnp.int32(0)}
+    return {
+        "params": params,
+        "mu": jax.tree.map(_zeros_like, params),
+        "nu": jax.tree.map(_zeros_like, params),
+        "step": jnp.int32(0),
+    }
+
+
+def _zeros_like(x: Any) -> Any:
+    """Zeros, of NumPy where arrays are wanted now: JAX would compile a program for every shape."""
+    return jnp.zeros_like(x) if isinstance(x, jax.core.Tracer) else jnp.asarray(np.zeros(x.shape, x.dtype))
 
 
 def make_train_step(loss: Callable[[PyTree, PyTree], Any], optimizer: AdamW) -> Callable[..., tuple[PyTree, Any]]:

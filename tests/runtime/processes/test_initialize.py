@@ -1,4 +1,4 @@
-"""Two processes under `mw.initialize`, of which one is killed; `test_processes.py` of the stages has such as end well."""
+"""Two processes under `mw.initialize`, of which one is killed; those of `../stages/test_processes.py` end well."""
 
 import os
 import subprocess
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.devices
 HANG_S = 240
 
 
-def run_two(case):
+def run_two():
     """Exit codes and output of both processes."""
     port = free_address().rpartition(":")[2]
     environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {FLAGS}"}
     children = [
         subprocess.Popen(
-            [sys.executable, in_crew.__file__, case, str(process), port],
+            [sys.executable, in_crew.__file__, str(process), port],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -44,7 +44,7 @@ def losses(output):
 
 
 def test_a_process_that_is_killed_ends_the_other_in_one_sentence():
-    codes, [first, second] = run_two("killed")
+    codes, [first, second] = run_two()
     assert codes == [1, -9], first[1]
     assert losses(first[0]) == losses(second[0]) == [0.0, -2.0]
     last = first[1].strip().splitlines()[-1]
