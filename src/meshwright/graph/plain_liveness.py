@@ -7,6 +7,7 @@ import numpy as np
 
 from meshwright.graph.graph import Graph
 from meshwright.graph.xla_gpu.liveness import Copies, Liveness, pin_ends
+from meshwright.graph.xla_gpu.traffic import plain_traffic
 
 
 def plain_liveness(graph: Graph) -> Liveness:
@@ -31,4 +32,4 @@ def plain_liveness(graph: Graph) -> Liveness:
     pin_ends(graph, stored, stop, num_ops)
     nothing = Copies(none, none, none, none.astype(float))
     fuses = np.zeros(num_ops, bool)
-    return Liveness(stored, start, stop, nothing, fuses, step, start + 1, step)
+    return Liveness(stored, start, stop, nothing, fuses, step, start + 1, step, plain_traffic(graph))

@@ -16,6 +16,7 @@ CHIP_FIGURES = (
     "memory_efficiency",
     "vector_flops",
     "launch_s",
+    "special_s",
     "best_fraction",
     "half_flops",
 )

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -54,11 +54,12 @@ def plan_program(
     if meshes[0].is_cpu:
         traced = replace(traced, graph=traced.graph.for_cpu())
     refined = Refinements()
+    task = partial(Task, traced, method, True, corrections=corrections, num_devices=meshes[0].num_devices)
     return refined(
         "The search with all refinements",
         "memory, sums and the lower bound are computed by simpler models",
-        lambda: Task(traced, method, refined=refined, corrections=corrections).plan(meshes, say, budget),
-        lambda: Task(traced, method, refined=refined.without(), corrections=corrections).plan(meshes, say, budget),
+        lambda: task(refined).plan(meshes, say, budget),
+        lambda: task(refined.without()).plan(meshes, say, budget),
     )
 
 
@@ -72,6 +73,7 @@ class Task:
         folding: bool = True,
         refined: Refinements | None = None,
         corrections: Corrections | None = None,
+        num_devices: int | None = None,
     ):
         """Groups and folds; refinements that fail are errors unless a fallback is given for them."""
         self.traced = traced
@@ -88,22 +90,22 @@ class Task:
         self.live = self.refined(
             "The model of fusion",
             "every value counts as stored",
-            lambda: liveness(self.graph, self.grouping.nests),
+            lambda: liveness(self.graph, self.grouping.nests, num_devices),
             lambda: plain_liveness(self.graph),
         )
-        pins, stored = method.pins(self.graph, self.roles), self.live.stored
+        pins, traffic = method.pins(self.graph, self.roles), self.live.traffic
         self.folded = self._alone(
             "Folding of repeated layers",
             "each layer is split for itself",
-            lambda: fold(self.grouping, pins, stored, folding),
-            lambda: fold(self.grouping, pins, stored, False),
+            lambda: fold(self.grouping, pins, traffic, folding),
+            lambda: fold(self.grouping, pins, traffic, False),
         )
 
     def formulate(self, mesh: Mesh) -> MeshProblem:
         """The choice problem on one mesh."""
         axes = Axes(mesh.sizes)
         restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
-        pricer = Pricer(self.grouping, self.live.stored, mesh, corrections=self.corrections)
+        pricer = Pricer(self.grouping, self.live.traffic, mesh, corrections=self.corrections)
         return MeshProblem(pricer, self.folded, self.live, restrictions)
 
     def limit(self, mesh: Mesh) -> float | None:

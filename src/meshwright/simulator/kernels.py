@@ -75,7 +75,9 @@ class Kernels:
             return start + load.flops / (rate * self.sustained)
         if load.flops:
             fetch_s = self.chip.fetch_s * load.fetches
-            return start + self.product_s(load.flops / load.aligned, load.num_bytes, load.dtype) + fetch_s
+            return (
+                start + self.product_s(load.flops / load.aligned, load.num_bytes / load.aligned, load.dtype) + fetch_s
+            )
         return start + self._moved_s(load.num_bytes) + self.chip.special_s * load.special
 
 

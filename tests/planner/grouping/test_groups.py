@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from meshwright.graph import trace
+from meshwright.graph.xla_gpu.traffic import plain_traffic
 from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.likeness import tokens_of
@@ -66,10 +66,6 @@ def both(request):
     return Grouping(traced.graph), by_hand.GroupingByHand(traced.graph)
 
 
-def everything_stored(grouping):
-    return np.ones(grouping.graph.columns.num_values, bool)
-
-
 def test_groups_are_as_placed_by_hand(both):
     found, expected = both
     assert [asdict(group) for group in found.groups] == [asdict(group) for group in expected.groups]
@@ -88,7 +84,7 @@ def test_tokens_are_equal_where_groups_are_built_alike(both):
 
 def test_classes_and_edges_are_as_folded_by_hand(both):
     found, expected = both
-    folded = fold(found, {}, everything_stored(found))
+    folded = fold(found, {}, plain_traffic(found.graph))
     classes = by_hand.classes(expected, {})
     pairs = set(zip(folded.group_class, classes, strict=True))
     assert len(pairs) == len(set(classes)) == len(folded.members)
@@ -99,7 +95,7 @@ def test_classes_and_edges_are_as_folded_by_hand(both):
 
 def test_unfolded_every_group_is_its_own_class(both):
     found, _ = both
-    folded = fold(found, {}, everything_stored(found), enabled=False)
+    folded = fold(found, {}, plain_traffic(found.graph), enabled=False)
     assert folded.members == [[i] for i in range(len(found.groups))]
 
 

@@ -18,6 +18,7 @@ _ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be computed in
 _UNCLEAR = -1  # an order, or a mapping of dims, that is not known
 _SMALLER = -2  # an operand that is not as large as the result
 _MOST_DIMS = 15
+_WARP = 32  # threads of a GPU that run together
 
 
 class Orders:
@@ -27,7 +28,7 @@ class Orders:
         columns = facts.columns
         transposes = facts.where(lambda name, _: name == "transpose")
         ops = (columns.reads, columns.start, columns.first_made, columns.num_made)
-        self._columns = columns
+        self._columns, self._sizes, self._relaid = columns, facts.graph.sizes, np.zeros(columns.num_values, bool)
         self._follows = _followed(*ops, facts.fusible, transposes, facts.graph.sizes)
         own = np.array([_pack(_long(kind.shape)) for kind in facts.graph.kinds], np.int64)[facts.graph.kind]
         moving = np.flatnonzero(self._follows[columns.first_made] == _MOVED)
@@ -38,6 +39,39 @@ class Orders:
     def may_differ(self, values: Ints) -> Ints:
         """The values, of those given, that may be computed in another order than their own."""
         return values[self._follows[values] == _MOVED]
+
+    def transposing(self) -> NDArray[np.bool_]:
+        """The operations whose kernel transposes: operands that are as large as the result come in several orders."""
+        columns, made, sizes = self._columns, self._made, self._sizes
+        as_large = sizes[columns.reads] == sizes[columns.first_made[columns.reader]]
+        known = np.where(as_large & (made[columns.reads] != _UNCLEAR), 1, -columns.num_values)
+        several = np.bincount(columns.reader, np.where(as_large, known, 0), len(columns.signature)) > 1
+        found = several & (made[columns.first_made] == _UNCLEAR)
+        turned = self._relaid[columns.first_made[columns.reader]] & ~self._relaid[columns.reads] & as_large
+        found[columns.reader[turned & (made[columns.reads] != 0)]] = True
+        return found
+
+    def relay(self, facts: Facts, num_devices: int) -> None:
+        """Gives values that are summed over their leading dims the order in which these are the innermost.
+
+        XLA's GPU compiler does so where the result is a matrix or more and a warp has enough to sum, and all values
+        that are computed from such a value, or it from them, element for element, follow. An example is the residual
+        stream of a model that adds a learned vector for each position, if a device has 32 sequences or more.
+        """
+        columns = self._columns
+        for number in columns.examples:
+            op = columns.signatures[number]
+            if op.primitive != "reduce_sum" or sum(size > 1 for size in op.results[0].shape) < 2:
+                continue
+            summed, shape = tuple(op.params["axes"]), op.operands[0].shape
+            last = max(_long(shape))
+            if last in summed or prod(shape[d] for d in summed) < _WARP * num_devices:
+                continue
+            order = _pack((*(d for d in _long(shape) if d not in summed), *(d for d in summed if shape[d] > 1)))
+            alike = np.array([tensor.shape == shape for tensor in facts.graph.kinds])[facts.graph.kind]
+            summed_values = columns.reads[columns.start[:-1][columns.signature == number]]
+            ops = (columns.reads, columns.start, columns.first_made, facts.fusible)
+            _spread(*ops, alike, summed_values, order, self._relaid, self._made)
 
     def of(self, value: int) -> Dims | None:
         """The order in which a value is computed, that of its operands; empty if any suffices, None if unclear."""
@@ -161,3 +195,35 @@ def _follow(reads, begin, first_made, num_made, ops, places, first, own, made):
                             moved |= (((goes >> 4 * dim) & 15) + 1) << at
                 found = moved if found == 0 or found == moved else _UNCLEAR
             made[first_made[i] + result] = found if found != 0 else own[first_made[i] + result]
+
+
+@kernel
+def _spread(reads, begin, first_made, fusible, alike, values, order, relaid, made):
+    """Gives values an order, and so the values of their shape that fused operations compute from them or they from.
+
+    Args:
+        reads, begin, first_made: The operands and results of operations.
+        fusible: The operations that are fused to their readers.
+        alike: The values that have the shape.
+        values: The values to start from.
+        order: The order.
+        relaid, made: Which values have it, and each value's order, to be changed.
+    """
+    given = np.zeros(len(alike), np.bool_)
+    given[values] = True
+    before = -1
+    while before != given.sum():
+        before = given.sum()
+        for step in range(2 * len(first_made)):
+            i = step if step < len(first_made) else 2 * len(first_made) - 1 - step
+            if not fusible[i] or not alike[first_made[i]]:
+                continue
+            found = given[first_made[i]]
+            for k in range(begin[i], begin[i + 1]):
+                found = found or (given[reads[k]] and alike[reads[k]])
+            if found:
+                given[first_made[i]] = True
+                relaid[first_made[i]] = True
+                made[first_made[i]] = order
+                for k in range(begin[i], begin[i + 1]):
+                    given[reads[k]] = given[reads[k]] or alike[reads[k]]

@@ -23,6 +23,7 @@ from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
 from meshwright.graph.xla_gpu.fusion import fuse, written_over
+from meshwright.graph.xla_gpu.traffic import Traffic, traffic
 from meshwright.jit import kernel
 from meshwright.rules.base import LoopNest
 
@@ -57,6 +58,7 @@ class Liveness:
             beginning.
         runs: For each operation the latest time at which it runs: its own, or for a gradient that of its first reader.
             A gradient's result is live from then on; the intervals of its operands end as if it did not wait.
+        traffic: How often kernels read and write each value.
     """
 
     stored: Bools
@@ -67,14 +69,21 @@ class Liveness:
     before: Ints
     ready: Ints
     runs: Ints
+    traffic: Traffic
 
     @property
     def num_steps(self) -> int:
         return len(self.runs)
 
 
-def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
-    """Finds which values are stored, and their intervals; a donated argument and its next value are one buffer."""
+def liveness(graph: Graph, nests: Sequence[LoopNest], num_devices: int | None = None) -> Liveness:
+    """Finds which values are stored, and their intervals; a donated argument and its next value are one buffer.
+
+    Args:
+        graph: The graph.
+        nests: The loop nest of each operation.
+        num_devices: The number of devices that share the batch; None where that is not known.
+    """
     facts, columns = Facts(graph, nests), graph.columns
     found, runs = fuse(facts), _moments(facts)
     stored, again = found.stored.copy(), found.stored & ~found.kept
@@ -96,6 +105,7 @@ def liveness(graph: Graph, nests: Sequence[LoopNest]) -> Liveness:
         _contraction_before(facts),
         np.where(given, 0, start + 1),
         runs,
+        traffic(facts, found, num_devices),
     )
 
 

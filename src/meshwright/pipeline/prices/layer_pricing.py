@@ -81,9 +81,9 @@ class Pricing:
         key = (mesh, method.name)
         if self._last is None or self._last[0] != key:
             if method.name not in self._folded:
-                self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles), self.live.stored)
+                self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic)
             if mesh not in self._pricers:
-                self._pricers[mesh] = Pricer(self.grouping, self.live.stored, mesh, itemise=True)
+                self._pricers[mesh] = Pricer(self.grouping, self.live.traffic, mesh, itemise=True)
             pricer, folded = self._pricers[mesh], self._folded[method.name]
             restrictions = method.restrict(self.graph, self.roles, mesh, pricer.axes)
             self._last = key, Formulation(pricer, folded, self.live, restrictions)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
+from meshwright.graph.xla_gpu.traffic import Traffic
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.likeness import tokens_of
 from meshwright.planner.grouping.numbering import number_rows, number_stretches, pack, ranges, sort_by, starts
 
 PERIODS = 2
 
-Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
@@ -70,16 +70,16 @@ class Folded:
     through: Ints
 
 
-def fold(grouping: Grouping, pins: Mapping[int, Hashable], stored: Bools, enabled: bool = True) -> Folded:
+def fold(grouping: Grouping, pins: Mapping[int, Hashable], traffic: Traffic, enabled: bool = True) -> Folded:
     """Ties groups into classes.
 
     Args:
         grouping: The groups.
         pins: Marks that distinguish arguments and results that have different restrictions.
-        stored: Whether each value is written to memory, which is part of the price of its readers and its producer.
+        traffic: How often each value is read and written, which is part of the price of its readers and its producer.
         enabled: Whether anything is tied at all.
     """
-    tokens = _priced_alike(grouping, tokens_of(grouping, pins), stored)
+    tokens = _priced_alike(grouping, tokens_of(grouping, pins), traffic)
     return _quotient(grouping, tokens, _classify(grouping, tokens) if enabled else np.arange(len(tokens)))
 
 
@@ -100,20 +100,23 @@ def unfolded(grouping: Grouping, folded: Folded) -> Folded:
     return _quotient(grouping, tokens, np.arange(len(tokens)))
 
 
-def _priced_alike(grouping: Grouping, tokens: Ints, stored: Bools) -> Ints:
+def _priced_alike(grouping: Grouping, tokens: Ints, traffic: Traffic) -> Ints:
     """Tokens that also distinguish groups of the same structure whose prices differ.
 
-    The bytes that an operation moves depend on whether its operands and results are stored, and on their types there:
-    on CPUs some values are wider in memory than in the program. The cost of its sums depends on how many sums start
-    together, and that of a product on whether its operands are scaled narrow floats.
+    The bytes that an operation moves depend on how often kernels read its operands and whether they write its results,
+    and on their types there: on CPUs some values are wider in memory than in the program. The cost of its sums depends
+    on how many sums start together, and that of a product on whether its operands are scaled narrow floats.
     """
     graph, columns, ops = grouping.graph, grouping.graph.columns, grouping.ops
-    held = pack(graph.num_bytes, graph.sent_itemsize, stored.astype(np.int64))
-    made = held[ranges(columns.first_made, columns.num_made)]
+    held = pack(graph.num_bytes, graph.sent_itemsize)
+    made = pack(held, np.unique(traffic.writes, return_inverse=True)[1])[ranges(columns.first_made, columns.num_made)]
     results = number_stretches(made, starts(columns.num_made))
     share = np.unique(grouping.starts, return_inverse=True)[1]
     share[list(grouping.dequantized)] += 1 + share.max(initial=0)
-    moved = number_stretches(held[columns.reads], columns.start, results, share)
+    times = np.unique(traffic.reads, return_inverse=True)[1]
+    moved = number_stretches(
+        pack(held[columns.reads], times), columns.start, results, share, 2 * traffic.computed + traffic.starts
+    )
     return number_stretches(moved[ops.items], ops.start, tokens)
 
 

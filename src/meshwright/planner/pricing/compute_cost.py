@@ -5,12 +5,14 @@ number of features, so with few features fetching takes most of the time. Specia
 fused with their producers or readers.
 """
 
+from collections.abc import Iterator
 from math import gcd, prod
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph.facts import product_dims
 from meshwright.hardware import Chip
 from meshwright.hardware.attention import CUDNN, SPLASH, AttentionCall, attention_flops_s, backward_flops, fused_kernel
 from meshwright.plans.operations import Load
@@ -51,10 +53,9 @@ def load_s(chip: ChipTimes, load: Load) -> float:
         call = AttentionCall(load.attention == "backward", load.keys, load.head_dim)
         return chip.launch_s + load.flops / attention_flops_s(chip, fused_kernel(chip), call)
     if load.flops:
-        product_s = chip.matmul_s(load.flops / load.aligned, load.dtype, load.num_bytes)
+        product_s = chip.matmul_s(load.flops / load.aligned, load.dtype, load.num_bytes / load.aligned)
         return float(chip.launch_s + product_s + chip.fetch_s * load.fetches)
-    moving_s = chip.launch_s * load.kernel + chip.memory_s(load.num_bytes) if load.num_bytes else 0.0
-    return float(moving_s + chip.special_s * load.special)
+    return float(chip.launch_s * load.kernel + chip.memory_s(load.num_bytes) + chip.special_s * load.special)
 
 
 def compute_s(
@@ -67,6 +68,8 @@ def compute_s(
     dtype: str | None = None,
     attention: AttentionCall | None = None,
     aligned: float = 1.0,
+    computed: int = 1,
+    is_kernel: bool = False,
 ) -> Array:
     """Seconds on one device for each strategy.
 
@@ -80,16 +83,19 @@ def compute_s(
         dtype: The dtype in which a product runs; by default its operands'.
         attention: The call, if it is a fused attention kernel, which reaches less than products do.
         aligned: Part of a product's rate that is left: see `alignment`.
+        computed: How many kernels compute it.
+        is_kernel: Whether it stands for a kernel, or is fused with an operation that does.
     """
     if chip is None:
         return np.zeros(len(num_parts))
     if attention is not None and isinstance(chip, Chip):
         return chip.launch_s + nest.flops / num_parts / attention_flops_s(chip, fused_kernel(chip), attention)
     if nest.flops:
-        product_s = chip.matmul_s(nest.flops / num_parts / aligned, dtype or multiplied_dtype(op), moved_bytes)
+        work = nest.flops / num_parts / aligned
+        product_s = chip.matmul_s(work, dtype or multiplied_dtype(op), moved_bytes / aligned)
         return chip.launch_s + product_s + chip.fetch_s * num_fetches
-    moving_s = np.where(moved_bytes > 0, chip.launch_s * (not nest.fusible) + chip.memory_s(moved_bytes), 0.0)
-    return moving_s + chip.special_s * nest.num_special / num_parts
+    moving_s = chip.launch_s * is_kernel + chip.memory_s(moved_bytes)
+    return moving_s + chip.special_s * computed * nest.num_special / num_parts
 
 
 def attention_call(op: Signature, nest: LoopNest) -> AttentionCall | None:
@@ -110,6 +116,18 @@ def alignment(chip: ChipTimes | None, op: Signature) -> float:
     """Part of a product's rate that is left on GPUs where rows of operands or result are not multiples of 16 bytes."""
     if op.primitive != "dot_general" or not isinstance(chip, Chip) or chip.vendor != "NVIDIA":
         return 1.0
-    halves = [t for t in (*op.operands, *op.results) if t.itemsize == 2 and t.shape]
-    rows = [tensor.shape[-1] * tensor.itemsize for tensor in halves]
+    halves = [t for t in (*op.operands, *op.results) if t.itemsize == 2]
+    rows = {2 * size for size in _rows(op)} if halves else set()
     return min((_ALIGNED.get(gcd(row, 16), 1.0) for row in rows), default=1.0)
+
+
+def _rows(op: Signature) -> Iterator[int]:
+    """Elements of a row of each operand and of the result as matrices: of the dims that are merged with the last."""
+    free = []
+    for side, tensor in enumerate(op.operands):
+        along, rows, columns = product_dims(op, side)
+        free.append(rows if side == 0 else columns)
+        last = max((d for d, size in enumerate(tensor.shape) if size > 1), default=-1)
+        yield next((prod(tensor.shape[d] for d in dims) for dims in (along, rows, columns) if last in dims), 8)
+    left, right = (prod(op.operands[side].shape[d] for d in dims) for side, dims in enumerate(free))
+    yield right if right > 1 else left

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import Accumulated
+from meshwright.graph.xla_gpu.traffic import Traffic
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
@@ -49,7 +50,7 @@ class Pricer:
     def __init__(
         self,
         grouping: Grouping,
-        stored: NDArray[np.bool_],
+        traffic: Traffic,
         mesh: Mesh,
         itemise: bool = False,
         corrections: Corrections | None = None,
@@ -61,7 +62,7 @@ class Pricer:
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
         self.resharding = Resharding(mesh, self.axes)
-        self._stored = stored
+        self.traffic = traffic
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
 
@@ -179,23 +180,22 @@ class _Walk:
             size = np.full(self.size, sent.num_bytes)
             self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
         dtype = self.pricer.dtype_of(index) or multiplied_dtype(op.signature)
-        call = attention_call(op.signature, nest)
-        chip = self.pricer.mesh.chip
+        chip, call = self.pricer.mesh.chip, attention_call(op.signature, nest)
         aligned = alignment(chip, op.signature)
-        seconds = op.trips * compute_s(chip, op.signature, nest, parts, moved, fetches, dtype, call, aligned)
+        fused = int(self.pricer.traffic.computed[index]), bool(self.pricer.traffic.starts[index])
+        seconds = op.trips * compute_s(chip, op.signature, nest, parts, moved, fetches, dtype, call, aligned, *fused)
         if self.pricer.corrections is not None:
             chosen = None if self.table.candidates is None else self.table.candidates.loops
             seconds = seconds * self.pricer.corrections.factors(axes.sizes, index, self.group.leader, chosen)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
         if self.size == 1:
-            kernel = nest.flops > 0 or not nest.fusible
-            flops, special = (float(amount / parts[0]) for amount in (nest.flops, nest.num_special))
+            flops, special = (float(amount / parts[0]) for amount in (nest.flops, fused[0] * nest.num_special))
             work = (
                 flops,
                 float(moved[0]),
                 dtype,
-                kernel,
+                fused[1],
                 op.trips,
                 op.recomputed,
                 float(fetches[0]),
@@ -250,7 +250,7 @@ class _Walk:
             if not nest.fusible and value not in self.graph.constants and not in_place:
                 self.table.transient.append((member, local))
                 return local
-        return local if self.pricer._stored[value] else np.zeros(self.size)
+        return local * self.pricer.traffic.reads[self.graph.columns.start[index] + position]
 
     def _result(
         self, member: int, index: int, position: int, value: int, loops: Assignment, scatter: Holders | None
@@ -269,7 +269,7 @@ class _Walk:
         if value in self.own:
             settled = made if scatter is None else axes.pack(result_holders(nest, loops, scatter, position))
             self.table.codes.append(settled)
-        return local if self.pricer._stored[value] else np.zeros(self.size)
+        return local * self.pricer.traffic.writes[value]
 
     def _settle(
         self,
