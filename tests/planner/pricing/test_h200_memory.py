@@ -56,11 +56,10 @@ def test_planned_memory_is_within_a_tenth_of_what_was_compiled(row):
     assert plan.memory.peak_bytes / 1e6 == pytest.approx(row.allocated, rel=0.1)
 
 
-@pytest.mark.parametrize(("method", "allocated"), [(mw.Zero(stage=3), 4669.7), (mw.TensorParallel(), 9002.5)])
-def test_planned_memory_with_fused_attention_is_within_a_tenth(method, allocated):
+def test_planned_memory_with_fused_attention_is_within_a_tenth():
     """What XLA of JAX 0.11.2 allocated for a host of 8 H200s, compiled on one of them, in megabytes."""
     example = zoo.build("llama2-7b", dtype="bfloat16", batch=16, seq=4096, layers=2, loss_chunks=2)
     args = (example.train_step, example.state, example.batch)
-    plan = mw.plan(*args, cluster="1x8 h200", mesh=(8,), method=method)
+    plan = mw.plan(*args, cluster="1x8 h200", mesh=(8,), method=mw.Zero(stage=3))
     assert any("dot_product_attention" in op.label for op in plan.ops)
-    assert plan.memory.peak_bytes / 1e6 == pytest.approx(allocated, rel=0.1)
+    assert plan.memory.peak_bytes / 1e6 == pytest.approx(4669.7, rel=0.1)
