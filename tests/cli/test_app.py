@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import meshwright
 from meshwright.cli.app import app
+from meshwright.cli.options import spelled_out
 
 pytestmark = pytest.mark.slow
 
@@ -378,3 +379,11 @@ def test_what_means_nothing_is_refused(tmp_path):
     for seconds in ("-1", "nan"):
         text = refuse("explain", tmp_path / "p.json", "state/params/layers/0", f"--seconds={seconds}")
         assert f"seconds is {float(seconds)}; give the time for solving again, 0 or more" in text
+
+
+def test_checkpoint_without_a_value_is_full_and_commands_may_have_no_arguments():
+    assert spelled_out([]) == []
+    assert spelled_out(["--checkpoint", "selective"]) == ["--checkpoint", "selective"]
+    assert spelled_out(["--checkpoint", "--scan"]) == ["--checkpoint=full", "--scan"]
+    assert spelled_out(["gpt-tiny", "--checkpoint"]) == ["gpt-tiny", "--checkpoint=full"]
+    assert spelled_out(["--no-checkpoint"]) == ["--checkpoint=none"]

@@ -102,7 +102,7 @@ def _value(text: str) -> Any:
 def spelled_out(arguments: list[str]) -> list[str]:
     """Arguments of a command with the value that `--checkpoint` alone and `--no-checkpoint` stand for."""
     found = []
-    for text, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for text, following in zip(arguments, [*arguments[1:], ""], strict=False):
         alone = text == "--checkpoint" and following not in CHECKPOINTS
         found.append("--checkpoint=full" if alone else "--checkpoint=none" if text == "--no-checkpoint" else text)
     return found
