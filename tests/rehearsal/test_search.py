@@ -91,6 +91,7 @@ def test_an_interrupt_still_gives_a_plan(monkeypatch, tmp_path):
 
     found = mw.plan(step, *arguments(), cluster="local", method=PROFILE, on_progress=say)
     assert "Measuring was interrupted; the plan uses what was measured until then." in found.remarks
+    assert any(remark.startswith("Measured on the devices of the mesh: ") for remark in found.remarks)
     with open_database() as database:
         assert len([row for row in database.rows() if not row.key.fingerprint.startswith(WORK)]) == 1
 

@@ -72,7 +72,8 @@ class Found(Printed):
         for one in self.chosen:
             table.add_row(str(one.block), one.label, one.strategy)
         shape = "×".join(map(str, self.plan.mesh.sizes))
-        runs = ", ".join(map(format_seconds, self.runs_s)) or "not run: its devices are not here"
+        why = "its devices are not here" if self.steps else "no steps were asked for"
+        runs = ", ".join(map(format_seconds, self.runs_s)) or f"not run: {why}"
         planned, memory = format_seconds(self.plan.cost.total), format_bytes(self.plan.memory.peak_bytes)
         lines = [
             f"step time, {RUNS} runs of {self.steps} steps: {runs}",

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -90,15 +90,14 @@ class StepCandidate(Candidate):
         share = Share.of(self.plan, self.traced)
         compiled = share.compile(device)
         refuse_large(compiled, limit_bytes)
-        return StepProgram(compiled, share.draw(device), share)
+        return StepProgram(compiled, share.draw(device), share=share)
 
 
 @dataclass(frozen=True)
 class StepProgram(PartProgram):
     """A compiled share of a step; what a run returns are the arguments of the next, since some are donated."""
 
-    values: list[Any]
-    share: Share
+    share: Share = field(kw_only=True)
 
     def run(self) -> Any:
         """Starts one step."""
@@ -133,6 +132,7 @@ class Measuring:
         say: Called with the progress.
         fresh: Whether to measure again what is known.
         remarks: What could not be measured, a sentence each.
+        found: All measurements by now.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Measuring:
         reported = (device.memory_stats() or {}).get("bytes_limit")
         self.limit_bytes = min((b for b in (reported, limit_bytes) if b), default=None)
         self.remarks: list[str] = []
+        self.found: dict[Key, Measurement] = {}
         self.num_measured = 0
         self.compile_s = self.num_compiled = 0.0  # seconds, and operations compiled in them
         self._reference: PartProgram | None = None
@@ -170,11 +171,11 @@ class Measuring:
         second of each, and so on: if time is over, what matters most was measured.
         """
         wanted = {c.key(self.device): c for c in in_order(candidates)}
-        found: dict[Key, Measurement] = {}
+        found = {key: self.found[key] for key in wanted if key in self.found}
         for key, candidate in wanted.items():
             known = None if self.fresh else self.database.get(key, candidate.kind)
             if known is not None and not self._may_fit_now(known):
-                found[key] = known
+                found[key] = self.found[key] = known
         missing = [(key, c) for key, c in wanted.items() if key not in found]
         crowded: list[tuple[Key, Candidate]] = []
         for number, (key, candidate, compiled) in enumerate(self._compiled(missing, compiled_ahead())):
@@ -195,7 +196,7 @@ class Measuring:
         return self.limit_bytes is None or known.memory_bytes <= self.limit_bytes
 
     def _keep(self, made: Measurement, candidate: Candidate, found: dict[Key, Measurement]) -> None:
-        found[made.key] = made
+        found[made.key] = self.found[made.key] = made
         self.num_measured += 1
         if made.failure:
             label = candidate.part.label or "a part"

@@ -4,7 +4,7 @@ The operations run in the order of the flat graph. What they read from outside i
 returned, so that all of it is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from meshwright.rehearsal.evaluate import Placeholder, Rehearser
 from meshwright.rehearsal.local_equation import local_shape
 from meshwright.rehearsal.program import drawn
 from meshwright.runtime.checking.verify import allocated_bytes
+from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.spmd import compiler_options
@@ -37,14 +38,16 @@ class PartProgram:
     Attributes:
         compiled: The program.
         values: Its arguments.
+        call: The program as it is called: in turn on several CPU devices; by default as it was compiled.
     """
 
     compiled: Any
     values: list[Any]
+    call: Callable[..., Any] | None = None
 
     def run(self) -> Any:
         """Starts one run."""
-        return self.compiled(*self.values)
+        return (self.call or self.compiled)(*self.values)
 
 
 class TooLarge(Exception):
@@ -168,7 +171,8 @@ class PartFunction:
             jax.device_put(jnp.asarray(drawn(t, kind, key, highest), kind.dtype), place)
             for t, kind, key, place in zip(tensors, types, keys, places, strict=True)
         ]
-        return PartProgram(compiled, jax.block_until_ready(values))
+        devices = [device] if self.mesh is None else list(self.mesh.devices.flat)
+        return PartProgram(compiled, jax.block_until_ready(values), in_turn(compiled, devices))
 
     def dtype(self, value: int) -> Any:
         """JAX's own dtype of a value: those of random keys have no name that numpy knows."""

@@ -91,13 +91,14 @@ class Search:
         return self._priced(best)
 
     def _improve(self, modelled: PlanData) -> PlanData:
-        self._measure([modelled, *self._others(modelled)])
+        self._measure([modelled])  # first, since this is the plan if nothing better is found in time
+        self._measure(self._others(modelled))
         found = modelled
         for _ in range(MOST_ROUNDS):
+            found = self._solve(self.method, self.meshes, self._corrections())
             if self.measuring.is_over:
                 self.remarks.append(f"Measuring stopped after {format_seconds(self.seconds)}.")
                 break
-            found = self._solve(self.method, self.meshes, self._corrections())
             if not self._measure([found]):
                 break
         if self._is_here(found) and found.ops != modelled.ops:
@@ -162,17 +163,24 @@ class Search:
         wanted = self._chosen([pair for pair in pairs if _is_worth(*pair)])
         candidates = [Candidate(plan, self.traced, part, self._mesh(plan)) for plan, part in wanted]
         before = self.measuring.num_measured
-        found = self.measuring.measure(candidates)
+        try:
+            self.measuring.measure(candidates)
+        finally:  # an interrupt, too, leaves what was measured
+            self._learn(candidates)
+        return self.measuring.num_measured > before
+
+    def _learn(self, candidates: Sequence[Candidate]) -> None:
+        """Notes what is known of candidates by now."""
         known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings) for row in self.rows}
         new = []
         for c in candidates:
             place = c.plan.mesh.sizes, c.part.fingerprint, c.part.shardings
-            if place not in known:
+            found = self.measuring.found.get(c.key(self.measuring.device))
+            if found is not None and place not in known:
                 known.add(place)
-                new.append(Measured(c.plan, c.part, found.get(c.key(self.measuring.device))))
+                new.append(Measured(c.plan, c.part, found))
         self.rows += new
         keep_work(self.database, new, self.traced.graph)
-        return self.measuring.num_measured > before
 
     def _chosen(self, pairs: list[tuple[PlanData, Part]]) -> list[tuple[PlanData, Part]]:
         """Of each segment's candidates the cheapest by the model, and a few of the others."""
