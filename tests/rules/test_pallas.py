@@ -183,3 +183,16 @@ def test_an_estimate_by_the_author_is_used() -> None:
     (op,) = kernels(call, X).values()
     assert loop_nest(op).flops == 123
     assert grid_of(op).sizes == ()
+
+
+def test_a_grid_whose_size_is_not_known_is_not_split() -> None:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...]
+
+    def dynamic(count: Any, x: Any) -> Any:
+        specs = {"grid": (count,), "in_specs": [ROWS], "out_specs": ROWS, "interpret": True}
+        return pl.pallas_call(kernel, X, **specs)(x)
+
+    op = kernels(dynamic, jax.ShapeDtypeStruct((), jnp.int32), X)["kernel"]
+    assert mw.rules.has_rule(op) and not parallel(op)
+    assert "along axis 0 of its grid its size is not known before it runs" in why_whole(op)

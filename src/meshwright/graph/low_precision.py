@@ -66,17 +66,18 @@ def _is_scale(graph: Graph, value: int) -> bool:
 
 def slow_remarks(graph: Graph, chip: Chip | None) -> list[str]:
     """Says which products of narrow numbers run no faster than wide ones, for want of a matrix unit."""
-    columns, rates = graph.columns, dict(chip.flops) if chip is not None else {}
+    columns, fast = graph.columns, _fast_units(chip) if chip is not None else set()
     dtypes = [multiplied_dtype(op) if op.primitive in _PRODUCTS else "" for op in columns.signatures]
-    slow = [dtype != "" and _unit(dtype) not in ("", *rates) for dtype in dtypes]
+    slow = [dtype != "" and _unit(dtype) not in ("", *fast) for dtype in dtypes]
     counts = np.bincount(columns.signature, minlength=len(dtypes)).tolist()
     found = Counter[str]()
     for dtype, is_slow, count in zip(dtypes, slow, counts, strict=True):
         found[dtype] += count if is_slow else 0
-    if chip is not None and "float8" not in rates:
+    if chip is not None and "float8" not in fast:
         found.update(dequantized(graph).values())
     return [
-        f"{count} products of {dtype} run at the rate of a wider type: {chip.name} has no matrix unit for {dtype}. "
+        f"{count} product{'s' * (count > 1)} of {dtype} {'run' if count > 1 else 'runs'} at the rate of a wider type: "
+        f"{chip.name} has no matrix unit for {dtype}. "
         f"Compute in bfloat16, or plan for a chip that has one: {', '.join(_chips_with(_unit(dtype)))}."
         for dtype, count in sorted(found.items())
         if chip is not None and count
@@ -91,4 +92,11 @@ def _unit(dtype: str) -> str:
 
 
 def _chips_with(unit: str) -> list[str]:
-    return [chip.name for chip in chips() if unit in dict(chip.flops)]
+    return [chip.name for chip in chips() if unit in _fast_units(chip)]
+
+
+def _fast_units(chip: Chip) -> set[str]:
+    """The narrow types whose products a chip does faster than those of half precision."""
+    rates = dict(chip.flops)
+    wide = max(rates.get("bfloat16", 0.0), rates.get("float16", 0.0))
+    return {unit for unit in ("float8", "int8") if rates.get(unit, 0.0) > wide}

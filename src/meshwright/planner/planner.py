@@ -34,6 +34,7 @@ from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSu
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.refinement import Refinements
 from meshwright.rules import Signature, has_rule, kernel_name, loop_nest
+from meshwright.rules.attention import most_parts
 from meshwright.rules.pallas import why_whole
 from meshwright.strategy.sharding import Axes
 
@@ -195,6 +196,7 @@ class Task:
         yield from call_remarks(self.traced.call.jaxpr.jaxpr)
         yield from carried_remarks(self.graph)
         yield from kernel_remarks(self.graph)
+        yield from attention_remarks(self.graph, back.formulation.mesh.num_devices)
         yield from slow_remarks(self.graph, back.formulation.mesh.chip)
         yield from self._uneven(back)
 
@@ -266,6 +268,18 @@ def kernel_remarks(graph: Graph) -> list[str]:
         f"Every device runs the whole Pallas kernel {name!r}: {why_whole(op)}. To have it split, give it a grid with "
         f'an axis that only selects blocks; or, if an axis can be split all the same, say so by @mw.rule("{name}").'
         for name, op in sorted(whole.items())
+    ]
+
+
+def attention_remarks(graph: Graph, num_devices: int) -> list[str]:
+    """Says where fused attention keeps devices idle, since its mask does not let queries be split, and what to do."""
+    most = min((parts for s in _signatures(graph) if (parts := most_parts(s)) is not None), default=num_devices)
+    if most >= num_devices:
+        return []
+    return [
+        f"cuDNN's attention is split over at most {most} of {num_devices} devices, by sequences and heads: under a "
+        "mask that depends on positions the kernel counts them from its first query, so that queries are not split. "
+        'jax.nn.dot_product_attention(implementation="xla") can be split over queries, too.'
     ]
 
 

@@ -97,6 +97,14 @@ def _is_unmasked(op: Signature) -> bool:
     return str(op.params["mask_type"]).endswith("NO_MASK") and not op.params.get("sliding_window_length")
 
 
+def most_parts(op: Signature) -> int | None:
+    """Over how many devices a call can be split at most, if a mask keeps its queries together; None for other calls."""
+    if op.primitive not in RULES or _is_unmasked(op):
+        return None
+    nest = RULES[op.primitive](op)
+    return prod(loop.size for loop in nest.loops if loop.kind != "unsplittable") if nest else None
+
+
 def _is_split(op: Signature) -> bool:
     """Whether loops describe a call: packed sequences and page tables have no dims, dropout differs by shard."""
     return not any(prod(tensor.shape) for tensor in op.operands[_PACKING]) and not op.params["dropout_rate"]

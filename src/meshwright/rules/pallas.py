@@ -79,7 +79,7 @@ def _blocks(array: Any, sizes: Sequence[Any], obstacles: dict[int, str]) -> tupl
         axis, size = positions.get(id(out)), _block_size(block)
         if axis is not None and any(axis == earlier for earlier, _ in found):
             obstacles.setdefault(axis, "it selects blocks of two dims of one array")
-        elif axis is not None and size * sizes[axis] != whole:
+        elif axis is not None and isinstance(sizes[axis], int) and size * sizes[axis] != whole:
             obstacles.setdefault(axis, f"its blocks of {size} do not cover a dim of {whole} exactly")
         found.append((axis, size))
     return tuple(found)

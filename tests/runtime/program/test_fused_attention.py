@@ -4,6 +4,7 @@ The kernels themselves run only on GPUs. All around them is as there: the tracin
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -120,3 +121,18 @@ def test_forward_and_backward_run_split_with_equal_numbers(name: str) -> None:
     assert {pair.ratio for pair in plan.verify().collectives.values()} == {2.0}
     for expected, found in zip(jax.jit(fused)(*args), spmd(plan, step)(*args), strict=True):
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("causal", "says_so"), [(True, True), (False, False)])
+def test_the_plan_remarks_that_a_mask_keeps_queries_together(causal: bool, says_so: bool) -> None:
+    q, kv = (jax.ShapeDtypeStruct((1, 8192, heads, 128), jnp.bfloat16) for heads in (4, 2))
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
+
+    plan = mw.plan(attention, q, kv, kv, cluster="2x8 h100")
+    assert any("split over at most 4 of 16 devices" in remark for remark in plan.remarks) == says_so
+    compiled = partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
+    written_out = mw.plan(compiled, q, kv, kv, cluster="2x8 h100")
+    parts = max(op.load.num_parts for op in written_out.ops if op.load and op.load.flops)
+    assert parts == 16 and not written_out.remarks
