@@ -15,7 +15,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from meshwright import jax_compat
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes.sharing import put
-from meshwright.runtime.transfer.reshard import reshard
+from meshwright.runtime.stages.layer_stack import StackSharding, placed, stacked
 from meshwright.schema import Size
 from meshwright.training.spread import spread
 
@@ -176,14 +176,18 @@ class Wanted:
             return saved.number if saved.kind == "number" else self.leaf
         if saved.kind == "number":
             return put([saved.number], [self.sharding])[0]
-        if not saved.is_stored:
+        is_stack = isinstance(self.sharding, StackSharding)
+        if not saved.is_stored and is_stack:
+            array = np.zeros(saved.stored_shape, saved.stored_dtype)
+        elif not saved.is_stored:
             empty = np.zeros(saved.stored_shape, saved.stored_dtype)
             array = jax.make_array_from_callback(empty.shape, self.sharding, lambda index: empty[index])
         if saved.kind == "key":
-            return put([jax.random.wrap_key_data(array, impl=saved.text)], [self.sharding])[0]
+            keys = jax.random.wrap_key_data(array, impl=saved.text)
+            return stacked(keys, self.sharding) if is_stack else put([keys], [self.sharding])[0]
         if saved.weak:
             return put([np.asarray(array).item()], [self.sharding])[0]
-        return array if array.sharding == self.sharding else reshard(array, self.sharding)
+        return placed(array, self.sharding)
 
 
 def check_alike(saved: Sequence[SavedLeaf], wanted: Sequence[Wanted], where: str) -> None:

@@ -15,13 +15,14 @@ from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 
 from meshwright.errors import CheckpointError
 from meshwright.runtime.placement import argument_shardings
+from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding, spread_sharding
 from meshwright.schema import checked
 from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
 from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
 from meshwright.training.checksums import checksums
 from meshwright.training.parallelize import Parallelized
 from meshwright.training.saving import Saving, wait_for_saves
-from meshwright.training.spread import is_everywhere, of_some_processes, spread_sharding
+from meshwright.training.spread import is_everywhere, of_some_processes
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
@@ -64,7 +65,7 @@ def save(
     number = _step(step)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise CheckpointError(f"keep is {keep!r}; give how many checkpoints to keep, 1 or more, or leave it out")
-    leaves = named_leaves(state)
+    leaves = [(path, x.array() if isinstance(x, LayerStack) else x) for path, x in named_leaves(state)]
     records = [describe(path, leaf) for path, leaf in leaves]
     partly = of_some_processes([leaf for _, leaf in leaves])
     arrays = {
@@ -141,7 +142,8 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         if isinstance(like, Parallelized) and like.last_plan is not None and like.last_plan.stages:
             # Arrays of stages that other processes have are read by all, and then moved.
             spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored}
-            places |= {path: found for path, found in spread.items() if not is_everywhere(places[path])}
+            stacks = {path for path, place in places.items() if isinstance(place, StackSharding)}
+            places |= {path: x for path, x in spread.items() if path in stacks or not is_everywhere(places[path])}
         types = {
             s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
             for s in saved

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.runtime.cpu_turns import in_turn
+from meshwright.runtime.stages.layer_stack import spread_sharding
 from meshwright.runtime.transfer.reshard import reshard
 
 
@@ -42,15 +42,6 @@ def _first_and_count(array: Any) -> tuple[int, int]:
     devices: set[Any] = array.sharding.device_set
     processes = {device.process_index for device in devices}
     return min(processes), len(processes)
-
-
-def spread_sharding(shape: Sequence[int]) -> NamedSharding:
-    """A sharding over all devices: along the first dim that they divide, and otherwise one copy on each."""
-    mesh = Mesh(np.array(jax.devices()), ("devices",))
-    for dim, size in enumerate(shape):
-        if size and size % mesh.size == 0:
-            return NamedSharding(mesh, PartitionSpec(*(None,) * dim, "devices"))
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def spread(array: Any) -> Any:

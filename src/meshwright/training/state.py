@@ -20,6 +20,7 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.spmd import argument_leaves, check_types
+from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding
 from meshwright.runtime.stages.placing import absent, from_host, is_here
 from meshwright.training.parallelize import Parallelized, Settings, parallelize
 
@@ -73,27 +74,49 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
     return call.results.fill(made)
 
 
-def _make(call: Call, args: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
+def _make(call: Call, args: Sequence[Any], shardings: Sequence[NamedSharding | StackSharding]) -> list[Any]:
     """The results of a call in some shardings; the devices of one mesh make only their own arrays."""
-    function, made = jaxpr_as_fun(call.jaxpr), [None] * len(shardings)
-    for mesh in dict.fromkeys(sharding.mesh for sharding in shardings):
-        own = [i for i, sharding in enumerate(shardings) if sharding.mesh == mesh]
+    parts = [part for i, sharding in enumerate(shardings) for part in _parts(i, sharding)]
+    made: dict[tuple[int, int], Any] = {}
+    for mesh in dict.fromkeys(sharding.mesh for _, _, sharding in parts):
+        made |= _make_on(mesh, call, args, [part for part in parts if part[2].mesh == mesh])
+    return [
+        LayerStack([made[i, begin] for begin, _ in sharding.bounds], sharding)
+        if isinstance(sharding, StackSharding)
+        else made[i, 0]
+        for i, sharding in enumerate(shardings)
+    ]
 
-        def some(*args: Any, own: Sequence[int] = own) -> list[Any]:
-            results = function(*args)
-            return [results[i] for i in own]
 
-        if not is_here(shardings[own[0]]):
-            for i in own:
-                made[i] = absent(call.jaxpr.out_avals[i], shardings[i])
-            continue
-        make = jax.jit(some, out_shardings=[shardings[i] for i in own])
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        all_here = len({device.process_index for device in mesh.devices.flat}) == jax.process_count()
-        given = put(args, [everywhere] * len(args)) if all_here else [from_host(x, everywhere) for x in args]
-        for i, array in zip(own, in_turn(make, mesh.devices.ravel())(*given), strict=True):
-            made[i] = array
-    return made
+_Part = tuple[int, slice, NamedSharding]  # the number of a result, its layers, and their sharding
+
+
+def _parts(result: int, sharding: NamedSharding | StackSharding) -> list[_Part]:
+    if not isinstance(sharding, StackSharding):
+        return [(result, slice(0, None), sharding)]
+    return [(result, slice(*rows), own) for rows, own in zip(sharding.bounds, sharding.pieces, strict=True)]
+
+
+def _make_on(mesh: Any, call: Call, args: Sequence[Any], parts: Sequence[_Part]) -> dict[tuple[int, int], Any]:
+    """The parts of a call's results that are on one mesh, by result and first layer."""
+
+    def some(*args: Any) -> list[Any]:
+        results = jaxpr_as_fun(call.jaxpr)(*args)
+        return [_rows(results[i], rows) for i, rows, _ in parts]
+
+    names = [(i, rows.start) for i, rows, _ in parts]
+    if not is_here(parts[0][2]):
+        kinds = jax.eval_shape(some, *call.types)
+        return dict(zip(names, map(absent, kinds, (sharding for _, _, sharding in parts)), strict=True))
+    make = jax.jit(some, out_shardings=[sharding for _, _, sharding in parts])
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    all_here = len({device.process_index for device in mesh.devices.flat}) == jax.process_count()
+    given = put(args, [everywhere] * len(args)) if all_here else [from_host(x, everywhere) for x in args]
+    return dict(zip(names, in_turn(make, mesh.devices.ravel())(*given), strict=True))
+
+
+def _rows(array: Any, rows: slice) -> Any:
+    return array if rows.stop is None else array[rows]
 
 
 def _with_state(state: Any, example: Sequence[Any], like: Parallelized) -> list[Any]:

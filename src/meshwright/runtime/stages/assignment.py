@@ -25,6 +25,7 @@ from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.program.serials import count
 from meshwright.schedules.base import BACKWARD
 
+UNPLANNED = 1 << 40  # the number of an operation that no plan has
 Pass = tuple[str, int]  # forward or backward, and a virtual stage
 
 
@@ -81,7 +82,7 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
             f"arguments, and this one has {len(columns.signature)} and {len(graph.inputs)}: make the plan again"
         )
     _check_operations(record, columns)
-    chunks = [chunk for turn in zip(*(stage.chunks for stage in plan.stages), strict=True) for chunk in turn]
+    chunks = _chunks(plan)
     layer_of = _chunk_of_layers(chunks)
     counts = [count(unit.eqn) for unit in program.units]
     starts = [0, *accumulate(counts)]
@@ -99,11 +100,9 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
             spans[number] = parts
     virtual = [layer_of.get(layer, -1) for layer in layers]
     owners = [layer_of[int(record.first[unit])] % len(plan.stages) for unit in record.argument_unit]
-    stacked = {}
-    for leaf, unit in enumerate(record.argument_unit.tolist()):
-        parts, shape = _parts(record, unit, chunks), graph.types[graph.inputs[leaf]].shape
-        if len(parts) > 1 and shape and shape[0] == record.count[unit]:
-            stacked[leaf] = parts
+    shapes = [graph.types[value].shape for value in graph.inputs]
+    found = ((leaf, layer_parts(plan, unit, shapes[leaf])) for leaf, unit in enumerate(record.argument_unit.tolist()))
+    stacked = {leaf: parts for leaf, parts in found if parts}
     about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
     return Assignment(
         len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, update, held, owners, *about
@@ -135,6 +134,18 @@ def _check_operations(record: StagedRecord, columns: Columns) -> None:
 
 def _most(layers: list[int]) -> int:
     return max(set(layers), key=layers.count) if layers else -1
+
+
+def layer_parts(plan: PlanData, unit: int, shape: Sequence[int]) -> Parts:
+    """The parts of an argument of a unit that is stacked over layers of several virtual stages; none of any other."""
+    record = plan.staged_record
+    parts = _parts(record, unit, _chunks(plan))
+    return parts if len(parts) > 1 and shape and shape[0] == record.count[unit] else ()
+
+
+def _chunks(plan: PlanData) -> list[tuple[int, int]]:
+    """The layers of each virtual stage."""
+    return [chunk for turn in zip(*(stage.chunks for stage in plan.stages), strict=True) for chunk in turn]
 
 
 def _parts(record: StagedRecord, unit: int, chunks: Sequence[tuple[int, int]]) -> Parts:

@@ -1,10 +1,11 @@
 """Splits loops over layers at the cuts between stages, and the arrays that are stacked over layers with them.
 
-A scan over layers is one operation, and a stack of the layers' weights one array; a pipeline gives each stage some of
-the layers. The step is evaluated once, with such a scan replaced by one for each stage, and with stacks in pieces. An
-operation on a stack (a cast before the loop, the optimizer's after it) runs piece by piece where its rule allows that,
-and otherwise on the pieces put together. The result is an ordinary jaxpr. Names of the operations' scopes tell which
-operation of the step, and which piece of it, an equation is.
+A scan over layers is one operation, and a stack of the layers' weights one array; a pipeline gives each virtual stage
+some of the layers, not always equally many. The step is evaluated once, with such a scan replaced by one for each
+virtual stage that has some of its layers, and with stacks in pieces. An operation on a stack (a cast before the loop,
+the optimizer's after it) runs piece by piece where its rule allows that, and otherwise on the pieces put together. The
+result is an ordinary jaxpr. Names of the operations' scopes tell which operation of the step, and which virtual stage's
+piece of it, an equation is.
 """
 
 import re
@@ -20,18 +21,34 @@ from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, form_of, shrunk
 from meshwright.runtime.microbatches.units import Unit, Units
-from meshwright.runtime.stages.assignment import Assignment
+from meshwright.runtime.stages.assignment import UNPLANNED, Assignment, Parts
 
-_TAG = re.compile(r"^mw(\d+)(?:p(\d+))?(?:/|$)")
+_TAG = re.compile(r"^mw(\d+)(?:p(\d+))?(/\+)?(?:/|$)")
+_ADDED = "+"  # the scope of operations that the plan knows nothing of: they cut pieces or put them together
 _WHOLE = "alike"  # the status of a value that is not in pieces
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """A value in pieces along a dim, one for each stage that has some of the layers."""
+    """A value in pieces along a dim, which begins with the layers: one piece for each virtual stage that has some."""
 
     dim: int
+    parts: Parts
     arrays: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Share(Cut):
+    """How a dim that begins with ``count`` layers shrinks to ``size`` of them."""
+
+    size: int = 1
+
+    def shape(self, shape: Sequence[int], dim: int | None) -> tuple[int, ...]:
+        return tuple(n * self.size // self.count if d == dim else n for d, n in enumerate(shape))
+
+
+def _shares(parts: Parts) -> list[_Share]:
+    return [_Share(parts[-1][2], 1, end - begin) for _, begin, end in parts]
 
 
 @dataclass(frozen=True)
@@ -44,30 +61,28 @@ class SplitStep:
         leaves: For each leaf of the step, the leaf of the user's arguments and the number of the piece; -1 for all of
             it.
         results: The same for its results.
-        num_pieces: Into how many pieces stacks are split.
     """
 
     jaxpr: Any
     assignment: Assignment
     leaves: Sequence[tuple[int, int]]
     results: Sequence[tuple[int, int]]
-    num_pieces: int = 1
 
 
 def split_layers(closed: Any, assignment: Assignment) -> SplitStep:
     """A step with its loops over layers split; itself where no loop spans stages.
 
     Raises:
-        ShardingError: The stages do not have equally many of the layers.
+        ShardingError: A loop over layers of several stages cannot be split.
     """
     whole = [(i, -1) for i in range(len(closed.jaxpr.invars))]
     if not assignment.spans:
         return SplitStep(closed, assignment, whole, [(i, -1) for i in range(len(closed.jaxpr.outvars))])
-    count = _num_pieces(assignment)
-    program = Units.of(closed)
-    splitting = _Splitting(program, assignment, count)
-    leaves = [(i, k) for i, _ in whole for k in (range(count) if i in assignment.stacked else (-1,))]
-    types = [_piece_type(program.types[i], count) if k >= 0 else program.types[i] for i, k in leaves]
+    program, stacked = Units.of(closed), assignment.stacked
+    _check_loops(program, assignment)
+    splitting = _Splitting(program, assignment)
+    leaves = [(i, k) for i, _ in whole for k in (range(len(stacked[i])) if i in stacked else (-1,))]
+    types = [program.types[i] if k < 0 else _piece_type(program.types[i], _shares(stacked[i])[k]) for i, k in leaves]
     results: list[tuple[int, int]] = []
 
     def step(*arrays: Any) -> list[Any]:
@@ -77,39 +92,46 @@ def split_layers(closed: Any, assignment: Assignment) -> SplitStep:
                 given[leaf] = array
             else:
                 before = given[leaf].arrays if piece else ()
-                given[leaf] = Pieces(0, (*before, array))
+                given[leaf] = Pieces(0, stacked[leaf], (*before, array))
         made, where = splitting.run(given)
         results[:] = where
         return made
 
     new = jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
-    return SplitStep(new, _renumbered(assignment, program, new, leaves, results, count), leaves, results, count)
+    return SplitStep(new, _renumbered(assignment, new, leaves, results), leaves, results)
 
 
-def _num_pieces(assignment: Assignment) -> int:
-    """The number of stages that share the loops, each of which must have equally many layers."""
-    for parts in (*assignment.spans.values(), *assignment.stacked.values()):
-        sizes = [end - begin for _, begin, end in parts]
-        stages = [virtual for virtual, _, _ in parts]
-        if len(set(sizes)) > 1 or stages != list(range(len(stages))) or len(stages) != assignment.num_stages:
-            held = " and ".join(map(str, sizes))
+def _check_loops(program: Units, assignment: Assignment) -> None:
+    """Refuses loops over layers that would run on one stage, whatever the plan says."""
+    for number, parts in assignment.spans.items():
+        unit = program.units[number]
+        layers = f"layers of {len(parts)} stages"
+        if unit.name in jax_compat.CHECKPOINTS and _has_loop(unit.eqn, parts[-1][2]):
             raise ShardingError(
-                f"the step loops over its layers, of which the stages have {held}: arrays that are stacked over layers "
-                "are split evenly, one part for each stage and without interleaving; choose such stages with "
-                "mw.ThreeD(…), or unroll the loop"
+                f"{unit} is a checkpoint around a loop over {layers}, which is one operation and cannot be split: call "
+                "jax.checkpoint on the function of one layer, inside of the loop"
             )
-    return assignment.num_stages
+        if unit.name == "scan" and unit.eqn.params["reverse"] and assignment.is_forward[number]:
+            raise ShardingError(
+                f"{unit} loops over {layers} from the last to the first: stack them in the order in which they run, "
+                "and leave reverse=True out"
+            )
 
 
-def _piece_type(aval: Any, count: int) -> Any:
-    return aval.update(shape=Cut(count, 1).shape(aval.shape, 0))
+def _has_loop(eqn: Any, length: int) -> bool:
+    inner = [one for jaxpr in jax_compat.inner_jaxprs(eqn) for one in jaxpr.eqns]
+    return any(one.primitive.name == "scan" and one.params["length"] == length for one in inner)
+
+
+def _piece_type(aval: Any, share: _Share) -> Any:
+    return aval.update(shape=share.shape(aval.shape, 0))
 
 
 class _Splitting:
     """Evaluates a step with some arguments in pieces."""
 
-    def __init__(self, program: Units, assignment: Assignment, count: int):
-        self.program, self.assignment, self.cut = program, assignment, Cut(count, 1)
+    def __init__(self, program: Units, assignment: Assignment):
+        self.program, self.assignment = program, assignment
 
     def run(self, given: dict[int, Any]) -> tuple[list[Any], list[tuple[int, int]]]:
         """The results, and for each the number of the result of the whole step and of its piece."""
@@ -121,9 +143,10 @@ class _Splitting:
         where: list[tuple[int, int]] = []
         for place, value in enumerate(self.program.outputs):
             leaf, made = self.assignment.state.get(place), env[value]
-            if leaf in self.assignment.stacked:
-                found += self._pieces(made, len(self.program.units) - 1).arrays
-                where += [(place, k) for k in range(self.cut.count)]
+            if leaf is not None and leaf in self.assignment.stacked:
+                arrays = self._pieces(made, self.assignment.stacked[leaf], len(self.program.units) - 1).arrays
+                found += arrays
+                where += [(place, k) for k in range(len(arrays))]
             else:
                 with jax.named_scope(f"mw{len(self.program.units) - 1}"):
                     found.append(self._whole(made))
@@ -131,7 +154,7 @@ class _Splitting:
         return found, where
 
     def _unit(self, number: int, unit: Unit, ins: list[Any]) -> Sequence[Any]:
-        if number in self.assignment.spans and unit.name == "scan":
+        if self._is_loop(number, unit):
             return self._scan(number, unit, ins)
         if any(isinstance(x, Pieces) for x in ins):
             made = self._piecewise(number, unit, ins)
@@ -140,81 +163,88 @@ class _Splitting:
         with jax.named_scope(f"mw{number}"):
             return jax_compat.bind(unit.eqn, [self._whole(x) for x in ins], unit.stack)
 
+    def _is_loop(self, number: int, unit: Unit) -> bool:
+        """Whether a unit loops over layers of several stages; a loop of another length works on all layers at once."""
+        parts = self.assignment.spans.get(number)
+        return parts is not None and unit.name == "scan" and unit.eqn.params["length"] == parts[-1][2]
+
     def _piecewise(self, number: int, unit: Unit, ins: list[Any]) -> list[Any] | None:
         """The results of an operation piece by piece; None where its rule does not allow that."""
+        cuts = {x.parts for x in ins if isinstance(x, Pieces)}
+        parts = cuts.pop()
+        shares = _shares(parts)
         given: list[Status] = [x.dim if isinstance(x, Pieces) else _WHOLE for x in ins]
         try:
-            form = form_of(unit, given, self.cut, False)
+            form = form_of(unit, given, shares[0], False)
         except CannotCut:
             return None
-        if any(not isinstance(s, int) and s != "sum" for s in form.results):
+        if cuts or any(not isinstance(s, int) and s != "sum" for s in form.results):
             return None
-        eqn = unit.eqn.replace(params=shrunk(unit, form, self.cut))
         made: list[list[Any]] = []
-        for k in range(self.cut.count):
-            with jax.named_scope(f"mw{number}p{k}"):
-                operands = [self._piece(x, dim, k) for x, dim in zip(ins, form.operands, strict=True)]
+        for k, (virtual, begin, end) in enumerate(parts):
+            eqn = unit.eqn.replace(params=shrunk(unit, form, shares[k]))
+            with jax.named_scope(f"mw{number}p{virtual}"):
+                operands = [
+                    x.arrays[k] if isinstance(x, Pieces) else x if dim is None else _rows(x, dim, begin, end, parts)
+                    for x, dim in zip(ins, form.operands, strict=True)
+                ]
                 made.append(jax_compat.bind(eqn, operands, unit.stack))
         found: list[Any] = []
         for status, arrays in zip(form.results, zip(*made, strict=True), strict=True):
             if isinstance(status, int):
-                found.append(Pieces(status, tuple(arrays)))
+                found.append(Pieces(status, parts, tuple(arrays)))
                 continue
-            with jax.named_scope(f"mw{number}"):
+            with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
                 total = arrays[0]
                 for array in arrays[1:]:
                     total = total + array
             found.append(total)
         return found
 
-    def _piece(self, x: Any, dim: int | None, k: int) -> Any:
-        if isinstance(x, Pieces):
-            return x.arrays[k]
-        return x if dim is None else self._rows(x, dim, k)
-
-    def _rows(self, x: Any, dim: int, k: int) -> Any:
-        size = jnp.shape(x)[dim] // self.cut.count
-        return lax.slice_in_dim(jnp.asarray(x), k * size, (k + 1) * size, axis=dim)
-
-    def _pieces(self, x: Any, number: int) -> Pieces:
+    def _pieces(self, x: Any, parts: Parts, number: int) -> Pieces:
         """A value in pieces along its first dim, for a unit."""
-        if isinstance(x, Pieces) and x.dim == 0:
+        if isinstance(x, Pieces) and x.dim == 0 and x.parts == parts:
             return x
         with jax.named_scope(f"mw{number}"):
             whole, found = self._whole(x), []
-        for k in range(self.cut.count):
-            with jax.named_scope(f"mw{number}p{k}"):
-                found.append(self._rows(whole, 0, k))
-        return Pieces(0, tuple(found))
+        for virtual, begin, end in parts:
+            with jax.named_scope(f"mw{number}p{virtual}"):
+                found.append(_rows(whole, 0, begin, end, parts))
+        return Pieces(0, parts, tuple(found))
 
     def _whole(self, x: Any) -> Any:
-        return jnp.concatenate(x.arrays, x.dim) if isinstance(x, Pieces) else x
+        with jax.named_scope(_ADDED):
+            return jnp.concatenate(x.arrays, x.dim) if isinstance(x, Pieces) else x
 
     def _scan(self, number: int, unit: Unit, ins: list[Any]) -> list[Any]:
-        """A scan for each stage: the carry goes from one to the next, what is stacked stays in pieces."""
-        params = unit.eqn.params
+        """A scan for each virtual stage: the carry goes from one to the next, what is stacked stays in pieces."""
+        parts = self.assignment.spans[number]
         num_consts, num_carry = jax_compat.scan_counts(unit.eqn)
         first = num_consts + num_carry
         with jax.named_scope(f"mw{number}"):
             consts, carry = ([self._whole(x) for x in some] for some in (ins[:num_consts], ins[num_consts:first]))
-        stacks = [self._pieces(x, number) for x in ins[first:]]
-        eqn = unit.eqn.replace(params=jax_compat.scan_length(unit.eqn, params["length"] // self.cut.count))
+        stacks = [self._pieces(x, parts, number) for x in ins[first:]]
         made: dict[int, list[Any]] = {}
-        for k in reversed(range(self.cut.count)) if params["reverse"] else range(self.cut.count):
-            with jax.named_scope(f"mw{number}p{k}"):
+        order = range(len(parts))
+        for k in reversed(order) if unit.eqn.params["reverse"] else order:
+            virtual, begin, end = parts[k]
+            eqn = unit.eqn.replace(params=jax_compat.scan_length(unit.eqn, end - begin))
+            with jax.named_scope(f"mw{number}p{virtual}"):
                 outs = jax_compat.bind(eqn, [*consts, *carry, *(s.arrays[k] for s in stacks)], unit.stack)
             carry, made[k] = outs[:num_carry], outs[num_carry:]
-        stacked = zip(*(made[k] for k in range(self.cut.count)), strict=True)
-        return [*carry, *(Pieces(0, tuple(arrays)) for arrays in stacked)]
+        stacked = zip(*(made[k] for k in order), strict=True)
+        return [*carry, *(Pieces(0, parts, tuple(arrays)) for arrays in stacked)]
+
+
+def _rows(x: Any, dim: int, begin: int, end: int, parts: Parts) -> Any:
+    """The rows of some layers along a dim that begins with the layers."""
+    step = jnp.shape(x)[dim] // parts[-1][2]
+    with jax.named_scope(_ADDED):
+        return lax.slice_in_dim(jnp.asarray(x), begin * step, end * step, axis=dim)
 
 
 def _renumbered(
-    before: Assignment,
-    program: Units,
-    closed: Any,
-    leaves: Sequence[tuple[int, int]],
-    results: Sequence[tuple[int, int]],
-    count: int,
+    before: Assignment, closed: Any, leaves: Sequence[tuple[int, int]], results: Sequence[tuple[int, int]]
 ) -> Assignment:
     """The assignment of the new step's units and leaves."""
     serial, layer, virtual, forward, update, held = [], [], [], [], [], []
@@ -223,7 +253,7 @@ def _renumbered(
         found = _TAG.match(names)
         assert found is not None, f"an operation without a name: {names}"
         number, piece = int(found[1]), -1 if found[2] is None else int(found[2])
-        serial.append(before.serial[number])
+        serial.append(UNPLANNED if found[3] else before.serial[number])
         forward.append(before.is_forward[number])
         update.append(before.is_update[number])
         held.append(before.is_held[number])
@@ -243,7 +273,7 @@ def _renumbered(
         is_forward=forward,
         is_update=update,
         is_held=held,
-        argument=[before.argument[i] if k < 0 else k for i, k in leaves],
+        argument=[before.argument[i] if k < 0 else before.stacked[i][k][0] % before.num_stages for i, k in leaves],
         paths=[before.paths[i] for i, _ in leaves],
         state=state,
         donated=frozenset(n for n, (i, _) in enumerate(leaves) if i in before.donated),

@@ -13,7 +13,9 @@ from jax.sharding import Mesh as DeviceMesh
 from meshwright.errors import ClusterError, ShardingError
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.stage import Stage
-from meshwright.plans.tensor import Spec
+from meshwright.plans.tensor import Spec, Tensor
+from meshwright.runtime.stages.assignment import Parts, layer_parts
+from meshwright.runtime.stages.layer_stack import StackSharding
 
 STAGES = "stages"  # the axis of arrays that are stacked over the layers of all stages
 REPLICAS = "replicas"  # the axis of a stage's devices that splits the rows of a microbatch
@@ -95,7 +97,7 @@ def _devices(stage: Stage, first: Sequence[int], found: Sequence[Any], num_micro
     return StageDevices(mesh, stage.mesh.sizes[0], num_microbatches)
 
 
-def leaf_shardings(plan: PlanData, stages: Sequence[StageDevices]) -> list[NamedSharding | None]:
+def leaf_shardings(plan: PlanData, stages: Sequence[StageDevices]) -> list[NamedSharding | StackSharding | None]:
     """The sharding of each leaf of the arguments: on the stage that owns it; None for data, which stages take in parts.
 
     A single number, such as a count of steps, is on all devices. An array that is stacked over the layers of several
@@ -104,40 +106,56 @@ def leaf_shardings(plan: PlanData, stages: Sequence[StageDevices]) -> list[Named
     record = plan.staged_record
     chunk_of = {layer: s for s, stage in enumerate(plan.stages) for a, b in stage.chunks for layer in range(a, b)}
     units = iter(record.argument_unit.tolist())
-    found: list[NamedSharding | None] = []
+    found: list[NamedSharding | StackSharding | None] = []
     for tensor in plan.arguments:
-        if tensor.role == "static":
-            found.append(None)
-            continue
-        unit = next(units)
-        first, count = int(record.first[unit]), int(record.count[unit])
-        owner = chunk_of[first]
-        if tensor.role == "data":
+        unit = -1 if tensor.role == "static" else next(units)
+        if tensor.role in ("static", "data"):
             found.append(None)
         elif prod(tensor.shape) == 1:
             found.append(everywhere(stages))
+        elif parts := layer_parts(plan, unit, tensor.shape):
+            found.append(_stack_sharding(plan, stages, tensor, parts))
         else:
-            own = next(t for t in plan.stages[owner].tensors if t.path == tensor.path)
-            spec = stage_spec(own.spec)
-            spans = count > 1 and chunk_of[first + count - 1] != owner and tensor.shape[0] != own.shape[0]
-            mesh = stacked_mesh(stages, tensor.path) if spans else stages[owner].mesh
-            spec = ((STAGES, *spec[0]), *spec[1:]) if spans else spec
-            found.append(NamedSharding(mesh, partition_spec(spec)))
+            owner = chunk_of[int(record.first[unit])]
+            found.append(_held(plan, stages, owner, tensor.path, tensor.shape))
     return found
 
 
-def stacked_mesh(stages: Sequence[StageDevices], path: str) -> DeviceMesh:
-    """The devices of all stages, the stages being the first axis.
+def _held(plan: PlanData, stages: Sequence[StageDevices], stage: int, path: str, shape: Sequence[int]) -> NamedSharding:
+    """The sharding of a stage's tensor, or of some of its layers."""
+    spec = stage_spec(next(t.spec for t in plan.stages[stage].tensors if t.path == path))
+    return NamedSharding(stages[stage].mesh, partition_spec(fitted(spec, shape, stages[stage].mesh)))
 
-    Raises:
-        ShardingError: The stages' meshes differ.
-    """
-    shapes = [stage.mesh.devices.shape for stage in stages]
-    if len(set(shapes)) > 1:
-        raise ShardingError(
-            f"{path} is stacked over layers, and the stages have meshes of {' and '.join(map(str, shapes))}: choose "
-            "stages of one shape with mw.ThreeD(…), or unroll the loop over the layers"
-        )
+
+def _stack_sharding(
+    plan: PlanData, stages: Sequence[StageDevices], tensor: Tensor, parts: Parts
+) -> NamedSharding | StackSharding:
+    """The sharding of a stack: one of JAX, if the stages have equal parts of it, side by side."""
+    rest, count = tensor.shape[1:], len(stages)
+    pieces = tuple(_held(plan, stages, v % count, tensor.path, (end - begin, *rest)) for v, begin, end in parts)
+    is_even = len({end - begin for _, begin, end in parts}) == 1 and [v for v, _, _ in parts] == list(range(count))
+    devices = [device for stage in stages for device in stage.mesh.devices.flat]
+    is_alike = len({(piece.spec, piece.mesh.devices.shape) for piece in pieces}) == 1
+    if not (is_even and is_alike and len(set(devices)) == len(devices)):
+        return StackSharding(tuple((begin, end) for _, begin, end in parts), pieces)
+    spec = pieces[0].spec or (None,)
+    inner = spec[0] if isinstance(spec[0], tuple) else () if spec[0] is None else (spec[0],)
+    names = PartitionSpec((STAGES, *inner) if inner else STAGES, *spec[1:])
+    return NamedSharding(_stacked_mesh(stages), names)
+
+
+def fitted(spec: Spec, shape: Sequence[int], mesh: DeviceMesh) -> Spec:
+    """The sharding of some layers of a stack: axes that do not divide the layers split another dim, or none."""
+    if not spec or shape[0] % prod(mesh.shape[axis] for axis in spec[0]) == 0:
+        return spec
+    for dim in range(1, len(spec)):
+        if shape[dim] % prod(mesh.shape[axis] for axis in (*spec[0], *spec[dim])) == 0:
+            return ((), *spec[1:dim], (*spec[0], *spec[dim]), *spec[dim + 1 :])
+    return ((), *spec[1:])
+
+
+def _stacked_mesh(stages: Sequence[StageDevices]) -> DeviceMesh:
+    """The devices of all stages, the stages being the first axis."""
     names = (STAGES, *stages[0].mesh.axis_names)
     devices = np.stack([stage.mesh.devices for stage in stages])
     return DeviceMesh(devices, names, axis_types=(AxisType.Auto,) * len(names))

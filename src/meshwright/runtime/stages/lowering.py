@@ -13,13 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData, partition_spec
-from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.spmd import compiler_options
-from meshwright.runtime.stages.layout import REPLICAS, StageDevices, stage_spec
+from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, stage_spec
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.planned_pieces import PlannedPieces
 from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
@@ -78,7 +77,12 @@ class StageLowering:
         self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, programs.assignment, self.step)
         self.specs: dict[Key, Spec | None] = {}  # how values are split inside a replica
         self.totals: dict[int, Any] = {}  # types of the totals over all microbatches
-        self._leaf_specs = _leaf_specs(plan.stages[stage], programs.assignment.paths)
+        held = {t.path: stage_spec(t.spec) for t in plan.stages[stage].tensors}
+        self._leaf_specs = {
+            leaf: fitted(held[path], self.types[leaf].shape, devices.mesh)
+            for leaf, path in enumerate(programs.assignment.paths)
+            if path in held
+        }
 
     @property
     def types(self) -> Sequence[Any]:
@@ -387,9 +391,3 @@ def _manual(sharding: NamedSharding) -> PartitionSpec:
         held = axes if isinstance(axes, tuple) else (axes,)
         dims.append(REPLICAS if REPLICAS in held else None)
     return PartitionSpec(*dims)
-
-
-def _leaf_specs(stage: Stage, paths: Sequence[str]) -> dict[int, Spec]:
-    """The shardings of the arguments' leaves that a stage holds."""
-    by_path = {t.path: stage_spec(t.spec) for t in stage.tensors}
-    return {i: by_path[path] for i, path in enumerate(paths) if path in by_path}

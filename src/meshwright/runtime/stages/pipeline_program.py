@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import tree_flatten
 
 from meshwright.errors import ShardingError
@@ -25,14 +24,8 @@ from meshwright.runtime.spmd import Strange, check_types
 from meshwright.runtime.stages.assignment import assign
 from meshwright.runtime.stages.engine import Engine
 from meshwright.runtime.stages.layer_loops import SplitStep, split_layers
-from meshwright.runtime.stages.layout import (
-    STAGES,
-    in_pieces,
-    leaf_shardings,
-    of_pieces,
-    stacked_mesh,
-    stage_devices,
-)
+from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding, stacked
+from meshwright.runtime.stages.layout import in_pieces, leaf_shardings, of_pieces, stage_devices
 
 log = logging.getLogger("meshwright")
 
@@ -81,6 +74,7 @@ class PipelineProgram:
         self._stages = stages
         shardings = leaf_shardings(plan, stages)
         self.shardings = [s for s, tensor in zip(shardings, plan.arguments, strict=True) if tensor.role != "static"]
+        self._state = dict(traced.graph.state)
         self._types, self._paths = [(tuple(t.shape), t.dtype) for t in taken], [t.path for t in taken]
         self._names = {x.dtype: str(x.dtype) for x in traced.call.jaxpr.in_avals}  # NumPy takes long to write them
 
@@ -97,7 +91,7 @@ class PipelineProgram:
             raise Strange(f"the plan is for arguments of the structure {self._call.arguments.tree}, not {tree}")
         arrays = [x for x, p in zip(leaves, self._call.arguments.positions, strict=True) if p is not None]
         for place, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
-            if not isinstance(array, jax.Array):
+            if not isinstance(array, jax.Array | LayerStack):
                 found = (tuple(jax.numpy.shape(array)), str(jax.dtypes.result_type(array)))
             elif array.is_deleted():
                 raise Strange(f"{self._paths[place]} is deleted: it was donated to an earlier step")
@@ -114,6 +108,10 @@ class PipelineProgram:
         stacks: dict[int, list[Any]] = {}
         for leaf in dict.fromkeys(leaf for leaf, piece in self._split.leaves if piece >= 0):
             array, sharding = arrays[leaf], self.shardings[leaf]
+            if isinstance(sharding, StackSharding):
+                stacks[leaf] = list(stacked(array, sharding).pieces)
+                continue
+            array = array.array() if isinstance(array, LayerStack) else array
             if getattr(array, "sharding", None) != sharding:
                 array = put_in_turn([array], [sharding])[0]
             stacks[leaf] = in_pieces(array, self._stages)
@@ -122,25 +120,16 @@ class PipelineProgram:
     def _joined(self, results: Sequence[Any]) -> list[Any]:
         """The results of the whole step."""
         found: dict[int, list[Any]] = {}
+        stacks = {place for place, piece in self._split.results if piece >= 0}
         for (place, _), array in zip(self._split.results, results, strict=True):
             found.setdefault(place, []).append(array)
-        count, whole = self._split.num_pieces, []
-        for place in sorted(found):
-            pieces = found[place]
-            is_stack = count > 1 and len(pieces) == count
-            whole.append(of_pieces(pieces, self._stack_sharding(pieces[0])) if is_stack else pieces[0])
-        return whole
+        return [self._stack(place, found[place]) if place in stacks else found[place][0] for place in sorted(found)]
 
-    def _stack_sharding(self, piece: Any) -> NamedSharding:
-        """The sharding of a stack, given that of its first piece."""
-        spec = (*piece.sharding.spec, *(None,) * (piece.ndim - len(piece.sharding.spec)))
-        inner = spec[0] if isinstance(spec[0], tuple) else () if spec[0] is None else (spec[0],)
-        mesh = stacked_mesh(self._stages, "a result")
-        names = [(STAGES, *inner), *spec[1:]]
-        while len(names) > 1 and names[-1] is None:
-            names.pop()
-        first = names[0] if len(names[0]) > 1 else STAGES
-        return NamedSharding(mesh, PartitionSpec(first, *names[1:]))
+    def _stack(self, place: int, pieces: Sequence[Any]) -> Any:
+        """The next value of a stack."""
+        sharding = self.shardings[self._state[place]]
+        assert sharding is not None
+        return LayerStack(pieces, sharding) if isinstance(sharding, StackSharding) else of_pieces(pieces, sharding)
 
     def compile(self, say: Callable[[str], None] | None = None) -> None:
         """Compiles all stages, unless they are compiled already."""

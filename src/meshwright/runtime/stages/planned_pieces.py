@@ -17,11 +17,9 @@ from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.serials import count, count_ops, is_operation
-from meshwright.runtime.stages.assignment import Assignment
+from meshwright.runtime.stages.assignment import UNPLANNED, Assignment
 from meshwright.runtime.stages.layout import StageDevices
 from meshwright.runtime.stages.stage_programs import StageProgram
-
-_UNPLANNED = 1 << 40  # the number of an operation that no plan has
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class PlannedPieces:
         given: list[Entry] = [(index, None, "forward"), *(entries[key] for key in read)]
         types = [self.type_of(key, entry) for key, entry in zip(read, given[1:], strict=True)]
         closed = jax.make_jaxpr(run)(jax_compat.abstract(index), *types)
-        serial = _UNPLANNED
+        serial = UNPLANNED
         if piece.unit is not None and count_ops(closed) == count(piece.unit.eqn):
             serial = self.serial[id(piece.unit)]
         else:

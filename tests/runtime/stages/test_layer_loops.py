@@ -1,0 +1,141 @@
+"""Loops over layers are cut anywhere: unequal stages, interleaved chunks, stacks with their optimizer state."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxpr_as_fun
+
+import meshwright as mw
+from meshwright.graph import trace
+from meshwright.runtime.microbatches.units import Units
+from meshwright.runtime.stages.assignment import assign
+from meshwright.runtime.stages.layer_loops import split_layers
+from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding
+from meshwright.runtime.stages.layout import fitted
+from tests.runtime.stages.models import compared
+from tests.runtime.stages.scanned import build, recut
+
+pytestmark = pytest.mark.devices
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    """Float64, so that rounding is no excuse."""
+    with jax.enable_x64(True):
+        yield
+
+
+def cuts(draw, layers, count):
+    """Numbers of layers of some virtual stages; the head is one more layer, of the last."""
+    ends = sorted(draw.sample(range(1, layers), count - 1))
+    return [b - a for a, b in zip([0, *ends], [*ends, layers + 1], strict=True)]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_split_step_computes_what_the_step_computes(checkpoint):
+    draw = random.Random(f"loops {checkpoint}")
+    layers = draw.randint(5, 9)
+    init, train_step, batch = build(layers, checkpoint)
+    state = init(jax.random.key(0))
+    traced = trace(train_step, state, batch)
+    leaves, expected = jax.tree.leaves((state, batch)), jax.tree.leaves(jax.jit(train_step)(state, batch))
+    for chunks, stages in ((1, 4), (2, 2)):
+        recipe = mw.ThreeD(pipeline=stages, microbatch=2, interleave=chunks)
+        plan = mw.plan(train_step, state, batch, cluster=f"1x{stages} cpu", method=recipe)
+        plan = recut(plan, cuts(draw, layers, chunks * stages))
+        assignment = assign(plan, traced.graph, Units.of(traced.call.jaxpr))
+        split, parts = split_layers(traced.call.jaxpr, assignment), assignment.stacked
+        given = [leaves[i] if k < 0 else leaves[i][slice(*parts[i][k][1:])] for i, k in split.leaves]
+        made = jax.jit(jaxpr_as_fun(split.jaxpr))(*given)
+        found = {}
+        for (place, _), array in zip(split.results, made, strict=True):
+            found.setdefault(place, []).append(array)
+        stacked = sum(len(arrays) == chunks * stages for arrays in found.values())
+        assert stacked == 6  # weights and biases, and two moments of each
+        for place, value in enumerate(expected):
+            pieces = found[place]
+            np.testing.assert_allclose(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], value, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "recipe"),
+    [
+        ((4, 2), mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=4, checkpoint="selective")),
+        ((1, 1, 2, 2), mw.ThreeD(pipeline=2, microbatch=2, interleave=2)),
+        ((2, 3, 1), mw.ThreeD(pipeline=3, microbatch=2, schedule="zb-h1", checkpoint="full")),  # the head by itself
+    ],
+    ids=lambda given: str(given) if isinstance(given, tuple) else given.name,
+)
+def test_stages_of_any_number_of_layers_compute_what_one_device_computes(sizes, recipe):
+    init, train_step, batch = build(5, checkpoint=recipe.interleave == 1)
+    devices = recipe.data * recipe.tensor * recipe.pipeline
+    plan = mw.plan(train_step, init(jax.random.key(0)), batch, cluster=f"1x{devices} cpu", method=recipe)
+    worst, step = compared(init, train_step, batch, recut(plan, sizes), cluster=f"1x{devices} cpu")
+    assert worst < 1e-12
+    stacks = [s for s in step.recent.shardings if isinstance(s, StackSharding)]
+    held = [n for n in (*sizes[:-1], sizes[-1] - 1) if n]
+    assert len(stacks) == 6 and all([b - a for a, b in stack.bounds] == held for stack in stacks)
+
+
+def test_stacks_in_unequal_pieces_are_saved_and_restored_like_any_array(tmp_path):
+    init, train_step, batch = build(5)
+    step = mw.parallelize(train_step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
+    state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
+    weights, expected = state["params"]["blocks"]["w"], init(jax.random.key(0))
+    assert isinstance(weights, LayerStack) and [piece.shape[0] for piece in weights.pieces] == [3, 2]
+    assert [{d.id for d in piece.sharding.device_set} for piece in weights.pieces] == [{0}, {1}]
+    assert repr(weights) == "<LayerStack: float64[5, 4, 4], layers 3 + 2>"
+    whole = mw.parallelize(train_step, cluster="1x8 cpu", method="data")
+    whole.plan(expected, batch)
+    mw.save(tmp_path / "staged", 1, state)
+    other = mw.restore(tmp_path / "staged", like=whole)
+    mw.save(tmp_path / "whole", 1, other)
+    again = mw.restore(tmp_path / "whole", like=step)
+    assert again["params"]["blocks"]["w"].sharding == weights.sharding
+    for values in zip(*map(jax.tree.leaves, (expected, state, other, again)), strict=True):
+        for value in values[1:]:
+            np.testing.assert_array_equal(values[0], value)
+
+
+def simple(forward):
+    def train_step(w, x):
+        value, gradient = jax.value_and_grad(lambda w: (forward(w, x) ** 2).mean())(w)
+        return w - 0.1 * gradient, value
+
+    return train_step
+
+
+def layer(x, w):
+    return x + jnp.tanh(x @ w), None
+
+
+def in_a_checkpoint(w, x):
+    return jax.checkpoint(lambda w, x: jax.lax.scan(layer, x, w)[0])(w, x)
+
+
+def backwards(w, x):
+    return jax.lax.scan(layer, x, w, reverse=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (in_a_checkpoint, r"at .*test_layer_loops.* is a checkpoint around a loop over layers of 2 stages.*of one lay"),
+        (backwards, r"scan at .*test_layer_loops.* from the last to the first: stack them in the order"),
+    ],
+)
+def test_loops_that_cannot_be_cut_say_why(forward, message):
+    step = mw.parallelize(simple(forward), cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
+    with pytest.raises(mw.ShardingError, match=message):
+        step(np.zeros((4, 8, 8)), np.zeros((8, 8)))
+
+
+def test_axes_that_do_not_divide_the_layers_split_another_dim():
+    mesh = jax.make_mesh((2, 2), ("replicas", "x"))
+    assert fitted((("replicas",), ("x",)), (4, 8), mesh) == (("replicas",), ("x",))
+    assert fitted((("replicas",), ("x",)), (3, 8), mesh) == ((), ("replicas", "x"))
+    assert fitted((("replicas",), ("x",), ()), (3, 6, 4), mesh) == ((), ("x",), ("replicas",))
+    assert fitted((("replicas",), ("x",)), (3, 2), mesh) == ((), ("x",))
