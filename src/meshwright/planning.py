@@ -12,6 +12,7 @@ from meshwright.graph.tracing.planned_mesh import planned
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.axes import Shape
 from meshwright.pipeline.planner import plan_stages
+from meshwright.plan_files.known_plans import plan_key
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.planner import Progress, plan_program
@@ -76,6 +77,14 @@ def plan_traced(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shap
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     with progress() as say:
         return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, Budget(method.seconds)))
+
+
+def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> str | None:
+    """The name of the plan that `plan_traced` makes, for plans that are kept; None where it has none."""
+    where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
+    where = _divided(traced, where, mesh, method)
+    chip = where.chip if isinstance(where, Cluster) else where[0].chip
+    return plan_key(traced, method, where, known_efficiencies(chip))
 
 
 def _divided(

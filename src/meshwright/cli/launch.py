@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from meshwright.cli.crew import Crew
 from meshwright.cli.screen import CommandError, note
+from meshwright.plan_files import PLANS
 from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -44,14 +46,16 @@ def launch_command(
     shares = device_settings(processes, devices_per_process, platform)
     command = [sys.executable, str(script), *(arguments or ())]
     code = 0
-    for attempt in range(restarts + 1):
-        with reserved_port("127.0.0.1") as held:
-            settings = process_settings(held.getsockname()[1], shares)
-            crew = Crew(command, settings, grace)
-            code = crew.run()
-        if code == 0 or crew.is_stopped or attempt == restarts:
-            break
-        note(f"meshwright launch: starting all {processes} processes again (restart {attempt + 1} of {restarts})")
+    with TemporaryDirectory(prefix="meshwright-plans-") as plans:  # so that restarts need not plan again
+        shares = [{PLANS: os.environ.get(PLANS) or plans, **share} for share in shares] if restarts else shares
+        for attempt in range(restarts + 1):
+            with reserved_port("127.0.0.1") as held:
+                settings = process_settings(held.getsockname()[1], shares)
+                crew = Crew(command, settings, grace)
+                code = crew.run()
+            if code == 0 or crew.is_stopped or attempt == restarts:
+                break
+            note(f"meshwright launch: starting all {processes} processes again (restart {attempt + 1} of {restarts})")
     raise typer.Exit(code)
 
 

@@ -21,6 +21,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from meshwright.errors import ProcessError
+from meshwright.plan_files import PLANS
 from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
 
 _PART_S = 2.0  # for workers to learn that they will be ended; those that are lost learn nothing
@@ -125,6 +126,7 @@ def _start(virtual_devices: int, timeout: float, heartbeat: float) -> None:
         address = ray.train.collective.broadcast_from_rank_zero(here)
         if rank == 0:
             os.environ[RESERVED] = str(port)
+        os.environ.setdefault(PLANS, f"{context.get_storage().experiment_fs_path}/plans")
         initialize(address, count, rank, timeout=timeout, heartbeat=heartbeat, cluster_detection_method="deactivate")
 
 

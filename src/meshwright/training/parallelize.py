@@ -1,10 +1,12 @@
 """`mw.parallelize`: makes a function that is planned for the arguments of its first call, and runs as planned."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, update_wrapper, wraps
+from os import PathLike
 from typing import Any
 
 import jax
@@ -18,8 +20,10 @@ from meshwright.graph.tracing.trace import returning
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.axes import Shape
 from meshwright.hardware.load import is_local
+from meshwright.plan_files import PLANS
+from meshwright.plan_files.known_plans import known_or_made, of_call
 from meshwright.planner.methods import Auto, Method, find_method
-from meshwright.planning import plan_traced
+from meshwright.planning import key_of, plan_traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
@@ -45,6 +49,7 @@ def parallelize(
     static_argnames: str | Sequence[str] = (),
     batch_argnums: int | Sequence[int] | None = None,
     state_argnums: int | Sequence[int] | None = None,
+    plans: str | PathLike[str] | None = None,
 ) -> Any:
     """Makes a single-device function run on many devices; to be called directly or as a decorator.
 
@@ -68,6 +73,9 @@ def parallelize(
             neither state nor static.
         state_argnums: Arguments that make up the state, for `create_state` and `restore`, such as ``(0, 1)`` where
             parameters and optimizer state are apart: by default the first that is no batch.
+        plans: A directory in which plans are kept, such as one beside the checkpoints. A run that is started again, on
+            devices that it was planned for before, takes that plan. By default the environment's ``MESHWRIGHT_PLANS``,
+            which `meshwright.ray` sets; nothing is kept where there is none.
 
     Returns:
         A `Parallelized` function.
@@ -90,7 +98,7 @@ def parallelize(
     plan = method if isinstance(method, PlanData) else None
     found = find_method(None if isinstance(method, PlanData) else method)
     numbers = _numbers(function, donate_argnums, static_argnums, static_argnames, batch_argnums, state_argnums)
-    return Parallelized(function, Settings(cluster, mesh, found, microbatches, plan=plan, **numbers))
+    return Parallelized(function, Settings(cluster, mesh, found, microbatches, plan=plan, plans=plans, **numbers))
 
 
 def _numbers(function, donate, static, static_names, batch, state) -> dict[str, Any]:
@@ -125,6 +133,7 @@ class Settings:
     state_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...] = ()  # of keyword-only arguments
     plan: PlanData | None = None
+    plans: str | PathLike[str] | None = None
 
     @cached_property
     def planned_for(self) -> Cluster | None:
@@ -289,6 +298,14 @@ class Parallelized:
         settings, method = self.settings, self.settings.method
         if settings.plan is not None:
             return _taken(settings.plan, traced)
+        where = settings.plans or os.environ.get(PLANS)
+        key = key_of(traced, settings.cluster, settings.mesh, method) if where else None
+        if not where or key is None:
+            return self._plan_anew(traced)
+        return Plan.of(known_or_made(where, key, traced, lambda: self._plan_anew(traced)))
+
+    def _plan_anew(self, traced: Traced) -> Plan:
+        settings, method = self.settings, self.settings.method
         plan = plan_traced(traced, settings.cluster, settings.mesh, method)
         if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch(traced))):
             whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds)
@@ -337,16 +354,14 @@ class Parallelized:
 
 def _taken(plan: PlanData, traced: Traced) -> Plan:
     """A plan that the user gives, for a function."""
-    call = traced.call
+    types = traced.call.jaxpr.in_avals
     taken = [t for t in plan.arguments if t.role != "static"]
-    if len(taken) != len(call.jaxpr.in_avals):
+    if len(taken) != len(types):
         raise ShardingError(
-            f"the plan is for {len(taken)} arrays as arguments, and the function has {len(call.jaxpr.in_avals)}; make "
-            "the plan again"
+            f"the plan is for {len(taken)} arrays as arguments, and the function has {len(types)}; make the plan again"
         )
-    check_types(taken, call.jaxpr.in_avals)
-    trees = {"in_tree": call.arguments.tree, "out_tree": call.results.tree, "in_leaves": call.arguments.leaves}
-    return Plan.of(replace(plan, **trees))
+    check_types(taken, types)
+    return Plan.of(of_call(plan, traced))
 
 
 def _difference(before: Plan, after: Plan) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from meshwright.graph import Traced
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.axes import Shape
 from meshwright.hardware.load import is_local
+from meshwright.plan_files.known_plans import of_call
 from meshwright.plan_files.storage import plan_from_json, plan_to_json
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
@@ -51,9 +51,7 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], PlanData]) -> Plan
     if not text:
         make()  # the error that stopped the first process is raised here, too
         raise ShardingError(f"process 0 could not plan {name}; its own message says why")
-    call = traced.call
-    trees = {"in_tree": call.arguments.tree, "out_tree": call.results.tree, "in_leaves": call.arguments.leaves}
-    return replace(plan_from_json(json.loads(text)), **trees)
+    return of_call(plan_from_json(json.loads(text)), traced)
 
 
 def enter(program: Any) -> bool:
