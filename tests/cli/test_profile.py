@@ -114,3 +114,14 @@ def test_the_passes_write_what_they_find(tmp_path, monkeypatch):
 def test_passes_that_cannot_be_run_are_refused(arguments, message):
     found = run("profile", "mlp", "--cluster", "1x8 h100", *arguments)
     assert found.exit_code == 2 and message in " ".join(found.stderr.split())
+
+
+def test_a_pipeline_is_rehearsed(tmp_path):
+    path = str(tmp_path / "plan.json")
+    recipe = ("--cluster", "1x2 cpu", "--recipe", "pipeline=2,microbatch=32")
+    assert run("plan", "mlp", "--batch", "64", *recipe, "--save", path).exit_code == 0
+    found = json.loads(run("rehearse", path, "--batch", "64", "--steps", "0", "--json", "-").stdout)
+    assert [stage["flops"]["planned"] for stage in found["stages"]] == [
+        stage["flops"]["compiled"] for stage in found["stages"]
+    ]
+    assert found["step_s"] > 0 and found["steps"] == 0

@@ -115,9 +115,11 @@ class Search:
     def _step_s(self, plan: PlanData) -> float | None:
         """Seconds of one device's share of the whole step; None where there is no time for it or it cannot run."""
         step = StepCandidate(plan, self.traced, step_of(plan, self.traced.graph))
-        if self._is_here(plan) or not self.measuring.has_time_for(step.part):
+        key = step.key(self.measuring.device)
+        is_known = self.database.get(key, step.kind) is not None
+        if self._is_here(plan) or not (is_known or self.measuring.has_time_for(step.part)):
             return None
-        found = self.measuring.measure([step]).get(step.key(self.measuring.device))
+        found = self.measuring.measure([step]).get(key)
         compute = Measured(plan, step.part, found).compute_s
         return None if compute is None else compute + plan.cost.communication
 
