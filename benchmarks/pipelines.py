@@ -51,6 +51,8 @@ ROWS: tuple[tuple[str, dict[str, Any], mw.ThreeD], ...] = (
     ("gpt-tiny", {"layers": 4, "scan": True}, mw.ThreeD(pipeline=4, microbatch=2, schedule="gpipe")),
     ("llama-tiny", {"layers": 3}, mw.ThreeD(pipeline=3, microbatch=2, schedule="gpipe")),
     ("llama-tiny", {"layers": 2, "scan": True, "checkpoint": True}, mw.ThreeD(pipeline=2, data=2, microbatch=2)),
+    ("llama-tiny", {"layers": 5, "scan": True}, mw.ThreeD(pipeline=3, microbatch=2)),  # 2, 2 and 1 layers and the head
+    ("gpt-tiny", {"layers": 6, "scan": True}, mw.ThreeD(pipeline=2, microbatch=2, interleave=2, checkpoint="full")),
     ("qwen-tiny", {"layers": 4, "tied": True}, mw.ThreeD(pipeline=2, microbatch=2, interleave=2)),
     ("bert-tiny", {"layers": 4}, mw.ThreeD(pipeline=4, microbatch=2, schedule="zb-h1")),
     ("moe-tiny", {"layers": 2, "batch": 16, "seq": 16}, mw.ThreeD(pipeline=2, microbatch=4, checkpoint="selective")),
