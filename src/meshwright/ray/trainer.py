@@ -126,7 +126,9 @@ def _start(virtual_devices: int, timeout: float, heartbeat: float) -> None:
         address = ray.train.collective.broadcast_from_rank_zero(here)
         if rank == 0:
             os.environ[RESERVED] = str(port)
-        os.environ.setdefault(PLANS, f"{context.get_storage().experiment_fs_path}/plans")
+        storage = context.get_storage()
+        if storage.storage_filesystem.type_name == "local":  # buckets keep checkpoints alone
+            os.environ.setdefault(PLANS, f"{storage.experiment_fs_path}/plans")
         initialize(address, count, rank, timeout=timeout, heartbeat=heartbeat, cluster_detection_method="deactivate")
 
 
