@@ -40,7 +40,7 @@ _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_s
 
 def abstract(leaf: Any) -> Any:
     """The type of an array or number. Only scalars stay weakly typed: so a plan and its run trace the same program."""
-    leaf = getattr(leaf, "array_type", leaf)  # of arrays that are not JAX's own
+    leaf = getattr(leaf, "array_type", leaf)  # of a pipeline's stacks, which are not JAX's own arrays
     aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
     weak = bool(getattr(aval, "weak_type", False)) and not aval.shape
     return _struct(tuple(aval.shape), aval.dtype, weak)

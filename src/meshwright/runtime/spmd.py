@@ -299,6 +299,7 @@ def _donated_places(plan: PlanData, variant: _Variant) -> dict[int, Sequence[Nam
 
 def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
     """The arrays in their shardings; `jax.device_put` alone takes far longer over arrays that have them already."""
+    arrays = [x.array() if hasattr(x, "array_type") else x for x in arrays]  # stacks of a pipeline's layers
     pairs = enumerate(zip(arrays, shardings, strict=True))
     moved = [i for i, (x, sharding) in pairs if not (getattr(x, "committed", False) and x.sharding == sharding)]
     placed = list(arrays)

@@ -98,6 +98,12 @@ def test_stacks_in_unequal_pieces_are_saved_and_restored_like_any_array(tmp_path
     for values in zip(*map(jax.tree.leaves, (expected, state, other, again)), strict=True):
         for value in values[1:]:
             np.testing.assert_array_equal(values[0], value)
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    np.testing.assert_array_equal(mw.reshard(weights, first), np.asarray(weights))
+    for found, value in zip(
+        *map(jax.tree.leaves, (whole(state, batch), jax.jit(train_step)(expected, batch))), strict=True
+    ):
+        np.testing.assert_allclose(found, value, atol=1e-12)
 
 
 def simple(forward):

@@ -54,6 +54,8 @@ def reshard(array: Any, sharding: Any) -> Any:
         >>> mw.reshard(array, NamedSharding(mesh, PartitionSpec("x"))).sharding.mesh.shape["x"]
         2
     """
+    if hasattr(array, "array_type"):  # a stack of a pipeline's layers
+        array = array.array()
     if not isinstance(array, jax.Array):
         return _from_host(array, sharding)
     _check_array(array)
