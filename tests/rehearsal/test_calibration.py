@@ -15,7 +15,10 @@ from meshwright.rehearsal.measuring import Candidate
 from meshwright.rehearsal.parts import parts_of
 from tests.rehearsal.test_program import step, weights
 
-ARGS = jax.eval_shape(weights), jax.ShapeDtypeStruct((64, 16), "float32")
+ARGS = (
+    jax.eval_shape(weights),
+    jax.ShapeDtypeStruct((16384, 16), "float32"),
+)  # elementwise work takes as long as products
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,9 @@ def measured(plan, factors):
 
 
 def test_factors_are_learned_and_correct_the_model(plan, database):
-    keep_work(database, measured(plan, {"small product": 2.0}), plan.origin.graph)
+    small = mw.plan(step, ARGS[0], jax.ShapeDtypeStruct((64, 16), "float32"), cluster="1x1 cpu", mesh=(1,))
+    for one in (plan, small):  # of which one is full of elementwise work, the other of products
+        keep_work(database, measured(one, {"small product": 2.0}), one.origin.graph)
     found = efficiencies(database, plan.mesh.chip)
     assert found == pytest.approx({"small product": 2.0, "elementwise": 1.0}, rel=0.1)
     corrected = calibrated(plan.origin.graph, plan.mesh.chip, 1, found)

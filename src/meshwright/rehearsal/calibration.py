@@ -35,6 +35,7 @@ PRIOR = 0.02  # so that a class of which little was measured keeps its factor ne
 LEAST, MOST = 0.2, 5.0  # beyond these a factor tells of a fault, not of an efficiency
 _SMALL = 10  # a product of fewer than so many times the FLOPs that reach half of the best rate is small
 
+_MODEL = 2  # the version of the model of compute; a change of its formulas raises it
 _FIGURES = (
     "flops",
     "memory_bandwidth",
@@ -88,8 +89,8 @@ def modelled_by_class(plan: PlanData, graph: Graph, operations: Iterable[int], c
 
 
 def figures_digest(chip: Chip) -> str:
-    """A digest of the figures that compute is modelled by: what was modelled with other figures is stale."""
-    told = [getattr(chip, name) for name in _FIGURES]
+    """A digest of the model of compute and its figures: what was modelled with others is stale."""
+    told = [_MODEL, *(getattr(chip, name) for name in _FIGURES)]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
