@@ -121,3 +121,23 @@ def test_a_sink_is_one_more_score_without_a_value():
         scores = np.concatenate([scores, np.full((5, 1), sinks[head])], axis=1)
         weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         np.testing.assert_allclose(mixed[0, :, head], weights[:, :5] @ v[0, :, head // 2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "seq", "sinks", "why"),
+    [
+        ("1x4 tpu-v5p", 96, None, "splash attention takes lengths that are multiples of 128, not 96"),
+        ("1x8 h100", 128, np.zeros(4, np.float32), "cuDNN's fused attention knows no sinks"),
+    ],
+)
+def test_a_kernel_that_is_asked_for_and_refuses_is_an_error_with_the_remedy(cluster, seq, sinks, why):
+    q = jax.ShapeDtypeStruct((2, seq, 4, 64), "bfloat16")
+    with pytest.raises(mw.TraceError, match=why) as caught:
+        mw.plan(lambda q: attend(q, q, q, causal=True, kind="fused", sinks=sinks), q, cluster=cluster)
+    assert "or attention='plain'" in str(caught.value)
+
+
+def test_sinks_are_fused_on_tpus():
+    example = zoo.build("gpt-oss-20b", layers=2, batch=4, seq=128)
+    graph = trace(example.loss, example.state["params"], example.batch, cluster=mw.cluster("1x4 tpu-v5p")).graph
+    assert [op.primitive for op in graph.ops].count("pallas_call") == 2

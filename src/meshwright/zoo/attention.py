@@ -53,7 +53,8 @@ def attend(
     if kind is None and refused:
         remark = f"{REMARK}Attention's scores are written out: {refused}."
         return _plain(checkpoint_name(q, remark), k, v, causal, window, scale, sinks)
-    assert sinks is None or not refused, refused
+    if refused and (backend == "tpu" or sinks is not None):  # cuDNN gives its own reasons
+        raise ValueError(f"attention='fused': {refused}; use other shapes, or attention='plain'")
     if backend == "tpu":
         return _splash(q, k, v, causal, window, scale, sinks)
     return _cudnn(q, k, v, causal, window, scale)

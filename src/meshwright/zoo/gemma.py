@@ -11,27 +11,16 @@ from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(llama.Decoder):
     """The shape of one Gemma 3; one layer in `period`, the last of them, looks at the whole sequence."""
 
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
     head_dim: int
-    ffn: int
     window: int
     query_width: int  # scores are divided by the root of it
     period: int = 6
     rope_theta: float = 1_000_000.0
     local_rope_theta: float = 10_000.0
-    dtype: str = "bfloat16"
-    scan: bool = False
-    checkpoint: str = "none"
-    attention: str | None = None
-    loss_chunks: int | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:

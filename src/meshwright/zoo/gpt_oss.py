@@ -1,7 +1,8 @@
 """GPT-OSS: sinks and alternating sliding windows in attention, biases everywhere, four small experts for each token.
 
-No fused kernel knows sinks, so attention is written out. Positions are rotated without YaRN's longer wavelengths, and
-experts have buffers of fixed capacity (`moe.py`); neither changes a shape.
+cuDNN's kernel knows no sinks, so attention is written out on GPUs; splash attention, on TPUs, does. Positions are
+rotated without YaRN's longer wavelengths, and experts have buffers of fixed capacity (`moe.py`); neither changes a
+shape.
 """
 
 from dataclasses import dataclass
@@ -20,17 +21,11 @@ _LIMIT = 7.0  # of the gated values
 _SHARPNESS = 1.702  # of the sigmoid
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(llama.Decoder):
     """The shape of one GPT-OSS; odd layers, counted from 1, see `window` positions and even ones see all."""
 
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
     head_dim: int
-    ffn: int
     experts: int
     active: int
     window: int
@@ -38,10 +33,6 @@ class Config:
     rope_theta: float = 150_000.0
     capacity_factor: float = 1.25
     aux_weight: float = 0.9
-    dtype: str = "bfloat16"
-    scan: bool = False
-    checkpoint: str = "none"
-    loss_chunks: int | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -82,7 +73,7 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
 
 def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
-    x = x + _attention(weights, rms_norm(x, weights["attn_norm"]), rotation, window)
+    x = x + _attention(config, weights, rms_norm(x, weights["attn_norm"]), rotation, window)
     y, layer_aux = mixture(
         rms_norm(x, weights["mlp_norm"]),
         weights["router"],
@@ -96,10 +87,10 @@ def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree
 
 
 @jax.named_scope("attention")
-def _attention(weights: PyTree, x: Array, rotation: PyTree, window: int | None) -> Array:
+def _attention(config: Config, weights: PyTree, x: Array, rotation: PyTree, window: int | None) -> Array:
     q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights[f"{name}_bias"]) for name in "qkv")
     q, k = llama.rotate(q, rotation), llama.rotate(k, rotation)
-    mixed = attend(q, k, v, causal=True, kind="plain", window=window, sinks=weights["sinks"])
+    mixed = attend(q, k, v, causal=True, kind=config.attention, window=window, sinks=weights["sinks"])
     return project("bsnh,nhd->bsd", mixed, weights["o"], weights["o_bias"])
 
 

@@ -17,9 +17,9 @@ from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, 
 from meshwright.zoo.losses import mean_token_loss
 
 
-@dataclass(frozen=True)
-class Config:
-    """The shape of one Llama."""
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """The fields that Llama and the decoders after it share; `rope_theta` is the base of the rotary wavelengths."""
 
     vocab: int
     hidden: int
@@ -27,12 +27,19 @@ class Config:
     heads: int
     kv_heads: int
     ffn: int
-    rope_theta: float = 10_000.0
+    rope_theta: float
     dtype: str = "bfloat16"
     scan: bool = False
     checkpoint: str = "none"
     attention: str | None = None
     loss_chunks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Decoder):
+    """The shape of one Llama."""
+
+    rope_theta: float = 10_000.0
 
     @property
     def head_dim(self) -> int:

@@ -14,30 +14,15 @@ from meshwright.zoo.layers import Array, PyTree, rms_norm, run_stack, sample_tok
 from meshwright.zoo.moe import mixture
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(llama.Config):
     """The shape of one Mixtral."""
 
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
     experts: int
     group_size: int
     rope_theta: float = 1_000_000.0
     capacity_factor: float = 1.25
     aux_weight: float = 0.02
-    dtype: str = "bfloat16"
-    scan: bool = False
-    checkpoint: str = "none"
-    attention: str | None = None
-    loss_chunks: int | None = None
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
 
 def init(config: Config, key: Array) -> PyTree:

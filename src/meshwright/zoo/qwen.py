@@ -14,17 +14,11 @@ from meshwright.zoo.layers import Array, PyTree, rms_norm, run_stack, sample_tok
 from meshwright.zoo.moe import mixture
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(llama.Decoder):
     """The shape of one Qwen 3; `ffn` is the inner width of each expert where there are several."""
 
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
     head_dim: int
-    ffn: int
     tied: bool = False
     experts: int = 0
     active: int = 8
@@ -32,11 +26,6 @@ class Config:
     rope_theta: float = 1_000_000.0
     capacity_factor: float = 1.25
     aux_weight: float = 0.001
-    dtype: str = "bfloat16"
-    scan: bool = False
-    checkpoint: str = "none"
-    attention: str | None = None
-    loss_chunks: int | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
