@@ -74,8 +74,8 @@ def test_hosts_of_two_kinds_get_stages_of_their_own():
     assert work["h1"] > work["v1"] > 0  # the faster chip has more to do
 
 
-@pytest.mark.parametrize("machines", ["1x2 h100 + 1x2 v100-16gb", "1x1 v100-16gb + 1x2 h100 + 1x1 v100-16gb"])
-def test_slow_hosts_are_left_idle_where_that_is_quicker(machines):
+def test_slow_hosts_are_left_idle_where_that_is_quicker():
+    machines = "1x1 v100-16gb + 1x2 h100 + 1x1 v100-16gb"
     step, args = mlp(4096, layers=4, rows=64)
     plan = mw.plan(step, *args, cluster=machines, method=mw.Auto(pipeline=True))
     alone = mw.plan(step, *args, cluster="1x2 h100", method=mw.Auto(pipeline=True))

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.checking.compiled import collectives_of
+from meshwright.runtime.checking.figures import by_kind as compared
 from meshwright.runtime.spmd import compiler_options, device_mesh, spmd
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
 
@@ -35,6 +36,13 @@ def placed(plan, args):
     mesh = device_mesh(plan)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), plan.in_shardings)
     return jax.device_put(args, shardings)
+
+
+def run_once(plan, function, *args):
+    """What a plan's program computes, and its collectives as `Plan.verify` compares them, of one compiled program."""
+    program = spmd(plan, function).lower(*args).compile()
+    made = collectives_of(program.as_text(), plan.mesh.shape)
+    return program(*placed(plan, args)), compared(plan.collectives, made, scatters=False).values()
 
 
 def by_kind(collectives):

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.graph.tracing.planned_devices import traced_for
-from meshwright.runtime.spmd import spmd
+from tests.runtime.test_spmd import run_once
 
 pytestmark = pytest.mark.devices
 
@@ -117,9 +117,9 @@ def test_forward_and_backward_run_split_with_equal_numbers(name: str) -> None:
     assert [op.label.rpartition("/")[2] for op in kernels] == [FORWARD, BACKWARD]
     for op in kernels:
         assert [spec[:3] for spec in op.operands[:2] if spec] == SPLITS[name]
-    # XLA's CPU backend sends bfloat16 as float32.
-    assert {pair.ratio for pair in plan.verify().collectives.values()} == {2.0}
-    for expected, found in zip(jax.jit(fused)(*args), spmd(plan, step)(*args), strict=True):
+    results, sent = run_once(plan, step, *args)
+    assert {pair.ratio for pair in sent} == {2.0}  # XLA's CPU backend sends bfloat16 as float32
+    for expected, found in zip(jax.jit(fused)(*args), results, strict=True):
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), rtol=0.02, atol=0.02)
 
 

@@ -12,6 +12,7 @@ import meshwright as mw
 from meshwright.errors import ShardingError
 from meshwright.runtime.spmd import spmd
 from tests.pallas_ops import attention, decode_attention, rms_norm, softmax
+from tests.runtime.test_spmd import run_once
 
 pytestmark = pytest.mark.devices
 
@@ -71,10 +72,9 @@ def test_pallas_kernels_run_split_with_equal_numbers(name: str) -> None:
     plan = mw.plan(function, *args, mesh=MESH, method=mw.Manual(fix))
     kernels = [op for op in plan.ops if op.label.endswith("pallas_call")]
     assert any(axes for op in kernels for spec in op.operands if spec for axes in spec), "no kernel is split"
-    assert all(pair.ratio == 1 for pair in plan.verify().collectives.values())
-    for expected, found in zip(
-        jax.tree.leaves(jax.jit(function)(*args)), jax.tree.leaves(spmd(plan, function)(*args)), strict=True
-    ):
+    results, sent = run_once(plan, function, *args)
+    assert all(pair.ratio == 1 for pair in sent)
+    for expected, found in zip(jax.tree.leaves(jax.jit(function)(*args)), jax.tree.leaves(results), strict=True):
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -85,9 +85,9 @@ def test_a_kernel_in_a_loop_under_a_checkpoint_is_split() -> None:
 
     q = numbers(2, 32, 4, 16)
     plan = mw.plan(jax.grad(loss), q, mesh=MESH, method=mw.Manual({"q": BOTH}))
-    found = spmd(plan, jax.grad(loss))(q)
-    assert not plan.verify().collectives
-    np.testing.assert_allclose(np.asarray(found), np.asarray(jax.grad(loss)(q)), rtol=1e-4, atol=1e-5)
+    found, sent = run_once(plan, jax.grad(loss), q)
+    assert not sent
+    np.testing.assert_allclose(np.asarray(found), np.asarray(jax.jit(jax.grad(loss))(q)), rtol=1e-4, atol=1e-5)
 
 
 def test_microbatches_cut_a_kernel_along_its_grid() -> None:
@@ -98,7 +98,7 @@ def test_microbatches_cut_a_kernel_along_its_grid() -> None:
 
     args = numbers(8, 8), numbers(16, 8)
     run = mw.parallelize(step, mesh=MESH, microbatches=2, donate_argnums=())
-    for expected, found in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(run(*args)), strict=True):
+    for expected, found in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(run(*args)), strict=True):
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5, atol=1e-6)
     assert not [remark for remark in run.last_plan.remarks if "microbatches" in remark]
 
