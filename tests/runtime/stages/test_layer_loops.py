@@ -1,6 +1,7 @@
 """Loops over layers are cut anywhere: unequal stages, interleaved chunks, stacks with their optimizer state."""
 
 import random
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,19 @@ def test_stages_of_any_number_of_layers_compute_what_one_device_computes(sizes, 
     stacks = [s for s in step.recent.shardings if isinstance(s, StackSharding)]
     held = [n for n in (*sizes[:-1], sizes[-1] - 1) if n]
     assert len(stacks) == 6 and all([b - a for a, b in stack.bounds] == held for stack in stacks)
+
+
+def test_stages_on_different_numbers_of_devices_share_a_stack():
+    init, train_step, batch = build(5)
+    recipe, state = mw.ThreeD(pipeline=2, data=2, microbatch=2), jax.eval_shape(init, jax.random.key(0))
+    plan = recut(mw.plan(train_step, state, batch, cluster="1x4 cpu", method=recipe), (4, 2))
+    first, last = plan.stages
+    one = replace(last.submesh, devices_per_host=1)
+    last = replace(last, submesh=one, mesh=last.mesh.cluster.part(1, 1).mesh((1, 1)))
+    worst, step = compared(init, train_step, batch, replace(plan, stages=(first, last)), steps=1, cluster="1x4 cpu")
+    assert worst < 1e-12
+    stacks = [s for s in step.recent.shardings if isinstance(s, StackSharding)]
+    assert [[len(piece.device_set) for piece in stack.pieces] for stack in stacks] == [[2, 1]] * 6
 
 
 def test_stacks_in_unequal_pieces_are_saved_and_restored_like_any_array(tmp_path):
