@@ -64,8 +64,8 @@ def build(
             attention), `"alternate"` (every second product as well, as torchtitan does) or `"full"` (whole layers);
             True is full, False none.
         **options: Any other field of the family's `Config`, e.g. `hidden=256`, `dtype="float32"`, `dropout=0.1`;
-            `attention="fused"` or `"plain"` (by default fused where the program is traced for a GPU), `loss_chunks=1`
-            for all logits at once.
+            `attention="fused"` or `"plain"` (by default fused where the chip that it is traced for has a kernel),
+            `loss_chunks=1` for all logits at once.
 
     Returns:
         The example, as shapes. The same model has the same functions, so that JAX traces and compiles a model that is
