@@ -10,6 +10,7 @@ from meshwright import zoo
 from meshwright.blocks.program import segment_program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"scan": True}, {"scan": True, "checkpoint": True}])
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
 def test_a_segment_alone_has_the_blocks_that_it_has_in_the_program(name, options):

@@ -27,6 +27,7 @@ def test_a_stages_share_has_the_flops_and_the_memory_of_the_real_programs(name):
     assert found.step_s == plan.simulate().step_s and found.num_programs >= 5
 
 
+@pytest.mark.slow
 def test_a_measured_pipeline_is_simulated_with_what_was_measured(tmp_path):
     plan = mw.plan(*ARGS, cluster="1x4 cpu", method=RECIPES["data"])
     plan.save(tmp_path / "plan.json")

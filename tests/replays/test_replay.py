@@ -16,6 +16,7 @@ def large():
     return next(replay_plans([row(**WIDE, notes="torch.compile")]))
 
 
+@pytest.mark.slow
 def test_plan_and_recipe_agree(large):
     assert not large.problem and large.method == "Zero-3"
     assert abs(large.difference) < 0.06
@@ -54,6 +55,7 @@ def test_rows_without_a_plan_say_why_and_the_table_counts_the_others(large):
     assert [one["problem"] == "" for one in found.to_json()["rows"]] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_pipelines_are_planned_in_stages_and_simulated():
     """A model whose layers take most of the time: its recipe and its plan agree."""
     staged = row(**WIDE, **{"pp": "2", "dp": "2", "tp": "2", "zero_stage": "0", "layers": "8", "global_batch": "16"})

@@ -63,6 +63,7 @@ def test_the_plan_remarks_that_scores_are_written_out():
     assert remark.startswith("Attention's scores are written out: splash attention takes lengths that")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("causal", "window", "sinks"), [(False, None, False), (True, None, False), (True, 100, False), (True, None, True)]
 )
