@@ -74,8 +74,8 @@ def test_stand_ins_are_counted_by_their_bytes(plan, found):
     expected = sum(c.bytes * (1 + 1 / 8) for c in gathers) / (
         plan.mesh.chip.memory_bandwidth * plan.mesh.chip.memory_efficiency
     )
-    assert gathers and sum(stand_in_s(plan, c) for c in gathers) == pytest.approx(expected)
-    assert found.stand_in_s == sum(stand_in_s(plan, c) for c in plan.collectives)
+    assert gathers and sum(stand_in_s(plan.mesh, c) for c in gathers) == pytest.approx(expected)
+    assert found.stand_in_s == sum(stand_in_s(plan.mesh, c) for c in plan.collectives)
 
 
 def test_a_loaded_plan_must_be_given_its_function(plan, found, tmp_path):
