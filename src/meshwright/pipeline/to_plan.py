@@ -13,7 +13,7 @@ from meshwright.pipeline.prices.layer_prices import Item
 from meshwright.pipeline.prices.split_modes import LEAN, TENSOR, Way
 from meshwright.pipeline.prices.stage_options import Option
 from meshwright.pipeline.prices.stage_problem import Own
-from meshwright.pipeline.prices.transfer import exchange_s, transfer_s
+from meshwright.pipeline.prices.transfer import crossing_bytes, exchange_s, send_s
 from meshwright.pipeline.record import StagedDetails
 from meshwright.pipeline.search.device_line import place
 from meshwright.pipeline.search.result import Found, FoundStage
@@ -107,8 +107,9 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
     fetched, returned = (float(part.sum()) for part in option.exchanged(by_layer))
     rows = search.catalogue.rows.batch / pipeline.num_microbatches
     share = rows / search.catalogue.rows.batch / option.mesh.num_devices
-    sends = [float(layers.crossing_bytes[b] * share) for _, b in stage.chunks]
-    held = float(option.held(items))
+    ends, near = [b for _, b in stage.chunks], stage.near or cluster.num_hosts == 1
+    crossing = crossing_bytes(layers, option.prices, share)
+    held, data = float(option.held(items)), pipeline.num_microbatches * float(items[Item.DATA_BYTES])
     times = {
         "forward": StageTime(
             float(items[Item.FORWARD]),
@@ -133,12 +134,12 @@ def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: S
         method=_words(option),
         **times,
         weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
-        send_bytes=sum(sends) / len(sends),
-        transfer_s=sum(transfer_s(cluster, size, stage.near) for size in sends if size) / len(sends),
+        send_bytes=float(crossing[0 if near else 1][ends].mean()),
+        transfer_s=float(send_s(cluster, *crossing, near)[ends].mean()),
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),
-        peak_bytes=int(state + transient + held * stage.in_flight / pipeline.interleave),
+        peak_bytes=int(state + data + transient + held * stage.in_flight / pipeline.interleave),
         chunks=stage.chunks,
         tensors=_tensors(search, traced, stage),
         flops=sum(float(search.flops[a:b].sum()) for a, b in stage.chunks) / option.mesh.num_devices,

@@ -42,7 +42,7 @@ def test_each_stage_of_zero_spreads_more(spread):
 
 def test_spreading_gradients_or_parameters_is_never_quicker(spread):
     catalogue, options = spread
-    priced = Options(catalogue, 0, options)
+    priced = Options(catalogue, 0, options, catalogue.rows.batch)
     for first in range(4):
         for last in range(first + 1, 5):
             part = priced.sums[:, :, last] - priced.sums[:, :, first]

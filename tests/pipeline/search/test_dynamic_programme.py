@@ -109,15 +109,17 @@ def random_options(rng, num_layers, most):
     ways = rng.uniform(0, 0.3, (count, 2, 2, 2))
     ties = np.array([[0, num_layers - 1]]) if num_layers > 1 else np.zeros((0, 2), np.int64)
     shared = rng.uniform(0, 0.5, (2, count, len(ties)))
-    return sums, transient, ways, ties, *shared
+    transfer = rng.uniform(0, 0.5, (count, num_layers + 1))
+    transfer[:, -1] = 0.0
+    return sums, transient, ways, ties, *shared, transfer
 
 
-def priced(options, transfer, limit, pace, floor, best_s, most):
+def priced(options, limit, pace, floor, best_s, most):
     """The tables of all ranks of some options."""
     num_layers = options[1].shape[1]
     shape = (len(options[0]), most, num_layers, num_layers + 1)
     tables = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
-    ranks = price_ranges(*options, transfer, limit, *pace, floor, best_s, *tables)
+    ranks = price_ranges(*options, limit, *pace, floor, best_s, *tables)
     return [table[: max(ranks, 1)] for table in tables]
 
 
@@ -129,7 +131,6 @@ def test_no_option_that_is_left_out_could_have_been_part_of_the_best(schedule):
         most, microbatches = min(num_layers, num_devices), int(rng.integers(1, 12))
         size = [n for n in (1, 2, 4) if n <= num_devices]
         pace = (microbatches, 2.0 if schedule == "zb-h1" else 0.0)
-        transfer = np.append(rng.uniform(0, 0.5, num_layers), 0.0)
         options = [random_options(rng, num_layers, most) for _ in size]
         limit = rng.uniform(1, 6)
 
@@ -148,14 +149,14 @@ def test_no_option_that_is_left_out_could_have_been_part_of_the_best(schedule):
             for n, some in zip(size, options, strict=True)
             for i in range(len(some[0]))
         ]
-        alone = [priced(one, transfer, limit, pace, none, np.inf, most) for _, one in each]
+        alone = [priced(one, limit, pace, none, np.inf, most) for _, one in each]
         expected = brute_force(ranges(alone, [n for n, _ in each]), held)
         floor = np.min([np.diff(o[0][:, 0] - pace[1] * o[0][:, 1]).min(axis=0) for o in options], axis=0)
         floor = np.concatenate([[0.0], np.cumsum(floor)])
         for best_s in (np.inf, 1.1 * expected):
-            together = [priced(some, transfer, limit, pace, floor, best_s, most) for some in options]
+            together = [priced(some, limit, pace, floor, best_s, most) for some in options]
             found = solve_stages(ranges(together, size), held, best_s)
-            loose = [priced(some, transfer, limit, pace, floor, best_s, 1) for some in options]
+            loose = [priced(some, limit, pace, floor, best_s, 1) for some in options]
             assert found is None or may_beat(ranges(loose, size), best_s)
             assert (np.inf if found is None else found.total_s) == pytest.approx(expected, rel=1e-9)
         several += any(len(table[0]) > 1 for table in together)

@@ -98,8 +98,9 @@ def test_a_recipe_is_priced_by_its_stages(schedule, interleave):
     plan = mw.plan(step, *args, cluster="2x2 h100", method=recipe)
     assert repriced(plan) == pytest.approx(plan.step_s)
     held = in_flight(schedule, 2, 8, interleave)
-    for stage, number in zip(plan.stages, held, strict=True):
-        needed = stage.state_bytes + stage.transient_bytes + stage.activation_bytes * number / interleave
+    batch = (32 * 1024 * 4 / recipe.data, 0)  # the first stage reads it
+    for stage, number, data in zip(plan.stages, held, batch, strict=True):
+        needed = stage.state_bytes + data + stage.transient_bytes + stage.activation_bytes * number / interleave
         assert stage.peak_bytes == pytest.approx(needed, abs=4)
 
 
@@ -207,7 +208,7 @@ def test_on_hosts_of_two_kinds_auto_is_no_worse_than_a_part_of_them_could_be(mac
             sums = [options[g].sums[:, MICROBATCH] for g in order]
             own = [sums[0][:, cut].min(), (sums[1][:, -1] - sums[1][:, cut]).min()]
             once = max(options[g].sums[:, ONCE, -1].max() + _exchanged(options[g]) for g in order)
-            sent = max(search.transfer(rows, groups[g].num_devices, False).max() for g in order)
+            sent = max(options[g].transfer(near=False).max() for g in order)
             assert search.best_s <= sum(own) + (count - 1) * max(*own, sent) + sent + once
 
 

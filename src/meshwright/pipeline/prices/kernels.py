@@ -45,7 +45,7 @@ def price_ranges(
         ways: For each option the algorithms of up to two collectives that sum a range's gradients.
         ties: Pairs of layers that share a parameter, its owner first.
         tie_bytes, tie_s: For each option and pair, bytes of a copy of it with its gradient, and seconds to exchange it.
-        transfer: Seconds, there and back, over the cut before each layer and after the last.
+        transfer: For each option, seconds, there and back, over the cut before each layer and after the last.
         limit: Bytes of a device.
         num_microbatches: How many.
         hides: How often a stage's weights' gradients fill a gap of the pipeline: twice in a zero-bubble schedule.
@@ -70,7 +70,8 @@ def price_ranges(
                 peak[option] = max(peak[option], transient[option, last - 1])
                 work = sums[option]
                 microbatch = work[MICROBATCH, last] - work[MICROBATCH, first]
-                time = microbatch + transfer[last] + (num_microbatches - 1) * max(microbatch, transfer[last])
+                sent = transfer[option, last]
+                time = microbatch + sent + (num_microbatches - 1) * max(microbatch, sent)
                 time += work[ONCE, last] - work[ONCE, first]
                 if time >= least:
                     continue
@@ -86,7 +87,7 @@ def price_ranges(
                 if time >= least:
                     continue
                 hidden = hides * (work[WEIGHTS, last] - work[WEIGHTS, first])
-                adds[count], own[count], named[count] = microbatch - hidden + transfer[last], time, option
+                adds[count], own[count], named[count] = microbatch - hidden + sent, time, option
                 held[count] = most
                 if activations > 0:
                     held[count] = int(min(float(most), free / activations))

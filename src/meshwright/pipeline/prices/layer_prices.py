@@ -32,7 +32,9 @@ class Item(IntEnum):
     COPY_BYTES = auto()  # copies of parameters in another data type
     HELD_BYTES = auto()  # for the backward pass of one microbatch
     KEPT_BYTES = auto()  # the part of these that selective recomputation keeps
-    INPUT_BYTES = auto()  # activations that cross the cut before the layer
+    INPUT_BYTES = auto()  # activations that cross the cut before the layer, as far as they are held
+    CROSSING_BYTES = auto()  # activations that cross that cut
+    DATA_BYTES = auto()  # the rows of the batch that one microbatch reads, which are there from the start of a step
     TRANSIENT_BYTES = auto()  # the peak of temporaries while it runs on one microbatch
 
 

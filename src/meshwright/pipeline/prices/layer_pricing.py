@@ -167,6 +167,9 @@ class Pricing:
             (Item.OPTIMIZER_BYTES, self.roles.optimizer),
         ):
             items[item] = self._by_layer(np.array([owner[v] for v in state], np.int64), local[list(state)])
+        data = [v for v in self.roles.data if v in owner]  # each device of a replica has all rows of the replica
+        units = np.array([owner[v] for v in data], np.int64)
+        items[Item.DATA_BYTES] = self._by_layer(units, self.flow.num_bytes[data])
         if self.trains:
             items[Item.GRADIENT_BYTES] = items[Item.PARAMETER_BYTES]
         reads = [(u, v) for v in self.roles.parameters for u in self.layers.places.arguments[v]]
@@ -177,7 +180,7 @@ class Pricing:
         for item, values in ((Item.HELD_BYTES, held), (Item.COPY_BYTES, copies), (Item.KEPT_BYTES, kept)):
             items[item] = self._by_layer(unit[columns.producer[values]], local[values])
         for layer, values in self._inputs.items():
-            items[Item.INPUT_BYTES, layer] = local[values].sum()
+            items[[Item.INPUT_BYTES, Item.CROSSING_BYTES], layer] = local[values].sum()
         items[Item.KEPT_BYTES] += items[Item.INPUT_BYTES]
         for item in (Item.KEPT_BYTES, Item.INPUT_BYTES):  # the user's own checkpoints may keep less
             items[item] = np.minimum(items[item], items[Item.HELD_BYTES])

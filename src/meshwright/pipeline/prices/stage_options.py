@@ -12,7 +12,7 @@ from meshwright.pipeline.layers.forward_pass import Array, Ints
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue, View, Way, submesh
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
 from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
-from meshwright.pipeline.prices.transfer import exchange_s
+from meshwright.pipeline.prices.transfer import crossing_bytes, exchange_s, send_s
 from meshwright.plans.stage import EXCHANGED
 
 CHECKPOINTS = ("none", "selective", "full")
@@ -137,8 +137,8 @@ class Pace(NamedTuple):
 class Options:
     """All ways to split a stage on one submesh with one size of microbatch, as the kernel reads them."""
 
-    def __init__(self, catalogue: Catalogue, group: int, options: list[Option]):
-        self.options = options
+    def __init__(self, catalogue: Catalogue, group: int, options: list[Option], num_rows: int):
+        self.options, self.num_rows = options, num_rows  # rows of a whole microbatch
         self.group = group
         self._catalogue = catalogue
         pairs = catalogue.tied
@@ -147,10 +147,11 @@ class Options:
         shape, rows = (len(options), len(pairs)), list(zip(options, local, strict=True))
         self.tie_bytes = np.array([[o.tied_bytes(size) for size in row] for o, row in rows]).reshape(shape)
         self.tie_s = np.array([[exchange_s(catalogue.cluster, size) for size in row] for row in local]).reshape(shape)
-        self.sums = np.array([_sums(option) for option in options])
+        self.sums = np.array([_sums(option, catalogue.rows.batch // num_rows) for option in options])
         self.transient = np.array([option.transient for option in options])
         self.ways = _ways(options)
         self._ranks = _RANKS  # the largest number needed so far
+        self._transfers: dict[bool, Array] = {}
 
     @property
     def num_layers(self) -> int:
@@ -197,20 +198,37 @@ class Options:
             fixed += size[:, None, None] * (copies & ~owns)
         return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
 
-    def price(self, pace: Pace, transfer: Array) -> tuple[Array, Array, Ints]:
-        """The fill, the busy time and the option of every range: by rank, microbatches in flight, and layers.
+    def transfer(self, near: bool) -> Array:
+        """For each option, seconds, there and back, over the cut before each layer and after the last.
 
         Args:
-            pace: See there.
-            transfer: Seconds, there and back, over the cut before each layer and after the last.
+            near: Whether the stage sends inside its host.
+        """
+        if near not in self._transfers:
+            catalogue, found = self._catalogue, []
+            for option in self.options:
+                share = self.num_rows / catalogue.rows.batch / option.mesh.num_devices
+                found.append(
+                    2 * send_s(catalogue.cluster, *crossing_bytes(catalogue.layers, option.prices, share), near)
+                )
+            self._transfers[near] = np.array(found)
+        return self._transfers[near]
+
+    def price(self, pace: Pace) -> tuple[Array, Array, Ints]:
+        """The fill, the busy time and the option of every range: by rank, microbatches in flight, and layers.
+
+        All stages send over the links between hosts here.
         """
         num_layers, ranks = self.num_layers, 0
         while self._ranks > ranks:
             ranks = self._ranks
             shape = (ranks, pace.most, num_layers, num_layers + 1)
             tables = np.full(shape, np.inf), np.full(shape, np.inf), np.full(shape, -1)
-            work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s, transfer
-            found = price_ranges(*work, self.limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables)
+            work = self.sums, self.transient, self.ways, self.ties, self.tie_bytes, self.tie_s
+            sent = self.transfer(near=False)
+            found = price_ranges(
+                *work, sent, self.limit, pace.num_microbatches, pace.hides, pace.floor, pace.best_s, *tables
+            )
             self._ranks = max(ranks, found)
         return tables[0][:found], tables[1][:found], tables[2][:found]
 
@@ -236,7 +254,7 @@ def find_options(
         if prices is not None and not any(_alike(option, view, prices) for option in found):
             option = Option(machines.mesh((data, *view)), way, 0, checkpoint, prices)
             found += _spread(option, catalogue, catalogue.rows.batch // rows, catalogue.limits[group])
-    return Options(catalogue, group, found) if found else None
+    return Options(catalogue, group, found, rows) if found else None
 
 
 def _alike(option: Option, view: View, prices: LayerPrices) -> bool:
@@ -255,15 +273,15 @@ def _spread(option: Option, catalogue: Catalogue, num_microbatches: int, limit: 
     found = [replace(option, zero=stage) for stage in ((0, 1) if option.trains else (0,))]
     items = option.prices.items
     needed = found[-1].state_bytes(items.sum(axis=1)) + option.transient.max()
-    needed += num_microbatches * option.held(items).sum()
+    needed += num_microbatches * (option.held(items) + items[Item.DATA_BYTES]).sum()
     needed += sum(option.tied_bytes(option.prices.local_bytes[v]) for _, _, v in catalogue.tied)
     if needed > limit:  # all layers with all microbatches in flight: more than any stage needs
         found += [replace(option, zero=stage) for stage in ((2, 3) if option.trains else (3,))]
     return found
 
 
-def _sums(option: Option) -> Array:
-    """The rows that `kernel.price_ranges` takes, up to each layer."""
+def _sums(option: Option, num_microbatches: int) -> Array:
+    """The rows that `kernel.price_ranges` takes, up to each layer; the whole batch counts as state."""
     items = option.prices.items
     compute, sent = option.again(items)
     works = items[[Item.FORWARD, Item.FORWARD_SENT, Item.BACKWARD, Item.BACKWARD_SENT]].sum(axis=0)
@@ -276,7 +294,7 @@ def _sums(option: Option) -> Array:
         np.minimum(items[Item.WEIGHTS], np.minimum(forward, back)),
         once,
         items[Item.GRADIENT_BYTES],
-        option.state_bytes(items),
+        option.state_bytes(items) + num_microbatches * items[Item.DATA_BYTES],
         option.held(items),
     ]
     return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)

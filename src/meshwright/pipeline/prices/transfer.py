@@ -1,25 +1,76 @@
-"""The time of a transfer from one stage to another, between hosts or inside one."""
+"""What a stage sends to the next one, and the time that takes: between hosts, or inside one.
+
+The runtime does the same (`runtime.transfer.routes`). Inside a host every device of the next stage reads what it needs
+from a device that has it. Between hosts every byte crosses once: the devices of the next stage fetch different parts,
+and gather the rest from each other over the links of their host.
+"""
 
 from functools import lru_cache
 
+import numpy as np
+
 from meshwright.hardware import Cluster, Mesh
+from meshwright.pipeline.layers.forward_pass import Array
+from meshwright.pipeline.layers.layers import Layers
+from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
 
 
-def transfer_s(cluster: Cluster, num_bytes: float, near: bool = False) -> float:
-    """Seconds, one way, that each device of a stage takes to send some bytes to the next stage.
+def crossing_bytes(layers: Layers, prices: LayerPrices, share: float) -> tuple[Array, Array]:
+    """Bytes of the activations that cross the cut before each layer and after the last, for a device of the stage
+    before the cut: those that it holds, and its equal share of all.
+
+    Args:
+        layers: The layers.
+        prices: Their prices on the stage's view.
+        share: The part of the whole batch's bytes that is a device's share.
+    """
+    equal = layers.crossing_bytes * share
+    held = np.append(prices.items[Item.CROSSING_BYTES], 0.0)
+    return np.where(equal > 0, np.maximum(held, equal), 0.0), equal
+
+
+def send_s(cluster: Cluster, held: Array, equal: Array, near: bool) -> Array:
+    """Seconds, one way, that each device of a stage takes to send activations to the next stage.
 
     Args:
         cluster: The machines.
-        num_bytes: Bytes that a device sends.
+        held, equal: For each cut, what a device holds of them, and its equal share of all.
         near: Whether both stages are on one host.
     """
-    near = near or cluster.num_hosts == 1
-    return max(float(mesh.collective_s("permute", (0,), float(num_bytes))) for mesh in _neighbours(cluster, near))
+    if near or cluster.num_hosts == 1:
+        return np.where(equal > 0, _permute_s(cluster, held, True), 0.0)
+    found = np.where(equal > 0, _permute_s(cluster, equal, False), 0.0)
+    sharing = np.rint(np.divide(held, equal, out=np.ones_like(held), where=equal > 0))
+    for count in set(sharing[sharing > 1].tolist()):
+        found += np.where(sharing == count, _gather_s(cluster, held, int(count)), 0.0)
+    return found
+
+
+def transfer_s(cluster: Cluster, num_bytes: float, near: bool = False) -> float:
+    """Seconds, one way, that a device takes to send some bytes to one of another stage, on the same host or not."""
+    return float(_permute_s(cluster, np.array(num_bytes, float), near or cluster.num_hosts == 1))
 
 
 def exchange_s(cluster: Cluster, num_bytes: float) -> float:
     """Seconds that two stages which share a parameter take to sum its gradient and to return the parameter."""
     return 2 * transfer_s(cluster, num_bytes)
+
+
+def _permute_s(cluster: Cluster, num_bytes: Array, near: bool) -> Array:
+    found: Array = np.max(
+        [mesh.collective_s("permute", (0,), num_bytes) for mesh in _neighbours(cluster, near)], axis=0
+    )
+    return found
+
+
+def _gather_s(cluster: Cluster, num_bytes: Array, count: int) -> Array:
+    """Seconds in which so many devices of a host gather some bytes of which each has a part."""
+    found = np.zeros_like(num_bytes)
+    for group in cluster.groups:
+        if (sharing := min(count, group.devices_per_host)) > 1:
+            mesh = group.part(1, sharing).mesh((sharing,))
+            found = np.maximum(found, mesh.collective_s("all_gather", (0,), num_bytes))
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.errors import ShardingError
-from meshwright.pipeline.layers.forward_pass import Array, Ints
+from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.pipeline.prices.catalogue import Catalogue
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options
@@ -127,9 +127,7 @@ class Split:
         return self._ends[count]
 
 
-def price_recipe(
-    options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, transfer: Array
-) -> Priced:
+def price_recipe(options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, near: Bools) -> Priced:
     """The cost of stages on equal submeshes, with the options that are best for the whole pipeline.
 
     The sums are those of `kernels.price_ranges`, over the chunks of a stage.
@@ -139,7 +137,7 @@ def price_recipe(
         chunks: First layers and ends, as of `Split.chunks`.
         name: The schedule's.
         num_microbatches: How many.
-        transfer: For each stage, seconds, there and back, over the cut before each layer and after the last.
+        near: For each stage, whether it sends inside its host.
     """
     last = chunks[1]
     num_stages, interleave = last.shape
@@ -147,7 +145,8 @@ def price_recipe(
     part, once, fixed = stage_sums(options, chunks)
     held = np.array(schedule.in_flight(num_stages, num_microbatches, interleave)) / interleave
     needed = fixed + held * part[:, ACTIVATIONS]
-    own, sent = part[:, MICROBATCH], np.take_along_axis(transfer, last, axis=1).sum(axis=1)
+    own = part[:, MICROBATCH]
+    sent = np.where(near, *(options.transfer(close)[:, last].sum(axis=2) for close in (True, False)))
     fill = own
     if num_microbatches >= schedule.full_from * num_stages:
         fill = schedule.fill(own, 0.0, part[:, WEIGHTS], interleave)  # type: ignore[arg-type, assignment]

@@ -121,7 +121,7 @@ class _Splitting:
         prices = catalogue.prices(self.stage.group, option.view, way, self.rows // option.data)
         if prices is None:
             return math.inf, math.inf
-        options = Options(catalogue, self.stage.group, [replace(option, way=way, prices=prices)])
+        options = Options(catalogue, self.stage.group, [replace(option, way=way, prices=prices)], self.rows)
         first, last = np.array(self.stage.chunks).T[:, None]
         part, once, fixed = stage_sums(options, (first, last))
         seconds = self.number * part[0, MICROBATCH, 0] + once[0, 0]

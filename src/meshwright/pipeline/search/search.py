@@ -6,7 +6,6 @@ sums over the same prices, so the result is no worse than any recipe.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from meshwright.graph.phases import BACKWARD, PHASES
 from meshwright.pipeline.layers.forward_pass import Array, Flow
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options, find_options
-from meshwright.pipeline.prices.transfer import transfer_s
 from meshwright.pipeline.search.device_line import Line, neighbours, orders, place
 from meshwright.pipeline.search.equal_stages import Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.search.result import Found, FoundStage
@@ -67,7 +65,6 @@ class Search:
         self._share = [rate / total for rate in rates]  # one device's share of the cluster's compute
         self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
         self._outside_s = np.inf  # a bound on plans that are no pipelines
-        self._transfers: dict[tuple[int, int, bool], Array] = {}
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
 
     @property
@@ -102,15 +99,6 @@ class Search:
     def note_bound(self, seconds: float) -> None:
         """Records a lower bound on plans without stages."""
         self._outside_s = min(self._outside_s, seconds)
-
-    def transfer(self, rows: int, num_devices: int, near: bool) -> Array:
-        """Seconds, both ways, over each cut, for a stage of ``num_devices`` that sends inside its host or not."""
-        key = (rows, num_devices, near)
-        if key not in self._transfers:
-            crossing = self.catalogue.layers.crossing_bytes * rows / self.catalogue.rows.batch / num_devices
-            times = [2 * transfer_s(self.catalogue.cluster, size, near) if size else 0.0 for size in crossing]
-            self._transfers[key] = np.array(times)
-        return self._transfers[key]
 
     # Recipes of equal stages.
 
@@ -169,8 +157,7 @@ class Search:
         self.tried += 1
         devices, chunks = options.options[0].mesh.num_devices, self.split.chunks(num_stages, pipeline.interleave)
         near = neighbours(place(self.catalogue.cluster, [(options.group, devices)] * num_stages))
-        transfer = np.where(near[:, None], self.transfer(rows, devices, True), self.transfer(rows, devices, False))
-        priced = price_recipe(options, chunks, pipeline.schedule, pipeline.num_microbatches, transfer)
+        priced = price_recipe(options, chunks, pipeline.schedule, pipeline.num_microbatches, near)
         if np.isinf(priced.total_s):
             words = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
             self.note_misfit(float(priced.peak_bytes.max()), words)
@@ -227,7 +214,7 @@ class Search:
         kinds = [(g, n, options) for g, n, options in tried if options is not None]
         pipeline = Pipeline(schedule, self.catalogue.rows.batch // rows, 1, checkpoint)
         self.tried += bool(kinds)
-        found = Programme(pipeline, line, kinds, partial(self.transfer, rows)).solve(self.best_s)
+        found = Programme(pipeline, line, kinds).solve(self.best_s)
         if found is not None:
             self.best = found
 

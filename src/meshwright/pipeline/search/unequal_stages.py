@@ -1,11 +1,9 @@
 """Stages of any size for one size of microbatch, recomputation and schedule, along one line of devices."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.pipeline.layers.forward_pass import Array
 from meshwright.pipeline.prices.kernels import MICROBATCH
 from meshwright.pipeline.prices.stage_options import Options, Pace
 from meshwright.pipeline.search.device_line import Line, neighbours, place
@@ -27,14 +25,11 @@ class Programme:
         pipeline: How the stages work together.
         line: The line of devices on which they are placed.
         kinds: The kinds of submesh that a stage can have.
-        transfer: Seconds, both ways, over each cut, by the devices of the sending stage and whether it sends inside a
-            host.
     """
 
     pipeline: Pipeline
     line: Line
     kinds: list[Kind]
-    transfer: Callable[[int, bool], Array]
 
     def solve(self, best_s: float) -> Found | None:
         """The best stages that take less than ``best_s``; None if there are none.
@@ -67,7 +62,7 @@ class _Priced:
 
     def __init__(self, programme: Programme, pace: Pace):
         self._programme, line = programme, programme.line
-        tables = [options.price(pace, programme.transfer(n, False)) for _, n, options in programme.kinds]
+        tables = [options.price(pace) for *_, options in programme.kinds]
         fill, busy, self._which = (np.concatenate(parts) for parts in zip(*tables, strict=True))
         self._kinds = [programme.kinds[z] for z, table in enumerate(tables) for _ in table[0]]  # one for each rank
         size = np.array([n // line.unit for _, n, _ in self._kinds], np.int64)
@@ -80,11 +75,11 @@ class _Priced:
         near = neighbours(place(programme.line.cluster, [self._kinds[part.kind][:2] for part in solution.parts]))
         stages, adds, rest = [], [], []
         for part, close in zip(solution.parts, near.tolist(), strict=True):
-            group, devices, options = self._kinds[part.kind]
+            group, _, options = self._kinds[part.kind]
             at = (part.kind, part.in_flight - 1, part.first, part.last)
             number = int(self._which[at])
             own = options.sums[number, MICROBATCH, part.last] - options.sums[number, MICROBATCH, part.first]
-            far, sent = (programme.transfer(devices, some)[part.last] for some in (False, close))
+            far, sent = (float(options.transfer(some)[number, part.last]) for some in (False, close))
             waits = (programme.pipeline.num_microbatches - 1) * (max(own, far) - max(own, sent))
             adds.append(float(ranges.fill[at] - far + sent))
             rest.append(float(ranges.busy[at] - waits))
