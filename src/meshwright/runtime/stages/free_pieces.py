@@ -1,12 +1,15 @@
-"""Pieces of a part's program that depend on no examples: masks, positions, random bits of the part."""
+"""Pieces that depend on no examples, which every pass can run for itself: masks, positions, random bits of the part."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
+from meshwright.runtime.program.serials import is_operation
 
 _DRAWS = ("random_bits", "random_gamma", "threefry2x32")
 
@@ -38,4 +41,24 @@ def free_pieces(step: CutStep | OnePart) -> dict[Key, Free]:
         if all(key in given or key in found or key[0] in program.constants for key in one.ins):
             drawn = one.unit.name in _DRAWS or any(found[key].is_drawn for key in one.ins if key in found)
             found.update(dict.fromkeys(one.outs, Free(number, one, drawn)))
+    return found
+
+
+def fused_pieces(step: CutStep | OnePart, is_held: Sequence[bool]) -> dict[Key, Free]:
+    """The values, the same for all parts, that XLA would fuse into their readers, by the pieces that compute them.
+
+    A scale that is broadcast over pixels would take as much memory as an activation if it were computed once a step.
+
+    Args:
+        step: The step cut into parts.
+        is_held: For each unit, whether its results are kept.
+    """
+    program, status, found = step.program, step.analysis.status, dict[Key, Free]()
+    for number, unit in enumerate(program.units):
+        is_drawn = unit.name in _DRAWS or unit.name.startswith("random_")
+        if is_held[number] or is_drawn or unit.eqn.effects or not is_operation(unit.eqn) or is_expensive(unit):
+            continue
+        if all(status.get(v) == ALIKE for v in unit.outs):
+            piece = Free(number - len(program.units), Whole(unit), is_drawn=False)  # before all pieces of the part
+            found.update(dict.fromkeys(piece.piece.outs, piece))
     return found

@@ -19,7 +19,7 @@ from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
 from meshwright.runtime.stages.assignment import Assignment, Pass, place_parts
-from meshwright.runtime.stages.free_pieces import free_pieces
+from meshwright.runtime.stages.free_pieces import free_pieces, fused_pieces
 from meshwright.runtime.stages.recomputation import kept_values
 from meshwright.runtime.stages.update_rounds import Rounds, UpdateRounds
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
@@ -146,12 +146,14 @@ class _Passes:
         self._connect(pieces)
 
     def _add_free(self, pieces: dict[Pass, list[Instruction]], where: Pass) -> None:
-        """Lets a pass compute for itself what needs neither the batch nor another pass: no random bits are sent.
+        """Lets a pass compute for itself what needs neither the batch nor another pass, and XLA can fuse.
+
+        So no random bits are sent, and nothing is broadcast for all passes at once.
 
         A backward pass takes random numbers from its forward pass, as they take longer to draw again than to keep.
         """
         step = self.programs.steps[where[1] % self.programs.num_stages]
-        free = free_pieces(step)
+        free = fused_pieces(step, self.programs.assignment.is_held) | free_pieces(step)
         ahead = {key for one in pieces[FORWARD, where[1]] for key in one.outs} if where[0] != FORWARD else set()
         wanted, own = [key for one in pieces[where] for key in one.ins], dict[int, Instruction]()
         while wanted:
