@@ -4,11 +4,12 @@ Each row trains a model for some steps in stages on virtual CPU devices, in floa
 and parameters with one device: `difference` is the largest of all differences. `programs` are those of all stages, and
 how many XLA compiled: equal stages are compiled once. `instructions` are the calls of a step (a pass, a transfer, a
 round of the update); `host µs` is the median time that the calling thread computes until such a call returns, of stages
-with one device each, which do not wait for their results. `step` is the time of a step over the times of its
-instructions, each waited for, one after another. `peak` has the bytes that a device of each stage takes at most over
-the plan's, as `plan.verify()` finds them: arrays that are held, and temporaries of programs that XLA compiles without
-optimisation here. The rows of `gpt-tiny` in float32 are verified only, compiled as usual: 1F1B holds fewer microbatches
-than GPipe.
+with one device each, which do not wait for their results. `step` is the time of a step over that of a step in which
+every instruction is waited for before the next; `outside` is the part of the latter that is outside the instructions:
+arguments are checked and placed, results put together, arrays freed. `peak` has the bytes that a device of each stage
+takes at most over the plan's, as `plan.verify()` finds them: arrays that are held, and temporaries of programs that
+XLA compiles without optimisation here. The rows of `gpt-tiny` in float32 are verified only, compiled as usual: 1F1B
+holds fewer microbatches than GPipe.
 
     python benchmarks/pipelines.py [--only llama] [--steps 5]
 """
@@ -76,7 +77,17 @@ def main() -> None:
         row for name, kinds, recipe in ROWS if options.only in name for row in compared(name, kinds, recipe, options)
     ]
     rows += memory_rows() if options.only in "gpt-tiny float32" else ()
-    header = ("model", "recipe", "difference", "programs", "instructions", "host µs", "step", "peak ÷ planned")
+    header = (
+        "model",
+        "recipe",
+        "difference",
+        "programs",
+        "instructions",
+        "host µs",
+        "step",
+        "outside",
+        "peak ÷ planned",
+    )
     load = f"Load of the machine in the last 15 minutes: {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores."
     table("Pipelines", f"{(__doc__ or '').split(chr(10) * 2 + '    python')[0]}\n\n{load}", header, rows)
 
@@ -90,7 +101,7 @@ def compared(name: str, kinds: dict[str, Any], recipe: mw.ThreeD, options: Any) 
             found = measured(*model_of(name, kinds), recipe, options.steps)
         yield (" ".join(words), said(recipe), *found)
     except mw.ShardingError as error:
-        yield (" ".join(words), said(recipe), f"refused: {str(error)[:90]}…", "", "", "", "", "")
+        yield (" ".join(words), said(recipe), f"refused: {str(error)[:90]}…", *[""] * 6)
     print(f"{name}, {said(recipe)}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -134,13 +145,13 @@ def measured(init: Callable, step: Callable, batch: Any, recipe: mw.ThreeD, step
         state, loss = run(state, batch)
         worst = max(worst, difference((alone, expected), (state, loss)))
     engine = run.recent.engine
-    host, ratio = timed(run, state, batch)
+    host, ratio, outside = timed(run, state, batch)
     found = verify_program(run.recent)
     shares = " ".join(f"{stage.memory.ratio:.2f}" for stage in found.stages)
     compiled = len({lowered.jitted.lower(*lowered.types).as_text() for lowered in engine.lowered.values()})
     host_text = f"{host:.0f}" if devices == recipe.pipeline else "waits"
     programs = f"{len(engine.lowered)}, {compiled} compiled"
-    return f"{worst:.1e}", programs, str(len(engine.bound)), host_text, f"{ratio:.2f}", shares
+    return f"{worst:.1e}", programs, str(len(engine.bound)), host_text, f"{ratio:.2f}", f"{outside:.0%}", shares
 
 
 def difference(one: Any, other: Any) -> float:
@@ -152,8 +163,9 @@ def difference(one: Any, other: Any) -> float:
     return found
 
 
-def timed(run: Any, state: Any, batch: Any) -> tuple[float, float]:
-    """Median host time of an instruction in µs, and the time of a step over that of its instructions one by one."""
+def timed(run: Any, state: Any, batch: Any) -> tuple[float, float, float]:
+    """Median host time of an instruction in µs, the time of a step over that of one whose instructions are waited for,
+    and the part of the latter that is outside the instructions."""
     calls: list[float] = []
     bound = run.recent.engine.bound
 
@@ -181,13 +193,13 @@ def timed(run: Any, state: Any, batch: Any) -> tuple[float, float]:
     for _ in range(5):
         step(waits=False)
     host = median(calls) * 1e6
-    waited = []
-    for _ in range(5):
+    waited, inside = [], []
+    for _ in range(9):
         calls.clear()
-        step(waits=True)
-        waited.append(sum(calls))
-    plain = median(step(waits=None) for _ in range(5))
-    return host, plain / median(waited)
+        waited.append(step(waits=True))
+        inside.append(sum(calls))
+    plain = median(step(waits=None) for _ in range(9))
+    return host, plain / median(waited), 1 - median(inside) / median(waited)
 
 
 def memory_rows() -> Iterator[Sequence[object]]:
@@ -198,7 +210,7 @@ def memory_rows() -> Iterator[Sequence[object]]:
         plan = mw.plan(model.train_step, model.state, model.batch, cluster="1x4 cpu", method=recipe)
         found = plan.verify(compiler_options=USUAL)
         shares = " ".join(f"{s.memory.ratio:.2f} ({format_bytes(s.memory.compiled)})" for s in found.stages)
-        yield ("gpt-tiny float32", said(recipe), *[""] * 5, shares)
+        yield ("gpt-tiny float32", said(recipe), *[""] * 6, shares)
 
 
 if __name__ == "__main__":
