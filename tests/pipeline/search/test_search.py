@@ -12,6 +12,7 @@ from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.prices.kernels import GRADIENTS, MICROBATCH, ONCE
 from meshwright.pipeline.search.device_line import neighbours, orders, place
 from meshwright.pipeline.search.equal_stages import choose
+from meshwright.pipeline.search.refine import refine
 from meshwright.pipeline.search.search import Search
 from meshwright.schedules import SCHEDULES, in_flight
 from tests.pipeline.models import mlp
@@ -85,6 +86,7 @@ def test_the_price_is_what_the_stages_say(rows, machines, fraction):
     """With so little memory that a pipeline is quicker than one program."""
     step, args = mlp(512, layers=5, rows=rows)
     search = searched(step, args, machines, memory_fraction=fraction)
+    refine(search)
     plan = mw.plan(step, *args, cluster=machines, method=mw.Auto(pipeline=True, memory_fraction=fraction))
     assert len(plan.stages) > 1
     assert plan.step_s == pytest.approx(search.best_s)
