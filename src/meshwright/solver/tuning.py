@@ -25,8 +25,7 @@ class Tuning:
     extra_time: float = 1.0  # multiple of the time so far for which the search goes on once the gap suffices
 
     # Reductions.
-    growth: float = 4.0  # how many times as large as those it replaces a new matrix may be
-    part_growth: float = 16.0  # the same in subproblems, which are reduced once and searched for long
+    growth: float = 8.0  # how many times as large as those it replaces a new matrix may be
     most_work: int = 20_000_000  # elementary steps of one reduction or repair; a tenth of it for large models
     times_window: int = 8  # memory times that each time is compared with first, the latest
     times_probes: int = 16  # random choices that show which times cannot imply each other
@@ -38,13 +37,8 @@ class Tuning:
     price_sweeps: int = 60  # sweeps at changing prices on a whole model [halved: time × 2.3, 2 proofs lost]
     part_price_sweeps: int = 12  # the same in a subproblem, which starts from good prices
     sweeps_per_price: int = 2  # sweeps at each vector of prices [doubled: time × 1.25]
-    price_patience: float = 0.4  # part of these sweeps that may pass before memory seems to bind
     price_reach: float = 0.03  # part of the bound by which the first change of prices is to raise it
-    price_gains: tuple[float, float] = (
-        1e-4,
-        1e-6,
-    )  # part of the bound that further prices must promise, first and last
-    price_gain: float = 1e-5  # part of the bound that sweeps or minima at further prices must gain
+    price_gain: float = 1e-5  # part of the bound that sweeps or minima at further prices must promise or gain
     bundle_cuts: int = 12  # latest linear pieces that the model of the bound keeps
     bundle_rounds: int = 300  # most rounds that seek the highest point of that model
     bundle_serious: tuple[float, float] = (
@@ -55,24 +49,23 @@ class Tuning:
     ascent_step: float = 0.005  # shortest of them, as a part of Polyak's
     minima: int = 20  # most prices at which the minimum without a memory limit is found exactly
     minima_reach: float = 0.1  # part of the bound above it within which states take part in these minima
-    price_scales: tuple[float, ...] = (0.5, 0.8, 1.3, 2.0)  # multiples of the best prices that are tried beside them
-    few_minima: int = 6  # exact minima from which on none at these multiples are added
-    start_scales: tuple[float, ...] = (1.0, 1.3, 0.5, 2.0, 0.8, 4.0, 0.2)  # multiples at which incumbents are improved
-    fan_times: int = 4  # most expensive memory times, each of which has the worth of all memory in turn
-    fan_traded: int = 3  # those of them between which the worth of one is moved to another
-    fan_others: int = 4  # most duals at prices that were best in other subproblems
-    fan_apart: float = 0.02  # distance of their prices from all others, as a part of what all memory is worth
+    start_scales: tuple[float, ...] = (
+        1.0,
+        0.5,
+        0.8,
+        1.3,
+        2.0,
+    )  # multiples of the prices at which incumbents are improved
+    fan: int = 4  # most expensive memory times among which worth is moved, and most prices of other subproblems tried
 
     # Branch and bound.
     first_goal: float = 4e-4  # part of the bound above it that the first goal is [halved or doubled: cost × 1.0003]
-    first_reach: float = 1e-3  # the same where a first choice is sought, or small memory rows are left out
     goal_growth: float = 4.0  # from the rise to one goal to the rise to the next
     nearly: float = 0.5  # part of the way to the incumbent from which a goal is raised to its cost
-    shrunk: float = 0.8  # part of the states left below which a model is reduced again
-    reordered: float = 0.7  # part of the nodes left below which their order is sought again
+    shrunk: float = 0.8  # part of the states left below which a model is reduced, ordered or eliminated again
     hardly_shrunk: float = 0.97  # the same once for all, before models are split
     improve_gap: float = 0.005  # part of the cost above the bound that is improved before splits [never: time × 1.1]
-    mix_reaches: tuple[float, ...] = (0.003, 0.05)  # parts of the bound within which mixes of cheap choices are sought
+    mix_reach: float = 0.05  # part of the bound within which the best mix of cheap choices is sought
     small_memory: float = 6e-3  # part of each cap that rows left out at first take [0: time × 1.4, a proof lost]
     coarse_share: float = 0.5  # share of the time for the model without them
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
@@ -92,7 +85,6 @@ class Tuning:
     some_rows: float = 1e5  # rows of one that is tried
     patient_rows: float = 5e4  # rows of one for each unit of patience, and of one that mixes choices
     rows_per_second: float = 3e5  # about how many are made, to stop in time
-    fewer: float = 0.6  # part of the combinations with which one failed up to which the next is tried
     table_share: int = 6  # one table may have this part of all rows
     narrow_rows: int = 64  # rows that each table keeps once all are made
     rows_compared: int = 4096  # rows of equal states that a new one is compared with

@@ -103,7 +103,7 @@ class Closer:
 
     def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """A first incumbent below the cutoff: decoded from the dual, or from short searches at rising goals."""
-        reach = self.tuning.first_reach * max(abs(dual.bound), 1e-9)
+        reach = self.tuning.first_goal * max(abs(dual.bound), 1e-9)
         while self.options.splits and best.bound < enough and not self.deadline.is_over:
             if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
                 break
@@ -172,10 +172,10 @@ class Closer:
             False,
             True,
             -np.inf,
-            self.tuning.first_reach * max(abs(dual.bound), 1e-9),
+            self.tuning.first_goal * max(abs(dual.bound), 1e-9),
         )
         while best.bound < enough and goal < min(best.cost, ceiling) and not self.deadline.is_over:
-            far = best.cost > best.bound + self.tuning.mix_reaches[-1] * abs(best.bound)
+            far = best.cost > best.bound + self.tuning.mix_reach * abs(best.bound)
             goal, reach = (
                 min(best.cost, ceiling, best.bound + reach if far else np.inf),
                 self.tuning.goal_growth * reach,
@@ -214,12 +214,8 @@ class Closer:
         reach = min(best.cost, ceiling) - dual.bound
         if not (seen := settle_prices(dual, reach, self.deadline, self.tuning)):
             return best
-        alive, found = states_of(dual.model, seen if best.choice is None else [best.choice, *seen]), best
-        for part in self.tuning.mix_reaches:
-            goal = dual.bound + min(reach, part * abs(dual.bound))
-            found = self._among(dual, alive, goal)
-            if found.choice is not None or goal - dual.bound == reach:
-                break
+        alive = states_of(dual.model, seen if best.choice is None else [best.choice, *seen])
+        found = self._among(dual, alive, dual.bound + min(reach, self.tuning.mix_reach * abs(dual.bound)))
         return better(best, replace(found, bound=best.bound)) if found.cost < ceiling else best
 
     def _among(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
@@ -290,7 +286,7 @@ class Closer:
                 return nothing, part, Split((fewer,), (dual.bound,), 1.0)
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
-            self.effort.few = self.tuning.fewer * count
+            self.effort.few = self.tuning.shrunk * count
         if not self.options.splits or self.deadline.is_over:
             return part.whole(mended_found(dual, found, tuning=self.tuning)), part, None
         dual.restore()
