@@ -67,23 +67,19 @@ class Tuning:
     improve_gap: float = 0.005  # part of the cost above the bound that is improved before splits [never: time × 1.1]
     mix_reach: float = 0.05  # part of the bound within which the best mix of cheap choices is sought
     small_memory: float = 6e-3  # part of each cap that rows left out at first take [0: time × 1.4, a proof lost]
-    coarse_share: float = 0.5  # share of the time for the model without them
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
     most_split_candidates: int = 64  # nodes that are tried in all
     trial_sweeps: int = 6  # sweeps that judge a half
     hardly: float = 0.1  # part of the gap that a split should close on one side, or elimination gets more rows
-    patience: float = 10.0  # how many times as many rows it then gets at first [cost × 1.02, a proof lost]
-    patience_growth: float = 3.0  # from one such attempt to the next
-    most_patience: float = 100.0
+    patience: float = 5.0  # how many times as many rows it then gets at first [none: cost × 1.02, a proof lost]
+    most_patience: float = 50.0  # the same once that did not suffice
     pause: float = 0.5  # splits to wait after such an attempt failed, for each unit of patience
 
     # Bucket elimination.
     few_combinations: float = 2e4  # combinations of states up to which an elimination mostly ends within its rows
-    some_combinations: float = 2e5  # the same for a first choice or a minimum without a memory limit
     most_combinations: float = 1e6  # combinations up to which an elimination is tried [0: time × 2.8, 5 proofs lost]
     rows: float = 9e5  # rows of an elimination that is likely to end
-    some_rows: float = 1e5  # rows of one that is tried
-    patient_rows: float = 5e4  # rows of one for each unit of patience, and of one that mixes choices
+    some_rows: float = 1e5  # rows of one that is tried or mixes choices, and for each unit of patience
     rows_per_second: float = 3e5  # about how many are made, to stop in time
     table_share: int = 6  # one table may have this part of all rows
     narrow_rows: int = 64  # rows that each table keeps once all are made
@@ -106,7 +102,6 @@ class Tuning:
     kick_stages: int = 20  # stages of annealing
     kick_peaks: tuple[float, float] = (0.5, 2.0)  # multiples of the prices at which kicks begin
     price_spread: float = 0.5  # standard deviation of the logarithm of the price from node to node
-    stale_starts: int = 2  # improvements in a row that may bring nothing before branch and bound goes on
     window_nodes: tuple[int, int] = (4, 1500)  # least and most nodes of a window
     window_steps: tuple[float, float] = (1.02, 0.93)  # how its size follows what was solved and what was not
     window_rounds: int = 4  # times that a window is solved again because another memory time turned out to bind

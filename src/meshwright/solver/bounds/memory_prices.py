@@ -115,7 +115,7 @@ def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
 
 def _near(dual: Dual, reach: float, tuning: Tuning) -> Buckets | None:
     """Buckets of the states within reach of the bound, or nearer where these are too many; None where that fails."""
-    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.some_combinations
+    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.most_combinations
     for _ in range(10):  # a minimum over fewer states than these is hardly better than the bound
         alive = dual.floor <= dual.bound + reach
         buckets = arrange(dual.links, dual.model.off, alive, most, tuning.few_nodes)

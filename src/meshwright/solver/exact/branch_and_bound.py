@@ -60,7 +60,7 @@ class Effort:
     Attributes:
         few: Combinations of states up to which the next model is eliminated as a whole.
         rows: Rows of the next elimination of many combinations.
-        patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
+        patience: How many times as many rows are made where splitting hardly raises the bound; more once that failed.
         pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         slack: The difference between a choice and its bound that suffices.
         improve_above: How far above the bound a choice is improved before models are split.
@@ -108,8 +108,7 @@ class Closer:
             if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
-            few = min(self.effort.few, self.tuning.some_combinations)
-            best = better(best, self.copy(splits=False, few=few).attempt(dual, goal))
+            best = better(best, self.copy(splits=False).attempt(dual, goal))
             if best.bound < goal:
                 break
             reach *= self.tuning.goal_growth
@@ -194,7 +193,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         start, offset = Closed(None, np.inf, part.dual.bound), part.offset
-        closer = self.copy(self.deadline.part(self.tuning.coarse_share), slack=self.options.tolerance)
+        closer = self.copy(slack=self.options.tolerance)
         return part.whole(closer.below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
@@ -225,7 +224,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         found, _ = closer._searched(
-            part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.patient_rows, tuning=self.tuning)
+            part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.some_rows, tuning=self.tuning)
         )
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
 
@@ -302,7 +301,7 @@ class Closer:
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
             self.effort.pause = self.tuning.pause * self.effort.patience
-            self.effort.patience = min(self.tuning.patience_growth * self.effort.patience, self.tuning.most_patience)
+            self.effort.patience = self.tuning.most_patience
         if len(halves.parts) > 1:
             found = mended_found(dual, found, tuning=self.tuning)
         return part.whole(found), part, halves
@@ -324,7 +323,7 @@ class Closer:
         """An elimination with more rows than usual; None where even those would not suffice."""
         if count > self.tuning.most_combinations:
             return None
-        rows = min(self.effort.patience * self.tuning.patient_rows, self._rows_left())
+        rows = min(self.effort.patience * self.tuning.some_rows, self._rows_left())
         return partial(eliminate, effort=rows, tuning=self.tuning)
 
     def _rows_left(self) -> float:
