@@ -45,7 +45,7 @@ MECHANISMS: dict[str, dict[str, object]] = {
     "no kicks": {"kick_patience": -1},
     "no windows": {"turn_share": 0.0},
 }
-RESULT, DECISIONS = RESULTS / "ablation.md", "\n## Decisions"  # which are written by hand, and stay
+RESULT, DECISIONS = RESULTS / "ablation.md", "\n## On the contest"  # which are written by hand, and stay
 HEADER = ("change", "half", "problems", "cost ÷", "worst", "bound ÷", "CPU time ÷", "proofs lost", "won")
 
 
