@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
 _IN_PLACE = ("scatter", "select_and_scatter")  # change their first operand where it is
 _LINE = 128  # bytes of a cache line of a GPU
+_MANY = 64  # kernels that need a value; more make no difference
 
 
 class Traffic(NamedTuple):
@@ -174,10 +175,9 @@ def _weights(reads: Ints, producer: Ints, joined: Ints, by: Ints, read: Ints, pa
 
 @kernel
 def _store(reads, begin, first_made, num_made, producer, fusible, users, first_user, taken, size, elements, stored):
-    """Stores values where that moves fewer bytes than computing them in every kernel that needs them.
+    """Stores values, in order, where that moves fewer bytes than computing them in every kernel that needs them.
 
-    The kernels that need a value depend on what is stored after it, so values are visited backwards. What it is
-    computed from depends on what is stored before it, so those that were chosen are visited again, forwards.
+    A value with one reader is left to that reader, unless the reader's result is larger.
 
     Args:
         reads, begin, first_made, num_made: The operands and results of operations.
@@ -191,47 +191,42 @@ def _store(reads, begin, first_made, num_made, producer, fusible, users, first_u
     num_ops = len(first_made)
     seen, met = np.full(num_ops, -1), np.full(len(producer), -1)
     stack, parts = np.empty(num_ops + 1, np.int64), np.empty(num_ops + 1)
-    needed = np.zeros(num_ops, np.int64)  # by how many kernels, for values that are stored by choice
-    for step in range(2 * num_ops):
-        again = step >= num_ops
-        i = step - num_ops if again else num_ops - 1 - step
+    for i in range(num_ops):
         value = first_made[i]
-        if again and needed[i] > 0:
-            stored[value] = False
-        elif again or stored[value] or not fusible[i] or num_made[i] != 1 or elements[value] == 1:
+        if stored[value] or not fusible[i] or num_made[i] != 1 or elements[value] == 1:
             continue
-        else:
-            waiting, stack[0] = 1, value
-            while waiting:
-                waiting -= 1
-                at = stack[waiting]
-                for k in range(first_user[at], first_user[at + 1]):
-                    user = users[k]
-                    if seen[user] == step:
-                        continue
-                    seen[user] = step
-                    if fusible[user] and num_made[user] == 1 and not stored[first_made[user]]:
-                        stack[waiting] = first_made[user]
-                        waiting += 1
-                    else:
-                        needed[i] += 1
-        source, waiting, stack[0], parts[0] = 0.0, 1 if needed[i] > 1 else 0, i, 1.0
+        only = users[first_user[value]] if first_user[value + 1] - first_user[value] == 1 else -1
+        if only >= 0 and fusible[only] and size[first_made[only]] <= size[value]:
+            continue
+        needed, waiting, stack[0] = 0, 1, value
+        while waiting and needed < _MANY:
+            waiting -= 1
+            at = stack[waiting]
+            for k in range(first_user[at], first_user[at + 1]):
+                user = users[k]
+                if seen[user] == i:
+                    continue
+                seen[user] = i
+                if fusible[user] and num_made[user] == 1 and not stored[first_made[user]]:
+                    stack[waiting] = first_made[user]
+                    waiting += 1
+                else:
+                    needed += 1
+        source, waiting, stack[0], parts[0] = 0.0, 1 if needed > 1 else 0, i, 1.0
         while waiting:
             waiting -= 1
             at, part = stack[waiting], parts[waiting]
             for k in range(begin[at], begin[at + 1]):
                 read, share = reads[k], part * taken[at] if k == begin[at] else part
-                if met[read] == step:
+                if met[read] == i:
                     continue
-                met[read] = step
+                met[read] = i
                 if stored[read]:
                     source += size[read] * share
                 elif producer[read] >= 0 and elements[read] > 1:
                     stack[waiting], parts[waiting] = producer[read], share
                     waiting += 1
-        stored[value] = (needed[i] - 1) * source > (needed[i] + 1) * size[value]
-        if not stored[value]:
-            needed[i] = 0
+        stored[value] = (needed - 1) * source > (needed + 1) * size[value]
 
 
 @kernel
