@@ -38,7 +38,8 @@ def test_equal_stages_are_compiled_once_and_run_on_their_own_devices(compilation
             like.add(text)
         compilations.clear()
         compiled = compile_programs(list(programs.values()))
-    assert len(compilations) == len(like) <= len(programs) - 5  # those of the two stages in the middle
+    in_the_middle = sum(stage == 1 for _, stage, _ in programs)
+    assert in_the_middle > 3 and len(compilations) == len(like) == len(programs) - in_the_middle
     for key, one in zip(programs, compiled, strict=True):
         shardings = jax.tree.leaves((one.input_shardings, one.output_shardings))
         assert {d for s in shardings for d in s.device_set} == {*programs[key].devices}

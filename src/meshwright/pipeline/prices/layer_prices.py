@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
-from meshwright.pipeline.layers.forward_pass import Array
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.plans.tensor import Spec
+
+Array = NDArray[np.float64]
 
 
 class Item(IntEnum):

@@ -6,16 +6,18 @@ and gather the rest from each other over the links of their host.
 """
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshwright.hardware import Cluster, Mesh
-from meshwright.pipeline.layers.forward_pass import Array
-from meshwright.pipeline.layers.layers import Layers
-from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
+from meshwright.pipeline.prices.layer_prices import Array, Item, LayerPrices
+
+if TYPE_CHECKING:  # a loaded plan is simulated without JAX, which these need
+    from meshwright.pipeline.layers.layers import Layers
 
 
-def crossing_bytes(layers: Layers, prices: LayerPrices, share: float) -> tuple[Array, Array]:
+def crossing_bytes(layers: "Layers", prices: LayerPrices, share: float) -> tuple[Array, Array]:
     """Bytes of the activations that cross the cut before each layer and after the last, for a device of the stage
     before the cut: those that it holds, and its equal share of all.
 

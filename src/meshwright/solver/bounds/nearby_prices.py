@@ -2,7 +2,7 @@
 
 A partial choice may leave the rest more or less memory than the prices of the best dual assume. Several duals rule out
 more: a row of an elimination that saves memory at one time and wastes it at another is ruled out by a dual with other
-prices at these times.
+prices at these times, and where one time alone binds, by duals with a higher or lower price.
 """
 
 from collections import deque
@@ -45,24 +45,25 @@ class Fan:
         if not len(seen):
             return found
         apart = (np.abs(seen[:, None] - tried) * cap).sum(axis=2).min(axis=1)
-        while len(found) < self.tuning.fan and apart.max() > 0.0:
+        while len(found) < self.tuning.fan_others and apart.max() > self.tuning.fan_apart * float(dual.prices @ cap):
             found.append(seen[np.argmax(apart)])
             apart = np.minimum(apart, (np.abs(seen - found[-1]) * cap).sum(axis=1))
         return found
 
 
 def _changed(dual: Dual, tuning: Tuning) -> Iterator[np.ndarray]:
-    """Prices at which what memory is worth in all lies at one time, or some of it at another; none for one time."""
+    """Prices at which what memory is worth in all lies at one time, or some of it at another; of one time, scaled."""
     cap, worth = dual.model.cap, dual.prices * dual.model.cap
-    binding = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan] if worth[time] > 0]
-    if len(binding) < 2:
+    binding = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan_times] if worth[time] > 0]
+    if len(binding) == 1:
+        yield from (scale * dual.prices for scale in tuning.price_scales)
         return
     for time in binding:
         prices = np.zeros(len(cap))
         prices[time] = worth.sum() / cap[time]
         yield prices
     part = 1.0 if len(binding) > 2 else 0.5  # all of it, unless that is what the loop above has tried
-    for giver, taker in permutations(binding, 2):
+    for giver, taker in permutations(binding[: tuning.fan_traded], 2):
         prices = dual.prices.copy()
         prices[taker] += part * worth[giver] / cap[taker]
         prices[giver] *= 1.0 - part

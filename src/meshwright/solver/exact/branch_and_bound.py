@@ -60,7 +60,7 @@ class Effort:
     Attributes:
         few: Combinations of states up to which the next model is eliminated as a whole.
         rows: Rows of the next elimination of many combinations.
-        patience: How many times as many rows are made where splitting hardly raises the bound; more once that failed.
+        patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
         pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
         slack: The difference between a choice and its bound that suffices.
         improve_above: How far above the bound a choice is improved before models are split.
@@ -103,12 +103,13 @@ class Closer:
 
     def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """A first incumbent below the cutoff: decoded from the dual, or from short searches at rising goals."""
-        reach = self.tuning.first_goal * max(abs(dual.bound), 1e-9)
+        reach = self.tuning.first_reach * max(abs(dual.bound), 1e-9)
         while self.options.splits and best.bound < enough and not self.deadline.is_over:
             if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
-            best = better(best, self.copy(splits=False).attempt(dual, goal))
+            few = min(self.effort.few, self.tuning.some_combinations)
+            best = better(best, self.copy(splits=False, few=few).attempt(dual, goal))
             if best.bound < goal:
                 break
             reach *= self.tuning.goal_growth
@@ -171,10 +172,10 @@ class Closer:
             False,
             True,
             -np.inf,
-            self.tuning.first_goal * max(abs(dual.bound), 1e-9),
+            self.tuning.first_reach * max(abs(dual.bound), 1e-9),
         )
         while best.bound < enough and goal < min(best.cost, ceiling) and not self.deadline.is_over:
-            far = best.cost > best.bound + self.tuning.mix_reach * abs(best.bound)
+            far = best.cost > best.bound + self.tuning.mix_reaches[-1] * abs(best.bound)
             goal, reach = (
                 min(best.cost, ceiling, best.bound + reach if far else np.inf),
                 self.tuning.goal_growth * reach,
@@ -193,7 +194,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         start, offset = Closed(None, np.inf, part.dual.bound), part.offset
-        closer = self.copy(slack=self.options.tolerance)
+        closer = self.copy(self.deadline.part(self.tuning.coarse_share), slack=self.options.tolerance)
         return part.whole(closer.below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
@@ -213,8 +214,12 @@ class Closer:
         reach = min(best.cost, ceiling) - dual.bound
         if not (seen := settle_prices(dual, reach, self.deadline, self.tuning)):
             return best
-        alive = states_of(dual.model, seen if best.choice is None else [best.choice, *seen])
-        found = self._among(dual, alive, dual.bound + min(reach, self.tuning.mix_reach * abs(dual.bound)))
+        alive, found = states_of(dual.model, seen if best.choice is None else [best.choice, *seen]), best
+        for part in self.tuning.mix_reaches:
+            goal = dual.bound + min(reach, part * abs(dual.bound))
+            found = self._among(dual, alive, goal)
+            if found.choice is not None or goal - dual.bound == reach:
+                break
         return better(best, replace(found, bound=best.bound)) if found.cost < ceiling else best
 
     def _among(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
@@ -224,7 +229,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         found, _ = closer._searched(
-            part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.some_rows, tuning=self.tuning)
+            part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.patient_rows, tuning=self.tuning)
         )
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
 
@@ -285,7 +290,7 @@ class Closer:
                 return nothing, part, Split((fewer,), (dual.bound,), 1.0)
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
-            self.effort.few = self.tuning.shrunk * count
+            self.effort.few = self.tuning.fewer * count
         if not self.options.splits or self.deadline.is_over:
             return part.whole(mended_found(dual, found, tuning=self.tuning)), part, None
         dual.restore()
@@ -301,7 +306,7 @@ class Closer:
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
             self.effort.pause = self.tuning.pause * self.effort.patience
-            self.effort.patience = self.tuning.most_patience
+            self.effort.patience = min(self.tuning.patience_growth * self.effort.patience, self.tuning.most_patience)
         if len(halves.parts) > 1:
             found = mended_found(dual, found, tuning=self.tuning)
         return part.whole(found), part, halves
@@ -323,7 +328,7 @@ class Closer:
         """An elimination with more rows than usual; None where even those would not suffice."""
         if count > self.tuning.most_combinations:
             return None
-        rows = min(self.effort.patience * self.tuning.some_rows, self._rows_left())
+        rows = min(self.effort.patience * self.tuning.patient_rows, self._rows_left())
         return partial(eliminate, effort=rows, tuning=self.tuning)
 
     def _rows_left(self) -> float:
