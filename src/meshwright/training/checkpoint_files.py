@@ -38,6 +38,7 @@ def manager(directory: str | PathLike[str], *, is_async: bool = False, **options
 
     With several processes Orbax would wait for all of them by a program on their devices, which may never end while
     other programs run there; if it is told the processes, it waits at barriers of JAX's coordination service.
+    It does not read the times of checkpoints, which nobody asks for: another program may be removing one of them.
     """
     ocp = orbax()
     if jax.process_count() > 1:
@@ -45,7 +46,8 @@ def manager(directory: str | PathLike[str], *, is_async: bool = False, **options
             full_path(directory).mkdir(parents=True, exist_ok=True)
         everyone = ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
         options |= {"create": False, "multiprocessing_options": everyone}
-    chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=is_async, save_root_metadata=False, **options)
+    options |= {"save_root_metadata": False, "lightweight_initialize": True}
+    chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=is_async, **options)
     return _manager_class()(full_path(directory), options=chosen, item_names=_ITEMS)
 
 

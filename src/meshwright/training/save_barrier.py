@@ -29,10 +29,11 @@ class SaveBarrier:
         _saves["begun"] += 1
         self._folder = f"meshwright/saves/{number}/"
         self._count, self._process = jax.process_count(), jax.process_index()
-        if number and self._count > 1 and self._process == 0:  # every process has finished the previous save
-            jax_compat.forget_published(f"meshwright/saves/{number - 1}/")
+        if number > 1 and self._count > 1 and self._process == 0:
+            # All took part in the previous save, so they have left the barriers of the one before it.
+            jax_compat.forget_published(f"meshwright/saves/{number - 2}/")
 
-    def __call__(self, key: str, timeout_ms: int) -> None:
+    def __call__(self, key: str, timeout_ms: int | None = None) -> None:
         """Waits until all processes are here.
 
         Raises:
@@ -62,6 +63,6 @@ class SaveBarrier:
 
     def _check(self) -> None:
         for process, why in jax_compat.all_published(f"{self._folder}failed/").items():
-            raise CheckpointError(f"process {process} could not write its part: {why}")
+            raise CheckpointError(f"process {process} could not do its part: {why}")
         if peers.current is not None and peers.current.failure is not None:
             raise ProcessError(peers.current.failure)

@@ -68,11 +68,13 @@ class Saving:
         self._attempt(lambda: self._open(with_args))
 
     def finish(self) -> None:
-        """Waits for the files, and then removes checkpoints that are not to be kept."""
+        """Waits for the files, and then until the checkpoints that are not to be kept are removed."""
         self._attempt(self._complete)
-        if self._keep is not None and jax.process_index() == 0:
-            for step in self._earlier[: max(0, len(self._earlier) - self._keep + 1)]:
-                remove(self._directory, step)
+        if self._keep is None:
+            return
+        if jax.process_index() == 0:
+            self._remove(self._earlier[: max(0, len(self._earlier) - self._keep + 1)])
+        self._barrier("removed")  # the next save lists the checkpoints
 
     def finish_later(self) -> None:
         """Does the same in the background."""
@@ -95,6 +97,14 @@ class Saving:
     def _complete(self) -> None:
         self._manager.close()
         flush(full_path(self._directory) / str(self._step))
+
+    def _remove(self, steps: list[int]) -> None:
+        try:
+            for step in steps:
+                remove(self._directory, step)
+        except CheckpointError as error:
+            self._barrier.fail(error)
+            raise
 
     def _attempt(self, do: Callable[[], None]) -> None:
         """Turns whatever fails into an error that says what is intact."""

@@ -45,6 +45,7 @@ def train(directory, steps, killed=None):
         losses[number] = float(loss)
         if number % 2:
             mw.save(directory, number + 1, state, keep=1, wait=False)
+    assert mw.saved_steps(directory) == [steps], "no process sees a checkpoint that another is removing"
     return losses
 
 
