@@ -24,23 +24,18 @@ from meshwright.cli.measuring.profile import profile_app
 from meshwright.cli.measuring.rehearse import rehearse_command
 from meshwright.cli.options import (
     METHOD_NAMES,
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
     ClusterOption,
-    LayersOption,
     MemoryOption,
     MeshOption,
     MethodOption,
     ModelArgument,
     PipelineOption,
     RecipeOption,
-    ScanOption,
-    SeqOption,
-    ZooOption,
+    ZooOptions,
     spelled_out,
-    zoo_options,
+    takes_zoo_options,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
 from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
@@ -117,18 +112,13 @@ def _options(
 
 
 @app.command()
+@takes_zoo_options
 def plan(
     model: ModelArgument,
     cluster: ClusterOption = "local",
     args: ArgsOption = None,
     mesh: MeshOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
@@ -146,9 +136,7 @@ def plan(
         args=args,
         cluster=cluster,
         mesh=parse_mesh(mesh),
-        zoo=zoo_options(
-            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-        ),
+        zoo=zoo,
         method=method,
         memory_fraction=memory_fraction,
         pipeline=pipeline,
@@ -168,18 +156,13 @@ def plan(
 
 
 @app.command()
+@takes_zoo_options
 def compare(
     model: ModelArgument,
     cluster: ClusterOption = "local",
     args: ArgsOption = None,
     mesh: Annotated[str | None, typer.Option(help="One mesh view for all methods, instead of each one's own.")] = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
     memory_fraction: MemoryOption = None,
     steps: Annotated[int, typer.Option(help="Compile, and time this many steps on the devices here.")] = 0,
@@ -194,9 +177,7 @@ def compare(
         args=args,
         cluster=cluster,
         mesh=parse_mesh(mesh),
-        zoo=zoo_options(
-            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-        ),
+        zoo=zoo,
         method="auto",
         memory_fraction=memory_fraction,
     )

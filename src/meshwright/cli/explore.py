@@ -10,22 +10,18 @@ import typer
 import meshwright
 from meshwright.cli import plan
 from meshwright.cli.options import (
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
-    LayersOption,
     MemoryOption,
     ModelArgument,
     PipelineOption,
-    ScanOption,
-    SeqOption,
-    ZooOption,
-    zoo_options,
+    ZooOptions,
+    takes_zoo_options,
 )
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 
 
+@takes_zoo_options
 def explore_command(
     model: ModelArgument,
     clusters: Annotated[str, typer.Option(help="Clusters with commas between them: '2x8 h100, 4x8 a100-80gb'.")],
@@ -33,13 +29,7 @@ def explore_command(
         str, typer.Option(help="tokens_per_dollar, tokens_per_s, step_s or mfu.")
     ] = "tokens_per_dollar",
     args: ArgsOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     price: Annotated[
         list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
     ] = None,
@@ -61,9 +51,7 @@ def explore_command(
         args=args,
         cluster=names[0],
         mesh=None,
-        zoo=zoo_options(
-            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-        ),
+        zoo=zoo,
         method="auto",
         memory_fraction=memory_fraction,
         pipeline=pipeline,

@@ -1,5 +1,9 @@
 """Options that several commands share."""
 
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, signature
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -27,29 +31,8 @@ ArgsOption = Annotated[
 MeshOption = Annotated[
     str | None, typer.Option(help="One mesh view, such as 50x4 or data=50,model=4, instead of all of them.")
 ]
-BatchOption = Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")]
-SeqOption = Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")]
-LayersOption = Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")]
 MethodOption = Annotated[
     str, typer.Option(metavar="NAME", help=f"What is fixed before the rest is optimised: {', '.join(METHOD_NAMES)}.")
-]
-ScanOption = Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")]
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[none|selective|alternate|full]",
-        help="What the backward pass of a zoo model recomputes; --checkpoint alone is full, --no-checkpoint none.",
-    ),
-]
-AttentionOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[fused|plain]", help="Attention of a zoo model; by default fused where the chip has a kernel for it."
-    ),
-]
-ZooOption = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="Any other option of a zoo model, such as dtype=float32."),
 ]
 MemoryOption = Annotated[
     float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
@@ -61,15 +44,52 @@ RecipeOption = Annotated[
 ]
 
 
-def zoo_options(
+ZooOptions = Mapping[str, Any]
+NO_OPTIONS: ZooOptions = MappingProxyType({})
+
+
+def takes_zoo_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command all options of a zoo model in place of its parameter `zoo`, which gets those that were given."""
+    own, shared = signature(command), signature(_zoo_options)
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        options = {name: given.pop(name) for name in shared.parameters}
+        command(zoo=_zoo_options(**options), **given)
+
+    parameters: list[Parameter] = []
+    for name, parameter in own.parameters.items():
+        parameters += shared.parameters.values() if name == "zoo" else [parameter]
+    named = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = own.replace(parameters=named)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
+    return run
+
+
+def _zoo_options(
     *,
-    batch: int | None = None,
-    seq: int | None = None,
-    layers: int | None = None,
-    scan: bool = False,
-    checkpoint: str | None = None,
-    attention: str | None = None,
-    option: list[str] | None = None,
+    batch: Annotated[int | None, typer.Option(help="Global batch size of a zoo model.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Sequence length of a zoo model.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers of a zoo model.")] = None,
+    scan: Annotated[bool, typer.Option("--scan", help="Scan over a zoo model's layers instead of unrolling.")] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[none|selective|alternate|full]",
+            help="What the backward pass of a zoo model recomputes; --checkpoint alone is full, --no-checkpoint none.",
+        ),
+    ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[fused|plain]",
+            help="Attention of a zoo model; by default fused where the chip has a kernel for it.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="Any other option of a zoo model, such as dtype=float32."),
+    ] = None,
 ) -> dict[str, Any]:
     """The options of a zoo model that were given, as `zoo.build` takes them."""
     for name, value, known in (("checkpoint", checkpoint, CHECKPOINTS), ("attention", attention, ATTENTION)):

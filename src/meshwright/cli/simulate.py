@@ -13,20 +13,15 @@ from rich.text import Text
 import meshwright
 from meshwright.cli import plan
 from meshwright.cli.options import (
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
-    LayersOption,
     MemoryOption,
     MeshOption,
     MethodOption,
     PipelineOption,
     RecipeOption,
-    ScanOption,
-    SeqOption,
-    ZooOption,
-    zoo_options,
+    ZooOptions,
+    takes_zoo_options,
 )
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 from meshwright.units import format_seconds
@@ -36,6 +31,7 @@ if TYPE_CHECKING:
     from meshwright.hardware import Cluster
 
 
+@takes_zoo_options
 def simulate_command(
     model: Annotated[
         str,
@@ -46,13 +42,7 @@ def simulate_command(
     ] = None,
     args: ArgsOption = None,
     mesh: MeshOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
@@ -83,15 +73,7 @@ def simulate_command(
             args=args,
             cluster=own,
             mesh=plan.parse_mesh(mesh),
-            zoo=zoo_options(
-                batch=batch,
-                seq=seq,
-                layers=layers,
-                scan=scan,
-                checkpoint=checkpoint,
-                attention=attention,
-                option=option,
-            ),
+            zoo=zoo,
             method=method,
             memory_fraction=memory_fraction,
             pipeline=pipeline,

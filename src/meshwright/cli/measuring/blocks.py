@@ -3,21 +3,16 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwright.cli.options import (
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
-    LayersOption,
     ModelArgument,
-    ScanOption,
-    SeqOption,
-    ZooOption,
-    zoo_options,
+    ZooOptions,
+    takes_zoo_options,
 )
 from meshwright.cli.plan import Request, function_of
 from meshwright.cli.screen import Stages, show, write_json
@@ -26,29 +21,21 @@ if TYPE_CHECKING:
     from meshwright.blocks import Blocks
 
 
+@takes_zoo_options
 def blocks_command(
     model: ModelArgument,
     args: ArgsOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Print the blocks of a model, whose split follows from one contraction each, and the segments that repeat."""
-    given = zoo_options(
-        batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-    )
-    request = model_request(model, args, given)
+    request = model_request(model, args, zoo)
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         found = find_model_blocks(request, Stages())
     write_json(Path("-"), found.to_json()) if as_json else show(found)
 
 
-def model_request(model: str, args: str | None, zoo: dict[str, Any], cluster: str = "local") -> Request:
+def model_request(model: str, args: str | None, zoo: ZooOptions, cluster: str = "local") -> Request:
     """A request for a model whose mesh and method are not asked for."""
     return Request(model=model, args=args, cluster=cluster, mesh=None, zoo=zoo, method="auto", memory_fraction=None)
 

@@ -9,17 +9,12 @@ import typer
 
 from meshwright.cli.measuring.blocks import model_request
 from meshwright.cli.options import (
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
     ClusterOption,
-    LayersOption,
     ModelArgument,
-    ScanOption,
-    SeqOption,
-    ZooOption,
-    zoo_options,
+    ZooOptions,
+    takes_zoo_options,
 )
 from meshwright.cli.plan import check_writable, function_of, machine_of
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
@@ -27,18 +22,13 @@ from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 MOST = 1000  # combinations; more are not measured unless a sample is asked for
 
 
+@takes_zoo_options
 def enumerate_command(
     model: ModelArgument,
     segment: Annotated[int, typer.Option(help="The segment's number: see `meshwright blocks`.")],
     cluster: ClusterOption = "local",
     args: ArgsOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     sample: Annotated[int | None, typer.Option(help="Measure a random sample of so many combinations.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A web page with the plots.")] = None,
     json_path: Annotated[
@@ -48,10 +38,7 @@ def enumerate_command(
     """Measure every combination of a segment's strategies; tell how well bytes, price and profile predict them."""
     for path in (output, json_path):
         check_writable(path)
-    given = zoo_options(
-        batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-    )
-    request = model_request(model, args, given, cluster)
+    request = model_request(model, args, zoo, cluster)
     machine = machine_of(request)
     stages = Stages()
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer

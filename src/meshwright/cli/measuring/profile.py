@@ -14,18 +14,13 @@ from typer.core import TyperGroup
 from meshwright.cli.measuring import measurements
 from meshwright.cli.measuring.blocks import model_request
 from meshwright.cli.options import (
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
     ClusterOption,
-    LayersOption,
     MeshOption,
     ModelArgument,
-    ScanOption,
-    SeqOption,
-    ZooOption,
-    zoo_options,
+    ZooOptions,
+    takes_zoo_options,
 )
 from meshwright.cli.plan import Request, function_of, machine_of, parse_mesh
 from meshwright.cli.screen import CommandError, Stages, note, show, write_json
@@ -52,6 +47,7 @@ PASSES = ("analysis", "profile", "search")
 
 
 @profile_app.command("model")
+@takes_zoo_options
 def model_command(
     model: ModelArgument,
     only: Annotated[
@@ -63,13 +59,7 @@ def model_command(
     cluster: ClusterOption = "local",
     args: ArgsOption = None,
     mesh: MeshOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     seconds: Annotated[float, typer.Option(help="The time that measuring may take, in each pass.")] = 300.0,
     steps: Annotated[int, typer.Option(help="Steps of each of the three runs of the plan; 0 runs nothing.")] = 100,
 ) -> None:
@@ -78,10 +68,7 @@ def model_command(
         raise CommandError(f"--pass is {only!r}; give one of {', '.join(PASSES)}, or leave it out for all three")
     if not seconds > 0 or steps < 0:
         raise CommandError(f"--seconds is {seconds:g} and --steps is {steps}; give a time above 0, and 0 steps or more")
-    given = zoo_options(
-        batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-    )
-    request = model_request(model, args, given, cluster)
+    request = model_request(model, args, zoo, cluster)
     request = replace(request, mesh=parse_mesh(mesh))
     wanted = PASSES if only is None else (only,)
     machine = machine_of(request) if wanted != ("analysis",) else None

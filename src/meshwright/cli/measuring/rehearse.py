@@ -10,32 +10,22 @@ import typer
 import meshwright
 from meshwright.cli import plan as planning
 from meshwright.cli.options import (
+    NO_OPTIONS,
     ArgsOption,
-    AttentionOption,
-    BatchOption,
-    CheckpointOption,
-    LayersOption,
-    ScanOption,
-    SeqOption,
-    ZooOption,
-    zoo_options,
+    ZooOptions,
+    takes_zoo_options,
 )
 from meshwright.cli.screen import CommandError, Stages, show, write_json
 
 
+@takes_zoo_options
 def rehearse_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")],
     model: Annotated[
         str | None, typer.Option(help="What the plan is of: a model of the zoo, or module:function.")
     ] = None,
     args: ArgsOption = None,
-    batch: BatchOption = None,
-    seq: SeqOption = None,
-    layers: LayersOption = None,
-    scan: ScanOption = False,
-    checkpoint: CheckpointOption = None,
-    attention: AttentionOption = None,
-    option: ZooOption = None,
+    zoo: ZooOptions = NO_OPTIONS,
     steps: Annotated[int, typer.Option(min=0, help="Steps to time in each of three rounds; 0 only compiles.")] = 10,
     segments: Annotated[bool, typer.Option(help="Measure repeated parts of the program by themselves, too.")] = True,
     json_path: Annotated[
@@ -55,9 +45,7 @@ def rehearse_command(
         args=args,
         cluster="local",
         mesh=None,
-        zoo=zoo_options(
-            batch=batch, seq=seq, layers=layers, scan=scan, checkpoint=checkpoint, attention=attention, option=option
-        ),
+        zoo=zoo,
         method="auto",
         memory_fraction=None,
     )
