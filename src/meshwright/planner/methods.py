@@ -6,17 +6,16 @@ problem with some choices fixed, `Auto` is never worse than any of them on the s
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.hardware import Cluster, Mesh
+from meshwright.planner.given_shardings import matched, sharding_code, spec_dims
 from meshwright.planner.grouping.roles import Roles, find_roles
 from meshwright.planner.mesh_views import auto_meshes
 from meshwright.planner.pricing.formulation import Restrictions
 from meshwright.planner.splitting import divided_view, finer_view, most_split, split_batch, split_over
-from meshwright.plans.paths import nearest
 from meshwright.strategy.sharding import Axes
 
 
@@ -137,20 +136,20 @@ class Auto(Method):
         return [*meshes, *finer_view(graph, meshes)]
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
-        inputs, outputs = _match(self.fix, graph)
-        marks: dict[int, Hashable] = {graph.outputs[o]: ("out", _dims(spec)) for o, spec in outputs.items()}
-        return marks | {graph.inputs[i]: _dims(spec) for i, spec in inputs.items()}
+        inputs, outputs = matched(self.fix, graph)
+        marks: dict[int, Hashable] = {graph.outputs[o]: ("out", spec_dims(spec)) for o, spec in outputs.items()}
+        return marks | {graph.inputs[i]: spec_dims(spec) for i, spec in inputs.items()}
 
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
-        inputs, outputs = _match(self.fix, graph)
+        inputs, outputs = matched(self.fix, graph)
         allowed = {
             graph.inputs[i]: frozenset(
-                {_code(spec, graph.input_paths[i], graph.types[graph.inputs[i]].shape, mesh, axes)}
+                {sharding_code(spec, graph.input_paths[i], graph.types[graph.inputs[i]].shape, mesh, axes)}
             )
             for i, spec in inputs.items()
         }
         results = {
-            o: _code(spec, graph.output_paths[o], graph.types[graph.outputs[o]].shape, mesh, axes)
+            o: sharding_code(spec, graph.output_paths[o], graph.types[graph.outputs[o]].shape, mesh, axes)
             for o, spec in outputs.items()
         }
         for output, argument in graph.state.items():  # a result that is an argument's next value is that argument
@@ -179,7 +178,7 @@ class Manual(Auto):
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:
             return [cluster.mesh(shape) for shape in self.mesh_shapes]
-        axes = {a for spec in self.fix.values() for dim in _dims(spec) for a in dim}
+        axes = {a for spec in self.fix.values() for dim in spec_dims(spec) for a in dim}
         if cluster.num_hosts > 1 and cluster.devices_per_host > 1 and axes - {"x"}:
             return [cluster.mesh((cluster.num_hosts, cluster.devices_per_host))]
         return [cluster.mesh((cluster.num_devices,))]
@@ -365,55 +364,3 @@ def _plain(name: str) -> str:
 def _by_role(roles: Roles) -> dict[int, Hashable]:
     named = (("parameters", roles.parameters), ("optimizer", roles.optimizer), ("data", roles.data))
     return {value: name for name, values in named for value in values}
-
-
-def _dims(spec: Any) -> tuple[tuple[str, ...], ...]:
-    """A PartitionSpec (or a tuple like one) as the axis names of each dim."""
-    try:
-        return tuple(() if dim is None else (dim,) if isinstance(dim, str) else tuple(dim) for dim in spec)
-    except TypeError:
-        raise ShardingError(f"{spec!r} is not a PartitionSpec; write P('x', None, …), one entry a dim") from None
-
-
-def _match(fix: Mapping[str, Any], graph: Graph) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Positions of the arguments and results that each glob fixes."""
-    inputs: dict[int, Any] = {}
-    outputs: dict[int, Any] = {}
-    for glob, spec in fix.items():
-        found = False
-        for paths, target in ((graph.input_paths, inputs), (graph.output_paths, outputs)):
-            for i, path in enumerate(paths):
-                if path == glob or fnmatchcase(path, glob):
-                    target[i] = spec
-                    found = True
-        if not found:
-            hint = nearest(glob, (*graph.input_paths, *graph.output_paths))
-            raise ShardingError(f"fix: {glob!r} matches no argument or result; {hint}")
-    return inputs, outputs
-
-
-def _code(spec: Any, path: str, shape: tuple[int, ...], mesh: Mesh, axes: Axes) -> int:
-    """The code of a PartitionSpec, checked against the tensor's shape and the mesh."""
-    dims = _dims(spec)
-    names = [name for dim in dims for name in dim]
-    unknown = [name for name in names if name not in mesh.names]
-    if unknown:
-        raise ShardingError(
-            f"{path}: axis {unknown[0]!r} is not on mesh {mesh.shape}; its axes are {', '.join(mesh.names)}"
-        )
-    if len(set(names)) != len(names):
-        raise ShardingError(f"{path}: {spec} uses an axis twice; an axis can split one dim only")
-    if len(dims) > len(shape):
-        raise ShardingError(f"{path}: {spec} has {len(dims)} entries but the tensor has shape {shape}")
-    for dim, size in zip(dims, shape, strict=False):
-        parts = 1
-        for name in dim:
-            parts *= mesh.shape[name]
-        if list(dim) != sorted(dim, key=mesh.names.index):
-            raise ShardingError(f"{path}: write the axes of {dim} in the mesh's order, {', '.join(mesh.names)}")
-        if size % parts:
-            raise ShardingError(
-                f"{path}: a dim of {size} (shape {shape}) cannot be split evenly into {parts} by {dim}; "
-                "choose another dim or mesh, or pad the dim"
-            )
-    return axes.code(tuple(tuple(mesh.names.index(n) for n in dim if mesh.shape[n] > 1) for dim in dims))
