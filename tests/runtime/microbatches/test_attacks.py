@@ -51,7 +51,7 @@ NAMED = {
     "positions": {"update a row": "dynamic_update_slice", "set the first": "scatter", "rolled": "slice"},
     "scatters": {"multiply a parameter": "scatter-mul"},
     "conversions": {"to integers in a checkpoint": "convert_element_type", "to integers in a loop": "in a scan"},
-    "nested": {"a branch": "cond", "a while": "while"},
+    "nested": {"a branch": "scatter", "a while": "while"},
 }
 
 

@@ -69,6 +69,17 @@ LOSSES = {
         0.0,
         (batch["x"].swapaxes(0, 1), batch["y"].swapaxes(0, 1)),
     )[0],
+    "one of two branches": lambda w, batch: jnp.mean(
+        jax.lax.cond(w["in"][0, 0] > 0, errors, lambda w, batch: jnp.ones((BATCH, 6)) * jnp.arange(6.0), w, batch)
+    ),
+    "the other branch": lambda w, batch: jax.lax.cond(
+        w["in"][0, 0] > 0, lambda w, batch: 0.0, lambda w, batch: jnp.sum(jnp.cos(errors(w, batch))), w, batch
+    ),
+    "branches in a loop": lambda w, batch: jax.lax.scan(
+        lambda x, i: (jax.lax.switch(i, [jnp.sin, jnp.tanh, lambda x: x + jnp.ones(8)], x), None),
+        batch["x"] @ w["in"] @ w["in"].T,
+        np.arange(3),
+    )[0].mean(),
 }
 
 

@@ -66,6 +66,25 @@ class Body:
         return made, dim if isinstance(dim, int) and status[made] == ALIKE else None
 
 
+@dataclass(frozen=True)
+class Branches:
+    """A conditional some of whose operands are split.
+
+    Attributes:
+        analyses: The analysis of each branch.
+        results: The status of each result, whichever branch computes it.
+    """
+
+    analyses: list["Analysis"]
+    results: list[Status]
+
+    def result_key(self, branch: int, place: int) -> tuple[int, int | None]:
+        """A branch's result; if it is alike for all parts there but split in another branch, it is cut likewise."""
+        analysis, dim = self.analyses[branch], self.results[place]
+        made = analysis.program.outputs[place]
+        return made, dim if isinstance(dim, int) and analysis.status[made] == ALIKE else None
+
+
 class Analysis:
     """How every value of a program depends on the batch.
 
@@ -73,7 +92,7 @@ class Analysis:
         status: The status of each value.
         known: Values that are one and the same number throughout.
         forms: By unit, how it runs on parts.
-        bodies: By unit, the body of a checkpoint or loop that runs on parts.
+        bodies: By unit, the body of a checkpoint or loop, or the branches of a conditional, that run on parts.
         culprit: The first unit whose results are known only when all parts have run.
     """
 
@@ -96,7 +115,7 @@ class Analysis:
         self.known = {v: x for v, x in program.constants.items() if jnp.ndim(x) == 0 and _is_number(x)}
         self.known |= dict(known or {})
         self.forms: dict[int, Form] = {}
-        self.bodies: dict[int, Body] = {}
+        self.bodies: dict[int, Body | Branches] = {}
         self.culprit: Unit | None = None
         for number, unit in enumerate(program.units):
             made = self._unit(number, unit)
@@ -126,6 +145,8 @@ class Analysis:
             return [ALIKE] * len(unit.outs)
         if unit.name == "scan":
             return self._scan(number, unit, given)
+        if unit.name == "cond":
+            return self._cond(number, unit, given)
         inner = jax_compat.called_jaxpr(unit.eqn)
         if inner is not None:
             return self._checkpoint(number, unit, given, Units.of(inner))
@@ -195,6 +216,27 @@ class Analysis:
         if before == "sum" and inner.is_zero(made):
             return before
         raise CannotCut(f"{unit} carries a value that is known only after the whole batch has run")
+
+    def _cond(self, number: int, unit: Unit, given: list[Status]) -> list[Status]:
+        """The statuses of a conditional's results; its first operand, the branch's number, is alike for all parts."""
+        known = {i: self.known[v] for i, v in enumerate(unit.ins[1:]) if v in self.known}
+        programs = [Units.of(jax_compat.close(branch)) for branch in unit.eqn.params["branches"]]
+        analyses = [self._inside(unit, program, given[1:], known) for program in programs]
+        results = [self._either(analyses, place, unit) for place in range(len(unit.outs))]
+        self.bodies[number] = Branches(analyses, results)
+        return results
+
+    def _either(self, analyses: Sequence["Analysis"], place: int, unit: Unit) -> Status:
+        """The status of a result that may have another in each branch."""
+        found = {analysis.results()[place] for analysis in analyses}
+        if len(found) == 1:
+            return found.pop()
+        split = found - {ALIKE}
+        other = split.pop()
+        zeros = [a.is_zero(a.program.outputs[place]) for a in analyses if a.results()[place] == ALIKE]
+        if split or not (isinstance(other, int) or (other == "sum" and all(zeros))):
+            raise CannotCut(f"{unit} has branches whose results depend on the batch in different ways")
+        return other
 
     def _checkpoint(self, number: int, unit: Unit, given: list[Status], program: Units) -> list[Status]:
         known = {i: self.known[v] for i, v in enumerate(unit.ins) if v in self.known}

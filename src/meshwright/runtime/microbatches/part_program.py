@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwright import jax_compat
-from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body
+from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body, Branches
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Form, form_to, is_half, shrunk, widened
 from meshwright.runtime.microbatches.part_bits import part_bits
 from meshwright.runtime.microbatches.units import Unit
@@ -97,6 +97,9 @@ class PartProgram:
 
     def _unit(self, number: int, unit: Unit) -> None:
         body = self.analysis.bodies.get(number)
+        if isinstance(body, Branches):
+            self._branches(unit, body)
+            return
         if body is not None:
             self._body(unit, body)
             return
@@ -154,13 +157,27 @@ class PartProgram:
                     results[value, dim] = (made, dim - 1 if body.is_loop else dim)
             if None in self.entering[value] and value not in self.outside:
                 results[value, None] = body.carry_key(place) if is_carry else (made, None)
-        if not results:
-            return
-        emit = _Loop if body.is_loop else _Checkpoint
-        instruction = emit(unit, body, results, self)
+        if results:
+            self._add((_Loop if body.is_loop else _Checkpoint)(unit, body, results, self))
+
+    def _branches(self, unit: Unit, body: Branches) -> None:
+        """Adds a conditional; its alike results may be wanted cut."""
+        results: dict[Key, list[Key]] = {}
+        for place, value in enumerate(unit.outs):
+            for dim in sorted(d for d in self.entering[value] if d is not None):
+                if value in self.analysis.early:
+                    self._take((value, dim))
+                else:
+                    results[value, dim] = [(branch.program.outputs[place], dim) for branch in body.analyses]
+            if None in self.entering[value] and value not in self.outside:
+                results[value, None] = [body.result_key(branch, place) for branch in range(len(body.analyses))]
+        if results:
+            self._add(_Conditional(unit, body, results))
+
+    def _add(self, instruction: Instruction) -> None:
         self.instructions.append(instruction)
-        for key in results:
-            self.entering[key[0]].discard(key[1])
+        for value, dim in instruction.outs:
+            self.entering[value].discard(dim)
         for key in instruction.ins:
             self._want(key)
 
@@ -310,3 +327,35 @@ class _Checkpoint:
         operands = [index, *(env[key] for key in self.ins), *(jnp.asarray(constants[v]) for v, _ in self.arrays)]
         made = jax_compat.bind_checkpoint(self.unit.eqn, function, operands, self.unit.stack)
         env.update(zip(self.results, made, strict=True))
+
+
+class _Conditional:
+    """Runs one branch of a conditional on a part."""
+
+    def __init__(self, unit: Unit, body: Branches, results: dict[Key, list[Key]]):
+        self.unit, self.outs, self.made = (
+            unit,
+            list(results),
+            [list(keys) for keys in zip(*results.values(), strict=True)],
+        )
+        self.programs = [
+            PartProgram(analysis, keys, cut_outside=analysis.program.inputs)
+            for analysis, keys in zip(body.analyses, self.made, strict=True)
+        ]
+        inputs = body.analyses[0].program.inputs
+        self.given = sorted({k for p in self.programs for k in p.keys if k[0] in inputs}, key=str)
+        self.ins: list[Key] = [(unit.ins[0], None), *((unit.ins[1 + v], d) for v, d in self.given)]
+
+    def __call__(self, env: Env, index: Any) -> None:
+        def branch(program: PartProgram, keys: list[Key]) -> Any:
+            def run(index: Any, values: list[Any]) -> list[Any]:
+                here = program.run(dict(zip(self.given, values, strict=True)), index)
+                return [here[key] for key in keys]
+
+            return run
+
+        branches = [branch(program, keys) for program, keys in zip(self.programs, self.made, strict=True)]
+        with jax_compat.in_place_of(self.unit.eqn, self.unit.stack):
+            chosen, *values = (env[key] for key in self.ins)
+            made = lax.switch(chosen, branches, index, values)
+        env.update(zip(self.outs, made, strict=True))
