@@ -1,11 +1,9 @@
 """Scalars that stages exchange between two rounds of the update, packed: one array for each stage, round and dtype."""
 
 from dataclasses import dataclass, field
-from math import prod
 
-from meshwright import jax_compat
 from meshwright.runtime.microbatches.part_program import Key
-from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
+from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms, is_packed
 
 Pack = tuple[int, int, str]  # stage, round, dtype
 
@@ -32,7 +30,7 @@ class Packs:
         for turn, sent in programs.rounds.sent.items():
             for value, source, target in sent:
                 kind = types[value]
-                if prod(kind.shape) != 1 or jax_compat.is_key_dtype(kind.dtype):
+                if not is_packed(kind):
                     continue
                 pack = (source, turn, str(kind.dtype))
                 some = found.values.setdefault(pack, [])

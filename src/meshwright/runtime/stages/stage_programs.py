@@ -9,9 +9,11 @@ of the batch, and values that other passes computed.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import jax
 
+from meshwright import jax_compat
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.batch_parts import ALIKE
@@ -297,6 +299,11 @@ def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
     return [programs.home.get(value, count - 1)]
 
 
+def is_packed(kind: Any) -> bool:
+    """Whether a value of this type is sent along with others between two rounds of the update."""
+    return prod(kind.shape) == 1 and not jax_compat.is_key_dtype(kind.dtype)
+
+
 def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
     """The update programs of one stage."""
     found, program = programs.rounds, programs.steps[stage].program
@@ -305,6 +312,7 @@ def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
     }
     reads = {turn: {key for one in pieces for key in one.ins} for turn, pieces in by_round.items()}
     own = {v for v, home in programs.home.items() if home == stage}
+    packed = {v for sent in found.sent.values() for v, _, _ in sent if is_packed(program.types[v])}
     first = {v: 0 for v in own if v in outputs}  # the round in which totals over all microbatches are added up
     for turn in sorted(reads):
         for v in own:
@@ -315,8 +323,9 @@ def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
         made = {key for one in pieces for key in one.outs}
         later = {key for other, read in reads.items() if other > turn for key in read}
         sums = {(v, None) for v, when in first.items() if when == turn}
-        inputs = sorted({*(key for key in _read(pieces, made) if key[0] not in program.constants), *sums}, key=_number)
-        out = {key for key in made | sums if key[0] in outputs or key in later}
+        ready = sums | {(v, None) for v, _, to in found.sent.get(turn - 1, ()) if to == stage and v in packed & outputs}
+        inputs = sorted({*(key for key in _read(pieces, made) if key[0] not in program.constants), *ready}, key=_number)
+        out = {key for key in made | ready if key[0] in outputs or key in later}
         if pieces or out:
             outs, totals = tuple(sorted(out, key=_number)), tuple(sorted(v for v, _ in sums))
             programs.updates[stage, turn] = StageProgram(UPDATE, stage, turn, pieces, tuple(inputs), outs, totals)
