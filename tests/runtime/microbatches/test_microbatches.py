@@ -100,6 +100,7 @@ def test_metrics_of_all_kinds():
             "mean": found.mean(),
             "worst": found.max(),
             "best": found.min(),
+            "spread": found.std(),
             "any": jnp.any(found > 10.0),
             "all": jnp.all(found >= 0.0),
             "count": jnp.sum(batch["length"]),
@@ -112,6 +113,14 @@ def test_metrics_of_all_kinds():
         }
 
     check(step, W, DATA)
+
+
+def test_what_only_gradients_of_metrics_would_need_is_left_out():
+    def loss(w, batch):
+        found = errors(w, batch)
+        return found.mean(), {"worst": found.max(), "norm": jnp.sqrt(jnp.sum(found**2))}
+
+    check(jax.value_and_grad(loss, has_aux=True), W, DATA)
 
 
 def test_a_whole_step_with_clipping_and_momentum():
@@ -185,7 +194,7 @@ def test_noise_that_is_not_drawn_for_examples_is_the_same():
     ("function", "reason"),
     [
         (
-            lambda w, b: jnp.mean((b["x"] - b["x"].mean(0) @ w["in"] @ w["in"].T) ** 2),
+            lambda w, b: jnp.mean((b["x"] - b["x"].mean(0) @ w["in"] @ w["in"].T) @ w["in"]),
             "needs a value that is known only after the whole batch",
         ),
         (lambda w, b: jnp.mean(b["x"][:, 0] @ w["in"] @ w["in"].T @ b["x"][:, 0].T), "mixes|pairs"),

@@ -5,14 +5,15 @@ A value is
 * *split*: each part of the batch has its own part of the value, along a dim;
 * *alike*: the same for all parts, and known without running them;
 * partial (``sum``, ``max``, …): each part contributes, and the contributions combine;
-* *whole*: known only when all parts have run.
+* *whole*: known only when all parts have run. An operation on examples that reads such a value, and leads to nothing
+  expensive (the standard deviation of a metric), waits for all parts, too.
 
 Only the program for the whole batch is analysed, so that no size or number in it can be that of a part. Where an
 operation on examples reads a value that is alike for all parts but indexed by example (weights by position), each part
 reads its own rows of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,9 @@ _SAME_NUMBER = ("broadcast_in_dim", "convert_element_type", "reshape", "copy")
 class TooLate(Exception):
     """An operation on examples reads values that are not known before all parts have run."""
 
-    def __init__(self, unit: Unit, values: list[int]):
+    def __init__(self, number: int, unit: Unit, values: list[int]):
         super().__init__(str(unit))
+        self.number = number
         self.unit = unit
         self.values = values
 
@@ -103,6 +105,7 @@ class Analysis:
         cut: Cut,
         *,
         early: Iterable[int] = (),
+        waiting: Collection[int] = (),
         known: Mapping[int, Any] | None = None,
         top: bool = True,
     ):
@@ -117,8 +120,9 @@ class Analysis:
         self.forms: dict[int, Form] = {}
         self.bodies: dict[int, Body | Branches] = {}
         self.culprit: Unit | None = None
+        parts = program.live.difference(waiting)  # XLA leaves out what nobody reads
         for number, unit in enumerate(program.units):
-            made = self._unit(number, unit)
+            made = self._unit(number, unit) if number in parts else [WHOLE] * len(unit.outs)
             self.status.update((o, ALIKE if o in self.early else s) for o, s in zip(unit.outs, made, strict=True))
             if unit.name in _SAME_NUMBER and all(v in self.known for v in unit.ins):
                 self.known.update((o, _converted(self.known[unit.ins[0]], unit)) for o in unit.outs)
@@ -138,7 +142,7 @@ class Analysis:
         if unit.eqn.effects:
             return []
         if split and late:
-            raise TooLate(unit, [unit.ins[i] for i in late])
+            raise TooLate(number, unit, [unit.ins[i] for i in late])
         if late:
             return self._late(unit, given)
         if not split:

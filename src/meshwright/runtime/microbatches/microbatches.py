@@ -127,16 +127,23 @@ class CutStep:
         jax.eval_shape(self.run, whole.types)  # checks that every operation runs on parts before the step runs
 
     def _analyse(self) -> Analysis:
-        """Analyses again until no operation on examples waits for a value that can be computed beforehand."""
+        """Analyses again until every operation on examples that reads a value of the whole batch can do so: the value
+        is computed beforehand, or the operation waits."""
+        units, early, waiting = self.program.units, self.early, set[int]()
+        last = [n for n, unit in enumerate(units) if unit.eqn.effects or is_expensive(unit)]
+        cheap = set(range(len(units))) - self.program.leading_to(last)
         while True:
             try:
-                return Analysis(self.program, self.inputs, self.cut, early=self.early)
+                return Analysis(self.program, self.inputs, self.cut, early=early, waiting=waiting)
             except TooLate as error:
-                wanted, units = set(error.values), self.program.units
-                if not wanted - self.early or any(is_expensive(units[n]) for n in self.program.ancestors(wanted)):
+                wanted = set(error.values)
+                if wanted - early and not any(is_expensive(units[n]) for n in self.program.ancestors(wanted)):
+                    early |= wanted
+                elif error.number in cheap:
+                    waiting |= self.program.depending_on(error.number)
+                else:
                     message = f"{error.unit} needs a value that is known only after the whole batch has run"
                     raise CannotCut(message) from None
-                self.early |= wanted
 
     def _sort_units(self) -> None:
         """Finds the units that run after all parts, and the values they need."""

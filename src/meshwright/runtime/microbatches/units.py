@@ -16,20 +16,21 @@ class Unit:
         ins: Numbers of the values read.
         outs: Numbers of the values computed.
         stack: The name stacks of the calls around it.
+        source: Where the user wrote it, or the call around it; empty where JAX does not know.
     """
 
     eqn: Any
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     stack: tuple[Any, ...]
+    source: str = ""
 
     @property
     def name(self) -> str:
         return str(self.eqn.primitive.name)
 
     def __str__(self) -> str:
-        where = jax_compat.source_line(self.eqn)
-        return f"{self.name} at {where}" if where else self.name
+        return f"{self.name} at {self.source}" if self.source else self.name
 
 
 @dataclass
@@ -66,7 +67,27 @@ class Units:
                 wanted.update(unit.ins)
         return found[::-1]
 
-    def _walk(self, closed: Any, inputs: Sequence[int], stack: tuple[Any, ...]) -> list[int]:
+    @property
+    def live(self) -> set[int]:
+        """The units that have effects or on which results depend."""
+        effects = [n for n, unit in enumerate(self.units) if unit.eqn.effects]
+        return {*effects, *self.ancestors([*self.outputs, *(v for n in effects for v in self.units[n].ins)])}
+
+    def leading_to(self, numbers: Iterable[int]) -> set[int]:
+        """Some units, and all on which they depend."""
+        found = set(numbers)
+        return found | set(self.ancestors(v for n in found for v in self.units[n].ins))
+
+    def depending_on(self, number: int) -> set[int]:
+        """A unit, and all that depend on it."""
+        found, made = {number}, set(self.units[number].outs)
+        for n, unit in enumerate(self.units):
+            if not made.isdisjoint(unit.ins):
+                found.add(n)
+                made.update(unit.outs)
+        return found
+
+    def _walk(self, closed: Any, inputs: Sequence[int], stack: tuple[Any, ...], source: str = "") -> list[int]:
         env: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for v, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             env[v] = self._constant(value, v.aval)
@@ -77,12 +98,13 @@ class Units:
         for eqn in closed.jaxpr.eqns:
             ins = [read(v) for v in eqn.invars]
             inner = jax_compat.called_jaxpr(eqn)
+            here = jax_compat.source_line(eqn) or source  # functions of JAX itself are only known by their caller
             if inner is not None and eqn.primitive.name not in jax_compat.CHECKPOINTS:
                 around = (*stack, jax_compat.name_stack(eqn))
-                made = self._walk(inner, list(jax_compat.call_operands(eqn, ins)), around)
+                made = self._walk(inner, list(jax_compat.call_operands(eqn, ins)), around, here)
             else:
                 made = [self._number(v.aval) for v in eqn.outvars]
-                self.units.append(Unit(eqn, tuple(ins), tuple(made), stack))
+                self.units.append(Unit(eqn, tuple(ins), tuple(made), stack, here))
             env.update(zip(eqn.outvars, made, strict=True))
         return [read(v) for v in closed.jaxpr.outvars]
 
