@@ -81,7 +81,8 @@ def scatter(op: Signature) -> LoopNest:
             windows.append(operand[-1] if written == size else loops.add(written, "unsplittable"))
     vector = loops.add(indices[-1], "unsplittable")
     update = _interleave(len(updates), numbers.update_window_dims, windows, queries)
-    leads = any(loop.kind in ("sum", "prod", "max", "min") and loop.size > 1 for loop in loops.loops)
+    combines = any(loop.kind in ("sum", "prod", "max", "min") and loop.size > 1 for loop in loops.loops)
+    leads = combines or any(size > 1 and d in numbers.inserted_window_dims for d, size in enumerate(table))
     return loops.nest([tuple(operand), (*queries, vector), update], [tuple(operand)], leads=leads)
 
 
