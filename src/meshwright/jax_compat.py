@@ -118,6 +118,11 @@ def close(jaxpr: Any) -> Any:
     return jaxpr if hasattr(jaxpr, "jaxpr") else ClosedJaxpr(jaxpr, ())
 
 
+def variable(aval: Any) -> Any:
+    """A new variable of a jaxpr."""
+    return core.Var(aval)
+
+
 def inner_jaxprs(eqn: Any) -> list[Any]:
     """All jaxprs among an equation's parameters, open."""
     found = []

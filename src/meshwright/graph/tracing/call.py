@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError, raised_at
+from meshwright.graph.tracing.counted_indices import pair_counted_indices
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
 from meshwright.hardware import Cluster
@@ -131,7 +132,7 @@ def _call(
     if changed:
         check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None
-    return Call(jaxpr, arguments, results)
+    return Call(pair_counted_indices(jaxpr), arguments, results)
 
 
 def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:
