@@ -191,10 +191,13 @@ def _overlap(layers: Layers, unit: int, stage: FoundStage) -> int:
 
 
 def _spread(spec: Spec, shape: tuple[int, ...], option: Option) -> Spec:
-    """A sharding with the replicas' axis added to the first dim that it divides."""
+    """A sharding with the replicas' axis added to the first dim that it divides.
+
+    It is the innermost axis of the dim, so that a replica's part is a part of what each of its devices has already.
+    """
     for dim, (axes, size) in enumerate(zip(spec, shape, strict=True)):
         if size % math.prod(option.mesh.shape[axis] for axis in ("x", *axes)) == 0:
-            return (*spec[:dim], ("x", *axes), *spec[dim + 1 :])
+            return (*spec[:dim], (*axes, "x"), *spec[dim + 1 :])
     return spec
 
 

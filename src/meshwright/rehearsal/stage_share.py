@@ -108,7 +108,7 @@ class StageShare:
         if program.work != UPDATE:
             found = [None, *(v for v, _ in program.inputs)]
         else:
-            found = [v for v, _ in self.packs.single(program) for _ in own._parts(v, program)]
+            found = [v for v, _ in self.packs.single(program) for _ in own.parts(v, program)]
         return found + [None] * (len(self.types) - len(found))
 
     def _tensor(self, value: int | None, kind: Any) -> Tensor:
@@ -124,10 +124,10 @@ class StageShare:
     def _pass(self, index: Any, *args: Any) -> list[Any]:
         """A pass over one replica's rows of a microbatch."""
         own, program = self.own, self.program
-        env: dict[Key, Any] = own._constants()
+        env: dict[Key, Any] = own.constants()
         for key, x in zip(program.inputs, args, strict=False):
             env[key] = self._enter(key, x, index)
-        specs = own.specs | {key: self._leaf_spec(key[0]) for key in program.inputs if key[0] in own._leaf_specs}
+        specs = own.specs | {key: self._leaf_spec(key[0]) for key in program.inputs if key[0] in own.leaf_specs}
         values = _Pieces(self).run(program, env, index * own.devices.num_replicas, specs, {})
         sums = []
         for v, total in zip(program.totals, args[len(program.inputs) :], strict=True):
@@ -138,24 +138,24 @@ class StageShare:
     def _enter(self, key: Key, x: Any, index: Any) -> Any:
         """An input as a part sees it, as `StageLowering` has it: its own rows, and parameters whole."""
         own = self.own
-        if own._is_batch(key) or (key in own.step.sliced and key[1] is not None):
+        if own.is_batch(key) or (key in own.step.sliced and key[1] is not None):
             return lax.dynamic_index_in_dim(x, index, keepdims=False)
         if key[0] in own.step.program.inputs:
-            for dim, axes in enumerate(own._leaf_specs.get(key[0], ())):
+            for dim, axes in enumerate(own.leaf_specs.get(key[0], ())):
                 if REPLICAS in axes:
                     x = stand_ins.all_gather(x, dim, own.devices.num_replicas)
         return x
 
     def _leaf_spec(self, leaf: int) -> Spec:
         """How a replica splits an argument's leaf, once it has it whole."""
-        return tuple(tuple(axis for axis in axes if axis != REPLICAS) for axes in self.own._leaf_specs[leaf])
+        return tuple(tuple(axis for axis in axes if axis != REPLICAS) for axes in self.own.leaf_specs[leaf])
 
     def _update(self, *args: Any) -> list[Any]:
-        """A round of the update: every value is split as state of the same shape is."""
+        """A round of the update: every value is split as state that it is connected with."""
         own, program, given = self.own, self.program, iter(args)
-        env: dict[Key, Any] = own._constants()
+        env: dict[Key, Any] = own.constants()
         for key in self.packs.single(program):
-            env[key] = self._total(key[0], [next(given) for _ in own._parts(key[0], program)])
+            env[key] = self._total(key[0], [next(given) for _ in own.parts(key[0], program)])
         for pack in self.packs.read(program):
             values = next(given)
             env |= {(v, None): values[i].reshape(own.types[v].shape) for i, v in enumerate(self.packs.values[pack])}
@@ -171,22 +171,22 @@ class StageShare:
         own = self.own
         if value in self.program.totals and value in own.totals:
             mine = stand_ins.unchanged(parts[0][0])
-            return fitted(mine, self._local(own.types[value].shape)).astype(own.types[value].dtype)
+            return fitted(mine, self._local(value)).astype(own.types[value].dtype)
         if value in self.program.totals:
-            return jnp.concatenate(parts, own._dim(value, None)) if len(parts) > 1 else parts[0]
+            return jnp.concatenate(parts, own.dim(value, None)) if len(parts) > 1 else parts[0]
         if value in own.step.program.inputs and own.programs.is_batch(value):
             return parts[0].reshape(-1, *parts[0].shape[2:])
-        return fitted(parts[0], self._local(own.types[value].shape))
+        return fitted(parts[0], self._local(value))
 
-    def _local(self, shape: Sequence[int]) -> tuple[int, ...]:
-        spec: Spec = self.own._split.get(tuple(shape), ())
-        return local_shape(shape, spec, dict(self.own.devices.mesh.shape))
+    def _local(self, value: int) -> tuple[int, ...]:
+        """The shape of one device's part of a value of the update."""
+        return local_shape(self.own.types[value].shape, self.own.update_spec(value), dict(self.own.devices.mesh.shape))
 
     def _locally(self, piece: Instruction, env: dict[Key, Any]) -> None:
         """One operation on shards; whole, with a note, where that is not possible."""
         assert piece.unit is not None
         eqn, operands = piece.unit.eqn, [env[key] for key in piece.ins]
-        expected = [self._local(v.aval.shape) for v in eqn.outvars]
+        expected = [self._local(v) for v, _ in piece.outs]
         made = run_local(eqn, operands, expected)
         if made is None:
             self.whole.add(eqn.primitive.name)

@@ -61,6 +61,11 @@ def stage_spec(spec: Spec) -> Spec:
     return tuple(tuple(_NAMES[axis] for axis in axes) for axes in spec)
 
 
+def is_spread(spec: Spec) -> bool:
+    """Whether a value is split over the replicas."""
+    return any(REPLICAS in axes for axes in spec)
+
+
 def stage_devices(plan: PlanData, devices: Sequence[Any] | None = None) -> list[StageDevices]:
     """The devices of each stage.
 
@@ -150,7 +155,7 @@ def fitted(spec: Spec, shape: Sequence[int], mesh: DeviceMesh) -> Spec:
         return spec
     for dim in range(1, len(spec)):
         if shape[dim] % prod(mesh.shape[axis] for axis in (*spec[0], *spec[dim])) == 0:
-            return ((), *spec[1:dim], (*spec[0], *spec[dim]), *spec[dim + 1 :])
+            return ((), *spec[1:dim], (*spec[dim], *spec[0]), *spec[dim + 1 :])
     return ((), *spec[1:])
 
 

@@ -18,11 +18,12 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.spmd import compiler_options
-from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, stage_spec
+from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, is_spread, stage_spec
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.planned_pieces import PlannedPieces
 from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
 from meshwright.runtime.stages.totals import COMBINE, over_replicas, start
+from meshwright.runtime.stages.update_shardings import specs_of_update
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,13 @@ class StageLowering:
         devices: Its devices.
         plan: The plan.
         ops: How the operations of one replica are split, by number; none where a replica is one device.
+
+    Attributes:
+        step: The step cut into parts, as this stage cuts it.
+        pieces: Runs the pieces of its passes.
+        specs: How values are split inside a replica, once the program that computes them is lowered.
+        totals: Types of the totals over all microbatches, likewise.
+        leaf_specs: How the leaves of the arguments that the stage has are split over its devices.
     """
 
     def __init__(
@@ -75,10 +83,10 @@ class StageLowering:
         self.programs, self.stage, self.devices = programs, stage, devices
         self.step = programs.steps[stage]
         self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, programs.assignment, self.step)
-        self.specs: dict[Key, Spec | None] = {}  # how values are split inside a replica
-        self.totals: dict[int, Any] = {}  # types of the totals over all microbatches
+        self.specs: dict[Key, Spec | None] = {}
+        self.totals: dict[int, Any] = {}
         held = {t.path: stage_spec(t.spec) for t in plan.stages[stage].tensors}
-        self._leaf_specs = {
+        self.leaf_specs = {
             leaf: fitted(held[path], self.types[leaf].shape, devices.mesh)
             for leaf, path in enumerate(programs.assignment.paths)
             if path in held
@@ -90,7 +98,7 @@ class StageLowering:
 
     def leaf(self, leaf: int) -> NamedSharding:
         """The sharding of an argument's leaf that this stage has."""
-        return NamedSharding(self.devices.mesh, partition_spec(self._leaf_specs.get(leaf, ())))
+        return NamedSharding(self.devices.mesh, partition_spec(self.leaf_specs.get(leaf, ())))
 
     def batch(self, leaf: int) -> NamedSharding:
         """The sharding of a stack of examples, as a stack of microbatches."""
@@ -99,14 +107,12 @@ class StageLowering:
     def value(self, key: Key) -> NamedSharding:
         """The sharding of a value that passes compute or receive."""
         rank = len(self.types[key[0]].shape)
-        return self.devices.split(rank, self._dim(*key), self.specs.get(key))
+        return self.devices.split(rank, self.dim(*key), self.specs.get(key))
 
     def value_type(self, key: Key) -> jax.ShapeDtypeStruct:
         """The type of a microbatch of such a value."""
         aval = self.types[key[0]]
-        return jax.ShapeDtypeStruct(
-            Cut(self.devices.num_microbatches, 1).shape(aval.shape, self._dim(*key)), aval.dtype
-        )
+        return jax.ShapeDtypeStruct(Cut(self.devices.num_microbatches, 1).shape(aval.shape, self.dim(*key)), aval.dtype)
 
     def total(self, value: int) -> NamedSharding:
         """The sharding of a total: each replica has its own."""
@@ -118,13 +124,13 @@ class StageLowering:
         cut = Cut(self.devices.num_microbatches, 1)
 
         def run(*args: Any) -> list[Any]:
-            env = self._constants()
+            env = self.constants()
             for key, x in zip(program.inputs, args, strict=True):
-                env[key] = x.reshape(-1, *x.shape[2:]) if self._is_batch(key) else x
+                env[key] = x.reshape(-1, *x.shape[2:]) if self.is_batch(key) else x
             for piece in program.pieces:
                 piece(env, None)
             return [
-                env[v, None] if (v, d) in self.step.shared else cut.parts(jnp.asarray(env[v, None]), self._dim(v, d))
+                env[v, None] if (v, d) in self.step.shared else cut.parts(jnp.asarray(env[v, None]), self.dim(v, d))
                 for v, d in program.outputs
             ]
 
@@ -135,7 +141,7 @@ class StageLowering:
                 self.specs[key] = self.pieces.spec(program, key)
                 shardings.append(self.devices.inner(self.specs[key]))
             else:
-                shardings.append(self.devices.split(len(self.types[value].shape) + 1, self._dim(value, dim) + 1))
+                shardings.append(self.devices.split(len(self.types[value].shape) + 1, self.dim(value, dim) + 1))
         types, places = self._inputs(program)
         return self._lower(program, run, types, places, shardings)
 
@@ -147,7 +153,7 @@ class StageLowering:
 
         def run(index: Any, *args: Any) -> list[Any]:
             number = index * replicas + (lax.axis_index(REPLICAS) if replicas > 1 else 0)
-            env = self._constants()
+            env = self.constants()
             for key, x in zip(program.inputs, args, strict=False):
                 env[key] = self._enter(key, x, index)
             values = self.pieces.run(program, env, number, self.specs, made)
@@ -165,7 +171,7 @@ class StageLowering:
         if replicas > 1:
             mapped = (PartitionSpec(), *map(_manual, places), *(PartitionSpec(REPLICAS) for _ in wide))
             out = (
-                *(_manual(self.devices.split(len(self.types[v].shape), self._dim(v, d))) for v, d in program.outputs),
+                *(_manual(self.devices.split(len(self.types[v].shape), self.dim(v, d))) for v, d in program.outputs),
                 *(PartitionSpec(REPLICAS) for _ in wide),
             )
             function = jax.shard_map(
@@ -199,9 +205,9 @@ class StageLowering:
         single = packs.single(program)
 
         def run(*args: Any) -> list[Any]:
-            env, given = self._constants(), iter(args)
+            env, given = self.constants(), iter(args)
             for key in single:
-                env[key] = self._whole(key[0], [next(given) for _ in self._parts(key[0], program)], program)
+                env[key] = self._whole(key[0], [next(given) for _ in self.parts(key[0], program)], program)
             for pack in coming:
                 values = next(given)
                 for i, v in enumerate(packs.values[pack]):
@@ -211,21 +217,21 @@ class StageLowering:
             packed = [jnp.stack([env[v, None].reshape(()) for v in packs.values[pack]]) for pack in own]
             return [*(env[key] for key in program.outputs), *packed]
 
-        types = [t for key in single for t in self._parts(key[0], program)]
-        places = [self.update_place(key[0], program) for key in single for _ in self._parts(key[0], program)]
+        types = [t for key in single for t in self.parts(key[0], program)]
+        places = [self.update_place(key[0], program) for key in single for _ in self.parts(key[0], program)]
         types += [jax.ShapeDtypeStruct((len(packs.values[pack]),), pack[2]) for pack in coming]
         places += [self.devices.everywhere] * len(coming)
         shardings = [self._result(key[0]) for key in program.outputs]
         shardings += [self.devices.everywhere] * len(own)
         return self._lower(program, run, types, places, shardings, self._donated(program, single))
 
-    def _parts(self, value: int, program: StageProgram) -> list[Any]:
+    def parts(self, value: int, program: StageProgram) -> list[Any]:
         """The types of the arrays that an update is given for a value: a total, one for each microbatch, or itself."""
         aval, count = self.types[value], self.devices.num_microbatches
         if value in program.totals and value in self.totals:
             return [self.totals[value]]
         if value in program.totals:
-            return [jax.ShapeDtypeStruct(Cut(count, 1).shape(aval.shape, self._dim(value, None)), aval.dtype)] * count
+            return [jax.ShapeDtypeStruct(Cut(count, 1).shape(aval.shape, self.dim(value, None)), aval.dtype)] * count
         shape = tuple(aval.shape)
         if value in self.step.program.inputs and self.programs.is_batch(value):
             shape = (count, shape[0] // count, *shape[1:])
@@ -236,28 +242,24 @@ class StageLowering:
         kind, dtype = str(self.step.analysis.status[value]), self.types[value].dtype
         if value in program.totals and value in self.totals:
             total = over_replicas(kind, parts[0])
-            spec = self._spread.get(tuple(self.types[value].shape))
-            if spec is not None:  # the optimizer's state is split over the replicas: each sums up its own part
+            spec = self.update_spec(value)
+            if is_spread(spec):  # the optimizer's state is split over the replicas: each sums up its own part
                 place = NamedSharding(self.devices.mesh, partition_spec(spec))
                 total = lax.with_sharding_constraint(total, place)
             return total.astype(dtype)
         if value in program.totals:
-            return jnp.concatenate(parts, self._dim(value, None)) if len(parts) > 1 else parts[0]
+            return jnp.concatenate(parts, self.dim(value, None)) if len(parts) > 1 else parts[0]
         if value in self.step.program.inputs and self.programs.is_batch(value):
             return parts[0].reshape(-1, *parts[0].shape[2:])
         return parts[0]
 
-    @cached_property
-    def _split(self) -> dict[tuple[int, ...], Spec]:
-        """By shape, the shardings of the stage's state, of optimizer state that is split over the replicas first."""
-        specs = ((tuple(self.types[leaf].shape), spec) for leaf, spec in self._leaf_specs.items())
-        return {shape: spec for shape, spec in specs if any(spec)} | self._spread
+    def update_spec(self, value: int) -> Spec:
+        """How an update splits a value: as state that it is computed from or becomes, or as the passes split it."""
+        return self._update_specs.get(value) or self.specs.get((value, None)) or ()
 
     @cached_property
-    def _spread(self) -> dict[tuple[int, ...], Spec]:
-        """By shape, the shardings of the state that is split over the replicas."""
-        shapes = ((tuple(self.types[leaf].shape), spec) for leaf, spec in self._leaf_specs.items())
-        return {shape: spec for shape, spec in shapes if any(REPLICAS in axes for axes in spec)}
+    def _update_specs(self) -> dict[int, Spec]:
+        return specs_of_update(self.programs, self.stage, self.leaf_specs, self.devices.mesh.shape)
 
     def update_place(self, value: int, program: StageProgram | None = None) -> NamedSharding:
         """The sharding of a value that an update reads; with the update, of the arrays that it is given for it."""
@@ -270,13 +272,13 @@ class StageLowering:
         return self._result(value)
 
     def _result(self, value: int) -> NamedSharding:
-        """The sharding of a value of the update: that of the state that it becomes, or of state of the same shape."""
+        """The sharding of a value of the update: that of the state that it becomes, or of state connected with it."""
         state = self.programs.assignment.state
         leaves = [state[i] for i, v in enumerate(self.step.program.outputs) if v == value and i in state]
         mine = [leaf for leaf in leaves if not self.programs.is_everywhere(leaf)]
         if mine and not self.programs.is_batch(mine[0]):
             return self.leaf(mine[0])
-        return NamedSharding(self.devices.mesh, partition_spec(self._split.get(tuple(self.types[value].shape), ())))
+        return NamedSharding(self.devices.mesh, partition_spec(self.update_spec(value)))
 
     def _donated(self, program: StageProgram, single: Sequence[Key]) -> list[int]:
         """The arguments of a round of the update that nobody reads afterwards."""
@@ -286,7 +288,7 @@ class StageLowering:
             if stage == self.stage and turn > program.place
             for key in other.inputs
         }
-        places = [key for key in single for _ in self._parts(key[0], program)]
+        places = [key for key in single for _ in self.parts(key[0], program)]
         return [i for i, key in enumerate(places) if key not in later and self._gives_away(key[0])]
 
     def _gives_away(self, value: int) -> bool:
@@ -304,13 +306,13 @@ class StageLowering:
             value, dim = key
             aval = self.types[value]
             shape, status = tuple(aval.shape), self.step.analysis.status[value]
-            if self._is_batch(key):
+            if self.is_batch(key):
                 shape, place = (count, shape[0] // count, *shape[1:]), self.batch(value)
             elif key in self.step.sliced and dim is not None:
                 shape = (count, *Cut(count, 1).shape(shape, dim))
                 place = self.devices.split(len(shape), dim + 1)
             elif isinstance(status, int) or dim is not None:
-                shape, place = Cut(count, 1).shape(shape, self._dim(*key)), self.value(key)
+                shape, place = Cut(count, 1).shape(shape, self.dim(*key)), self.value(key)
             elif value in self.step.program.inputs:
                 place = self.devices.everywhere if self.programs.is_everywhere(value) else self.leaf(value)
             else:
@@ -321,18 +323,20 @@ class StageLowering:
 
     def _enter(self, key: Key, x: Any, index: Any) -> Any:
         """An input as a part sees it: its own rows, and parameters whole."""
-        if self._is_batch(key) or (key in self.step.sliced and key[1] is not None):
+        if self.is_batch(key) or (key in self.step.sliced and key[1] is not None):
             return lax.dynamic_index_in_dim(x, index, keepdims=False)
         if key[0] in self.step.program.inputs:
-            for dim, axes in enumerate(self._leaf_specs.get(key[0], ())):
+            for dim, axes in enumerate(self.leaf_specs.get(key[0], ())):
                 if REPLICAS in axes:
                     x = lax.all_gather(x, REPLICAS, axis=dim, tiled=True)
         return x
 
-    def _is_batch(self, key: Key) -> bool:
+    def is_batch(self, key: Key) -> bool:
+        """Whether a value is an argument's leaf that is a stack of examples."""
         return key[0] in self.step.program.inputs and self.programs.is_batch(key[0])
 
-    def _dim(self, value: int, dim: int | None) -> int:
+    def dim(self, value: int, dim: int | None) -> int:
+        """The dim along which a value is cut into parts, given the second half of its key."""
         found = self.step.analysis.status[value] if dim is None else dim
         assert isinstance(found, int)
         return found
@@ -343,7 +347,8 @@ class StageLowering:
         adds = self.step.analysis.status[value] == "sum" and is_half(aval.dtype)
         return jax.ShapeDtypeStruct((self.devices.num_replicas, *aval.shape), jnp.float32 if adds else aval.dtype)
 
-    def _constants(self) -> dict[Key, Any]:
+    def constants(self) -> dict[Key, Any]:
+        """The constants of the step."""
         return {(v, None): x for v, x in self.step.program.constants.items()}
 
     @property
