@@ -10,6 +10,7 @@ mean squares: Adam divides by the gradient's size, so that rounding alone turns 
 
     python benchmarks/equality.py [MODEL …] [--jobs 2]          # the zoo
     python benchmarks/equality.py --pairs 5000 [--jobs 2]       # random pairs, on 8 virtual CPU devices
+    python benchmarks/equality.py --pipelines 200 [--jobs 2]    # random train steps in random pipelines, in float64
 """
 
 import argparse
@@ -66,14 +67,16 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--pairs", type=int, default=0, help="how many random pairs to try instead of the zoo")
+    parser.add_argument("--pipelines", type=int, default=0, help="how many random pipelines to try instead")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first random program")
     parser.add_argument("--method", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.pairs < 0 or options.first < 0 or options.jobs < 1:
-        parser.error("--pairs and --first must be at least 0, and --jobs at least 1")
-    if options.pairs:
-        random_pairs.main(options.first, options.pairs, options.jobs)
-        return
+    if min(options.pairs, options.pipelines, options.first) < 0 or options.jobs < 1:
+        parser.error("--pairs, --pipelines and --first must be at least 0, and --jobs at least 1")
+    for kind in ("pairs", "pipelines"):
+        if count := getattr(options, kind):
+            random_pairs.main(kind, options.first, count, options.jobs)
+            return
     if options.method is not None:
         for row in compared(options.models[0], METHODS[options.method]):
             print("\t".join(row), flush=True)

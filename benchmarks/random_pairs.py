@@ -10,52 +10,57 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 
 from report import table
 
 PER_PROGRAM = 5  # plans of each program
-_PROGRAMS = 20  # programs of one process, so that what JAX keeps does not fill the memory
+_PROGRAMS = 10  # programs of one process, so that what JAX keeps does not fill the memory
 _HANGS_S = 300.0  # a pair that takes longer is given up
 _SLOW_S = 20.0  # no planning may take longer
 
 
-def main(first: int, count: int, jobs: int) -> None:
-    """Tries `count` pairs, and prints those that went wrong and a summary."""
+def main(kind: str, first: int, count: int, jobs: int) -> None:
+    """Tries `count` pairs of a kind, `pairs` or `pipelines`, and prints those that went wrong and a summary."""
     num_programs = -(-count // PER_PROGRAM)
     starts = range(first, first + num_programs, _PROGRAMS)
     ranges = [(start, min(start + _PROGRAMS, first + num_programs)) for start in starts]
     started = time.perf_counter()
     with ThreadPoolExecutor(jobs) as pool:
-        rows = [row for found in pool.map(_tried, ranges) for row in found]
+        rows = [row for found in pool.map(partial(_tried, kind), ranges) for row in found]
     wrong = [row for row in rows if row["trouble"]]
     slow = [row for row in rows if row["seconds"] > _SLOW_S]
     kinds = Counter(_kind(row["trouble"]) for row in wrong)
     summary = [
         ("pairs", len(rows)),
         ("of which in microbatches", sum("microbatches" in row["pair"] for row in rows)),
-        *((kind, number) for kind, number in kinds.most_common()),
+        ("of which were refused, with a reason", sum(": refused, " in row["pair"] for row in rows)),
+        *kinds.most_common(),
         ("in all that went wrong", len(wrong)),
         (f"planned in more than {_SLOW_S:.0f} s", len(slow)),
         ("longest planning", f"{max(row['seconds'] for row in rows):.1f} s"),
         ("programs", f"{first} to {first + num_programs - 1}"),
         ("time in all", f"{time.perf_counter() - started:.0f} s by {jobs} processes"),
     ]
-    table("Random pairs", "Does a random program under a random plan compute what one device does?", ("", ""), summary)
+    program, plan = ("program", "plan") if kind == "pairs" else ("train step", "pipeline")
+    question = f"Does a random {program} under a random {plan} compute what one device does?"
+    table(f"Random {kind}", question, ("", ""), summary)
 
 
 def _kind(trouble: str) -> str:
     return "differs" if trouble.startswith("result") else trouble.split(":")[0]
 
 
-def _tried(programs: tuple[int, int]) -> list[dict]:
+def _tried(kind: str, programs: tuple[int, int]) -> list[dict]:
     """The outcomes of some programs, from as many processes as it takes."""
     rows: list[dict] = []
     first, last = programs
     at = first * PER_PROGRAM
     while at < last * PER_PROGRAM:
-        for row in _process(at, last * PER_PROGRAM):
+        for row in _process(kind, at, last * PER_PROGRAM):
             rows.append(_told(row))
             at += 1
         if at < last * PER_PROGRAM:
@@ -73,9 +78,9 @@ def _told(row: dict) -> dict:
     return row
 
 
-def _process(first: int, last: int) -> Iterator[dict]:
+def _process(kind: str, first: int, last: int) -> Iterator[dict]:
     """What one process tells of the pairs that it finishes."""
-    command = [sys.executable, __file__, str(first), str(last)]
+    command = [sys.executable, __file__, kind, str(first), str(last)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         watch = _watched(process)
@@ -93,9 +98,11 @@ def _watched(process: subprocess.Popen) -> Timer:
     return watch
 
 
-def _work(first: int, last: int) -> None:
+def _work(kind: str, first: int, last: int) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.generator.pairs import Outcome, outcome
+    from tests.generator.pairs import Outcome
+
+    outcome = import_module(f"tests.generator.{kind}").outcome
 
     logging.getLogger("meshwright").setLevel(logging.ERROR)  # many programs cannot be cut, and each says so
     for at in range(first, last):
@@ -108,5 +115,5 @@ def _work(first: int, last: int) -> None:
 
 
 if __name__ == "__main__":
-    _work(*map(int, sys.argv[1:]))
+    _work(sys.argv[1], *map(int, sys.argv[2:]))
     os._exit(0)

@@ -11,6 +11,7 @@ from meshwright.graph import trace
 from meshwright.hardware.clusters import AXIS_NAMES
 from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
+from tests.generator.pipelines import outcome
 from tests.runtime.stages.models import build, compared
 
 pytestmark = pytest.mark.devices
@@ -210,3 +211,11 @@ def test_dropout_draws_the_bits_of_the_whole_batch_in_both_passes(checkpoint):
     recipe = mw.ThreeD(pipeline=2, microbatch=8, checkpoint=checkpoint)
     worst, _ = compared(*build(dropout=0.5), recipe)
     assert worst < 1e-12
+
+
+@pytest.mark.parametrize("seed", [3])
+def test_a_random_train_step_in_a_random_pipeline(seed):
+    """Many more: `python benchmarks/equality.py --pipelines 200`."""
+    found = outcome(seed, 0)
+    assert not found.trouble
+    assert "refused" not in found.pair  # or this tests nothing
