@@ -9,14 +9,20 @@ from functools import cache, wraps
 from typing import Any
 
 import jax
+import jax.extend.backend
 import numpy as np
 from jax._src import core, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.interpreters import mlir
+from jax._src.lax.control_flow.conditionals import platform_index_p
+
+from meshwright import jax_compat
 
 # The client that code finds while it is traced; None for the devices at hand. It is part of the keys of JAX's
 # caches, so that a function that was traced for other devices is traced again.
 _imitated = jax.make_user_context(None)
+# Names of the platform whose branches are traced; None traces all, as JAX does.
+_chosen = jax.make_user_context(None)
 # The newest version of cuDNN that JAX asks for anywhere.
 _CUDNN_VERSION = 91100
 
@@ -32,10 +38,22 @@ def imitating(client: Any) -> Any:
     return _imitated(client)
 
 
+def choosing(platforms: tuple[str, ...]) -> Any:
+    """A context in which `jax.lax.platform_dependent` is traced as its branch for one of these names of a platform."""
+    _intercept()
+    return _chosen(platforms)
+
+
+def platform_at_hand() -> str:
+    """The platform of the default devices, by the name that programs are compiled for: "cuda" or "rocm", not "gpu"."""
+    return str(xla_bridge.canonicalize_platform(jax.default_backend()))
+
+
 @cache
 def _intercept() -> None:
     """Puts the client before JAX's own look-ups: whoever asks for devices comes to one of these."""
     get_backend, cudnn_version = xla_bridge.get_backend, cudnn_attention.check_cudnn_version
+    platform_index = platform_index_p.bind
 
     def imitated() -> Any:
         """The client that is found; values that are computed while a function is traced are on real devices."""
@@ -49,12 +67,25 @@ def _intercept() -> None:
         client = imitated()
         return cudnn_version() if client is None or not client.answers("cuda") else _CUDNN_VERSION
 
+    def found_index(*, platforms: Any) -> Any:
+        """The branch of `jax.lax.platform_dependent`; that for all other platforms has no platforms of its own."""
+        chosen = _chosen.value
+        if chosen is None or _is_computing():
+            return platform_index(platforms=platforms)
+        for index, names in enumerate(platforms):
+            if names is None or set(names) & set(chosen):
+                return np.int32(index)
+        known = ", ".join(name for names in platforms for name in names)
+        raise NotImplementedError(f"jax.lax.platform_dependent has branches for {known}, but not for {chosen[-1]}")
+
     def asked_afresh(kept: Any) -> Any:
         """A function of JAX that keeps its answers, which must not be those about a client."""
         inner = getattr(kept, "__wrapped__", kept)
         return wraps(kept)(lambda *args, **kwargs: (kept if imitated() is None else inner)(*args, **kwargs))
 
+    platform_index_p.bind = found_index  # type: ignore[method-assign]
     xla_bridge.get_backend, cudnn_attention.check_cudnn_version = found_backend, found_version
+    jax.extend.backend.get_backend = found_backend
     jax.local_devices = xla_bridge.local_devices = asked_afresh(xla_bridge.local_devices)
     jax.process_count = xla_bridge.process_count = asked_afresh(xla_bridge.process_count)
 
@@ -80,6 +111,41 @@ def kernel_params(eqn: Any, grid: Sequence[Any], shapes: Sequence[Sequence[int]]
         parts = {name: int(amount * share) for name, amount in vars(estimate).items()}
         changed["cost_estimate"] = replace(estimate, **parts)
     return eqn.params | changed
+
+
+def params_without_mesh(eqn: Any) -> dict[str, Any]:
+    """The parameters of a Pallas kernel, of which no equation has a mesh in context: devices run it on their own."""
+    mapping = eqn.params["grid_mapping"]
+    arrays = tuple(
+        array.replace(index_map_jaxpr=_without_mesh(array.index_map_jaxpr)) for array in mapping.block_mappings
+    )
+    body = _without_mesh(eqn.params["jaxpr"])
+    return eqn.params | {"jaxpr": body, "grid_mapping": mapping.replace(block_mappings=arrays)}
+
+
+def _without_mesh(value: Any) -> Any:
+    """A parameter of an equation, with the equations of all jaxprs in it."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_without_mesh, value)) if type(value) in (tuple, list) else value
+    if hasattr(value, "jaxpr") and hasattr(value, "consts"):
+        return value.replace(jaxpr=_without_mesh(value.jaxpr))
+    if not isinstance(value, core.Jaxpr):
+        return value
+    equations = [
+        eqn.replace(
+            invars=list(map(_literal_without_mesh, eqn.invars)),
+            ctx=jax_compat.context_without_mesh(eqn.ctx),
+            params={name: _without_mesh(inner) for name, inner in eqn.params.items()},
+        )
+        for eqn in value.eqns
+    ]
+    return value.replace(eqns=equations)
+
+
+def _literal_without_mesh(operand: Any) -> Any:
+    """An operand; a copy of a literal takes its type, which names a mesh, from where it is used."""
+    is_array = isinstance(operand, jax_compat.Literal) and isinstance(operand.val, np.ndarray)
+    return jax_compat.Literal(operand.val.copy(), operand.aval) if is_array else operand
 
 
 def has_kernel(eqn: Any, platform: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.backend
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import tpu as pltpu
@@ -46,11 +47,29 @@ def test_platform_and_kind_are_those_of_the_cluster(cluster: str | None, platfor
     assert jax.default_backend() == "cpu"
 
 
+def test_the_branch_of_the_planned_platform_is_traced_and_no_other() -> None:
+    @jax.jit
+    def branches(x: Any) -> Any:
+        return jax.lax.platform_dependent(x, cuda=jnp.sin, tpu=jnp.cos, default=jnp.tan)
+
+    def planned_for(cluster: str | None) -> list[str]:
+        traced = trace(branches, jnp.ones(2), cluster=None if cluster is None else mw.cluster(cluster))
+        return [op.primitive for op in traced.graph.columns.signatures]
+
+    assert [planned_for(name) for name in ("1x8 h100", "1x4 tpu-v4", "1x8 mi300x", "1x8 cpu", None)] == [
+        ["sin"], ["cos"], ["tan"], ["tan"], ["tan"]
+    ]  # fmt: skip
+    assert "platform_index" in str(jax.make_jaxpr(branches)(jnp.ones(2)))  # JAX's own traces are as they were
+    with pytest.raises(TraceError, match=r"branches for tpu, but not for cuda.*plan for another chip"):
+        trace(lambda x: jax.lax.platform_dependent(x, tpu=jnp.cos), jnp.ones(2), cluster=mw.cluster("1x8 h100"))
+
+
 def test_a_traced_function_counts_the_devices_and_hosts_of_the_cluster() -> None:
     counts = asked(lambda: (jax.device_count(), jax.local_device_count(), jax.process_count()), "3x4 a100")
     assert counts == (12, 4, 3)
     assert asked(lambda: jax.local_devices()[-1].process_index, "3x4 a100") == 0
     assert asked(lambda: jax.devices("cpu")[0].platform, "3x4 a100") == "cpu"
+    assert asked(lambda: jax.extend.backend.get_backend().platform, "3x4 a100") == "gpu"
 
 
 def test_nvidia_chips_tell_their_compute_capability() -> None:

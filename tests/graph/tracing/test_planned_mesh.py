@@ -41,3 +41,22 @@ def test_an_axis_that_the_mesh_does_not_have_is_named_with_the_remedy():
 
     with pytest.raises(mw.TraceError, match=r"model.*\('data', 'tensor'\).*Plan it for a mesh that has the axes"):
         mw.plan(constrained, jnp.ones(8), cluster="1x8 cpu", mesh={"data": 2, "tensor": 4})
+
+
+def test_specs_that_no_mesh_could_honour_are_not_answered_with_another_mesh():
+    def twice(x):
+        return jax.lax.with_sharding_constraint(x, jax.P("data", "data"))
+
+    with pytest.raises(mw.TraceError, match=r"duplicate entries for `data`.*Check that it runs"):
+        mw.plan(twice, jnp.ones((8, 8)), cluster="1x8 h100", mesh={"data": 4, "model": 2})
+
+
+def test_a_reshard_over_automatic_axes_is_refused_with_both_remedies():
+    def resharded(x):
+        return jax.sharding.reshard(x, jax.P("data"))
+
+    with pytest.raises(mw.TraceError, match=r"of type: AxisType.Auto.*with_sharding_constraint, or plan.*Explicit"):
+        mw.plan(resharded, jnp.ones((8, 8)), cluster="1x8 h100", mesh={"data": 4, "model": 2})
+    mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    plan = mw.plan(resharded, jnp.ones((8, 8)), cluster="1x8 h100", mesh=mesh)
+    assert plan.out_shardings == jax.P("data")

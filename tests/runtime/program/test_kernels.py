@@ -138,3 +138,21 @@ def test_kernels_of_other_devices_are_refused_in_one_sentence() -> None:
             spmd(plan, function).lower(q)
         with pytest.raises(ShardingError, match=message):
             plan.rehearse(steps=0)
+
+
+def test_a_kernel_runs_split_on_a_mesh_that_the_user_named() -> None:
+    """Its body was traced with that mesh in context, of which a device on its own knows nothing."""
+
+    def function(x: Any) -> Any:
+        def kernel(x_ref: Any, out_ref: Any) -> None:
+            out_ref[...] = jax.lax.fori_loop(0, 2, lambda i, sum: sum + 2 * x_ref[...], x_ref[...])
+
+        spec = pl.BlockSpec((2, x.shape[1]), lambda i: (i, 0))
+        return pl.pallas_call(kernel, out_shape=x, grid=(8,), in_specs=[spec], out_specs=spec, interpret=True)(
+            jax.lax.with_sharding_constraint(x, P("data", None))
+        )
+
+    x = numbers(16, 8)
+    step = mw.parallelize(function, cluster="1x8 cpu", mesh={"data": 4, "model": 2})
+    np.testing.assert_allclose(step(x), 5 * x, rtol=1e-6)
+    assert step.plan(x).out_shardings[0] == ("data", "model")

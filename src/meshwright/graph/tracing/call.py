@@ -194,21 +194,32 @@ def _trace_failure(function: Callable[..., Any], error: Exception, cluster: Clus
     reason = str(error).strip().split("\n\n")[0].replace("\n", " ")[:600].rstrip(".")
     line = raised_at(error)
     where = f" ({line})" if line else ""
-    if is_imitated(cluster):
-        assert cluster is not None
-        where += (
-            f". It was traced for {cluster.chip.name}, the chip that it is planned for: if a kernel refuses that chip, "
-            "use one that it has, such as the plain operations, or plan for another chip"
-        )
-    remedy = "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
-    if "cuDNN" in reason and not is_imitated(cluster):
-        remedy = (
-            "The devices it is planned for have no such kernel: plan for a cluster of GPUs (cluster='1x8 h100' or the "
-            "like), or call it with implementation=None here."
-        )
-    if "mesh" in reason and ("context" in reason or "axis" in reason):
-        remedy = (
+    return f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. {_remedy(reason, cluster)}"
+
+
+def _remedy(reason: str, cluster: Cluster | None) -> str:
+    """What to do about a failure of JAX to trace a function."""
+    if "mesh" in reason and ("context" in reason or "not found in mesh" in reason):
+        return (
             "Plan it for a mesh that has the axes and the sizes which the function names, mesh={'data': 4, 'model': 2} "
             "or the like: that mesh is in context while the function is traced, and mw.current_mesh() returns it."
         )
-    return f"JAX could not trace {_name(function)}: {type(error).__name__}: {reason}{where}. {remedy}"
+    if "of type Auto" in reason:
+        return (
+            "Write jax.lax.with_sharding_constraint, or plan it for a mesh whose axes are explicit, "
+            "mesh=jax.sharding.AbstractMesh((4, 2), ('data', 'model'), (jax.sharding.AxisType.Explicit,) * 2) "
+            "or the like."
+        )
+    check = "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
+    if is_imitated(cluster):
+        assert cluster is not None
+        return (
+            f"It was traced for {cluster.chip.name}, the chip that it is planned for: if a kernel refuses that chip, "
+            f"use one that it has, such as the plain operations, or plan for another chip. {check}"
+        )
+    if "cuDNN" in reason:
+        return (
+            "The devices it is planned for have no such kernel: plan for a cluster of GPUs (cluster='1x8 h100' or the "
+            "like), or call it with implementation=None here."
+        )
+    return check

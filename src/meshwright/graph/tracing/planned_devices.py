@@ -4,7 +4,8 @@ Kernels and models ask JAX for the platform, the kind of device or the compute c
 trace another program, or none, if they find a laptop. The answers are those of the cluster; nothing can run on it.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,10 +20,12 @@ _PLATFORMS = {"NVIDIA": ("gpu", "cuda"), "AMD": ("gpu", "rocm"), "Google": ("tpu
 _CORES = {"NVIDIA": "core_count", "AMD": "core_count", "Google": "num_cores"}  # as JAX calls their number
 
 
-def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
+@contextmanager
+def traced_for(cluster: Cluster | None) -> Iterator[None]:
     """A context in which functions are traced as on a cluster.
 
-    It changes nothing for the devices at hand, for CPUs, and where there is no cluster.
+    For the devices at hand, for CPUs, and where there is no cluster, code finds the devices at hand.
+    `jax.lax.platform_dependent` is traced as the branch that will run: the others would count towards the step.
 
     Examples:
         >>> import jax, meshwright as mw
@@ -31,8 +34,9 @@ def traced_for(cluster: Cluster | None) -> AbstractContextManager[None]:
         { lambda ; a:i32[]. let b:i32[] = mul a 16:i32[] in (b,) }
     """
     client = _client(cluster)
-    found: AbstractContextManager[None] = nullcontext() if client is None else jax_kernels.imitating(client)
-    return found
+    platforms = (jax_kernels.platform_at_hand(),) if client is None else client.platforms
+    with jax_kernels.choosing(platforms), nullcontext() if client is None else jax_kernels.imitating(client):
+        yield
 
 
 def is_imitated(cluster: Cluster | None) -> bool:
@@ -55,15 +59,20 @@ class PlannedClient:
 
     def answers(self, platform: Any) -> bool:
         """Whether it is a client of a platform; None is the default one."""
-        return platform in (None, self, *_PLATFORMS[self.cluster.chip.vendor])
+        return platform in (None, self, *self.platforms)
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """All names of its platform."""
+        return _PLATFORMS[self.cluster.chip.vendor]
 
     @property
     def platform(self) -> str:
-        return _PLATFORMS[self.cluster.chip.vendor][0]
+        return self.platforms[0]
 
     @property
     def platform_version(self) -> str:
-        return f"{_PLATFORMS[self.cluster.chip.vendor][-1]}, planned for {self.cluster.name}"
+        return f"{self.platforms[-1]}, planned for {self.cluster.name}"
 
     @cached_property
     def _devices(self) -> list["PlannedDevice"]:

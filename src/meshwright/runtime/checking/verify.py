@@ -83,7 +83,7 @@ def verify(
             "arguments or their types"
         )
     if plan.stages:
-        traced = plan.origin if function is None else trace(function, *args)
+        traced = plan.origin if function is None else trace(function, *args, cluster=plan.mesh.cluster)
         return verify_stages(plan, traced, devices, compiler_options)
     if function is None:
         call = plan.origin.call

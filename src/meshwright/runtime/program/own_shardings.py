@@ -5,7 +5,7 @@ from typing import Any
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 
-from meshwright import jax_compat
+from meshwright import jax_compat, jax_kernels
 
 _SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 
@@ -25,6 +25,8 @@ def on_devices(eqn: Any, mesh: DeviceMesh) -> Any:
         params = {key: None if key in _SHARDINGS else value for key, value in params.items()}
     elif eqn.ctx.cur_abstract_mesh.empty:
         return eqn
+    elif eqn.primitive.name == "pallas_call":
+        params = jax_kernels.params_without_mesh(eqn)
     return eqn.replace(params=params, ctx=jax_compat.context_without_mesh(eqn.ctx))
 
 
