@@ -60,7 +60,11 @@ def _as_plans(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], Renderab
     from meshwright.replays.replay import replay_plans
     from meshwright.replays.table import PlanValidation, plan_validation_view
 
-    found = PlanValidation(tuple(replay_plans(table)))
+    rows = []
+    for number, row in enumerate(replay_plans(table), 1):
+        note(f"{number} of {len(table)}  {row}")  # a run of many minutes that is cut keeps what it found
+        rows.append(row)
+    found = PlanValidation(tuple(rows))
     if not found.expressed:
         raise CommandError(f"none of the rows of {path} can be planned; {found.rows[0].problem}")
     return found.to_json(), plan_validation_view(found)

@@ -45,6 +45,14 @@ class PlanReplay:
         predicted = self.recipe.predicted_step_s
         return self.step_s / predicted - 1 if self.step_s and predicted else None
 
+    def __str__(self) -> str:
+        """The row in one line."""
+        if self.step_s is None:
+            return f"{self.recipe.row.id}: no plan, {self.problem}"
+        published = self.recipe.published_step_s
+        against = "" if self.error is None else f", published {published:.4g} s ({self.error:+.1%})"
+        return f"{self.recipe.row.id}: {self.method}, {self.step_s:.4g} s{against}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -75,9 +83,14 @@ def replay_plans(rows: Iterable[Row]) -> Iterator[PlanReplay]:
 def _planned(known: PlanReplay, program: Program) -> PlanReplay:
     """A row with its plan's step: layers repeat, so two depths tell what each further layer adds."""
     layers, (least, most) = program.recipe.shape.layers, program.depths
-    few, more = (simulate_work(plan_work(plan_layers(program, n), program, n)).step_s for n in (least, most))
-    step_s = few + (more - few) * (layers - least) / (most - least)
+    step_s = _step_s(program, least)
+    if layers != least:
+        step_s += (_step_s(program, most) - step_s) * (layers - least) / (most - least)
     return replace(known, method=program.method.name, step_s=step_s)
+
+
+def _step_s(program: Program, layers: int) -> float:
+    return simulate_work(plan_work(plan_layers(program, layers), program, layers)).step_s
 
 
 def plan_layers(program: Program, layers: int) -> PlanData:
