@@ -1,7 +1,6 @@
 """`mw.Auto(profile=True)` plans by what was measured, says what is measured and what modelled, and always returns."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -116,13 +115,10 @@ def test_plans_that_cannot_both_run_leave_the_models_plan_and_a_remark(monkeypat
     def out_of_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room")
 
-    found = {"_measure": False, "_others": [], "_solve": other, "_corrections": None, "_is_here": True}
-    for name, value in found.items():
-        monkeypatch.setattr(search.Search, name, lambda *_, value=value: value)
+    monkeypatch.setattr(search.Search, "_is_here", lambda *_: True)
     monkeypatch.setattr(search, "faster", out_of_memory)
     one = search.Search(plan.origin, [plan.mesh], PROFILE, str, database=None)
-    one.measuring = SimpleNamespace(is_over=False)
-    assert one._improve(plan) is plan
+    assert one._faster(plan, other) is plan
     assert one.remarks == ["The model's plan is kept, since both plans could not be run (RESOURCE_EXHAUSTED: no room)."]
 
 

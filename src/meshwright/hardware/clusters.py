@@ -14,7 +14,7 @@ from meshwright.hardware.abstract import abstract_ways
 from meshwright.hardware.axes import AXIS_NAMES as AXIS_NAMES
 from meshwright.hardware.axes import Shape, check_names, read_shape
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.collectives import KINDS, Way, ways
+from meshwright.hardware.collectives import KINDS, Way, least_s, ways
 from meshwright.hardware.groups import group_of
 from meshwright.hardware.link import Host, Link
 from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
@@ -171,17 +171,7 @@ class Mesh:
                 part × number of devices). Permute: the bytes that each device sends.
             start: The part of the fixed time that counts, where a compiler combines several collectives into one.
         """
-        found = [(start * alpha, beta) for alpha, beta in self.alternatives(kind, axes)]
-        if isinstance(num_bytes, int | float):
-            return min(alpha + beta * num_bytes for alpha, beta in found) if num_bytes > 0 else 0.0
-        import numpy as np  # here, so that a plan is read and printed without it
-
-        sizes = np.asarray(num_bytes, dtype=float)
-        times = found[0][0] + found[0][1] * sizes
-        for alpha, beta in found[1:]:
-            times = np.minimum(times, alpha + beta * sizes)
-        times = np.where(sizes > 0, times, 0.0)
-        return float(times) if times.ndim == 0 else times
+        return least_s([(start * alpha, beta) for alpha, beta in self.alternatives(kind, axes)], num_bytes)
 
     def outer_beta(self, axes: Sequence[int]) -> float:
         """Seconds per byte of an all-reduce in which every device sends all through its own share of the outer link.

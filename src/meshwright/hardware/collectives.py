@@ -15,7 +15,8 @@ least of them. Where a link was measured (`Link.timings`), the measurement is th
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from meshwright.hardware.groups import Group
 from meshwright.hardware.link import Link, Protocol
@@ -47,6 +48,20 @@ def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
         # An all-reduce of the buffer, padded with zeros or cut afterwards, does the same.
         found += _buffer_ways(group, intra, inter, "all_reduce")
     return prune(found)
+
+
+def least_s(found: Sequence[Way], num_bytes: Any) -> Any:
+    """Seconds of the fastest of some ways; a number or an array, like ``num_bytes``."""
+    if isinstance(num_bytes, int | float):
+        return min(alpha + beta * num_bytes for alpha, beta in found) if num_bytes > 0 else 0.0
+    import numpy as np  # here, so that a plan is read and printed without it
+
+    sizes = np.asarray(num_bytes, dtype=float)
+    times = found[0][0] + found[0][1] * sizes
+    for alpha, beta in found[1:]:
+        times = np.minimum(times, alpha + beta * sizes)
+    times = np.where(sizes > 0, times, 0.0)
+    return float(times) if times.ndim == 0 else times
 
 
 def prune(found: Iterable[Way]) -> tuple[Way, ...]:

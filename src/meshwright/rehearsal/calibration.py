@@ -1,11 +1,8 @@
 """Efficiencies of classes of operations, learned from what was measured on a chip.
 
 Every part that was rehearsed says how long work of several classes took together, and the model says how long it should
-have taken each class. The factors ``f`` of the classes minimise, over the measured parts ``r``,
-
-    Σ_r (Σ_c f_c · modelled_rc / measured_r − 1)²  +  PRIOR · Σ_c (f_c − 1)²
-
-so that a class which no measurement speaks of keeps the model's time. They correct the model on that chip.
+have taken each class. The factors of the classes fit the measured parts best (`fitting.py`), and are expected to be 1,
+so that a class which few measurements speak of keeps about the model's time. They correct the model on that chip.
 """
 
 import hashlib
@@ -18,20 +15,20 @@ import numpy as np
 from meshwright.graph import Graph
 from meshwright.hardware import Chip
 from meshwright.planner.pricing.compute_cost import load_s
-from meshwright.planner.pricing.corrections import Corrections
+from meshwright.planner.pricing.corrections import CollectiveFactors, Corrections
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.database import cache_folder
 from meshwright.profiler.local import SETTING
 from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, open_database, this_compiler
 from meshwright.profiler.measurements.database import FILE_NAME
-from meshwright.rehearsal.learning import Measured
+from meshwright.rehearsal.fitting import fit
+from meshwright.rehearsal.learning import NO_FACTORS, Measured
 from meshwright.rules import loop_nest
 from meshwright.rules.base import Signature
 from meshwright.rules.gathering import SCATTERS
 
 CLASSES = ("product", "small product", "convolution", "attention", "look-up", "elementwise")
 WORK = "work "  # begins the fingerprint of a row that says how much work of each class was done
-PRIOR = 0.02  # so that a class of which little was measured keeps its factor near 1; a choice, not a measurement
 LEAST, MOST = 0.2, 5.0  # beyond these a factor tells of a fault, not of an efficiency
 _SMALL = 10  # a product of fewer than so many times the FLOPs that reach half of the best rate is small
 
@@ -60,20 +57,29 @@ def class_of(op: Signature, flops: float, chip: Chip) -> str:
     return "look-up" if op.primitive.replace("_", "-") in _LOOK_UPS or op.primitive in _LOOK_UPS else "elementwise"
 
 
-def keep_work(database: Database, rows: Iterable[Measured], graph: Graph) -> None:
-    """Keeps the work of rehearsed parts by class, beside the time that it took."""
-    database.keep([found for row in rows if (found := _work(row, graph)) is not None])
+def keep_work(
+    database: Database, rows: Iterable[Measured], graph: Graph, factors: CollectiveFactors = NO_FACTORS
+) -> None:
+    """Keeps the work of measured parts by class, beside the compute time that it took.
+
+    Args:
+        database: Where it is kept.
+        rows: The parts.
+        graph: Their program.
+        factors: Of collectives, as in `Corrections`.
+    """
+    database.keep([found for row in rows if (found := _work(row, graph, factors)) is not None])
 
 
-def _work(row: Measured, graph: Graph) -> Measurement | None:
-    chip = row.plan.mesh.chip
-    if chip is None or row.found is None or row.compute_s is None or row.found.key.chip != chip.name:
+def _work(row: Measured, graph: Graph, factors: CollectiveFactors) -> Measurement | None:
+    chip, compute_s = row.plan.mesh.chip, row.compute_s(factors)
+    if chip is None or row.found is None or compute_s is None or row.found.key.chip != chip.name:
         return None
     modelled = modelled_by_class(row.plan, graph, row.part.operations, chip)
     text = json.dumps({"figures": figures_digest(chip), "modelled_s": modelled}, sort_keys=True)
     key = row.found.key
     key = Key(f"{WORK}{key.fingerprint}", text, key.chip, key.link, key.dtype, key.compiler)
-    return measured_now(key, row.found.kind, row.compute_s)
+    return measured_now(key, row.found.kind, compute_s)
 
 
 def modelled_by_class(plan: PlanData, graph: Graph, operations: Iterable[int], chip: Chip) -> dict[str, float]:
@@ -107,10 +113,8 @@ def efficiencies(database: Database, chip: Chip) -> dict[str, float]:
 
 def fitted(shares: np.ndarray) -> dict[str, float]:
     """The factors of the classes, given for each measurement the modelled ÷ the measured time of each class."""
-    count = len(CLASSES)
-    left = np.concatenate([shares, np.sqrt(PRIOR) * np.eye(count)])
-    right = np.concatenate([np.ones(len(shares)), np.full(count, np.sqrt(PRIOR))])
-    factors = np.clip(np.linalg.lstsq(left, right, rcond=None)[0], LEAST, MOST)
+    weight = np.sqrt((shares**2).mean(axis=0))
+    factors = np.minimum(fit(shares, np.diag(weight), weight, LEAST), MOST)
     spoken = shares.sum(axis=0) > 0
     return {name: float(f) for name, f, on in zip(CLASSES, factors, spoken, strict=True) if on}
 

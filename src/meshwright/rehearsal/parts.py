@@ -4,7 +4,7 @@ Occurrences of a segment that the plan splits alike are one part, which is measu
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,6 +14,8 @@ from meshwright.blocks.fingerprint import fingerprint
 from meshwright.graph import Graph
 from meshwright.hardware import Chip, Mesh
 from meshwright.planner.pricing.compute_cost import load_s
+from meshwright.planner.pricing.corrections import SHARES, CorrectedTimes
+from meshwright.planner.reading.details import FreshDetails
 from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.plans.tensor import Spec, spec_text
 
@@ -32,7 +34,7 @@ class Part:
         occurrences: The indices of all occurrences.
         trips: How often each occurrence runs in one step.
         modelled_s: Modelled compute of one run.
-        communication_s: Modelled communication of one run.
+        sent_s: Modelled time of the collectives of one run, of their start and of their bytes by kind.
         stand_in_s: Modelled time of the stand-ins of its collectives, of one run.
         flops: FLOPs of products and convolutions of one run, on one device.
         label: The name of its largest operation.
@@ -45,7 +47,7 @@ class Part:
     occurrences: tuple[tuple[int, ...], ...]
     trips: float
     modelled_s: float
-    communication_s: float
+    sent_s: Mapping[tuple[str, str], float]
     stand_in_s: float
     flops: float
     label: str
@@ -55,6 +57,11 @@ class Part:
     def count(self) -> float:
         """How often it runs in one step."""
         return len(self.occurrences) * self.trips
+
+    @property
+    def communication_s(self) -> float:
+        """Modelled communication of one run."""
+        return sum(self.sent_s.values())
 
     @property
     def is_segment(self) -> bool:
@@ -100,7 +107,7 @@ def step_of(plan: PlanData, graph: Graph) -> Part:
         (everything,),
         1.0,
         plan.cost.compute,
-        plan.cost.communication,
+        modelled_communication(plan, plan.collectives),
         sum(stand_in_s(plan.mesh, item) for item in plan.collectives),
         plan.flops,
         "the whole step",
@@ -112,23 +119,24 @@ class _Reader:
     """Reads the strategies and the modelled work of operations from a plan."""
 
     def __init__(self, plan: PlanData, graph: Graph):
-        self.graph, self.chip = graph, plan.mesh.chip
-        self.sizes = plan.mesh.shape
+        self.graph, self.plan, self.chip = graph, plan, plan.mesh.chip
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
-        self.sent, self.stand_ins = dict[int, float](), dict[int, float]()
+        self.sent: dict[int, list[Collective]] = {}
         for item in plan.collectives:
-            self.sent[item.serial] = self.sent.get(item.serial, 0.0) + item.seconds
-            self.stand_ins[item.serial] = self.stand_ins.get(item.serial, 0.0) + stand_in_s(plan.mesh, item)
+            self.sent.setdefault(item.serial, []).append(item)
 
     def shardings(self, operations: Iterable[int]) -> str:
-        """The splits of products in words, and a digest of products and reductions with their shapes and splits.
+        """The splits of products in words, and a digest of what takes time: products and reductions with their shapes
+        and splits, and collectives with their bytes.
 
-        Other operations follow these; at the borders of a segment they differ between occurrences.
+        Other operations follow these; at the borders of a segment they differ between occurrences. The collectives
+        tell apart in which shardings a part gets its arguments and what others make.
         """
         products, lines = [], []
         for index in operations:
             op = self.graph.ops[index]
             plan = self.ops.get(op.serial)
+            lines += [f"{item.kind} {' '.join(item.axes)} {item.bytes:g}" for item in self.sent.get(op.serial, ())]
             if plan is None or plan.load is None:
                 continue
             if plan.load.flops:
@@ -136,21 +144,34 @@ class _Reader:
             if plan.load.flops or op.primitive.startswith("reduce"):
                 kinds = [f"{k.dtype}{list(k.shape)}" for k in (*op.signature.operands, *op.signature.results)]
                 lines.append(f"{op.primitive} {' '.join(kinds)} {_split(plan)}")
-        axes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
+        axes = " ".join(f"{name}={size}" for name, size in self.plan.mesh.shape.items())
         return f"{axes}; {'; '.join(products)}; {_digest(chr(10).join((axes, *sorted(lines))))}"
 
     def part(self, fingerprint: str, text: str, laps: Sequence[tuple[int, ...]], trips: float) -> Part:
         middle = laps[len(laps) // 2]
         plans = [self.ops[s] for s in (self.graph.ops[i].serial for i in middle) if s in self.ops]
         largest = max(plans, key=lambda op: op.load.flops if op.load else 0.0, default=None)
-        sent, stand_ins = (
-            sum(found.get(op.serial, 0.0) for op in plans) / max(trips, 1.0) for found in (self.sent, self.stand_ins)
-        )
+        sent = [item for op in plans for item in self.sent.get(op.serial, ())]
+        sent_s = {kind: seconds / max(trips, 1.0) for kind, seconds in modelled_communication(self.plan, sent).items()}
+        stand_ins = sum(stand_in_s(self.plan.mesh, item) for item in sent) / max(trips, 1.0)
         flops = sum(op.load.flops for op in plans if op.load)
         dtype = largest.load.dtype if largest is not None and largest.load is not None else ""
         label = "" if largest is None else largest.label
         seconds = modelled_s(self.chip, plans)
-        return Part(fingerprint, text, middle, tuple(laps), trips, seconds, sent, stand_ins, flops, label, dtype)
+        return Part(fingerprint, text, middle, tuple(laps), trips, seconds, sent_s, stand_ins, flops, label, dtype)
+
+
+def modelled_communication(plan: PlanData, items: Iterable[Collective]) -> dict[tuple[str, str], float]:
+    """Modelled time of collectives, of their start and of their bytes by kind, without corrections by measurements."""
+    details, names, found = plan.details, plan.mesh.names, dict[tuple[str, str], float]()
+    factors = details.back.formulation.pricer.times.factors if isinstance(details, FreshDetails) else {}
+    times = CorrectedTimes(plan.mesh, factors)
+    for item in items:
+        axes = [names.index(axis) for axis in item.axes]
+        once_s = item.seconds / item.trips if item.trips else 0.0
+        for share, seconds in zip(SHARES, times.divided(item.kind, axes, item.bytes, once_s), strict=True):
+            found[item.kind, share] = found.get((item.kind, share), 0.0) + item.trips * seconds
+    return found
 
 
 def stand_in_s(mesh: Mesh, item: Collective) -> float:

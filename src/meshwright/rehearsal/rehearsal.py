@@ -217,7 +217,7 @@ def _segment_times(plan: PlanData, traced: Traced, device: Any, remarks: list[st
     remarks += measuring.remarks
     rows = [Measured(plan, c.part, found.get(c.key(device))) for c in candidates]
     return tuple(
-        SegmentTime(p.label, p.fingerprint, p.count, row.compute_s, p.modelled_s, p.flops)
+        SegmentTime(p.label, p.fingerprint, p.count, row.compute_s(), p.modelled_s, p.flops)
         for p, row in ((row.part, row) for row in rows)
     )
 

@@ -29,7 +29,7 @@ from meshwright.profiler.measurements import Database, open_database
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.calibration import keep_work
 from meshwright.rehearsal.combinations import choices_of, plan_combinations
-from meshwright.rehearsal.learning import Measured, compute_s, corrections
+from meshwright.rehearsal.learning import Measured, communication_s, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
 from meshwright.rehearsal.parts import Part, parts_of, step_of
 from meshwright.rehearsal.whole_steps import faster
@@ -88,29 +88,47 @@ class Search:
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
         self.remarks += dict.fromkeys(self.measuring.remarks)
+        keep_work(self.database, self.rows, self.traced.graph, self._corrections().collectives)
         return self._priced(best)
 
     def _improve(self, modelled: PlanData) -> PlanData:
         self._measure([modelled])  # first, since this is the plan if nothing better is found in time
-        self._measure(self._others(modelled))
-        found = modelled
+        others = self._others(modelled)
+        self._measure(others)
+        solved: list[PlanData] = []
         for _ in range(MOST_ROUNDS):
-            found = self._solve(self.method, self.meshes, self._corrections())
+            solved.append(self._solve(self.method, self.meshes, self._corrections()))
             if self.measuring.is_over:
                 self.remarks.append(f"Measuring stopped after {format_seconds(self.seconds)}.")
                 break
-            if not self._measure([found]):
+            if not self._measure(solved[-1:]):
                 break
-        if self._is_here(found) and found.ops != modelled.ops:
-            self.say("running both plans")
-            try:
-                found, self.step_s = faster(modelled, found, self.traced)
-                return found
-            except jax.errors.JaxRuntimeError as error:
-                reason = " ".join(str(error).split())[:200]
-                self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
-                return modelled
-        return found
+        found = self._cheapest([*solved[::-1], modelled, *others])
+        if any(found is one for one in others):  # which has no bound over the plans of all methods
+            found = replace(found, method=self.method.name, solution=solved[-1].solution)
+        return self._faster(modelled, found)
+
+    def _cheapest(self, plans: Sequence[PlanData]) -> PlanData:
+        """The plan that takes the least time by what was measured, and by the corrected model where nothing was."""
+        corrected = self._corrections()
+
+        def price_s(plan: PlanData) -> float:
+            return sum(compute_s(self._known(plan), corrected)) + communication_s(plan, corrected)
+
+        return min(plans, key=price_s)
+
+    def _faster(self, modelled: PlanData, found: PlanData) -> PlanData:
+        """Of the model's plan and another the one whose program is faster, where their devices are here."""
+        if not self._is_here(found) or found.ops == modelled.ops:
+            return found
+        self.say("running both plans")
+        try:
+            found, self.step_s = faster(modelled, found, self.traced)
+            return found
+        except jax.errors.JaxRuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
+            return modelled
 
     def _step_s(self, plan: PlanData) -> float | None:
         """Seconds of one device's share of the whole step; None where there is no time for it or it cannot run."""
@@ -120,8 +138,8 @@ class Search:
         if self._is_here(plan) or not (is_known or self.measuring.has_time_for(step.part)):
             return None
         found = self.measuring.measure([step]).get(key)
-        compute = Measured(plan, step.part, found).compute_s
-        return None if compute is None else compute + plan.cost.communication
+        compute = Measured(plan, step.part, found).compute_s()
+        return None if compute is None else compute + communication_s(plan, self._corrections())
 
     def _solve(self, method: Any, meshes: list[Mesh], corrected: Corrections | None) -> PlanData:
         return plan_program(self.traced, meshes, method, self.say, Budget(method.seconds), corrected)
@@ -182,7 +200,6 @@ class Search:
                 known.add(place)
                 new.append(Measured(c.plan, c.part, found))
         self.rows += new
-        keep_work(self.database, new, self.traced.graph)
 
     def _chosen(self, pairs: list[tuple[PlanData, Part]]) -> list[tuple[PlanData, Part]]:
         """Of each segment's candidates the cheapest by the model, and a few of the others."""
@@ -207,30 +224,35 @@ class Search:
     def _mesh(self, plan: PlanData) -> Any:
         return device_mesh(plan) if self._is_here(plan) else None
 
-    def _priced(self, plan: PlanData) -> PlanData:
-        """The plan with measured compute where it was measured, and corrected compute elsewhere."""
+    def _known(self, plan: PlanData) -> list[Measured]:
+        """The parts of a plan with what was measured of them."""
         parts = parts_of(plan, self.traced.graph, self.blocks)
         known = {(row.plan.mesh.sizes, row.part.fingerprint, row.part.shardings): row.found for row in self.rows}
-        rows = [Measured(plan, part, known.get((plan.mesh.sizes, part.fingerprint, part.shardings))) for part in parts]
-        measured, modelled = compute_s(rows, self._corrections())
+        return [Measured(plan, part, known.get((plan.mesh.sizes, part.fingerprint, part.shardings))) for part in parts]
+
+    def _priced(self, plan: PlanData) -> PlanData:
+        """The plan with measured compute where it was measured, and corrected compute elsewhere."""
+        corrected = self._corrections()
+        measured, modelled = compute_s(self._known(plan), corrected)
+        sent = communication_s(plan, corrected)
         how = "on the devices of the mesh" if self._mesh(plan) is not None else "as one device's share"
         whole = ""
         if self.step_s is not None:
             parts_s = f"; its parts by themselves {format_seconds(measured)}" if measured else ""
             whole = f" in the whole step{parts_s}"
-            measured, modelled = max(self.step_s - plan.cost.communication, 0.0), 0.0
+            measured, modelled = max(self.step_s - sent, 0.0), 0.0
         if not measured:
             self.remarks.append("Nothing was measured; all prices are modelled.")
             return self._marked(plan)
-        cost = Cost(measured + modelled, plan.cost.communication)
+        cost = Cost(measured + modelled, sent)
         scale = cost.total / plan.cost.total if plan.cost.total else 1.0
         solution = SolutionSummary.proven(
             cost.total, plan.solution.lower_bound * scale, plan.solution.seconds, plan.solution.folded
         )
-        rest, sent = format_seconds(modelled), format_seconds(cost.communication)
         about = (
-            f"measured {how}: {format_seconds(measured)} of compute{whole}; modelled: {rest} of compute, {sent} of "
-            f"communication; {plan.flops / cost.total / 1e12:.4g} TFLOP/s a device"
+            f"measured {how}: {format_seconds(measured)} of compute{whole}; modelled: {format_seconds(modelled)} of "
+            f"compute, {format_seconds(sent)} of communication{_told(plan, sent)}; "
+            f"{plan.flops / cost.total / 1e12:.4g} TFLOP/s a device"
         )
         self.remarks.append(f"{about[0].upper()}{about[1:]}.")
         provenance = {**plan.provenance, "profile": about}
@@ -241,7 +263,16 @@ class Search:
 
 
 def _is_worth(plan: PlanData, part: Part) -> bool:
-    return part.count * part.modelled_s > WORTH * plan.cost.compute
+    """Whether a part takes so much of a plan's compute or of its communication that it is measured."""
+    shares = (part.modelled_s, plan.cost.compute), (part.communication_s, plan.cost.communication)
+    return any(part.count * seconds > WORTH * total for seconds, total in shares)
+
+
+def _told(plan: PlanData, sent_s: float) -> str:
+    """How far the model of collectives was from what was measured."""
+    modelled = communication_s(plan, Corrections())
+    times = f"{sent_s / modelled:.3g}" if modelled else "1"
+    return f" ({times} times the uncorrected model's)" if times != "1" else ""
 
 
 def _chip(plan: PlanData) -> str:

@@ -1,29 +1,41 @@
-"""Factors on modelled compute, from measurements: by operation, and by the strategy of the operation that leads it."""
+"""Factors on modelled times, from measurements.
 
-from collections.abc import Mapping
+Those of compute are by operation, and by the strategy of the operation that leads it. Those of collectives are by kind:
+one for the time of starting, and one for the time per byte.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.hardware import Mesh
+from meshwright.hardware.collectives import Way, least_s
 from meshwright.strategy.candidates import Assignment
 
+SHARES = ("start", "bytes")  # of a collective's time
+CollectiveFactors = Mapping[tuple[str, str], float]
 Sizes = tuple[int, ...]
 Strategy = tuple[int, ...]  # the loop that each axis splits, or -1
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """Measured ÷ modelled compute.
+    """Measured ÷ modelled time.
 
     Attributes:
         usual: For an operation, by index, the factor of strategies that were not measured; 1 where there is none.
         measured: For the sizes of a mesh, an operation that leads a group and a strategy of it, the factor that was
             measured for the operations of the group.
+        collectives: For a kind of collective, and ``"start"`` or ``"bytes"``, the factor of the fixed time, or of the
+            time per byte; 1 where there is none.
     """
 
     usual: Mapping[int, float] = field(default_factory=dict)
     measured: Mapping[tuple[Sizes, int, Strategy], float] = field(default_factory=dict)
+    collectives: CollectiveFactors = field(default_factory=dict)
 
     def factors(
         self, sizes: Sizes, operation: int, leader: int | None, loops: Assignment | None
@@ -40,3 +52,35 @@ class Corrections:
         if leader is None or loops is None or not self.measured:
             return usual
         return np.array([self.measured.get((sizes, leader, tuple(row)), usual) for row in loops.tolist()])
+
+
+@dataclass(frozen=True)
+class CorrectedTimes:
+    """The times of collectives on a mesh, as they were measured.
+
+    Attributes:
+        mesh: The mesh, by whose links they are modelled.
+        factors: As `Corrections.collectives`.
+    """
+
+    mesh: Mesh
+    factors: CollectiveFactors
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.mesh.sizes
+
+    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Any, start: float = 1.0) -> Any:
+        """As `Mesh.collective_s`."""
+        return least_s([(start * alpha, beta) for alpha, beta in self._ways(kind, axes)], num_bytes)
+
+    def divided(self, kind: str, axes: Sequence[int], num_bytes: float, seconds: float) -> tuple[float, float]:
+        """The modelled time of a collective that takes some seconds as corrected: of its start, and of its bytes."""
+        _, beta = min(self._ways(kind, axes), key=lambda way: way[0] + way[1] * num_bytes)
+        bytes_s = min(beta * num_bytes, seconds)  # XLA starts some collectives together, which favours other ways
+        start, per_byte = (self.factors.get((kind, share), 1.0) for share in SHARES)
+        return (seconds - bytes_s) / start, bytes_s / per_byte
+
+    def _ways(self, kind: str, axes: Sequence[int]) -> list[Way]:
+        start, per_byte = (self.factors.get((kind, share), 1.0) for share in SHARES)
+        return [(start * alpha, per_byte * beta) for alpha, beta in self.mesh.alternatives(kind, axes)]

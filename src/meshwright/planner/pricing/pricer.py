@@ -11,7 +11,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
 from meshwright.planner.pricing.compute_cost import alignment, attention_call, compute_s
-from meshwright.planner.pricing.corrections import Corrections
+from meshwright.planner.pricing.corrections import CorrectedTimes, Corrections
 from meshwright.planner.pricing.group_table import Event, GroupTable
 from meshwright.planner.pricing.user_shardings import as_written, refusal
 from meshwright.plans.plan import Load
@@ -61,7 +61,8 @@ class Pricer:
         self.graph: Graph = grouping.graph
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
-        self.resharding = Resharding(mesh, self.axes)
+        self.times = CorrectedTimes(mesh, {} if corrections is None else corrections.collectives)
+        self.resharding = Resharding(self.times, self.axes)
         self.traffic = traffic
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
@@ -384,7 +385,7 @@ class _Walk:
         purpose: str,
         start: float = 1.0,
     ) -> None:
-        seconds = np.where(num_bytes > 0, trips * self.pricer.mesh.collective_s(kind, axes, num_bytes, start), 0.0)
+        seconds = np.where(num_bytes > 0, trips * self.pricer.times.collective_s(kind, axes, num_bytes, start), 0.0)
         self._send(kind, axes, seconds)
         self._item(member, purpose, seconds)
         if self.size == 1 and num_bytes[0] > 0:
