@@ -219,3 +219,32 @@ def test_a_random_train_step_in_a_random_pipeline(seed):
     found = outcome(seed, 0)
     assert not found.trouble
     assert "refused" not in found.pair  # or this tests nothing
+
+
+def test_passes_read_what_is_prepared_from_keys_and_from_the_whole_batch():
+    """A part of a key that was split, and weights of examples over their sum, are known before the first pass."""
+
+    def init(key):
+        return {"w": list(jax.random.normal(key, (2, 8, 8)) / 3), "key": jax.random.key(3)}
+
+    def train_step(state, batch):
+        key, own = jax.random.split(state["key"])
+
+        def loss(w):
+            x = jnp.tanh(batch["x"] @ w[0])
+            x = jnp.where(jax.random.bernoulli(own, 0.9, x.shape), x, 0) @ w[1]
+            weights = batch["kept"] / jnp.maximum(2 * batch["kept"].sum(), 1)
+            return jnp.sum(weights[:, None] * x**2)
+
+        value, gradients = jax.value_and_grad(loss)(state["w"])
+        return {"w": [w - 0.1 * g for w, g in zip(state["w"], gradients, strict=True)], "key": key}, value
+
+    draw = np.random.default_rng(0)
+    batch = {"x": draw.normal(size=(12, 8)), "kept": draw.integers(0, 2, 12)}
+    step = mw.parallelize(train_step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4, layers=2))
+    state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
+    expected, value = jax.jit(train_step)(jax.jit(init)(jax.random.key(0)), batch)
+    found, same = step(state, batch)
+    np.testing.assert_allclose(same, value, atol=1e-12)
+    np.testing.assert_allclose(found["w"], expected["w"], atol=1e-12)
+    assert found["key"] == expected["key"]

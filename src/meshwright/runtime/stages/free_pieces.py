@@ -58,7 +58,7 @@ def fused_pieces(step: CutStep | OnePart, is_held: Sequence[bool]) -> dict[Key, 
         is_drawn = unit.name in _DRAWS or unit.name.startswith("random_")
         if is_held[number] or is_drawn or unit.eqn.effects or not is_operation(unit.eqn) or is_expensive(unit):
             continue
-        if all(status.get(v) == ALIKE for v in unit.outs):
+        if all(status.get(v) == ALIKE for v in (*unit.ins, *unit.outs)):  # not what is known early, of all examples
             piece = Free(number - len(program.units), Whole(unit), is_drawn=False)  # before all pieces of the part
             found.update(dict.fromkeys(piece.piece.outs, piece))
     return found

@@ -130,18 +130,18 @@ class StageLowering:
             for piece in program.pieces:
                 piece(env, None)
             return [
-                env[v, None] if (v, d) in self.step.shared else cut.parts(jnp.asarray(env[v, None]), self.dim(v, d))
+                cut.parts(jnp.asarray(env[v, None]), self.dim(v, d)) if (v, d) in self.step.sliced else env[v, None]
                 for v, d in program.outputs
             ]
 
         shardings: list[NamedSharding] = []
         for key in program.outputs:
             value, dim = key
-            if key in self.step.shared:
+            if key in self.step.sliced:
+                shardings.append(self.devices.split(len(self.types[value].shape) + 1, self.dim(value, dim) + 1))
+            else:
                 self.specs[key] = self.pieces.spec(program, key)
                 shardings.append(self.devices.inner(self.specs[key]))
-            else:
-                shardings.append(self.devices.split(len(self.types[value].shape) + 1, self.dim(value, dim) + 1))
         types, places = self._inputs(program)
         return self._lower(program, run, types, places, shardings)
 

@@ -174,7 +174,7 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
     except CannotCut as reason:
         raise ShardingError(
             f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its numbers: "
-            f"{reason}. Plan it without stages, such as with mw.Auto()"
+            f"{reason}. Plan it without stages, such as with mw.Auto(), or run the whole batch as one microbatch"
         ) from None
 
 

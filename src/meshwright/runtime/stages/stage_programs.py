@@ -333,11 +333,13 @@ def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
 
 def _add_prepared(programs: StagePrograms) -> None:
     """Makes the programs of what stages compute once a step for all their passes."""
+    passed = {key for p in programs.passes.values() for key in p.outputs}
     for stage in range(programs.num_stages):
         step = programs.steps[stage]
         mine = [p for p in programs.passes.values() if p.stage == stage]
         read = {key for p in mine for key in p.inputs}
-        shared = {key for key in step.shared if key in read and key[0] not in step.program.inputs}
+        alike = {(v, None) for v, status in step.analysis.status.items() if status == ALIKE}  # also for fused pieces
+        shared = {key for key in read & alike - passed if key[0] not in step.program.inputs}
         sliced = {key for key in step.sliced if key in read and not _is_batch_rows(step, key)}
         values = {v for v, _ in (*shared, *sliced)}
         units = step.program.ancestors(values)
