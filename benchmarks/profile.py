@@ -3,7 +3,7 @@
 `blocks` counts the blocks of a layer and compares 8 with 80 layers. `hits` plans models of 2 and of 8 layers for eight
 devices and says how much of the deeper plan's compute consists of parts, under shardings, that the shallow one has:
 that share needs no measurement. `enumerate` measures combinations of a segment's strategies (a random sample) on eight
-virtual CPU devices, each in three rounds for the profile and five for the kernel time, and says how well the
+virtual CPU devices, each in five rounds for the profile and, in turn, five for the kernel time, and says how well the
 bytes sent, the planner's price and the profile predict the kernel time, by rank, and what choosing by each costs.
 
 `plans` plans models for the same eight devices by the model and by measurement (`mw.Auto(profile=True)`) and runs both
@@ -51,7 +51,7 @@ LAYERS = {
 HITS = ("gpt2-125m", "llama-tiny", "bert-tiny", "moe-tiny")
 ENUMERATED = (
     ("gpt-tiny", {"batch": 32, "seq": 64, "layers": 2}, 1, 48),
-    ("moe-tiny", {"batch": 64, "seq": 64, "layers": 4, "experts": 8}, 1, 36),
+    ("moe-tiny", {"batch": 64, "seq": 64, "layers": 4, "experts": 8}, 1, 72),
 )
 PLANS = {
     "mlp": {"batch": 512},

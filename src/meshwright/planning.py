@@ -72,10 +72,16 @@ def plan(
         return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, budget))
 
 
-def plan_traced(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> Plan:
+def plan_traced(
+    traced: Traced,
+    cluster: Cluster | str | None,
+    mesh: Mesh | Shape | None,
+    method: Method,
+    on_progress: Progress | None = None,
+) -> Plan:
     """As `plan`, for a function that is traced already."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
-    with progress() as say:
+    with progress(on_progress) as say:
         return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, Budget(method.seconds)))
 
 

@@ -63,6 +63,8 @@ def test_measurements_are_exported_imported_and_pruned(measured, tmp_path, monke
     [
         (("prune",), "say what to remove"),
         (("import", "missing.json"), "there is no file missing.json; a colleague writes one"),
+        (("import", "."), "is a folder; name a file"),
+        (("prune", "--older-than", "999999999999"), "give a number of days from 0"),
         (("export", "no/such/folder.json"), "there is no folder"),
     ],
 )
@@ -95,6 +97,11 @@ def test_the_passes_write_what_they_find(tmp_path, monkeypatch):
     found = run("profile", "gpt-tiny", "--pass", "analysis", "--folder", str(folder))
     assert found.exit_code == 0 and "blocks 5–8 like 1–4" in found.stdout and "found in" in found.stdout
     assert {p.name for p in folder.iterdir()} == {"blocks.json"}
+    found = run("profile", "mlp", "--pass", "analysis", "--folder", str(folder))
+    assert found.exit_code == 2 and "holds blocks.json of gpt-tiny; choose another" in " ".join(found.stderr.split())
+    found = run("profile", "mlp", "--pass", "analysis", "--folder", str(folder / "blocks.json" / "below"))
+    assert found.exit_code == 2 and "name a folder that can be made" in " ".join(found.stderr.split())
+    folder = tmp_path / "other"
     found = run("profile", "mlp", "--cluster", "1x8 h100", "--mesh", "8", "--folder", str(folder))
     assert found.exit_code == 0
     assert "no device here is a h100" in found.stdout and "TFLOP/s per device" in found.stdout

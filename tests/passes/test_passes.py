@@ -11,6 +11,7 @@ from meshwright.passes import profile as profile_pass
 from meshwright.passes.profile import profile_segments
 from meshwright.passes.search import search_plan
 from meshwright.profiler.measurements import open_database
+from meshwright.rehearsal.combinations import some_combinations
 from meshwright.rehearsal.measuring import Measuring
 
 
@@ -82,7 +83,9 @@ def test_only_the_best_and_a_few_others_are_measured(program, database, monkeypa
     monkeypatch.setattr(profile_pass, "MOST_CANDIDATES", 1)
     monkeypatch.setattr(profile_pass, "EXPLORERS", 1)
     mesh = mw.cluster("1x8 h100").mesh((8,))
-    chosen = profile_pass._promising(traced, blocks, blocks.segments[0], mesh, lambda _: None)
+    planned, tried = some_combinations(traced, blocks, blocks.segments[0], mesh, 100, 100.0, lambda _: None)
+    assert tried == len(planned) == 3
+    chosen = profile_pass._promising(planned)
     assert len(chosen) == 2 and chosen[0].price_s <= chosen[1].price_s
 
 
@@ -92,3 +95,17 @@ def test_the_plan_runs_where_its_devices_are(program, database):
     best = search_plan(traced, blocks, mw.cluster("local"), (8,), 60.0, steps=2)
     assert len(best.runs_s) == 3 and best.step_s == min(best.runs_s)
     assert "3 runs of 2 steps" in str(best)
+
+
+def test_combinations_are_planned_only_while_there_is_time(program):
+    traced, blocks = program
+    mesh = mw.cluster("1x8 h100").mesh((8,))
+    planned, tried = some_combinations(traced, blocks, blocks.segments[0], mesh, 100, 0.0, lambda _: None)
+    assert len(planned) == tried == 1
+
+
+@pytest.mark.devices
+def test_a_short_time_says_what_was_left_out(program, database):
+    traced, blocks = program
+    found = profile_segments(traced, blocks, mw.cluster("local").mesh((8,)), database, 1e-6, lambda _: None)
+    assert "Of segment 0, 1 of 3 combinations were priced in the time." in found.remarks

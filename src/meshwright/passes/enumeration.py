@@ -1,8 +1,9 @@
 """Measures every combination of a segment's strategies, and tells how well others predict the measured time.
 
 Three predictors are held against the kernel time: the bytes that are sent, the planner's price, and the profile, which
-is an earlier measurement of the same program as the profile pass makes it. All programs are compiled first and timed in
-turns, in rounds; the first rounds are the profile, the later ones the kernel time, so that both are independent.
+is another measurement of the same program as the profile pass makes it. All programs are compiled first and timed in
+turns, in rounds. Every other round belongs to the profile, the rest to the kernel time: so no run counts for both, and
+what changes on the machine in the meantime changes both.
 """
 
 import json
@@ -34,8 +35,7 @@ from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes, format_seconds
 
 PREDICTORS = {"sent_bytes": "bytes sent", "price_s": "planner's price", "profile_s": "profile"}
-PROFILE_ROUNDS = 3
-KERNEL_ROUNDS = 5
+ROUNDS = 5  # of the profile, and of the kernel time
 
 Say = Callable[[str], None]
 
@@ -254,16 +254,19 @@ class _Study:
         return function.compile(self.device)
 
     def time_all(self) -> list[Row]:
-        """Times all programs in rounds: the first rounds give the profile, which is kept, the others kernel times."""
+        """Times all programs in rounds, alternately for the profile, which is kept, and for the kernel times."""
         if not self.programs:
             raise ShardingError(f"no combination could be measured; the first failed so: {self.failures[:1]}")
         runs = [repeats(timed(p, 1)) for _, _, p in self.programs]
-        profile = self._rounds(runs, PROFILE_ROUNDS, "profile")
+        profile, kernel = ([float("inf")] * len(runs) for _ in range(2))
+        for number in range(ROUNDS):
+            for what, times in (("profile", profile), ("kernel times", kernel)):
+                self.say(f"timing {what}: round {number + 1} of {ROUNDS}")
+                self._round(runs, times)
         for (_, candidate, program), seconds in zip(self.programs, profile, strict=True):
             kind: Any = candidate.kind
             key = candidate.key(self.device)
             self.database.keep([measured_now(key, kind, seconds, allocated_bytes(program.compiled))])
-        kernel = self._rounds(runs, KERNEL_ROUNDS, "kernel times")
         return [
             self._row(one, program, p, k)
             for (one, _, program), p, k in zip(self.programs, profile, kernel, strict=True)
@@ -274,14 +277,10 @@ class _Study:
         memory = allocated_bytes(program.compiled)
         return Row(one.name, one.sent_bytes, one.price_s, profile_s + beside, kernel_s + beside, memory)
 
-    def _rounds(self, runs: Sequence[int], count: int, what: str) -> list[float]:
-        """For each program its quickest turn: whatever else runs on the machine only adds to a time."""
-        times = [float("inf")] * len(self.programs)
-        for number in range(count):
-            self.say(f"timing {what}: round {number + 1} of {count}")
-            for place, (_, _, program) in enumerate(self.programs):
-                times[place] = min(times[place], self._turn(program, runs[place]))
-        return times
+    def _round(self, runs: Sequence[int], times: list[float]) -> None:
+        """A turn of each program; the quickest counts, since whatever else runs on the machine only adds to a time."""
+        for place, (_, _, program) in enumerate(self.programs):
+            times[place] = min(times[place], self._turn(program, runs[place]))
 
     def _turn(self, program: PartProgram, runs: int) -> float:
         """Seconds of one run: on CPUs the quickest run, elsewhere the mean, since runs queue up on the device."""

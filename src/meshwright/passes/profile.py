@@ -13,7 +13,7 @@ from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.profiler.measurements import Database, Measurement
 from meshwright.profiler.measurements.turn import my_turn
-from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
+from meshwright.rehearsal.combinations import Combination, choices_of, some_combinations
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.search import EXPLORERS, MOST_CANDIDATES
 from meshwright.runtime.spmd import device_mesh
@@ -21,6 +21,7 @@ from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes, format_seconds
 
 MOST_PLANNED = 100  # combinations of one segment that are planned and ranked; of more, a random sample
+PLANNING = 0.5  # the part of a segment's share of the time after which no more are planned
 
 Say = Callable[[str], None]
 
@@ -127,8 +128,14 @@ def profile_segments(
     try:
         with my_turn(say):
             for number, segment in enumerate(blocks.segments):
-                chosen = _promising(traced, blocks, segment, mesh, say)
-                rows += _rows(number, traced, chosen, measuring)
+                left = seconds - (time.perf_counter() - started)
+                share = PLANNING * left / (len(blocks.segments) - number)
+                planned, tried = some_combinations(traced, blocks, segment, mesh, MOST_PLANNED, share, say)
+                rows += _rows(number, traced, _promising(planned), measuring)
+                if tried < min(len(choices_of(blocks, segment, MOST_PLANNED)), MOST_PLANNED):
+                    remarks.append(
+                        f"Of segment {number}, {tried} of {segment.space} combinations were priced in the time."
+                    )
     except KeyboardInterrupt:
         remarks.append("Measuring was interrupted; what was measured until then is kept.")
     if any(row.found is None for row in rows):
@@ -143,10 +150,9 @@ def _device(mesh: Mesh) -> Any:
     return next((device for device in jax.local_devices() if device.device_kind in kinds), None)
 
 
-def _promising(traced: Traced, blocks: Blocks, segment: Segment, mesh: Mesh, say: Say) -> list[Combination]:
+def _promising(planned: Sequence[Combination]) -> list[Combination]:
     """The combinations that are cheapest by the model, and a few of the others."""
-    choices = choices_of(blocks, segment, MOST_PLANNED)
-    ranked = sorted(plan_combinations(traced, blocks, segment, mesh, choices, say), key=lambda one: one.price_s)
+    ranked = sorted(planned, key=lambda one: one.price_s)
     rest = ranked[MOST_CANDIDATES:]
     return ranked[:MOST_CANDIDATES] + rest[:: max(1, len(rest) // EXPLORERS)][:EXPLORERS]
 

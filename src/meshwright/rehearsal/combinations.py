@@ -5,8 +5,9 @@ of a combination is what a plan that contains it does.
 """
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -21,6 +22,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.rehearsal.parts import Part, parts_of
 
 Say = Callable[[str], None]
+FREE = FixedSplits()  # fixes nothing
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,48 @@ def _nth(options: Sequence[tuple[str, ...]], number: int) -> tuple[str, ...]:
     return tuple(reversed(found))
 
 
+def some_combinations(
+    traced: Traced,
+    blocks: Blocks,
+    segment: Segment,
+    mesh: Mesh,
+    most: int,
+    seconds: float,
+    say: Say,
+    method: FixedSplits = FREE,
+) -> tuple[list[Combination], int]:
+    """Plans combinations in random order, at most so many and until so much time is over; and how many it tried."""
+    choices = choices_of(blocks, segment, most)
+    random.Random(0).shuffle(choices)  # in order, the first would be alike
+    found, tried, started = list[Combination](), 0, time.perf_counter()
+
+    def count(text: str) -> None:
+        nonlocal tried
+        tried += 1
+        say(text)
+
+    for one in plan_combinations(traced, blocks, segment, mesh, choices, count, method):
+        found.append(one)
+        if time.perf_counter() - started > seconds:
+            break
+    return found, tried
+
+
 def plan_combinations(
-    traced: Traced, blocks: Blocks, segment: Segment, mesh: Mesh, choices: Sequence[tuple[str, ...]], say: Say
+    traced: Traced,
+    blocks: Blocks,
+    segment: Segment,
+    mesh: Mesh,
+    choices: Sequence[tuple[str, ...]],
+    say: Say,
+    method: FixedSplits = FREE,
 ) -> Iterator[Combination]:
     """Plans combinations one after another; those that the shapes, the mesh or the memory rule out are left out."""
     for number, some in enumerate(choices):
         say(f"planning combination {number + 1} of {len(choices)}")
         try:
-            plan = plan_program(
-                traced, [mesh], FixedSplits(splits=_splits(blocks, segment, some)), lambda _: None, Budget(None)
-            )
+            fixed = replace(method, splits=_splits(blocks, segment, some))
+            plan = plan_program(traced, [mesh], fixed, lambda _: None, Budget(None))
         except (ShardingError, DoesNotFit):
             continue
         parts = [part for part in parts_of(plan, traced.graph, blocks) if part.fingerprint == segment.fingerprint]

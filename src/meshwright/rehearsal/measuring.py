@@ -133,6 +133,7 @@ class Measuring:
         fresh: Whether to measure again what is known.
         remarks: What could not be measured, a sentence each.
         found: All measurements by now.
+        later: What is measured in the end; time to compile it is left.
     """
 
     def __init__(
@@ -152,17 +153,14 @@ class Measuring:
         self.remarks: list[str] = []
         self.found: dict[Key, Measurement] = {}
         self.num_measured = 0
+        self.later: Part | None = None
         self.compile_s = self.num_compiled = 0.0  # seconds, and operations compiled in them
         self._reference: PartProgram | None = None
         self._reference_s = float("inf")
 
     @property
     def is_over(self) -> bool:
-        return self.deadline is not None and time.perf_counter() > self.deadline
-
-    def extend(self, seconds: float) -> None:
-        """Allows more time."""
-        self.deadline = None if self.deadline is None else self.deadline + seconds
+        return self.deadline is not None and time.perf_counter() + self._expected_s(self.later) > self.deadline
 
     def measure(self, candidates: Sequence[Candidate]) -> dict[Key, Measurement]:
         """The measurements of candidates, from the database or made now; those for which there was no time are missing.
@@ -233,14 +231,17 @@ class Measuring:
         self.num_compiled += sum(len(candidate.part.operations) for _, candidate, _ in compiled)
 
     def has_time_for(self, part: Part) -> bool:
-        """Whether a part can be compiled in the time that is left, if it takes as long as others by their size.
+        """Whether a part can be compiled in the time that is left."""
+        return self.deadline is None or time.perf_counter() + self._expected_s(part) < self.deadline
+
+    def _expected_s(self, part: Part | None) -> float:
+        """Seconds to compile a part, if it takes as long as others by their size; 0 where none was compiled.
 
         XLA compiles one large program about as fast as several small ones side by side.
         """
-        if self.deadline is None or not self.num_compiled:
-            return not self.is_over
-        expected = len(part.operations) * self.compile_s / self.num_compiled
-        return time.perf_counter() + expected < self.deadline
+        if part is None or not self.num_compiled:
+            return 0.0
+        return len(part.operations) * self.compile_s / self.num_compiled
 
     def _measured(
         self, key: Key, candidate: Candidate, compiled: "Future[PartProgram]", found: dict[Key, Measurement]

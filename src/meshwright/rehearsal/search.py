@@ -9,7 +9,6 @@ returned. Elsewhere one device rehearses the parts, and in the end the whole ste
 fuses across parts, so that they take another time in all than each by itself.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +20,7 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.planner.budget import Budget
+from meshwright.planner.fixed_splits import FixedSplits
 from meshwright.planner.methods import NAMED, Auto
 from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
@@ -28,7 +28,7 @@ from meshwright.plans.plan import Cost, PlanData, SolutionSummary
 from meshwright.profiler.measurements import Database, open_database
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.calibration import keep_work
-from meshwright.rehearsal.combinations import choices_of, plan_combinations
+from meshwright.rehearsal.combinations import some_combinations
 from meshwright.rehearsal.learning import Measured, communication_s, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
 from meshwright.rehearsal.parts import Part, parts_of, step_of
@@ -42,7 +42,6 @@ WORTH = 0.01  # parts below this share of a plan's modelled compute are not meas
 LARGE = 0.1  # segments of at least this share are tried with other splits of their blocks
 MOST_PLANNED = 2 * MOST_CANDIDATES  # combinations of a segment that are planned and ranked
 PLANNING = 0.1  # the part of the time for measuring after which no more combinations are planned
-PARTS = 0.6  # the part of the time for measuring that parts may take; the rest is for the whole step
 MOST_ROUNDS = 4  # of planning with corrections
 
 Say = Callable[[str], None]
@@ -75,15 +74,16 @@ class Search:
             self.remarks.append(f"Nothing was measured: no device here is a {_chip(modelled)}.")
             return self._marked(modelled)
         limit = modelled.memory.limit_bytes
-        self.seconds = self.method.profile_seconds * (1.0 if self._is_here(modelled) else PARTS)
-        self.measuring = Measuring(device, self.database, self.seconds, limit, self.say)
+        self.measuring = Measuring(device, self.database, self.method.profile_seconds, limit, self.say)
+        if not self._is_here(modelled):  # the whole step is rehearsed in the end
+            self.measuring.later = step_of(modelled, self.traced.graph)
         self.blocks = blocks_of(self.traced.graph)
         self.rows: list[Measured] = []
         best, self.step_s = modelled, None
         try:
             with my_turn(self.say):
                 best = self._improve(modelled)
-                self.measuring.extend(self.method.profile_seconds - self.seconds)
+                self.measuring.later = None
                 self.step_s = self.step_s or self._step_s(best)
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
@@ -99,7 +99,8 @@ class Search:
         for _ in range(MOST_ROUNDS):
             solved.append(self._solve(self.method, self.meshes, self._corrections()))
             if self.measuring.is_over:
-                self.remarks.append(f"Measuring stopped after {format_seconds(self.seconds)}.")
+                limit = format_seconds(self.method.profile_seconds)
+                self.remarks.append(f"Not everything was measured within {limit}; more time measures more.")
                 break
             if not self._measure(solved[-1:]):
                 break
@@ -164,17 +165,14 @@ class Search:
 
     def _combinations(self, modelled: PlanData) -> list[PlanData]:
         """Plans with other splits of the blocks of the segments that take most of the time."""
-        started, found = time.perf_counter(), []
         parts = [part for part in parts_of(modelled, self.traced.graph, self.blocks) if part.is_segment]
         shares = {part.fingerprint: part.count * part.modelled_s / modelled.cost.compute for part in parts}
-        for segment in sorted(self.blocks.segments, key=lambda s: -shares.get(s.fingerprint, 0.0)):
-            if shares.get(segment.fingerprint, 0.0) < LARGE:
-                break
-            choices = choices_of(self.blocks, segment, MOST_PLANNED)
-            for one in plan_combinations(self.traced, self.blocks, segment, modelled.mesh, choices, self.say):
-                found.append(one.plan)
-                if time.perf_counter() - started > PLANNING * self.method.profile_seconds:
-                    return found
+        large = [s for s in self.blocks.segments if shares.get(s.fingerprint, 0.0) >= LARGE]
+        fixed, found = FixedSplits(memory_fraction=self.method.memory_fraction), list[PlanData]()
+        for segment in large:
+            seconds = PLANNING * self.method.profile_seconds / len(large)
+            where = (self.traced, self.blocks, segment, modelled.mesh)
+            found += [one.plan for one in some_combinations(*where, MOST_PLANNED, seconds, self.say, fixed)[0]]
         return found
 
     def _measure(self, plans: Sequence[PlanData]) -> bool:

@@ -66,7 +66,9 @@ def import_command(
     """Add a colleague's measurements; of two of one thing, the later one is kept."""
     from meshwright.profiler.measurements import import_json
 
-    if not path.is_file():
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder; name a file that `meshwright profile export` wrote")
+    if not path.exists():
         raise CommandError(
             f"there is no file {path}; a colleague writes one with `meshwright profile export {path.name}`"
         )
@@ -74,6 +76,9 @@ def import_command(
         added, left_out = import_json(found, path)
         later = f"; {left_out} left out, as later ones are known" if left_out else ""
         note(f"added {added} measurements{later}")
+
+
+MOST_DAYS = 36_500
 
 
 def prune_command(
@@ -90,6 +95,8 @@ def prune_command(
     if not (stale or everything or older_than is not None or fingerprint or chip):
         raise CommandError("say what to remove: --stale, --older-than DAYS, --fingerprint, --chip or --all")
     before = None
+    if older_than is not None and not 0 <= older_than <= MOST_DAYS:
+        raise CommandError(f"--older-than is {older_than}; give a number of days from 0 to {MOST_DAYS}")
     if older_than is not None:
         before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
     other_than = this_compiler() if stale else None

@@ -1,5 +1,7 @@
 """The group of commands `meshwright profile`: a model's passes, and the database of measurements."""
 
+import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -43,7 +45,8 @@ profile_app = typer.Typer(
     help="Measure the segments of a model and plan with them; list, exchange and prune what was measured.",
     no_args_is_help=True,
 )
-PASSES = ("analysis", "profile", "search")
+FILES = {"analysis": "blocks.json", "profile": "measurements.json", "search": "strategies.json"}  # by pass
+PASSES = tuple(FILES)
 
 
 @profile_app.command("model")
@@ -71,10 +74,33 @@ def model_command(
     request = model_request(model, args, zoo, cluster)
     request = replace(request, mesh=parse_mesh(mesh))
     wanted = PASSES if only is None else (only,)
-    machine = machine_of(request) if wanted != ("analysis",) else None
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        _claim(folder, model)
+    machine = machine_of(request) if wanted != ("analysis",) else None
     run_passes(request, machine, wanted, folder, seconds, steps)
+
+
+def _claim(folder: Path, model: str) -> None:
+    """Makes the folder, before anything is measured; refuses one that holds another model's passes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"cannot write to {folder}: {error.strerror}; name a folder that can be made") from None
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"cannot write to {folder}: permission denied; choose another folder")
+    for name in FILES.values():
+        known = _model_of(folder / name)
+        if known not in (None, model):
+            raise CommandError(f"--folder {folder} holds {name} of {known}; choose another folder for {model}")
+
+
+def _model_of(path: Path) -> str | None:
+    """The model of a file that a pass wrote; None where there is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data.get("model") if isinstance(data, dict) else None
 
 
 def run_passes(
@@ -92,7 +118,7 @@ def run_passes(
         traced = trace(function, *arguments, cluster=machine)
         blocks = blocks_of(traced.graph, started)
     if "analysis" in wanted:
-        _keep(folder, "blocks.json", blocks)
+        _keep(folder, "analysis", request.model, blocks)
     if machine is None:
         return
     if "profile" in wanted:
@@ -102,13 +128,13 @@ def run_passes(
         view = machine.mesh(request.mesh or (machine.num_devices,))
         with redirect_stdout(sys.stderr), stages, open_database() as database:
             found = profile_segments(traced, blocks, view, database, seconds, stages.say)
-        _keep(folder, "measurements.json", found)
+        _keep(folder, "profile", request.model, found)
     if "search" in wanted:
         from meshwright.passes.search import search_plan
 
         with redirect_stdout(sys.stderr), stages:
             best = search_plan(traced, blocks, machine, request.mesh, seconds, steps, stages.say)
-        _keep(folder, "strategies.json", best)
+        _keep(folder, "search", request.model, best)
         if folder is not None:
             from meshwright.export.dump import dump
 
@@ -116,11 +142,11 @@ def run_passes(
             note(f"wrote {folder / 'plan'}")
 
 
-def _keep(folder: Path | None, name: str, found: Any) -> None:
+def _keep(folder: Path | None, name: str, model: str, found: Any) -> None:
     show(found)
     show("")
     if folder is not None:
-        write_json(folder / name, found.to_json())
+        write_json(folder / FILES[name], {"model": model, **found.to_json()})
 
 
 profile_app.command("list")(measurements.list_command)
