@@ -2,9 +2,11 @@
 
 Programs are compiled without optimising their machine code: they run once or twice. What `mw.cluster("local")` measures
 would be another number each time; tests that measure say so themselves. A refinement that fails is an error here.
+The cyclic garbage collector runs rarely: traces and plans are kept for later tests, and it would scan them repeatedly.
 A test that leaves the process in another state than it found it in fails, since the tests after it would depend on it.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -21,6 +23,7 @@ os.environ["MESHWRIGHT_MEASURE"] = "never"
 os.environ["MESHWRIGHT_STRICT"] = "1"
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 os.environ["MESHWRIGHT_COMPILE_BESIDE"] = "0"
+gc.set_threshold(100_000, 10, 10)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has the commands it runs with `&` ignore interrupts
 
 
