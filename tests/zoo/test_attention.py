@@ -75,7 +75,7 @@ def test_splash_attention_computes_attention_and_its_gradients(causal, window, s
         def loss(q, k, v):
             return (kind(q, k, v, *options, **how) * jnp.arange(64.0)).sum()
 
-        return jax.grad(loss, argnums=(0, 1, 2))(q, k, v)
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
 
     for found, expected in zip(gradients(_splash, interpret=True), gradients(_plain), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
