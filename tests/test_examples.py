@@ -1,4 +1,4 @@
-"""The examples: each runs and its loss falls; where a test says so, one device gives the same numbers."""
+"""The examples: each runs, and its loss falls."""
 
 import os
 import re
@@ -13,7 +13,6 @@ from tests.compiling import FLAGS
 pytestmark = pytest.mark.devices
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-ROUNDING = 1e-4  # of losses that are printed with five digits, after a few steps in float32
 
 
 def run(name, *options):
@@ -39,9 +38,9 @@ def losses(printed):
     return [float(value) for value in re.findall(r"^step \d+: loss ([\d.]+)$", printed, re.MULTILINE)]
 
 
-def test_the_mlp_trains_as_one_device_does():
-    many, one = learned("equinox_mlp", "--steps", 15), run("equinox_mlp", "--steps", 15, "--devices", 1)
-    assert "1x1 cpu" in one and losses(many) == pytest.approx(losses(one), rel=ROUNDING)
+def test_the_mlp_learns():
+    """That the numbers of such a model are those of one device, `tests/frameworks/test_equinox.py` checks."""
+    learned("equinox_mlp", "--steps", 15)
 
 
 def test_the_vision_transformer_learns():
