@@ -12,6 +12,7 @@ from meshwright.judging.subject.subject import Subjects
 from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.prices.stage_problem import Own
 from meshwright.pipeline.search.refine import refine
+from meshwright.pipeline.to_plan import describe
 from tests.pipeline.search.test_search import _peak, repriced
 
 pytestmark = pytest.mark.slow
@@ -27,19 +28,20 @@ def searched(name):
     example = zoo.build(model, **options)
     method = mw.Auto(pipeline=True, memory_fraction=fraction)
     args = (example.train_step, example.state, example.batch)
-    search = start_search(trace(*args), mw.cluster(machines), method, lambda _: None)
+    traced = trace(*args)
+    search = start_search(traced, mw.cluster(machines), method, lambda _: None)
     search.all_recipes()
     search.all_programmes()
-    return search, args, method
+    return search, traced, method
 
 
 @cache
 def refined(name):
     """The search, refined, what it had found before, with its numbers of solves and pipelines, and what was planned."""
-    search, args, method = searched(name)
+    search, traced, method = searched(name)
     before = search.best, search.catalogue.num_solves, search.tried
     refine(search)
-    return search, before, args, method
+    return search, before, traced, method
 
 
 @pytest.mark.parametrize("name", TIGHT)
@@ -60,8 +62,9 @@ def test_where_memory_binds_stages_split_for_themselves_are_quicker(name):
 
 
 def test_a_plan_tells_the_splits_of_its_own_stages(tmp_path):
-    search, _, args, method = refined("llama")
-    plan = mw.plan(*args, cluster=TIGHT["llama"][2], method=method)
+    """That `mw.plan` finds what such a search finds, `test_search.py` checks."""
+    search, _, traced, method = refined("llama")
+    plan = mw.Plan.of(describe(search, traced, method, 0.0))
     assert plan.step_s == pytest.approx(search.best_s) == pytest.approx(repriced(plan))
     assert any("less memory" in stage.method for stage in plan.stages)
     for subject in Subjects(plan):
