@@ -15,7 +15,7 @@ QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire
 # what they import, and each worker would rewrite the assertions of every test.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test quick check docs docs-check bench browser ray clean
+.PHONY: setup kernels demo test quick check docs docs-check bench browser ray clean
 
 setup: $(INSTALLED)
 
@@ -32,6 +32,8 @@ $(TOOLS): $(INSTALLED)
 	touch $@
 
 # Compiled once, on all cores, so that whatever runs later loads bytecode and machine code.
+kernels: $(KERNELS)
+
 $(KERNELS): $(TOOLS)
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m meshwright.warm
