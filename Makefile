@@ -43,7 +43,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: $(KERNELS) check
-	MESHWRIGHT_SCREENSHOTS=$(CURDIR)/test-output/screenshots $(PYTEST)
+	$(PYTEST)
 
 # What finds most mistakes within a few minutes: everything but the tests that are slow or run programs.
 quick: $(KERNELS)

@@ -1,6 +1,6 @@
 """The page in a real browser: clicks through it, holds what it shows against the plan, and finds no error.
 
-Needs Chromium (`make browser`) and Playwright; screenshots lie in the tests' temporary folder.
+Needs Chromium (`make browser`) and Playwright; MESHWRIGHT_SCREENSHOTS may name a folder for screenshots.
 """
 
 import os
@@ -48,12 +48,10 @@ def browser():
         found.close()
 
 
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory):
-    folder = os.environ.get("MESHWRIGHT_SCREENSHOTS")
-    found = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
-    found.mkdir(parents=True, exist_ok=True)
-    return found
+def shoot(target, name, **options):
+    """Keeps a screenshot of a page or a part of it, where a folder for them is given."""
+    if folder := os.environ.get("MESHWRIGHT_SCREENSHOTS"):
+        target.screenshot(path=Path(folder, f"{name}.png"), **options)
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ def opened(page, plan):
     return plan.explain("state/params/layers/0/up", seconds=30), page.locator("table.alternatives").first
 
 
-def test_a_plan_of_one_program(visit, shots):
+def test_a_plan_of_one_program(visit):
     plan = tensor_parallel()
     page = visit(plan)
     assert int(page.evaluate("document.documentElement.dataset.ready")) < 1000
@@ -117,13 +115,13 @@ def test_a_plan_of_one_program(visit, shots):
     assert table.locator("tbody tr").count() == len(explained.alternatives)
     shown = [cell.get_attribute("data-text") for cell in table.locator("tbody .symbols").all()]
     assert set(shown) == {a.symbols for a in explained.alternatives}
-    page.screenshot(path=shots / "spmd.png")
+    shoot(page, "spmd")
     page.keyboard.press("/")
     page.keyboard.type("layers down")
     paths = [leaf.get_attribute("data-path") for leaf in page.locator(".leaf:visible").all()]
     assert paths and all("down" in path for path in paths)
     everything(page)
-    page.screenshot(path=shots / "spmd-whole.png", full_page=True)
+    shoot(page, "spmd-whole", full_page=True)
 
 
 def test_communication_sorts_and_searches(visit):
@@ -142,7 +140,7 @@ def test_communication_sorts_and_searches(visit):
     assert {row.locator("td").first.inner_text() for row in rows.all()} == {"all_reduce"}
 
 
-def test_layers_memory_and_operations(visit, shots):
+def test_layers_memory_and_operations(visit):
     plan = tensor_parallel()
     page = visit(plan)
     everything(page)
@@ -155,23 +153,23 @@ def test_layers_memory_and_operations(visit, shots):
     page.wait_for_function("document.querySelector('#operations .label').textContent.includes(' of ')")
     found = int(re.match(r"[\d,]+", page.locator("#operations .row .label").inner_text())[0].replace(",", ""))
     assert found == sum(op.label.endswith("dot_general") and op.phase == "forward" for op in plan.ops)
-    page.locator("#layer").screenshot(path=shots / "layer.png")
+    shoot(page.locator("#layer"), "layer")
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("wide", "dark"), ("phone", "light")])
-def test_dark_and_small_screens(visit, shots, size, scheme):
+def test_dark_and_small_screens(visit, size, scheme):
     page = visit(tensor_parallel(), size=size, scheme=scheme)
     everything(page)
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
     page.keyboard.press("t")
     assert page.evaluate("document.documentElement.dataset.theme") != scheme
-    page.screenshot(path=shots / f"{size}-{scheme}.png")
+    shoot(page, f"{size}-{scheme}")
     page.emulate_media(media="print")
     assert not page.locator("header.top").is_visible()
 
 
-def test_a_plan_in_stages(visit, shots):
+def test_a_plan_in_stages(visit):
     plan = planned("megatron")
     page = visit(plan)
     assert page.inner_text("#verdict") == str(plan.verdict)
@@ -188,14 +186,14 @@ def test_a_plan_in_stages(visit, shots):
     row = page.locator("table.stages tbody tr").first
     assert format_bytes(plan.stages[0].peak_bytes) in row.inner_text()
     assert str(plan.stage_verdicts[0]) in row.inner_text()
-    page.locator("#stages").screenshot(path=shots / "stages.png")
+    shoot(page.locator("#stages"), "stages")
     page.locator("#stage-memory select").select_option(index=1)
     assert page.locator("#stage-memory svg path").count() == 1
     assert format_bytes(plan.memory.limit_bytes) in page.locator("#stage-memory .limit-text").text_content()
     assert format_bytes(plan.memory.limit_bytes) in row.locator(".full").inner_text()
 
 
-def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
+def test_layers_and_alternatives_of_a_plan_in_stages(visit):
     plan = planned("replicas")
     page = visit(plan)
     explained, table = opened(page, plan)
@@ -203,7 +201,7 @@ def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
     assert shown == [a.symbols for a in explained.alternatives]
     assert [cell.inner_text() for cell in table.locator("th").all()][2:4] == ["a microbatch", "once"]
     assert "On stage 0; stage 1 is busier" in page.locator(".detail").inner_text()
-    page.screenshot(path=shots / "stage-alternatives.png")
+    shoot(page, "stage-alternatives")
     everything(page)
     names = [option.inner_text() for option in page.locator("#layer option").all()]
     assert names and all(name.startswith("stages 0–1: ") for name in names)
@@ -218,19 +216,19 @@ def test_layers_and_alternatives_of_a_plan_in_stages(visit, shots):
         more.click()
     kinds = {c.kind for subject in Subjects(plan) for c in subject.collectives}
     assert {row.locator("td").nth(1).inner_text() for row in sent.all()} == kinds
-    page.locator("#layer").screenshot(path=shots / "stage-layer.png")
+    shoot(page.locator("#layer"), "stage-layer")
 
 
-def test_two_plans_side_by_side(visit, shots):
+def test_two_plans_side_by_side(visit):
     one, other = tensor_parallel(), plan_of("gpt-tiny", (4, 2), mw.DataParallel())
     page = visit(one, other)
     page.evaluate("MW.draw(document.getElementById('difference'))")
     assert page.locator("table.moved tbody tr").count() == len(one.diff(other).moved)
-    page.screenshot(path=shots / "difference.png")
+    shoot(page, "difference")
     page.locator("#switch button").nth(1).click()
     assert page.inner_text("#verdict") == str(other.verdict)
     assert page.locator("#switch button").all_inner_texts() == ["TensorParallel", "DataParallel"]
-    page.screenshot(path=shots / "compared.png", full_page=True)
+    shoot(page, "compared", full_page=True)
 
 
 def test_the_first_screen_says_what_it_is_about(visit):
@@ -294,12 +292,12 @@ OUT_OF_REACH = """() => [...document.querySelectorAll('th, td, .leaf > *, .branc
 
 
 @pytest.mark.parametrize("name", ["program", "stages"])
-def test_on_a_phone_no_column_is_out_of_reach(visit, shots, name):
+def test_on_a_phone_no_column_is_out_of_reach(visit, name):
     page = visit(tensor_parallel() if name == "program" else planned("replicas"), size="phone")
     everything(page)
     page.locator(".leaf:visible").first.click()
     assert page.locator("th").count() > 5 and page.evaluate(OUT_OF_REACH) == 0
-    page.screenshot(path=shots / f"phone-{name}.png", full_page=True)
+    shoot(page, f"phone-{name}", full_page=True)
 
 
 def test_ticks_are_round(visit):
@@ -312,18 +310,18 @@ def test_ticks_are_round(visit):
     assert len(shown) >= 3 and all(re.fullmatch(r"[\d,.]{1,5} \w?i?B|0", text) for text in shown)
 
 
-@pytest.mark.parametrize(
-    ("difference", "sure", "text", "style"),
-    [
-        (-1.27, "at least", "unknown", "num bound"),
-        (1.27, "at least", "≥ +1.27", "num bound"),
-        (-1.27, "at most", "≤ −1.27", "num less"),
-        (1.27, "exact", "+1.27", "num more"),
-    ],
-)
-def test_bounds_are_no_prices(visit, difference, sure, text, style):
+BOUNDS = [
+    (-1.27, "at least", "unknown", "num bound"),
+    (1.27, "at least", "≥ +1.27", "num bound"),
+    (-1.27, "at most", "≤ −1.27", "num less"),
+    (1.27, "exact", "+1.27", "num more"),
+]
+
+
+def test_bounds_are_no_prices(visit):
     page = visit(tensor_parallel())
-    given = {"difference": difference, "sure": sure, "peak": 0}
-    assert page.evaluate("(a) => [MW.price(a).textContent, MW.price(a).className]", given) == [text, style]
-    said = page.evaluate("(a) => MW.unsure(a).join('; ')", given)
-    assert ("not cheaper by more than 1.27" in said) == (text == "unknown")
+    for difference, sure, text, style in BOUNDS:
+        given = {"difference": difference, "sure": sure, "peak": 0}
+        assert page.evaluate("(a) => [MW.price(a).textContent, MW.price(a).className]", given) == [text, style]
+        said = page.evaluate("(a) => MW.unsure(a).join('; ')", given)
+        assert ("not cheaper by more than 1.27" in said) == (text == "unknown")
