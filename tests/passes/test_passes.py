@@ -1,5 +1,8 @@
 """The profile and search passes: what is measured is kept, known things are not measured again, plans always come."""
 
+import time
+from contextlib import contextmanager
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -109,3 +112,19 @@ def test_a_short_time_says_what_was_left_out(program, database):
     traced, blocks = program
     found = profile_segments(traced, blocks, mw.cluster("local").mesh((8,)), database, 1e-6, lambda _: None)
     assert "Of segment 0, 1 of 3 combinations were priced in the time." in found.remarks
+
+
+@pytest.mark.devices
+def test_waiting_for_another_profiler_takes_none_of_the_time(program, database, monkeypatch):
+    traced, blocks = program
+
+    @contextmanager
+    def late_turn(say):
+        time.sleep(0.3)
+        yield
+
+    monkeypatch.setattr(profile_pass, "my_turn", late_turn)
+    left = []
+    monkeypatch.setattr(profile_pass, "some_combinations", lambda *args: left.append(args[5]) or ([], 3))
+    profile_segments(traced, blocks, mw.cluster("local").mesh((8,)), database, 0.2, lambda _: None)
+    assert 0 < left[0] <= 0.1

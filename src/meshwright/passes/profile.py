@@ -122,14 +122,14 @@ def profile_segments(
         chip = "the chip of the cluster" if mesh.chip is None else mesh.chip.name
         remark = f"Nothing was measured: no device here is a {chip}; prices are modelled."
         return Profile(blocks.segments, (), 0, (remark,), time.perf_counter() - started)
-    measuring = Measuring(device, database, seconds, None, say)
     rows: list[ProfileRow] = []
     remarks: list[str] = []
+    measuring = Measuring(device, database, seconds, None, say)
     try:
         with my_turn(say):
+            measuring.begin()
             for number, segment in enumerate(blocks.segments):
-                left = seconds - (time.perf_counter() - started)
-                share = PLANNING * left / (len(blocks.segments) - number)
+                share = PLANNING * measuring.left_s / (len(blocks.segments) - number)
                 planned, tried = some_combinations(traced, blocks, segment, mesh, MOST_PLANNED, share, say)
                 rows += _rows(number, traced, _promising(planned), measuring)
                 if tried < min(len(choices_of(blocks, segment, MOST_PLANNED)), MOST_PLANNED):

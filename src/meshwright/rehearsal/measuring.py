@@ -147,7 +147,8 @@ class Measuring:
     ):
         self.fresh = fresh
         self.device, self.database, self.say = device, database, say
-        self.deadline = None if seconds is None else time.perf_counter() + seconds
+        self.seconds = seconds
+        self.begin()
         reported = (device.memory_stats() or {}).get("bytes_limit")
         self.limit_bytes = min((b for b in (reported, limit_bytes) if b), default=None)
         self.remarks: list[str] = []
@@ -158,9 +159,18 @@ class Measuring:
         self._reference: PartProgram | None = None
         self._reference_s = float("inf")
 
+    def begin(self) -> None:
+        """Starts the clock anew: what was waited for another profiler does not count."""
+        self.deadline = None if self.seconds is None else time.perf_counter() + self.seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return float("inf") if self.deadline is None else self.deadline - time.perf_counter()
+
     @property
     def is_over(self) -> bool:
-        return self.deadline is not None and time.perf_counter() + self._expected_s(self.later) > self.deadline
+        return self.left_s < self._expected_s(self.later)
 
     def measure(self, candidates: Sequence[Candidate]) -> dict[Key, Measurement]:
         """The measurements of candidates, from the database or made now; those for which there was no time are missing.
@@ -232,7 +242,7 @@ class Measuring:
 
     def has_time_for(self, part: Part) -> bool:
         """Whether a part can be compiled in the time that is left."""
-        return self.deadline is None or time.perf_counter() + self._expected_s(part) < self.deadline
+        return self._expected_s(part) < self.left_s
 
     def _expected_s(self, part: Part | None) -> float:
         """Seconds to compile a part, if it takes as long as others by their size; 0 where none was compiled.
@@ -281,7 +291,7 @@ class Measuring:
         return seconds
 
     def _progress(self, number: int, total: int, part: Part) -> None:
-        left = "" if self.deadline is None else f", {format_seconds(max(self.deadline - time.perf_counter(), 0))} left"
+        left = "" if self.deadline is None else f", {format_seconds(max(self.left_s, 0))} left"
         self.say(f"measuring {number + 1} of {total}: {part.label or part.fingerprint}{left}")
 
 

@@ -82,6 +82,7 @@ class Search:
         best, self.step_s = modelled, None
         try:
             with my_turn(self.say):
+                self.measuring.begin()
                 best = self._improve(modelled)
                 self.measuring.later = None
                 self.step_s = self.step_s or self._step_s(best)
