@@ -1,8 +1,10 @@
 """Saves in the background: nothing that happens meanwhile changes what is saved, and no error goes unseen."""
 
+import asyncio
 import resource
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,13 @@ print(saving.is_done)
 if sys.argv[2:] == ["error"]:
     raise KeyError("a mistake")
 """
+
+
+class Unraisable(NamedTuple):
+    """What `sys.unraisablehook` is called with."""
+
+    exc_value: BaseException
+    exc_traceback: Any
 
 
 def steps(folder):
@@ -72,6 +81,24 @@ def test_an_error_in_the_background_is_raised_once_by_whatever_comes_next(tmp_pa
     assert steps(tmp_path) == ["1"]
     mw.save(tmp_path, 3, state)
     assert steps(tmp_path) == ["1", "3"]
+
+
+def test_writes_that_end_after_a_failed_save_print_nothing_and_other_errors_are_printed(tmp_path, monkeypatch):
+    """TensorStore calls a closed event loop from a thread of its own; what it raises goes to `sys.unraisablehook`."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_value))
+    mw.save(tmp_path, 1, {"n": 1})
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError) as late:
+        loop.call_soon_threadsafe(print)
+    error = late.value
+    sys.unraisablehook(Unraisable(error, error.__traceback__.tb_next))  # without the frame of this test
+    assert printed == []
+    mistake = KeyError("a mistake")
+    sys.unraisablehook(Unraisable(error, error.__traceback__))  # the program's own
+    sys.unraisablehook(Unraisable(mistake, None))
+    assert printed == [error, mistake]
 
 
 def test_saving_does_not_disturb_the_agreement_on_preemption(tmp_path, monkeypatch):

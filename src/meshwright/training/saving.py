@@ -14,6 +14,7 @@ import jax
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes import peers
 from meshwright.training.checkpoint_files import clean, flush, full_path, listed, manager, orbax, reason, remove
+from meshwright.training.late_writes import drop_late_writes
 from meshwright.training.program_end import call_at_end
 from meshwright.training.save_barrier import SaveBarrier
 
@@ -111,6 +112,7 @@ class Saving:
         log = logging.getLogger("absl")
         try:
             log.addFilter(self._quiet)
+            drop_late_writes()
             do()
         except _Exists:
             self._give_up()
