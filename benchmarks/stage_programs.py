@@ -1,57 +1,182 @@
 """Do the programs of stages, compiled for clusters of H200s, send, compute and hold what was planned?
 
 It takes one H200, which compiles for clusters that are not there. Each row is a stage, with what was compiled over what
-was planned; bytes are those of its collectives and those that it sends to other stages.
+was planned; bytes are those of its collectives and those that it sends to other stages. Every program is compiled in a
+process of its own, several side by side, so that a crash of XLA costs the row of one stage: it then names the file that
+says which program was being compiled, and where it crashed.
 
-    python benchmarks/stage_programs.py
+    python benchmarks/stage_programs.py [--processes 8]
 """
 
+import argparse
 import faulthandler
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import jax
-from jax.experimental import topologies
-from report import table
+FOLDER = Path(__file__).parent / "results" / "stage-programs"
+TIMEOUT_S = 200  # of one program: what hangs is a row as well
 
-import meshwright as mw
-from meshwright import zoo
 
-SHAPE: dict[str, Any] = {"batch": 16, "seq": 2048, "layers": 4}
+@dataclass(frozen=True)
+class Row:
+    """A plan whose programs are compiled.
+
+    Attributes:
+        model, shape: A model of the zoo and its options.
+        cluster: The cluster that it is planned for.
+        recipe: Options of `mw.ThreeD`.
+        topology: Devices to compile for, as `jax.experimental.topologies` names them; this process's own if empty.
+    """
+
+    model: str
+    cluster: str
+    recipe: Mapping[str, int]
+    topology: str
+    shape: Mapping[str, Any] = field(default_factory=lambda: {"batch": 16, "seq": 2048, "layers": 4})
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.cluster}, {self.recipe}"
+
+
 ROWS = (
-    ("llama2-7b", 1, mw.ThreeD(data=2, tensor=2, pipeline=2, microbatch=2)),
-    ("llama2-7b", 2, mw.ThreeD(tensor=8, pipeline=2, microbatch=2)),
-    ("gpt3-6.7b", 2, mw.ThreeD(data=2, tensor=4, pipeline=2, microbatch=2)),
+    Row("llama2-7b", "1x8 h200", {"data": 2, "tensor": 2, "pipeline": 2, "microbatch": 2}, "1x1x8"),
+    Row("llama2-7b", "2x8 h200", {"tensor": 8, "pipeline": 2, "microbatch": 2}, "1x2x8"),
+    Row("gpt3-6.7b", "2x8 h200", {"data": 2, "tensor": 4, "pipeline": 2, "microbatch": 2}, "1x2x8"),
 )
 
 
 def main() -> None:
-    faulthandler.enable()  # XLA compiles for devices that are not there: a crash says where
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
+    parser.add_argument("--compile", nargs=5, metavar=("ROW", "PLAN", "WORK", "STAGE", "PLACE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.compile:
+        row, plan, work, stage, place = options.compile
+        compile_one(Row(**json.loads(row)), Path(plan), (work, int(stage), int(place)))
+        return
+    import jax
+
     if jax.default_backend() != "gpu":
         print("SKIPPED: this machine has no GPU, which compiles for others")
         return
+    from report import table
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
     header = ("model", "cluster", "recipe", "stage", "bytes", "memory", "flops")
-    rows = [row for model, hosts, recipe in ROWS for row in compiled(model, hosts, recipe)]
+    rows = [line for row in ROWS for line in compared(row, FOLDER, options.processes)]
     table("Stage programs", (__doc__ or "").split("\n    python")[0], header, rows)
 
 
-def compiled(model: str, hosts: int, recipe: mw.ThreeD) -> Iterator[tuple[object, ...]]:
-    """A row for each stage: compiled ÷ planned."""
-    example = zoo.build(model, **SHAPE)
-    cluster = f"{hosts}x8 h200"
-    print(f"{model} on {cluster}, {recipe.name}: planning", flush=True)
-    plan = mw.plan(example.train_step, example.state, example.batch, cluster=cluster, method=recipe)
-    devices = topologies.get_topology_desc("h200", "cuda", topology=f"1x{hosts}x8").devices
-    print("compiling", flush=True)
-    found = plan.verify(devices=devices)
-    print(found, flush=True)
-    for number, stage in enumerate(found.stages):
-        figures = (stage.bytes.ratio, stage.memory.ratio, stage.flops.ratio)
-        yield (model, cluster, recipe.name, number, *(f"{ratio:.3f}" for ratio in figures))
+def compared(row: Row, folder: Path, processes: int) -> Iterator[tuple[object, ...]]:
+    """A line for each stage: compiled ÷ planned, or why there is nothing to compare."""
+    import meshwright as mw
+    from meshwright import zoo
+    from meshwright.rehearsal.stage_share import described_engine
+    from meshwright.runtime.checking.verify_stages import compare_stages
+
+    print(f"{row}: planning", flush=True)
+    example, recipe = zoo.build(row.model, **row.shape), mw.ThreeD(**row.recipe)
+    plan = mw.plan(example.train_step, example.state, example.batch, cluster=row.cluster, method=recipe)
+    engine = described_engine(plan, plan.origin)
+    with tempfile.TemporaryDirectory() as kept:
+        path = Path(kept) / "plan.json"
+        plan.save(path)
+        print(f"{row}: compiling {len(engine.lowered)} programs", flush=True)
+        with ThreadPoolExecutor(processes) as pool:
+            made = pool.map(lambda key: outcome(command(row, path, key), name_of(row, key, folder)), engine.lowered)
+            found = dict(zip(engine.lowered, made, strict=True))
+    programs = {key: Program.of(one) for key, one in found.items()}
+    for number, stage in enumerate(compare_stages(plan, engine, programs)):
+        failed = [one for key, one in found.items() if key[1] == number and isinstance(one, str)]
+        figures = [f"{pair.ratio:.3f}" for pair in (stage.bytes, stage.memory, stage.flops)]
+        yield (row.model, row.cluster, recipe.name, number, *([failed[0], "", ""] if failed else figures))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a process says of the program that it compiled, as `jax.stages.Compiled` does."""
+
+    text: str = ""
+    temp_size_in_bytes: int = 0
+    output_size_in_bytes: int = 0
+    alias_size_in_bytes: int = 0
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any] | str) -> "Program":
+        return cls() if isinstance(found, str) else cls(**found)
+
+    def as_text(self) -> str:
+        return self.text
+
+    def memory_analysis(self) -> "Program":
+        return self
+
+
+def name_of(row: Row, key: tuple[str, int, int], folder: Path) -> Path:
+    """The path of a program's files, without their endings."""
+    words = (row.model, row.cluster, *key)
+    return folder / "-".join(str(word).replace(" ", "-") for word in words)
+
+
+def command(row: Row, plan: Path, key: tuple[str, int, int]) -> list[str]:
+    """The command of the process that compiles one program."""
+    return [sys.executable, __file__, "--compile", json.dumps(asdict(row)), str(plan), *map(str, key)]
+
+
+def outcome(arguments: Sequence[str], name: Path, timeout_s: float = TIMEOUT_S) -> dict[str, Any] | str:
+    """What a process found, or why it did not: what it writes to standard error is kept beside."""
+    trace, result = name.with_suffix(".txt"), name.with_suffix(".json")
+    result.unlink(missing_ok=True)
+    # Each process takes the memory that it needs of one GPU, not most of it.
+    names = os.environ | {"STAGE_PROGRAM": str(name), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    with trace.open("w") as stderr:
+        try:
+            code = subprocess.run(arguments, env=names, stderr=stderr, stdout=stderr, timeout=timeout_s).returncode
+        except subprocess.TimeoutExpired:
+            return f"not compiled in {timeout_s:.0f} s: {trace}"
+    if code < 0:
+        return f"crashed in XLA with signal {-code}: {trace}"
+    if code:
+        return f"failed: {trace}"
+    found: dict[str, Any] = json.loads(result.read_text())
+    result.unlink()
+    trace.unlink()
+    return found
+
+
+def compile_one(row: Row, path: Path, key: tuple[str, int, int]) -> None:
+    """Compiles one program of a saved plan, and writes what is known of it beside the name that is given."""
+    faulthandler.enable()  # to standard error, which is kept
+    print(f"{row}: compiling {key[0]} {key[2]} of stage {key[1]}", file=sys.stderr, flush=True)
+    import jax
+    from jax.experimental import topologies
+
+    import meshwright as mw
+    from meshwright import zoo
+    from meshwright.graph import trace
+    from meshwright.runtime.checking.verify_stages import staged_program
+
+    example, plan = zoo.build(row.model, **row.shape), mw.Plan.load(path)
+    traced = trace(example.train_step, example.state, example.batch, cluster=plan.mesh.cluster)
+    chip = row.cluster.split()[-1]
+    topology = topologies.get_topology_desc(chip, "cuda", topology=row.topology) if row.topology else None
+    program = staged_program(plan, traced, topology.devices if topology else jax.devices())
+    lowered = program.engine.lowered[key]
+    compiled = lowered.jitted.lower(*lowered.types).compile()
+    memory = compiled.memory_analysis()
+    sizes = {name: getattr(memory, name) for name in Program.__dataclass_fields__ if name != "text"}
+    name = Path(os.environ["STAGE_PROGRAM"])
+    name.with_suffix(".json").write_text(json.dumps({"text": compiled.as_text(), **sizes}))
 
 
 if __name__ == "__main__":

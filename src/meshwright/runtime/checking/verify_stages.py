@@ -156,13 +156,17 @@ def verify_program(program: PipelineProgram, compiler_options: Mapping[str, Any]
     with heard() as warnings:
         compiled = engine.compiled(options=compiler_options)
     seconds = time.perf_counter() - started
-    found = _Compiled(plan, engine, compiled)
+    stages = compare_stages(plan, engine, compiled)
     kind = engine.devices[0].mesh.devices.flat[0].device_kind
     count = sum(own.mesh.size for own in engine.devices)
-    subjects = Subjects(plan)
-    stages = tuple(found.stage(number, subjects[number]) for number in range(len(plan.stages)))
     whole = warnings.found() if warnings.counted else None
     return PipelineVerification(stages, f"{count} {kind}", seconds, whole)
+
+
+def compare_stages(plan: PlanData, engine: Engine, compiled: Mapping[Key, Any]) -> tuple[StageVerification, ...]:
+    """The figures of each stage, given its compiled programs, or what has their text and their `memory_analysis`."""
+    found, subjects = _Compiled(plan, engine, compiled), Subjects(plan)
+    return tuple(found.stage(number, subjects[number]) for number in range(len(plan.stages)))
 
 
 def _taken(plan: PlanData) -> list[Any]:
