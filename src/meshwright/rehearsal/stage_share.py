@@ -27,11 +27,11 @@ from meshwright.runtime.microbatches.part_program import Instruction, Key
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.spmd import compiler_options
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.layout import REPLICAS
-from meshwright.runtime.stages.lowering import Lowered, StageLowering
+from meshwright.runtime.stages.layout import REPLICAS, without_replicas
+from meshwright.runtime.stages.lowered import Lowered
+from meshwright.runtime.stages.lowering import StageLowering
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.planned_pieces import PieceEvaluator, PlannedPieces
-from meshwright.runtime.stages.totals import COMBINE
 from meshwright.schedules.instructions import UPDATE
 
 
@@ -128,12 +128,16 @@ class StageShare:
         for key, x in zip(program.inputs, args, strict=False):
             env[key] = self._enter(key, x, index)
         specs = own.specs | {key: self._leaf_spec(key[0]) for key in program.inputs if key[0] in own.leaf_specs}
-        values = _Pieces(self).run(program, env, index * own.devices.num_replicas, specs, {})
-        sums = []
-        for v, total in zip(program.totals, args[len(program.inputs) :], strict=True):
-            mine = values[v, None][None].astype(total.dtype)
-            sums.append(COMBINE[str(own.step.analysis.status[v])](total, mine))
-        return [*(values[key] for key in program.outputs), *sums]
+        values = _Pieces(self).run(program, env, index * own.devices.num_replicas, specs, {}, {})
+        sums = zip(program.totals, args[len(program.inputs) :], strict=True)
+        return [*(values[key] for key in program.outputs), *(self._add(v, x, values[v, None]) for v, x in sums)]
+
+    def _add(self, value: int, total: Any, mine: Any) -> Any:
+        """A total with the contribution of one more microbatch, scattered over the replicas where each has a part."""
+        held, mine = self.own.totals[value], mine.astype(total.dtype)
+        if held.part is not None:
+            mine = stand_ins.reduce_scatter(mine, held.part, self.own.devices.num_replicas)
+        return held.combined(total, mine.reshape(total.shape))
 
     def _enter(self, key: Key, x: Any, index: Any) -> Any:
         """An input as a part sees it, as `StageLowering` has it: its own rows, and parameters whole."""
@@ -148,7 +152,7 @@ class StageShare:
 
     def _leaf_spec(self, leaf: int) -> Spec:
         """How a replica splits an argument's leaf, once it has it whole."""
-        return tuple(tuple(axis for axis in axes if axis != REPLICAS) for axes in self.own.leaf_specs[leaf])
+        return without_replicas(self.own.leaf_specs[leaf])
 
     def _update(self, *args: Any) -> list[Any]:
         """A round of the update: every value is split as state that it is connected with."""
@@ -170,7 +174,8 @@ class StageShare:
         """A value of the update: the stand-in of the sum over replicas is the own total, scattered where state is."""
         own = self.own
         if value in self.program.totals and value in own.totals:
-            mine = stand_ins.unchanged(parts[0][0])
+            held = parts[0].shape[parts[0].ndim - len(own.types[value].shape) :]
+            mine = stand_ins.unchanged(parts[0].reshape(held))
             return fitted(mine, self._local(value)).astype(own.types[value].dtype)
         if value in self.program.totals:
             return jnp.concatenate(parts, own.dim(value, None)) if len(parts) > 1 else parts[0]
@@ -209,9 +214,10 @@ class _Pieces(PlannedPieces):
         own = share.own
         stage, assignment = share.plan.stages[own.stage], own.programs.assignment
         super().__init__(share.plan, stage, own.devices, own.pieces.ops, assignment, own.step)
+        self.waits = own.pieces.waits
         self.share, self.rows = share, Cut(own.devices.num_microbatches * own.devices.num_replicas, 1)
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> PieceEvaluator:
         rehearser = _PieceRehearser(self.plan)
         rehearser.whole, rehearser.platform = self.share.whole, self.share.platform
         return rehearser

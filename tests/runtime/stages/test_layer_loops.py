@@ -156,6 +156,6 @@ def test_loops_that_cannot_be_cut_say_why(forward, message):
 def test_axes_that_do_not_divide_the_layers_split_another_dim():
     mesh = jax.make_mesh((2, 2), ("replicas", "x"))
     assert fitted((("replicas",), ("x",)), (4, 8), mesh) == (("replicas",), ("x",))
-    assert fitted((("replicas",), ("x",)), (3, 8), mesh) == ((), ("replicas", "x"))
+    assert fitted((("replicas",), ("x",)), (3, 8), mesh) == ((), ("x", "replicas"))
     assert fitted((("replicas",), ("x",), ()), (3, 6, 4), mesh) == ((), ("x",), ("replicas",))
     assert fitted((("replicas",), ("x",)), (3, 2), mesh) == ((), ("x",))

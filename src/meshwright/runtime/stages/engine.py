@@ -27,7 +27,8 @@ from meshwright.runtime.stages.assignment import Assignment
 from meshwright.runtime.stages.bound import Bound, Move
 from meshwright.runtime.stages.compiling import compile_programs
 from meshwright.runtime.stages.layout import StageDevices, everywhere
-from meshwright.runtime.stages.lowering import Lowered, StageLowering
+from meshwright.runtime.stages.lowered import Lowered
+from meshwright.runtime.stages.lowering import StageLowering
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.placing import absent, batch_placer, from_host, is_here, joined, number_placer, placer
 from meshwright.runtime.stages.stage_programs import PREPARE, StageProgram, cut_stages, result_owners

@@ -66,6 +66,11 @@ def is_spread(spec: Spec) -> bool:
     return any(REPLICAS in axes for axes in spec)
 
 
+def without_replicas(spec: Spec) -> Spec:
+    """A sharding inside of a replica that has a value whole."""
+    return tuple(tuple(axis for axis in axes if axis != REPLICAS) for axes in spec)
+
+
 def stage_devices(plan: PlanData, devices: Sequence[Any] | None = None) -> list[StageDevices]:
     """The devices of each stage.
 

@@ -1,8 +1,9 @@
 """Makes JAX programs of a stage's programs: on its devices, its replicas side by side, each split as the plan says."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax
@@ -11,47 +12,21 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
+from meshwright.judging.subject.subject import spread_of
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
 from meshwright.runtime.microbatches.part_program import Key
-from meshwright.runtime.spmd import compiler_options
-from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, is_spread, stage_spec
+from meshwright.runtime.program.contributions import Waiting
+from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, is_spread, stage_spec, without_replicas
+from meshwright.runtime.stages.lowered import Lowered, jitted
 from meshwright.runtime.stages.packs import Packs
 from meshwright.runtime.stages.planned_pieces import PlannedPieces
 from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
-from meshwright.runtime.stages.totals import COMBINE, over_replicas, start
+from meshwright.runtime.stages.totals import Total
 from meshwright.runtime.stages.update_shardings import specs_of_update
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A program of a stage as JAX has it.
-
-    Attributes:
-        program: What it is.
-        jitted: The function, of all its arguments in a row.
-        types, places: Their types and shardings.
-        results, shardings: The types and shardings of its results.
-        donated: The arguments whose memory results may take over.
-        run: The same function, which runs one program at a time where the devices need that.
-    """
-
-    program: StageProgram
-    jitted: Any
-    types: Sequence[jax.ShapeDtypeStruct]
-    places: Sequence[NamedSharding]
-    results: Sequence[Any]
-    shardings: Sequence[NamedSharding]
-    donated: Sequence[int]
-    run: Callable[..., Sequence[Any]]
-
-    @property
-    def devices(self) -> tuple[Any, ...]:
-        """The devices that it runs on."""
-        return tuple((*self.places, *self.shardings)[0].mesh.devices.flat)
 
 
 class StageLowering:
@@ -68,7 +43,8 @@ class StageLowering:
         step: The step cut into parts, as this stage cuts it.
         pieces: Runs the pieces of its passes.
         specs: How values are split inside a replica, once the program that computes them is lowered.
-        totals: Types of the totals over all microbatches, likewise.
+        totals: The totals over all microbatches, likewise.
+        spreads_gradients: Whether each replica holds a part of the gradients, as ZeRO does from its second stage on.
         leaf_specs: How the leaves of the arguments that the stage has are split over its devices.
     """
 
@@ -84,7 +60,8 @@ class StageLowering:
         self.step = programs.steps[stage]
         self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, programs.assignment, self.step)
         self.specs: dict[Key, Spec | None] = {}
-        self.totals: dict[int, Any] = {}
+        self.totals: dict[int, Total] = {}
+        self.spreads_gradients = devices.num_replicas > 1 and spread_of(plan.stages[stage]) > 1
         held = {t.path: stage_spec(t.spec) for t in plan.stages[stage].tensors}
         self.leaf_specs = {
             leaf: fitted(held[path], self.types[leaf].shape, devices.mesh)
@@ -114,11 +91,6 @@ class StageLowering:
         aval = self.types[key[0]]
         return jax.ShapeDtypeStruct(Cut(self.devices.num_microbatches, 1).shape(aval.shape, self.dim(*key)), aval.dtype)
 
-    def total(self, value: int) -> NamedSharding:
-        """The sharding of a total: each replica has its own."""
-        spec = self.specs.get((value, None)) or ((),) * len(self.types[value].shape)
-        return self.devices.split(len(spec) + 1, 0, ((), *spec))
-
     def prepare(self, program: StageProgram) -> Lowered:
         """What is computed once a step."""
         cut = Cut(self.devices.num_microbatches, 1)
@@ -147,57 +119,87 @@ class StageLowering:
 
     def one_pass(self, program: StageProgram) -> Lowered:
         """A pass over a microbatch: of its number, the inputs and the totals, to the outputs and the totals."""
-        replicas, count = self.devices.num_replicas, len(program.inputs)
-        status = self.step.analysis.status
         made: dict[Key, Spec | None] = {}
+        waiting: dict[int, Waiting] = {}
+        replicas, count = self.devices.num_replicas, len(program.inputs)
 
         def run(index: Any, *args: Any) -> list[Any]:
             number = index * replicas + (lax.axis_index(REPLICAS) if replicas > 1 else 0)
             env = self.constants()
-            for key, x in zip(program.inputs, args, strict=False):
+            for key, x in zip(program.inputs, args, strict=True):
                 env[key] = self._enter(key, x, index)
-            values = self.pieces.run(program, env, number, self.specs, made)
-            sums = []
-            for v, total in zip(program.totals, args[count:], strict=True):
-                mine = values[v, None][None].astype(total.dtype)
-                sums.append(COMBINE[str(status[v])](total, mine))
+            values = self.pieces.run(program, env, number, self.specs, made, waiting)
+            sums = (values[v, None][None].astype(self._wide(v)) for v in program.totals)
             return [*(values[key] for key in program.outputs), *sums]
 
         types, places = self._inputs(program)
-        wide = [self._wide(v) for v in program.totals]
-        self.totals |= dict(zip(program.totals, wide, strict=True))
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        function = run
-        if replicas > 1:
-            mapped = (PartitionSpec(), *map(_manual, places), *(PartitionSpec(REPLICAS) for _ in wide))
-            out = (
-                *(_manual(self.devices.split(len(self.types[v].shape), self.dim(v, d))) for v, d in program.outputs),
-                *(PartitionSpec(REPLICAS) for _ in wide),
-            )
-            function = jax.shard_map(
-                run,
-                mesh=self.devices.mesh,
-                in_specs=mapped,
-                out_specs=list(out),
-                axis_names={REPLICAS},
-                check_vma=False,
-            )
-        closed = jax.make_jaxpr(function)(number, *types, *wide)
+        closed = jax.make_jaxpr(self._on_replicas(program, run, places))(number, *types)
         self.specs |= made
-        totals = [self.total(v) for v in program.totals]
-        shardings = [*(self.value(key) for key in program.outputs), *totals]
-        places = [self.devices.everywhere, *places, *totals]
-        donated = range(1 + count, 1 + count + len(wide))
-        return self._jit(program, closed, [number, *types, *wide], places, shardings, donated)
+        totals = [self._total(v, waiting.get(v, Waiting((), (), ()))) for v in program.totals]
+        self.totals |= dict(zip(program.totals, totals, strict=True))
+        body, kept = jaxpr_as_fun(closed), len(program.outputs)
+
+        def add(index: Any, *args: Any) -> list[Any]:
+            found = body(index, *args[:count])
+            sums = zip(totals, args[count:], found[kept:], strict=True)
+            return [*found[:kept], *(total.add(before, mine) for total, before, mine in sums)]
+
+        held, lying = [total.type for total in totals], [total.sharding for total in totals]
+        results = [*closed.out_avals[:kept], *held]
+        shardings = [*(self.value(key) for key in program.outputs), *lying]
+        places = [self.devices.everywhere, *places, *lying]
+        donated = range(1 + count, 1 + count + len(totals))
+        return jitted(program, add, [number, *types, *held], results, places, shardings, donated)
+
+    def _on_replicas(
+        self, program: StageProgram, run: Callable[..., list[Any]], places: Sequence[NamedSharding]
+    ) -> Callable[..., list[Any]]:
+        """A pass that each replica runs on its own rows of a microbatch, with parameters whole."""
+        if self.devices.num_replicas == 1:
+            return run
+        inner = [self._gathered(key, place) for key, place in zip(program.inputs, places, strict=True)]
+        out = [_manual(self.devices.split(len(self.types[v].shape), self.dim(v, d))) for v, d in program.outputs]
+        mapped = jax.shard_map(
+            run,
+            mesh=self.devices.mesh,
+            in_specs=(PartitionSpec(), *map(_manual, inner)),
+            out_specs=[*out, *(PartitionSpec(REPLICAS) for _ in program.totals)],
+            axis_names={REPLICAS},
+            check_vma=False,
+        )
+
+        def gather(index: Any, *args: Any) -> list[Any]:
+            whole = [
+                x if goal is place else lax.with_sharding_constraint(x, goal)
+                for x, place, goal in zip(args, places, inner, strict=True)
+            ]
+            return mapped(index, *whole)  # type: ignore[no-any-return]
+
+        return gather
+
+    def _gathered(self, key: Key, place: NamedSharding) -> NamedSharding:
+        """The sharding of an input in which each replica has a parameter whole."""
+        spec = self.leaf_specs.get(key[0], ()) if key[0] in self.step.program.inputs else ()
+        return self.devices.inner(without_replicas(spec)) if is_spread(spec) else place
+
+    def _total(self, value: int, own: Waiting) -> Total:
+        """How the stage holds a total; of gradients that the plan spreads over the replicas, each has its part."""
+        shape, kind = tuple(self.types[value].shape), str(self.step.analysis.status[value])
+        whole = Total(kind, shape, self._wide(value), own, self.devices.mesh)
+        spec = self.update_spec(value)
+        if kind != "sum" or not (self.spreads_gradients and is_spread(spec)):
+            return whole
+        dim = next(d for d, axes in enumerate(spec) if REPLICAS in axes)
+        over = (*(own.partial[dim] if own.partial else ()), REPLICAS)
+        is_even = shape[dim] % prod(self.devices.mesh.shape[axis] for axis in over) == 0
+        return replace(whole, part=dim) if is_even else whole
 
     def zeros(self, program: StageProgram) -> Callable[[], Sequence[Any]]:
         """The totals of a pass before the first microbatch."""
-        status, kinds = self.step.analysis.status, [(v, self.totals[v]) for v in program.totals]
-
-        def make() -> list[Any]:
-            return [jnp.full(t.shape, start(str(status[v]), t.dtype), t.dtype) for v, t in kinds]
-
-        return in_turn(jax.jit(make, out_shardings=[self.total(v) for v, _ in kinds]), self._devices)
+        totals = [self.totals[v] for v in program.totals]
+        make = jax.jit(lambda: [total.start() for total in totals], out_shardings=[t.sharding for t in totals])
+        return in_turn(make, self._devices)
 
     def update(self, program: StageProgram, packs: Packs) -> Lowered:
         """A round of the update: of its inputs and of what other stages packed, to its outputs and its own packs."""
@@ -229,7 +231,7 @@ class StageLowering:
         """The types of the arrays that an update is given for a value: a total, one for each microbatch, or itself."""
         aval, count = self.types[value], self.devices.num_microbatches
         if value in program.totals and value in self.totals:
-            return [self.totals[value]]
+            return [self.totals[value].type]
         if value in program.totals:
             return [jax.ShapeDtypeStruct(Cut(count, 1).shape(aval.shape, self.dim(value, None)), aval.dtype)] * count
         shape = tuple(aval.shape)
@@ -239,14 +241,9 @@ class StageLowering:
 
     def _whole(self, value: int, parts: Sequence[Any], program: StageProgram) -> Any:
         """A value for the update, from the arrays that it is given for it."""
-        kind, dtype = str(self.step.analysis.status[value]), self.types[value].dtype
         if value in program.totals and value in self.totals:
-            total = over_replicas(kind, parts[0])
-            spec = self.update_spec(value)
-            if is_spread(spec):  # the optimizer's state is split over the replicas: each sums up its own part
-                place = NamedSharding(self.devices.mesh, partition_spec(spec))
-                total = lax.with_sharding_constraint(total, place)
-            return total.astype(dtype)
+            total = self.totals[value].added_up(parts[0], self.update_spec(value))
+            return total.astype(self.types[value].dtype)
         if value in program.totals:
             return jnp.concatenate(parts, self.dim(value, None)) if len(parts) > 1 else parts[0]
         if value in self.step.program.inputs and self.programs.is_batch(value):
@@ -264,7 +261,7 @@ class StageLowering:
     def update_place(self, value: int, program: StageProgram | None = None) -> NamedSharding:
         """The sharding of a value that an update reads; with the update, of the arrays that it is given for it."""
         if program is not None and value in program.totals:
-            return self.total(value) if value in self.totals else self.value((value, None))
+            return self.totals[value].sharding if value in self.totals else self.value((value, None))
         if value in self.step.program.inputs:
             if self.programs.is_batch(value):
                 return self.batch(value)
@@ -322,13 +319,9 @@ class StageLowering:
         return types, places
 
     def _enter(self, key: Key, x: Any, index: Any) -> Any:
-        """An input as a part sees it: its own rows, and parameters whole."""
+        """An input as a part sees it: its own rows."""
         if self.is_batch(key) or (key in self.step.sliced and key[1] is not None):
             return lax.dynamic_index_in_dim(x, index, keepdims=False)
-        if key[0] in self.step.program.inputs:
-            for dim, axes in enumerate(self.leaf_specs.get(key[0], ())):
-                if REPLICAS in axes:
-                    x = lax.all_gather(x, REPLICAS, axis=dim, tiled=True)
         return x
 
     def is_batch(self, key: Key) -> bool:
@@ -341,11 +334,11 @@ class StageLowering:
         assert isinstance(found, int)
         return found
 
-    def _wide(self, value: int) -> jax.ShapeDtypeStruct:
-        """The type of a total: half-precision sums are added up in float32."""
-        aval = self.types[value]
-        adds = self.step.analysis.status[value] == "sum" and is_half(aval.dtype)
-        return jax.ShapeDtypeStruct((self.devices.num_replicas, *aval.shape), jnp.float32 if adds else aval.dtype)
+    def _wide(self, value: int) -> Any:
+        """The dtype of a total: half-precision sums are added up in float32."""
+        dtype = self.types[value].dtype
+        adds = self.step.analysis.status[value] == "sum" and is_half(dtype)
+        return jnp.dtype(jnp.float32) if adds else dtype
 
     def constants(self) -> dict[Key, Any]:
         """The constants of the step."""
@@ -364,29 +357,8 @@ class StageLowering:
         shardings: Sequence[NamedSharding],
         donated: Sequence[int] = (),
     ) -> Lowered:
-        return self._jit(program, jax.make_jaxpr(function)(*types), types, places, shardings, donated)
-
-    def _jit(
-        self,
-        program: StageProgram,
-        closed: Any,
-        types: Sequence[Any],
-        places: Sequence[NamedSharding],
-        shardings: Sequence[NamedSharding],
-        donated: Sequence[int] = (),
-    ) -> Lowered:
-        function = jaxpr_as_fun(closed)
-        function.__name__ = program.work  # without the stage: equal programs of stages are compiled once
-        jitted = jax.jit(
-            function,
-            in_shardings=tuple(places),
-            out_shardings=list(shardings),
-            donate_argnums=tuple(donated),
-            keep_unused=True,  # equal programs are compiled once, and their text shows only arguments that are kept
-            compiler_options=compiler_options(self._devices[0].platform),
-        )
-        run = in_turn(jitted, self._devices)
-        return Lowered(program, jitted, types, places, closed.out_avals, shardings, tuple(donated), run)
+        closed = jax.make_jaxpr(function)(*types)
+        return jitted(program, jaxpr_as_fun(closed), types, closed.out_avals, places, shardings, donated)
 
 
 def _manual(sharding: NamedSharding) -> PartitionSpec:

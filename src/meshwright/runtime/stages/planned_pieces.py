@@ -1,12 +1,14 @@
 """Runs the pieces of a pass, each operation split inside a replica as the plan says."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import jax
 
 from meshwright import jax_compat
+from meshwright.judging.subject.subject import spread_of
 from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
@@ -14,7 +16,7 @@ from meshwright.plans.tensor import Spec
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
-from meshwright.runtime.program.contributions import Waiting
+from meshwright.runtime.program.contributions import Waiting, can_contribute
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.serials import count, count_ops, is_operation
 from meshwright.runtime.stages.assignment import UNPLANNED, Assignment
@@ -37,9 +39,17 @@ class _Split:
 
 
 class PieceEvaluator(Evaluator):
-    """Evaluates pieces of a plan's program, whose operands another pass may have added up already."""
+    """Evaluates pieces of a plan's program, whose operands another pass may have added up already.
+
+    Attributes:
+        deferred: Numbers of operations whose sums over devices are left to the end of the step.
+    """
+
+    deferred: Collection[int] = ()
 
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+        if op is not None and op.serial in self.deferred and can_contribute(eqn, op):
+            return [self._contribution(eqn, op, op.sums, [self._firm(entry) for entry in ins])]
         hands_on = op is not None and op.waits and not op.sums
         if op is not None and hands_on and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
             op = replace(op, waits=())
@@ -47,7 +57,12 @@ class PieceEvaluator(Evaluator):
 
 
 class PlannedPieces:
-    """The pieces of one stage's passes."""
+    """The pieces of one stage's passes.
+
+    Attributes:
+        waits: For each total that devices of a replica contribute to, whether it is added up once, after all
+            microbatches, which may take more memory: with each microbatch devices could hold parts of the sum alone.
+    """
 
     def __init__(
         self,
@@ -59,6 +74,9 @@ class PlannedPieces:
         step: CutStep | OnePart,
     ):
         self.devices, self.ops, self.step = devices, ops, step
+        self.waits: dict[int, bool] = {}
+        limit = plan.memory.limit_bytes
+        self._spare = 0 if limit is None or spread_of(stage) > 1 else max(0, limit - stage.peak_bytes)
         self.serial = {id(unit): n for unit, n in zip(step.program.units, assignment.serial, strict=True)}
         self.plan = replace(plan, mesh=stage.replica, stages=(), pipeline=None, details=_Split(tuple(ops.values())))
 
@@ -77,6 +95,7 @@ class PlannedPieces:
         index: Any,
         specs: Mapping[Key, Spec | None],
         made: dict[Key, Spec | None],
+        waiting: dict[int, Waiting],
     ) -> Env:
         """Runs all pieces.
 
@@ -86,6 +105,7 @@ class PlannedPieces:
             index: The number of the part.
             specs: How values that come in are split inside a replica.
             made: Is filled with the same of values that are computed.
+            waiting: Is filled with how contributions to totals are split, and over which axes they are to be added up.
         """
         if not self.ops:
             for piece in program.pieces:
@@ -93,14 +113,18 @@ class PlannedPieces:
             return env
         evaluator = self.evaluator()
         entries: dict[Key, Entry] = {key: (x, specs.get(key), "forward") for key, x in env.items()}
+        sums = {(v, None) for v in program.totals if self.step.analysis.status[v] == "sum"}
         for piece in program.pieces:
-            self._piece(evaluator, piece, entries, index)
+            self._piece(evaluator, piece, entries, index, sums)
         found: Env = {}
-        for key in (*program.outputs, *((v, None) for v in program.totals)):
+        for key in program.outputs:
             found[key], made[key] = self.given(evaluator, entries[key])
+        for v in program.totals:
+            found[v, None], waiting[v] = self._contribution(evaluator, v, entries[v, None])
+            made[v, None] = waiting[v].settled
         return found
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> PieceEvaluator:
         """What evaluates the pieces."""
         return PieceEvaluator(self.plan, self.devices.mesh)
 
@@ -108,6 +132,31 @@ class PlannedPieces:
         """A computed value that others read, and its sharding."""
         value, spec, _ = evaluator.settled(entry)
         return value, spec
+
+    def _contribution(self, evaluator: Evaluator, value: int, entry: Entry) -> tuple[Any, Waiting]:
+        """A value that is added to a total, and its sharding; the total of all devices unless it may wait."""
+        found, spec, _ = entry
+        if isinstance(spec, Waiting) and spec.plus is None and self._may_wait(value, spec.partial, spec.settled):
+            return found, spec
+        found, known = self.given(evaluator, entry)
+        return found, Waiting((), known or (), known or ())
+
+    def _may_wait(self, value: int, partial: Spec | None, settled: Spec | None) -> bool:
+        """Whether a total's contributions fit into the memory that the plan leaves, if they take more than the sum."""
+        if value not in self.waits:
+            kind = self.step.program.types[value]
+            parts = [
+                prod(self.devices.mesh.shape[a] for axes in spec or () for a in axes) for spec in (partial, settled)
+            ]
+            size = prod(kind.shape) * max(4, jax_compat.itemsize(kind.dtype))  # half precision is added up in float32
+            more = size // parts[0] - size // parts[1]
+            self.waits[value] = more <= self._spare
+            self._spare -= more * self.waits[value]
+        return self.waits[value]
+
+    def _defers(self, op: OpPlan | None, value: int) -> bool:
+        """Whether an operation's sum over devices, which is added to a total, is left to the end of the step."""
+        return op is not None and bool(op.sums) and not op.waits and self._may_wait(value, op.partial[0], op.results[0])
 
     def type_of(self, key: Key, entry: Entry) -> Any:
         """The type of a value in one replica; of one that is yet to be added up, that of the sum."""
@@ -117,7 +166,14 @@ class PlannedPieces:
             return kind
         return jax.ShapeDtypeStruct(kind.shape[len(spec.axes) :], kind.dtype)
 
-    def _piece(self, evaluator: Evaluator, piece: Instruction, entries: dict[Key, Entry], index: Any) -> None:
+    def _piece(
+        self,
+        evaluator: PieceEvaluator,
+        piece: Instruction,
+        entries: dict[Key, Entry],
+        index: Any,
+        sums: Collection[Key],
+    ) -> None:
         constants = self.step.program.constants
         known = {key: constants[key[0]] for key in piece.ins if key[0] in constants}
         read = [key for key in dict.fromkeys(piece.ins) if key not in known]
@@ -133,7 +189,22 @@ class PlannedPieces:
         serial = UNPLANNED
         if piece.unit is not None and count_ops(closed) == count(piece.unit.eqn):
             serial = self.serial[id(piece.unit)]
+            made = zip(closed.jaxpr.outvars, piece.outs, strict=True)
+            ends = [(_maker(closed, var, serial), key[0]) for var, key in made if key in sums]
+            evaluator.deferred = [number for number, value in ends if self._defers(self.ops.get(number), value)]
         else:
-            given = [evaluator.settled(entry) for entry in given]
+            given, evaluator.deferred = [evaluator.settled(entry) for entry in given], ()
         outs = evaluator.piece(closed, given, serial)
         entries.update(zip(piece.outs, outs, strict=True))
+
+
+def _maker(closed: Any, var: Any, serial: int) -> int:
+    """The number of the operation that computes a result of a jaxpr, given that of its first one; -1 if none does."""
+    for eqn in closed.jaxpr.eqns:
+        if any(made is var for made in eqn.outvars):
+            inner = jax_compat.called_jaxpr(eqn)
+            if inner is None:
+                return serial if is_operation(eqn) else -1
+            return _maker(inner, inner.jaxpr.outvars[eqn.outvars.index(var)], serial)
+        serial += count(eqn)
+    return -1

@@ -1,12 +1,27 @@
-"""Totals over all microbatches: what they start with, how one is added, and how replicas' totals are joined."""
+"""Totals over all microbatches: how a stage holds them, adds one more, and adds up what its devices hold in the end.
 
-from collections.abc import Callable
+Sums over devices are deferred: a total holds the contribution of each replica, and of each device along an axis that a
+sum in a replica is over, in leading dims of its own. They are added up once, before the update, as the plan prices it.
+Where the plan spreads gradients over the replicas (ZeRO), each replica holds its part of the sum instead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding
 
-COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+from meshwright.plans.plan import partition_spec
+from meshwright.plans.tensor import Spec
+from meshwright.runtime.program.contributions import Contributions, Waiting
+from meshwright.runtime.program.meshes import constrain
+from meshwright.runtime.stages.layout import REPLICAS, is_spread, without_replicas
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lax.add,
     "max": lax.max,
     "min": lax.min,
@@ -23,9 +38,90 @@ _REDUCE: dict[str, Callable[..., Any]] = {
 }
 
 
-def over_replicas(kind: str, totals: Any) -> Any:
-    """The total of all replicas, whose own totals are stacked along the first dim."""
-    return totals.sum(0, dtype=totals.dtype) if kind == "sum" else _REDUCE[kind](totals, (0,))
+@dataclass(frozen=True)
+class Total:
+    """A total as the devices of a stage hold it.
+
+    Attributes:
+        kind: How contributions are combined.
+        shape, dtype: Those of the sum.
+        own: How a replica splits a contribution and the sum, and the axes over which it is yet to be added up.
+        mesh: The stage's devices.
+        part: The dim of which each replica holds a part, added up already; None where each holds its own total. The
+            sum over a replica's devices is then split as the contributions are.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: Any
+    own: Waiting
+    mesh: DeviceMesh
+    part: int | None = None
+
+    @property
+    def type(self) -> jax.ShapeDtypeStruct:
+        """The type of the array: replicas, then axes over which it is yet to be added up, then the value's own dims."""
+        apart = () if self.part is not None else (self.mesh.shape[REPLICAS],)
+        return jax.ShapeDtypeStruct(
+            (*apart, *(self.mesh.shape[axis] for axis in self.own.axes), *self.shape), self.dtype
+        )
+
+    @property
+    def spec(self) -> Spec:
+        """The sharding of the array."""
+        apart, dims = tuple((axis,) for axis in self.own.axes), list(self.own.partial or ((),) * len(self.shape))
+        if self.part is None:
+            return (self._replicas, *apart, *dims)
+        dims[self.part] = (*dims[self.part], REPLICAS)
+        return (*apart, *dims)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        return NamedSharding(self.mesh, partition_spec(self.spec))
+
+    @property
+    def _replicas(self) -> tuple[str, ...]:
+        return (REPLICAS,) if self.mesh.shape[REPLICAS] > 1 else ()
+
+    def start(self) -> Any:
+        """The total before the first microbatch."""
+        return jnp.full(self.type.shape, start(self.kind, self.dtype), self.dtype)
+
+    def add(self, total: Any, mine: Any) -> Any:
+        """The total with the contributions of one more microbatch, which replicas hold in a leading dim."""
+        if self.part is not None:
+            mine = constrain(mine.sum(0, dtype=self.dtype), self.mesh, self.spec)
+        return self.combined(total, mine)
+
+    def combined(self, total: Any, more: Any) -> Any:
+        """Two totals as one."""
+        return _COMBINE[self.kind](total, more)
+
+    def added_up(self, total: Any, target: Spec) -> Any:
+        """The total of all devices, split over the replicas where an update splits it so."""
+        lead = () if self.part is not None else (self._replicas,)
+        if self.own.axes:
+            dims = (*lead, *self.spec[len(lead) + len(self.own.axes) :])
+            total = jnp.moveaxis(total, 0, len(self.own.axes)) if lead else total
+            waiting = Waiting(self.own.axes, dims, (*lead, *self.own.settled) if lead else dims)
+            total = Contributions(self.mesh).add_up(total, waiting)
+        if lead:
+            total = self._over_replicas(total, target)
+        return constrain(total, self.mesh, target) if is_spread(target) else total
+
+    def _over_replicas(self, totals: Any, target: Spec) -> Any:
+        if self.kind != "sum":
+            return _REDUCE[self.kind](totals, (0,))
+        inner = without_replicas(target)
+        if is_spread(target) and _refines(inner, self.own.settled):  # each device has its part already
+            totals = constrain(totals, self.mesh, (self._replicas, *inner))
+        return totals.sum(0, dtype=totals.dtype)
+
+
+def _refines(spec: Spec, other: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a sharding splits what another one splits, and more."""
+    known = other or ((),) * len(spec)
+    return all(axes[: len(held)] == held for axes, held in zip(spec, known, strict=True))
 
 
 def start(kind: str, dtype: Any) -> Any:
