@@ -10,6 +10,8 @@ from jax import lax
 from jax.experimental import io_callback, pallas
 from jax.experimental.sparse import BCOO
 
+from tests.draws import normal
+
 PROGRAMS = {}
 
 
@@ -20,7 +22,7 @@ def program(function):
 
 
 def r(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed + sum(shape)), shape)
+    return normal(*shape, seed=seed + sum(shape))
 
 
 def simple(name, function, *args):

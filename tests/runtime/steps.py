@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.draws import normal
+
 CPU = "1x8 cpu"
 
 
@@ -18,8 +20,7 @@ def train_step(params, batch):
 
 
 def params(seed=0, hidden=32):
-    first, second = jax.random.split(jax.random.key(seed))
-    return {"in": jax.random.normal(first, (16, hidden)), "out": jax.random.normal(second, (hidden, 8))}
+    return {"in": normal(16, hidden, seed=seed), "out": normal(hidden, 8, seed=seed + 1000)}
 
 
 def batch(size=16):

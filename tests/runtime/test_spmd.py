@@ -16,6 +16,7 @@ from meshwright.runtime.checking.compiled import collectives_of
 from meshwright.runtime.checking.figures import by_kind as compared
 from meshwright.runtime.spmd import compiler_options, device_mesh, spmd
 from tests.compiling import KEEPING_CHECKPOINTS, QUICK
+from tests.draws import normal
 
 pytestmark = pytest.mark.devices
 
@@ -284,7 +285,7 @@ def test_other_shapes_and_structures_than_planned_are_refused():
 
 
 def test_a_widened_value_that_is_sent_narrow_is_the_same():
-    x = jax.random.normal(jax.random.key(0), (64, 32), jnp.bfloat16)
+    x = normal(64, 32, dtype=jnp.bfloat16)
 
     def function(x):
         return jnp.cumsum(x.astype(jnp.float32), axis=0)  # needs whole columns
@@ -299,7 +300,7 @@ def test_a_widened_value_that_is_sent_narrow_is_the_same():
 
 
 def test_a_widened_result_is_brought_to_its_place_narrow():
-    x = jax.random.normal(jax.random.key(0), (64, 32), jnp.bfloat16)
+    x = normal(64, 32, dtype=jnp.bfloat16)
 
     def function(x):
         return (x * 2).astype(jnp.float32)

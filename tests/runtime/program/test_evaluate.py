@@ -10,6 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.spmd import spmd
+from tests.draws import normal
 from tests.runtime.test_spmd import run_once
 
 pytestmark = pytest.mark.devices
@@ -47,7 +48,7 @@ def test_elementwise_work_needs_no_constraints_of_its_own(shape, method):
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)])
 def test_what_is_not_laid_down_sends_nothing_that_was_not_planned(shape):
     function, args = chain(5)
-    args = tuple(jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(args))
+    args = tuple(normal(*x.shape, seed=i) for i, x in enumerate(args))
     plan = mw.plan(function, *args, cluster=CLUSTER, mesh=shape)
     results, sent = run_once(plan, function, *args)
     assert sum(pair.compiled for pair in sent) == sum(pair.planned for pair in sent)
@@ -64,7 +65,7 @@ def test_a_loop_reads_and_gives_values_as_planned_where_they_come_from_elementwi
         last, stacked = jax.lax.scan(step, jnp.sin(x) * 2.0, length=3)
         return last + 1.0, stacked
 
-    args = (jax.random.normal(jax.random.key(0), (16, 32)), jax.random.normal(jax.random.key(1), (32, 32)))
+    args = normal(16, 32), normal(32, 32, seed=1)
     plan = mw.plan(function, *args, cluster=CLUSTER, mesh=(2, 4))
     for one, many in zip(function(*args), spmd(plan, function)(*args), strict=True):
         np.testing.assert_allclose(one, many, rtol=1e-4, atol=1e-4)

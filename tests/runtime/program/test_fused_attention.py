@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.graph.tracing.planned_devices import traced_for
+from tests.draws import normal
 from tests.runtime.test_spmd import run_once
 
 pytestmark = pytest.mark.devices
@@ -69,7 +70,7 @@ def on_cpus() -> Iterator[None]:
 
 
 def numbers(*shape: int) -> Any:
-    return jax.random.normal(jax.random.key(sum(shape)), shape, jnp.bfloat16)
+    return normal(*shape, seed=sum(shape), dtype=jnp.bfloat16)
 
 
 Q, KV, BIAS = numbers(4, 16, 8, 16), numbers(4, 16, 2, 16), numbers(1, 8, 16, 16)

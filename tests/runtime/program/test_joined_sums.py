@@ -15,6 +15,7 @@ from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.runtime.spmd import spmd
 from meshwright.solver.problem.solution import Solution, Status
 from tests.compiling import QUICK
+from tests.draws import normal
 from tests.runtime.checking.test_cpu_memory import is_close
 from tests.runtime.test_spmd import compiled
 
@@ -71,7 +72,7 @@ def joined_plan(function, args, shape, seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_sums_that_join_others_are_those_of_one_device(seed):
     function = Sums(seed)
-    args = jax.random.normal(jax.random.key(0), (ROWS, WIDTH)), jax.random.normal(jax.random.key(1), (WIDTH, WIDTH)) / 8
+    args = normal(ROWS, WIDTH), normal(WIDTH, WIDTH, seed=1, scale=1 / 8)
     plan = joined_plan(function, args, MESHES[seed % len(MESHES)], seed)
     got = compiled(spmd(plan, function), *args)(*args)
     tolerance = 0.05 if 6 in function.terms else 2e-4  # parts of a product in bfloat16 are rounded
@@ -113,9 +114,7 @@ def test_what_sums_over_two_axes_reads_a_sum_that_waited():
     def function(x, w, v):
         return jnp.sum(x @ w + x @ v, axis=0)
 
-    args = [
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(ROWS, WIDTH), *[(WIDTH, WIDTH)] * 2])
-    ]
+    args = [normal(*shape, seed=i) for i, shape in enumerate([(ROWS, WIDTH), *[(WIDTH, WIDTH)] * 2])]
     fix = {"x": P(("x", "y"), "z"), "w": P("z"), "v": P("z"), "out": P()}
     mesh = Mesh.abstract((2, 2, 2), alpha=1.0, beta=(1.0, 1.0, 0.01))
     plan = mw.plan(function, *args, mesh=mesh, method=mw.Manual(fix))
@@ -129,9 +128,7 @@ def test_loops_read_sums_that_are_settled():
         _, rows = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + total), (0, jnp.zeros_like(total)))
         return jax.lax.scan(lambda c, _: (c * 0.5 + total, None), rows, None, length=2)[0]
 
-    args = [
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(ROWS, WIDTH), *[(WIDTH, WIDTH)] * 2])
-    ]
+    args = [normal(*shape, seed=i) for i, shape in enumerate([(ROWS, WIDTH), *[(WIDTH, WIDTH)] * 2])]
     fix = {"x": P(None, "x"), "w": P("x"), "v": P("x"), "out": P()}
     plan = mw.plan(function, *args, mesh=Mesh.abstract((4,), alpha=1.0, beta=1.0), method=mw.Manual(fix))
     assert plan.details.back.joined
@@ -170,10 +167,7 @@ NOT_LINEAR = {
 def test_sums_are_not_joined_across_what_is_not_linear(name):
     function = NOT_LINEAR[name]
     # Multiples of 1/4 are summed exactly in any order.
-    x, w = (
-        jnp.round(4 * jax.random.normal(jax.random.key(i), s)) / 4
-        for i, s in enumerate(((ROWS, WIDTH), (WIDTH, WIDTH)))
-    )
+    x, w = (np.round(4 * np.asarray(normal(*s, seed=i))) / 4 for i, s in enumerate(((ROWS, WIDTH), (WIDTH, WIDTH))))
     expected = np.asarray(jax.jit(function)(x, w))
     split = mw.Auto(fix={"x": P(None, "x"), "w": P("x")})
     for plan in (

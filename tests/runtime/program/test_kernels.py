@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.errors import ShardingError
 from meshwright.runtime.spmd import spmd
+from tests.draws import normal
 from tests.pallas_ops import attention, decode_attention, rms_norm, softmax
 from tests.runtime.test_spmd import run_once
 
@@ -20,7 +21,7 @@ MESH = mw.Mesh.abstract((2, 4), alpha=0.0, beta=1e-9)
 
 
 def numbers(*shape: int) -> Any:
-    return jax.random.normal(jax.random.key(sum(shape)), shape)
+    return normal(*shape, seed=sum(shape))
 
 
 def scaled(x: Any, w: Any) -> Any:

@@ -1,5 +1,6 @@
 """Sequences split over devices: heads inside of attention, by all-to-alls, or queries with all keys; by price alone."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.graph.tracing.planned_devices import traced_for
+from tests.draws import normal
 from tests.runtime.program.test_fused_attention import on_cpus
 from tests.runtime.test_spmd import run_once
 
@@ -38,10 +40,10 @@ def layer(w: Any, x: Any, kind: str, causal: bool) -> Any:
 
 def arguments(kv_heads: int, dtype: str) -> tuple[Any, Any]:
     shapes = {"q": HEADS, "k": kv_heads, "v": kv_heads}
-    keys = dict(zip("qkvo", jax.random.split(jax.random.key(0), 4), strict=True))
-    w = {name: jax.random.normal(keys[name], (WIDTH, n, HEAD_WIDTH), dtype) / 4 for name, n in shapes.items()}
-    w["o"] = jax.random.normal(keys["o"], (HEADS, HEAD_WIDTH, WIDTH), dtype) / 8
-    return w, jax.random.normal(jax.random.key(1), (1, TOKENS, WIDTH), dtype)
+    drawn = partial(normal, dtype=jnp.dtype(dtype))
+    w = {name: drawn(WIDTH, n, HEAD_WIDTH, seed=i, scale=1 / 4) for i, (name, n) in enumerate(shapes.items())}
+    w["o"] = drawn(HEADS, HEAD_WIDTH, WIDTH, seed=3, scale=1 / 8)
+    return w, drawn(1, TOKENS, WIDTH, seed=4)
 
 
 @pytest.mark.parametrize(

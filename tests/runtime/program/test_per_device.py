@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from tests.draws import normal
 from tests.runtime.test_spmd import run_once
 
 pytestmark = pytest.mark.devices
@@ -22,7 +23,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_nothing_is_sent_along_batch_dims(name):
-    x, function = jax.random.normal(jax.random.key(0), (8, 4, 16)), FUNCTIONS[name]
+    x, function = normal(8, 4, 16), FUNCTIONS[name]
     mesh = mw.Mesh.abstract((2, 4), alpha=0.0, beta=1e-9)
     spec = P(None, ("y",)) if name == "in a loop" else P("x", "y")
     plan = mw.plan(function, x, mesh=mesh, method=mw.Manual({"[ax]*": spec}))
@@ -46,7 +47,7 @@ def test_groups_of_a_convolution_are_split_and_summed_as_planned(groups, method)
 
         return kernel - jax.grad(loss)(kernel)
 
-    args = jax.random.normal(jax.random.key(1), (3, 3, 8 // groups, 16)), jax.random.normal(jax.random.key(2), (8,) * 4)
+    args = normal(3, 3, 8 // groups, 16, seed=1), normal(8, 8, 8, 8, seed=2)
     plan = mw.plan(step, *args, mesh=mw.Mesh.abstract((2, 4), alpha=0.0, beta=1e-9), method=method)
     found, sent = run_once(plan, step, *args)
     assert all(pair.ratio == 1 for pair in sent)

@@ -7,6 +7,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.runtime.spmd import spmd
+from tests.draws import normal
 from tests.runtime.test_spmd import compiled
 
 pytestmark = pytest.mark.devices
@@ -15,7 +16,7 @@ MESHES = [(8,), (2, 4), (2, 2, 2)]
 
 
 def r(*shape):
-    return jax.random.normal(jax.random.key(sum(shape)), shape)
+    return normal(*shape, seed=sum(shape))
 
 
 def chain(c, w, x):

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
+from tests.draws import normal
 
 pytestmark = pytest.mark.devices
 
 
 def r(*shape, scale=0.3):
-    return scale * jax.random.normal(jax.random.key(sum(shape)), shape)
+    return normal(*shape, seed=sum(shape), scale=scale)
 
 
 def descend(params, grads):
