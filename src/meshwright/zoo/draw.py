@@ -1,7 +1,8 @@
 """Random numbers for weights and batches, from a JAX key or from a NumPy generator.
 
 A JAX key can be traced, so shapes are found without drawing and big models are drawn where they live. But JAX compiles
-its generator anew for every shape, half a second each on a small machine: NumPy draws where arrays are wanted now.
+its generator anew for every shape, half a second each on a small machine: NumPy draws where arrays are wanted now, and
+`jax.device_put` takes them, since `jnp.asarray` compiles a program for every shape as well.
 """
 
 from typing import Any
@@ -27,19 +28,19 @@ def split(key: Source, count: int = 2) -> Any:
 def normal(key: Source, *shape: int, scale: float = 0.02) -> Array:
     """Draws float32 from a normal distribution; the default scale is that of GPT-2's weights."""
     if isinstance(key, np.random.Generator):
-        return jnp.asarray(np.float32(scale) * key.standard_normal(shape, np.float32))
+        return jax.device_put(np.float32(scale) * key.standard_normal(shape, np.float32))
     return scale * jax.random.normal(key, shape, jnp.float32)
 
 
 def integers(key: Source, *shape: int, below: int) -> Array:
     """Draws int32 from 0 up to, but not including, `below`."""
     if isinstance(key, np.random.Generator):
-        return jnp.asarray(key.integers(0, below, shape, np.int32))
+        return jax.device_put(key.integers(0, below, shape, np.int32))
     return jax.random.randint(key, shape, 0, below)
 
 
 def coins(key: Source, *shape: int, chance: float) -> Array:
     """Draws booleans that are true with the given chance."""
     if isinstance(key, np.random.Generator):
-        return jnp.asarray(key.random(shape) < chance)
+        return jax.device_put(key.random(shape) < chance)
     return jax.random.bernoulli(key, chance, shape)

@@ -114,7 +114,7 @@ def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None
     )
 
 
-@lru_cache(maxsize=16)  # JAX keeps what it traced and compiled for as long as the function is there
+@lru_cache(maxsize=64)  # JAX keeps what it traced and compiled for as long as the function is there
 def _functions(name: str, family: str, config: Any) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     """The train step, jitted, the loss and the initialiser of a model."""
     import jax

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwright.zoo.draw import integers, split
 
@@ -52,7 +53,12 @@ def init_stack(init_layer: Callable[[Array], PyTree], key: Array, count: int, *,
     if scan and not isinstance(keys, list):
         return jax.vmap(init_layer)(keys)
     layers = [init_layer(k) for k in keys]
-    return jax.tree.map(lambda *weights: jnp.stack(weights), *layers) if scan else layers
+    return jax.tree.map(_stacked, *layers) if scan else layers
+
+
+def _stacked(*weights: Any) -> Any:
+    """Several arrays as one, of NumPy where arrays are wanted now: JAX would compile a program for every shape."""
+    return jnp.stack(weights) if isinstance(weights[0], jax.core.Tracer) else jax.device_put(np.stack(weights))
 
 
 def run_stack(layer: Layer | Sequence[Layer], stack: PyTree, x: PyTree, *, checkpoint: str) -> PyTree:

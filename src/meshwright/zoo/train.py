@@ -35,7 +35,7 @@ def init_state(params: PyTree) -> PyTree:
 
 def _zeros_like(x: Any) -> Any:
     """Zeros, of NumPy where arrays are wanted now: JAX would compile a program for every shape."""
-    return jnp.zeros_like(x) if isinstance(x, jax.core.Tracer) else jnp.asarray(np.zeros(x.shape, x.dtype))
+    return jnp.zeros_like(x) if isinstance(x, jax.core.Tracer) else jax.device_put(np.zeros(x.shape, x.dtype))
 
 
 def make_train_step(loss: Callable[[PyTree, PyTree], Any], optimizer: AdamW) -> Callable[..., tuple[PyTree, Any]]:
