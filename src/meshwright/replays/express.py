@@ -127,7 +127,9 @@ def _build(recipe: Recipe, layers: int) -> zoo.Example:
     if shape.gated:
         options |= {"kv_heads": shape.kv_heads, "ffn": shape.ffn}
     else:
-        options["positions"] = shape.seq
+        # XLA keeps the residual stream in the order in which it sums the gradient of learned positions over sequences,
+        # and transposes it elsewhere; no other software does.
+        options["positions"] = shape.seq if recipe.stack.xla else None
     return zoo.build(
         "llama-tiny" if shape.gated else "gpt-tiny",
         batch=round(recipe.microbatch * recipe.data) * (recipe.num_microbatches if recipe.pipeline > 1 else 1),

@@ -13,10 +13,10 @@ from meshwright.zoo.layers import Array, PyTree, init_layer_norm, init_stack, la
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of one GPT; `positions` is the longest sequence it can read."""
+    """The shape of one GPT; `positions` is the longest sequence it can read, None if it learns no positions."""
 
     vocab: int
-    positions: int
+    positions: int | None
     hidden: int
     layers: int
     heads: int
@@ -32,9 +32,10 @@ def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
     embed_key, positions_key, layers_key = split(key, 3)
     init_layer = partial(transformer.init_layer, d=config.hidden, heads=config.heads, ffn=4 * config.hidden)
+    learned = {"positions": normal(positions_key, config.positions, config.hidden)} if config.positions else {}
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
-        "positions": normal(positions_key, config.positions, config.hidden),
+        **learned,
         "layers": init_stack(init_layer, layers_key, config.layers, scan=config.scan),
         "norm": init_layer_norm(config.hidden),
     }

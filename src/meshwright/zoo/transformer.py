@@ -44,8 +44,9 @@ def init_layer(key: Array, d: int, heads: int, ffn: int) -> PyTree:
 
 
 def embed(params: PyTree, tokens: Array) -> Array:
-    """Adds the embeddings of tokens and of their positions, B S to B S D."""
-    return params["embed"][tokens] + params["positions"][: tokens.shape[1]]
+    """Adds the embeddings of tokens and of their positions, if these are learned, B S to B S D."""
+    x = params["embed"][tokens]
+    return x + params["positions"][: tokens.shape[1]] if "positions" in params else x
 
 
 def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> Array:
