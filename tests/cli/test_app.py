@@ -386,4 +386,7 @@ def test_checkpoint_without_a_value_is_full_and_commands_may_have_no_arguments()
     assert spelled_out(["--checkpoint", "selective"]) == ["--checkpoint", "selective"]
     assert spelled_out(["--checkpoint", "--scan"]) == ["--checkpoint=full", "--scan"]
     assert spelled_out(["gpt-tiny", "--checkpoint"]) == ["gpt-tiny", "--checkpoint=full"]
+    assert spelled_out(["--checkpoint", "gpt-tiny"]) == ["--checkpoint=full", "gpt-tiny"]
     assert spelled_out(["--no-checkpoint"]) == ["--checkpoint=none"]
+    text = refuse("plan", "gpt-tiny", "--checkpoint", "nonsense")
+    assert "--checkpoint is 'nonsense'; give one of none, selective, alternate, full" in text

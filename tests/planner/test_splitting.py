@@ -68,6 +68,12 @@ def test_a_mesh_that_the_user_gives_stays():
     assert plan.mesh.sizes == (6,) and "not at all" in plan.remarks[0]
 
 
+def test_state_that_a_method_keeps_whole_is_no_matter_of_how_many_devices_there_are():
+    for method, count in ((mw.DataParallel(), None), (mw.Zero(1), 2)):
+        plan = mw.plan(step, state_of(8, 20), jnp.ones((12, 8)), cluster="1x3 h100", method=method)
+        assert [f"state's {count} tensors" in remark for remark in plan.remarks] == ([] if count is None else [True])
+
+
 def test_auto_gets_a_view_on_which_the_arguments_can_be_split_further():
     # The usual views of 5 hosts of 6 have 30, 2×15, 3×10 and 5×6 devices: none splits both arguments 30 ways.
     plan = mw.plan(lambda a, b: a.sum() + b.sum(), jnp.ones((10, 9)), jnp.ones((4, 15)), cluster="5x6 h100")

@@ -35,6 +35,14 @@ def test_a_row_is_a_model_of_the_zoo_with_its_shape_microbatch_and_checkpoints()
     assert (program.method.stage, program.mesh.sizes) == (3, (8,))
 
 
+def test_only_rows_of_xla_learn_positions_whose_gradient_changes_the_order_of_dims():
+    gpt = {"model": "GPT-350M", "ffn": "1024", "kv_heads": "4", "recompute": "full"}
+    for source, positions in (("Megatron-LM SC'21 Table 1", None), ("NVIDIA JAX-Toolbox Pax", 512)):
+        example = express(row(**gpt, source=source)).build(1)
+        assert example.config.positions == positions
+        assert ("positions" in example.state["params"]) == (positions is not None)
+
+
 def test_gradients_kernels_and_messages_are_those_of_the_stack():
     eager = express(row(notes="eager")).software
     compiled = express(row(notes="torch.compile")).software

@@ -120,9 +120,13 @@ def _value(text: str) -> Any:
 
 
 def spelled_out(arguments: list[str]) -> list[str]:
-    """Arguments of a command with the value that `--checkpoint` alone and `--no-checkpoint` stand for."""
-    found = []
+    """Arguments of a command with the value that `--checkpoint` alone and `--no-checkpoint` stand for.
+
+    A word after `--checkpoint` that is none of its values is the model, unless the model came first.
+    """
+    found, has_model = [], bool(arguments) and not arguments[0].startswith("-")
     for text, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        alone = text == "--checkpoint" and following not in CHECKPOINTS
+        is_value = following in CHECKPOINTS or (has_model and following and not following.startswith("-"))
+        alone = text == "--checkpoint" and not is_value
         found.append("--checkpoint=full" if alone else "--checkpoint=none" if text == "--no-checkpoint" else text)
     return found

@@ -201,7 +201,7 @@ class Task:
         yield from self._uneven(back)
 
     def _uneven(self, back: Readback) -> list[str]:
-        """What the number of devices does not divide: of the state and of the batch, as far as the method splits them."""
+        """What the number of devices does not divide of the state and of the batch, where the method splits them."""
         whole, data = back.formulation.restrictions.whole, list(self.roles.data)
         state = [v for v in (*self.roles.parameters, *self.roles.optimizer) if v not in whole]
         kinds = [self.graph.types[v] for v in state]
