@@ -59,6 +59,16 @@ def test_typed_keys(source, target):
     np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
 
 
+def test_numbers_of_two_bits():
+    """XLA's CPU backend ends the process when it concatenates them."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    values = (np.arange(16).reshape(4, 4) % 4 - 2).astype(jnp.int2)
+    array = jax.device_put(values, NamedSharding(mesh, PartitionSpec("x")))
+    moved = mw.reshard(array, NamedSharding(mesh, PartitionSpec(None, "x")))
+    assert moved.dtype == jnp.int2
+    np.testing.assert_array_equal(np.asarray(moved), values)
+
+
 def test_wide_numbers_stay_wide():
     """The setting belongs to the thread, and programs are compiled in others."""
     with jax.enable_x64(True):

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
@@ -18,6 +19,7 @@ from meshwright.runtime.transfer.routes import Box
 
 Program: TypeAlias = Callable[..., Any]
 
+_NARROWEST = 4  # bits of numbers that XLA can concatenate on CPUs: of narrower ones it ends the process
 _KEPT = 4096  # programs; each is a few kilobytes
 _compilers = ThreadPoolExecutor(thread_name_prefix="meshwright-pieces")
 
@@ -37,7 +39,10 @@ def joining(boxes: tuple[Box, ...]) -> Program:
     """A program that takes the pieces of a shard, in the order of their boxes, and returns the shard."""
 
     def join(*pieces: Any) -> Any:
-        return _join(list(zip(boxes, pieces, strict=True)))
+        kind = pieces[0].dtype
+        narrow = jnp.issubdtype(kind, jnp.integer) and jnp.iinfo(kind).bits < _NARROWEST
+        wide = [piece.astype(jnp.int8) for piece in pieces] if narrow else pieces
+        return _join(list(zip(boxes, wide, strict=True))).astype(kind)
 
     return jax.jit(join)
 
