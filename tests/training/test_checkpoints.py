@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.training import checkpoints
 
 pytestmark = pytest.mark.devices
 
@@ -198,6 +199,21 @@ def test_the_newest_is_restored_unless_told_and_old_ones_go_when_told(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["11", "5"]
     mw.save(tmp_path, 6, {"n": 6}, keep=9)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_checkpoint_that_a_run_removes_while_it_is_read_gives_way_to_the_newest(tmp_path, monkeypatch):
+    mw.save(tmp_path, 1, {"w": np.ones(3)})
+    compare = checkpoints.check_alike
+
+    def meanwhile(*args):
+        if mw.saved_steps(tmp_path) == [1]:
+            mw.save(tmp_path, 2, {"w": np.full(3, 2.0)}, keep=1)
+        compare(*args)
+
+    monkeypatch.setattr(checkpoints, "check_alike", meanwhile)
+    assert mw.restore(tmp_path, like={"w": np.zeros(3)})["w"].tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(mw.CheckpointError, match="no checkpoint of step 1"):
+        mw.restore(tmp_path, like={"w": np.zeros(3)}, step=1)
 
 
 def test_a_step_is_saved_once(tmp_path):

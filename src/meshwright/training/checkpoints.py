@@ -118,42 +118,53 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
         [10, 10]
     """
     _check_like(like)
-    ocp = orbax()
+    orbax()
     wait_for_saves()
     if not full_path(directory).is_dir():
         raise CheckpointError(f"there is no directory {directory}; give the one that mw.save wrote to")
     with manager(directory, create=False) as opened:
         steps = sorted(opened.all_steps())
         number = _chosen(directory, steps, step)
-        where = f"the checkpoint of step {number} in {directory}"
-        others = [s for s in steps if s != number]
-        advice = f"; {listed(others)} can be tried with step=…" if others else ""
         try:
-            found = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
-            saved, version = _read(found["leaves"], where)
+            return _restored(opened, directory, number, steps, like)
         except CheckpointError:
-            raise
-        except Exception as error:
-            message = f"{where} was not written by mw.save, or is damaged: {reason(error)}{advice}"
-            raise CheckpointError(message) from error
-        wanted, tree = _wanted(like, version)
-        check_alike(saved, wanted, where)
-        places = {w.path: w.sharding for w in wanted}
-        if isinstance(like, Parallelized) and like.last_plan is not None and like.last_plan.stages:
-            # Arrays of stages that other processes have are read by all, and then moved.
-            spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored}
-            stacks = {path for path, place in places.items() if isinstance(place, StackSharding)}
-            places |= {path: x for path, x in spread.items() if path in stacks or not is_everywhere(places[path])}
-        types = {
-            s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
-            for s in saved
-            if s.is_stored
-        }
-        try:
-            items = ocp.args.Composite(arrays=ocp.args.StandardRestore(types))
-            arrays = opened.restore(number, args=items)["arrays"] if types else {}
-        except Exception as error:
-            raise CheckpointError(f"{where} cannot be read: {reason(error)}{advice}") from error
+            if step is not None or jax.process_count() > 1 or saved_steps(directory)[-1:] in ([], [number]):
+                raise
+    return restore(directory, like=like)  # a run that saves with `keep` has removed it meanwhile
+
+
+def _restored(opened: Any, directory: str | PathLike[str], number: int, steps: list[int], like: Any) -> Any:
+    """The state of one step."""
+    ocp = orbax()
+    where = f"the checkpoint of step {number} in {directory}"
+    others = [s for s in steps if s != number]
+    advice = f"; {listed(others)} can be tried with step=…" if others else ""
+    try:
+        found = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
+        saved, version = _read(found["leaves"], where)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        message = f"{where} was not written by mw.save, or is damaged: {reason(error)}{advice}"
+        raise CheckpointError(message) from error
+    wanted, tree = _wanted(like, version)
+    check_alike(saved, wanted, where)
+    places = {w.path: w.sharding for w in wanted}
+    if isinstance(like, Parallelized) and like.last_plan is not None and like.last_plan.stages:
+        # Arrays of stages that other processes have are read by all, and then moved.
+        spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored}
+        stacks = {path for path, place in places.items() if isinstance(place, StackSharding)}
+        places |= {path: x for path, x in spread.items() if path in stacks or not is_everywhere(places[path])}
+    types = {
+        s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
+        for s in saved
+        if s.is_stored
+    }
+    try:
+        items = ocp.args.Composite(arrays=ocp.args.StandardRestore(types))
+        arrays = opened.restore(number, args=items)["arrays"] if types else {}
+    except Exception as error:
+        raise CheckpointError(f"{where} cannot be read: {reason(error)}{advice}") from error
     records = {s.path: s for s in saved}
     if version == 1:
         log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
