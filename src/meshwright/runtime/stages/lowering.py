@@ -20,6 +20,7 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.program.contributions import Waiting
+from meshwright.runtime.stages.comparing import run_once
 from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, is_spread, stage_spec, without_replicas
 from meshwright.runtime.stages.lowered import Lowered, jitted
 from meshwright.runtime.stages.packs import Packs
@@ -100,7 +101,7 @@ class StageLowering:
             for key, x in zip(program.inputs, args, strict=True):
                 env[key] = x.reshape(-1, *x.shape[2:]) if self.is_batch(key) else x
             for piece in program.pieces:
-                piece(env, None)
+                run_once(piece, env)
             return [
                 cut.parts(jnp.asarray(env[v, None]), self.dim(v, d)) if (v, d) in self.step.sliced else env[v, None]
                 for v, d in program.outputs
@@ -215,7 +216,7 @@ class StageLowering:
                 for i, v in enumerate(packs.values[pack]):
                     env[v, None] = values[i].reshape(self.types[v].shape)
             for piece in program.pieces:
-                piece(env, None)
+                run_once(piece, env)
             packed = [jnp.stack([env[v, None].reshape(()) for v in packs.values[pack]]) for pack in own]
             return [*(env[key] for key in program.outputs), *packed]
 

@@ -19,6 +19,7 @@ from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.meshes import constrain
+from meshwright.runtime.stages.comparing import reduced
 from meshwright.runtime.stages.layout import REPLICAS, is_spread, without_replicas
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -28,13 +29,6 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "prod": lax.mul,
     "and": lax.bitwise_and,
     "or": lax.bitwise_or,
-}
-_REDUCE: dict[str, Callable[..., Any]] = {
-    "max": lax.reduce_max,
-    "min": lax.reduce_min,
-    "prod": lax.reduce_prod,
-    "and": lax.reduce_and,
-    "or": lax.reduce_or,
 }
 
 
@@ -111,7 +105,7 @@ class Total:
 
     def _over_replicas(self, totals: Any, target: Spec) -> Any:
         if self.kind != "sum":
-            return _REDUCE[self.kind](totals, (0,))
+            return reduced(self.kind, totals, (0,))
         inner = without_replicas(target)
         if is_spread(target) and _refines(inner, self.own.settled):  # each device has its part already
             totals = constrain(totals, self.mesh, (self._replicas, *inner))
