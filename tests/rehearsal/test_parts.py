@@ -1,6 +1,7 @@
 """Parts of a plan cover all its compute, each distinct one once, and run by themselves."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -66,6 +67,32 @@ def test_a_part_runs_on_one_device_or_on_all(plan):
         in PartFunction(plan, plan.origin, p.operations, device_mesh(plan)).compile(jax.devices()[0]).compiled.as_text()
         for p in parts
     )
+
+
+def test_different_work_is_never_taken_for_the_same():
+    """What was measured of one program would be used for the other."""
+    x, w = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 32), "float32")
+
+    def sgd(w, x):
+        return w - 0.1 * jax.grad(lambda w: (x @ w).sum())(w)
+
+    def slower(w, x):
+        return w - 0.1 * jnp.tanh(jnp.exp(jax.grad(lambda w: (x @ w).sum())(w)))
+
+    programs = [
+        (lambda x: x + 1, x),
+        (lambda x: x * 2, x),
+        (lambda x: jnp.sort(x, axis=1), x),
+        (lambda x: jnp.sort(x, axis=0), x),
+        (sgd, w, x),
+        (slower, w, x),
+    ]
+    known = set()
+    for program in programs:
+        plan = mw.plan(*program, cluster="1x8 h100", mesh=(8,), method="data")
+        parts = {(part.fingerprint, part.shardings) for part in parts_of(plan, plan.origin.graph)}
+        assert parts and not parts & known
+        known |= parts
 
 
 @pytest.mark.devices

@@ -11,7 +11,7 @@ from math import prod
 from meshwright.blocks.blocks import Blocks
 from meshwright.blocks.find import blocks_of
 from meshwright.blocks.fingerprint import fingerprint
-from meshwright.graph import Graph
+from meshwright.graph import UPDATE, Graph
 from meshwright.hardware import Chip, Mesh
 from meshwright.planner.pricing.compute_cost import load_s
 from meshwright.planner.pricing.corrections import SHARES, CorrectedTimes
@@ -87,8 +87,8 @@ def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tupl
         bodies.setdefault((int(graph.body[index]), graph.ops[index].trips), []).append(index)
     for (_, trips), rest in bodies.items():
         if any(graph.ops[i].serial in reader.ops for i in rest):
-            text = reader.shardings(rest)
-            found.append(reader.part(f"{REST}-{_digest(text)}", text, [tuple(rest)], trips))
+            text = reader.shardings(rest, everything=True)
+            found.append(reader.part(f"{REST}-{fingerprint(graph, rest, ())}", text, [tuple(rest)], trips))
     return tuple(found)
 
 
@@ -125,12 +125,17 @@ class _Reader:
         for item in plan.collectives:
             self.sent.setdefault(item.serial, []).append(item)
 
-    def shardings(self, operations: Iterable[int]) -> str:
-        """The splits of products in words, and a digest of what takes time: products and reductions with their shapes
-        and splits, and collectives with their bytes.
+    def shardings(self, operations: Iterable[int], everything: bool = False) -> str:
+        """The splits of products in words, and a digest of what takes time: products, reductions and updates with their
+        shapes and splits, and collectives with their bytes.
 
         Other operations follow these; at the borders of a segment they differ between occurrences. The collectives
-        tell apart in which shardings a part gets its arguments and what others make.
+        tell apart in which shardings a part gets its arguments and what others make, and the updates which optimizer
+        it has: a segment's fingerprint does not cover these.
+
+        Args:
+            operations: The operations.
+            everything: Whether all of them count, where they are no segment.
         """
         products, lines = [], []
         for index in operations:
@@ -141,7 +146,7 @@ class _Reader:
                 continue
             if plan.load.flops:
                 products.append(f"{op.primitive} {_split(plan)}")
-            if plan.load.flops or op.primitive.startswith("reduce"):
+            if everything or plan.load.flops or op.primitive.startswith("reduce") or op.phase == UPDATE:
                 kinds = [f"{k.dtype}{list(k.shape)}" for k in (*op.signature.operands, *op.signature.results)]
                 lines.append(f"{op.primitive} {' '.join(kinds)} {_split(plan)}")
         axes = " ".join(f"{name}={size}" for name, size in self.plan.mesh.shape.items())
