@@ -129,7 +129,7 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
     for value in eqn.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, Jaxpr | ClosedJaxpr):
-                found.append(close(each).jaxpr)
+                found.append(getattr(each, "jaxpr", each))
     return found
 
 

@@ -134,6 +134,25 @@ def test_attention_for_tpus_is_planned_and_split() -> None:
         assert {(load.num_parts, load.dtype) for load in loads if load} == {(4, "float32")}
 
 
+def test_a_kernel_for_other_chips_is_named_with_the_remedy() -> None:
+    def flash(q: Any) -> Any:
+        return flash_attention.flash_attention(q, q, q)
+
+    (remark,) = mw.plan(flash, T, cluster="1x4 h100").remarks
+    assert "written for chips of Google and does not run on h100-sxm-80gb: call one that is written for" in remark
+    assert not mw.plan(flash, T, cluster="1x4 tpu-v5p").remarks
+
+
+def test_a_kernel_that_closes_over_references_is_planned() -> None:
+    """Mosaic GPU kernels are jaxprs with constants of their own."""
+    ops = pytest.importorskip("jax.experimental.pallas.ops.gpu.ragged_dot_mgpu")
+    blocks = {"block_m": 64, "block_n": 64, "block_k": 64, "max_concurrent_steps": 2, "grid_block_n": 2}
+    half, sizes = jnp.float16, jax.ShapeDtypeStruct((4,), jnp.int32)
+    operands = (jax.ShapeDtypeStruct((256, 128), half), jax.ShapeDtypeStruct((4, 128, 256), half), sizes)
+    plan = mw.plan(lambda x, w, n: ops.ragged_dot(x, w, group_sizes=n, **blocks), *operands, cluster="1x4 h100")
+    assert [tensor.shape for tensor in plan.results] == [(256, 256)]
+
+
 def test_a_kernel_that_cannot_be_split_is_named_with_the_reason() -> None:
     x, w = jax.ShapeDtypeStruct((4, 8, 256), jnp.float32), jax.ShapeDtypeStruct((256,), jnp.float32)
     plan = mw.plan(jax.grad(lambda w, x: rms_norm.rms_norm(x, w, w).sum()), w, x, cluster="1x8 h100")

@@ -15,7 +15,7 @@ from meshwright.graph.low_precision import slow_remarks
 from meshwright.graph.plain_liveness import plain_liveness
 from meshwright.graph.remarks import carried_remarks
 from meshwright.graph.xla_gpu.liveness import liveness
-from meshwright.hardware import Mesh
+from meshwright.hardware import Chip, Mesh
 from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
@@ -35,7 +35,7 @@ from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.refinement import Refinements
 from meshwright.rules import Signature, has_rule, kernel_name, loop_nest
 from meshwright.rules.attention import most_parts
-from meshwright.rules.pallas import why_whole
+from meshwright.rules.pallas import made_for, why_whole
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]
@@ -196,6 +196,7 @@ class Task:
         yield from call_remarks(self.traced.call.jaxpr.jaxpr)
         yield from carried_remarks(self.graph)
         yield from kernel_remarks(self.graph)
+        yield from foreign_remarks(self.graph, back.formulation.mesh.chip)
         yield from attention_remarks(self.graph, back.formulation.mesh.num_devices)
         yield from slow_remarks(self.graph, back.formulation.mesh.chip)
         yield from self._uneven(back)
@@ -269,6 +270,19 @@ def kernel_remarks(graph: Graph) -> list[str]:
         f"Every device runs the whole Pallas kernel {name!r}: {why_whole(op)}. To have it split, give it a grid with "
         f'an axis that only selects blocks; or, if an axis can be split all the same, say so by @mw.rule("{name}").'
         for name, op in sorted(whole.items())
+    ]
+
+
+def foreign_remarks(graph: Graph, chip: Chip | None) -> list[str]:
+    """Says which kernels the planned chip cannot run, and what to do."""
+    if chip is None or chip.vendor == "":
+        return []
+    kernels = {kernel_name(s): made_for(s) for s in _signatures(graph) if s.primitive == "pallas_call"}
+    return [
+        f"The Pallas kernel {name!r} is written for chips of {' and '.join(makers)} and does not run on {chip.name}: "
+        "call one that is written for this chip, or the plain operations, or plan for another chip."
+        for name, makers in sorted(kernels.items())
+        if makers and chip.vendor not in makers
     ]
 
 

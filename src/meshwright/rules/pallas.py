@@ -20,6 +20,9 @@ from meshwright.rules.base import Dims, LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops
 from meshwright.rules.kernel_work import body_flops
 
+#: The makers whose chips each of Pallas' compilers is for.
+_MAKERS = {"mosaic": ("Google",), "triton": ("NVIDIA", "AMD"), "mosaic_gpu": ("NVIDIA",)}
+
 Block = tuple[int | None, int]  # the axis of the grid that selects blocks of a dim, if there is one, and their size
 
 
@@ -142,6 +145,12 @@ def tables_of(op: Signature) -> range:
     mapping = op.params["grid_mapping"]
     first = mapping.num_dynamic_grid_bounds
     return range(first, first + mapping.num_index_operands)
+
+
+def made_for(op: Signature) -> tuple[str, ...]:
+    """The makers of the chips that a kernel is written for, by the compiler that it has parameters of; or none."""
+    compiler = type(op.params.get("compiler_params")).__module__.rpartition(".")[0].rpartition(".")[2]
+    return () if op.params.get("interpret") else _MAKERS.get(compiler, ())
 
 
 def why_whole(op: Signature) -> str:
