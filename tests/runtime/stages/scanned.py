@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tests.runtime.stages.models import waves
+
 WIDTH, WORDS = 4, 7
 
 
@@ -16,9 +18,8 @@ def build(layers, checkpoint=False, rows=8, optimizer=None):
     optimizer = optimizer or optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
 
     def init(key):
-        keys = jax.random.split(key, 4)
-        blocks = {"w": jax.random.normal(keys[0], (layers, WIDTH, WIDTH)) / 2, "b": jnp.zeros((layers, WIDTH))}
-        ends = {"embed": jax.random.normal(keys[1], (WORDS, WIDTH)), "out": jax.random.normal(keys[2], (WIDTH, WORDS))}
+        blocks = {"w": waves(0, layers, WIDTH, WIDTH) / 2, "b": jnp.zeros((layers, WIDTH))}
+        ends = {"embed": waves(1, WORDS, WIDTH), "out": waves(2, WIDTH, WORDS)}
         params = {"blocks": blocks, **ends}
         return {"params": params, "opt": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
 

@@ -12,7 +12,7 @@ from meshwright.hardware.clusters import AXIS_NAMES
 from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from tests.generator.pipelines import outcome
-from tests.runtime.stages.models import build, compared
+from tests.runtime.stages.models import WORDS, build, compared
 
 pytestmark = pytest.mark.devices
 
@@ -156,6 +156,7 @@ def test_every_tensor_is_born_and_stays_in_its_stage():
     init, train_step, batch = build(tied=False)
     step = mw.parallelize(train_step, cluster="1x4 cpu", method=mw.ThreeD(pipeline=2, tensor=2, microbatch=4))
     state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
+    np.testing.assert_array_equal(state["params"]["out"], jax.random.normal(jax.random.key(0), (8, WORDS)))
     homes = [{d.id for d in block["w"].sharding.device_set} for block in state["params"]["blocks"]]
     assert homes[0] == {0, 1} and homes[-1] == {2, 3}
     assert len(state["step"].sharding.device_set) == 4
