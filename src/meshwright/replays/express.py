@@ -27,7 +27,9 @@ _CHECKPOINTS = {
     "attention and elementwise": "selective",
 }
 _GRADIENT_BYTES = 2.0  # of the zoo's products
-_FEW_LAYERS = 4  # planned at least
+# Planned at least. From 4 and 8 layers of the zoo's GPT and Llama (ZeRO-3, data or tensor parallel on 8 devices) the
+# step of 16 layers follows within 0.04% and the memory within 0.01%; from 2 and 4 the memory of ZeRO-3 is 42% off.
+_FEW_LAYERS = 4
 _ROOMY = 16  # times the memory of a device: rows ran, and whether they fit is the recipe's question
 
 
