@@ -1,5 +1,6 @@
 """Efficiencies of classes of operations are learned from measured parts, and correct the model on that chip alone."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -7,9 +8,26 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.profiler.measurements import measured_now, open_database
+from meshwright.profiler.measurements import (
+    Key,
+    export_json,
+    import_json,
+    measured_now,
+    open_database,
+    this_compiler,
+)
+from meshwright.profiler.measurements.database import DatabaseError
 from meshwright.rehearsal import class_probes
-from meshwright.rehearsal.calibration import CLASSES, calibrated, efficiencies, fitted, keep_work, modelled_by_class
+from meshwright.rehearsal.calibration import (
+    CLASSES,
+    WORK,
+    calibrated,
+    efficiencies,
+    figures_digest,
+    fitted,
+    keep_work,
+    modelled_by_class,
+)
 from meshwright.rehearsal.learning import Measured
 from meshwright.rehearsal.measuring import Candidate
 from meshwright.rehearsal.parts import parts_of
@@ -100,3 +118,24 @@ def test_the_local_devices_are_calibrated(database):
     assert found == [f"There was no time for {name}." for name, *_ in class_probes.probes("cpu", 8)[1:]]
     known = efficiencies(database, mw.cluster("local").chip)
     assert "product" in known and np.isfinite(list(known.values())).all()
+
+
+@pytest.mark.parametrize("text", ["abc", "[]", "{}", '{"figures": "FIGURES", "modelled_s": {"product": "abc"}}'])
+def test_work_of_a_foreign_file_is_left_out(database, text):
+    chip = mw.cluster("1x1 cpu").chip
+    text = text.replace("FIGURES", figures_digest(chip))
+    database.keep([measured_now(Key(f"{WORK}f", text, chip.name, "", "float32", this_compiler()), "rehearsed", 1.0)])
+    assert efficiencies(database, chip) == {}
+
+
+def test_times_that_are_none_are_not_imported(database, tmp_path):
+    database.keep([measured_now(Key("f", "s", "cpu", "", "float32", "c"), "rehearsed", 1.0)])
+    export_json(database, tmp_path / "all.json")
+    data = json.loads((tmp_path / "all.json").read_text())
+    for bad, message in (
+        ({"measurements": [{**data["measurements"][0], "measured_at": "zzz"}]}, "must be a time such as"),
+        ({"measurements": {}}, "its measurements are no list"),
+    ):
+        (tmp_path / "bad.json").write_text(json.dumps(data | bad))
+        with pytest.raises(DatabaseError, match=message):
+            import_json(database, tmp_path / "bad.json")

@@ -105,10 +105,22 @@ def efficiencies(database: Database, chip: Chip) -> dict[str, float]:
     rows = []
     for found in database.rows(chip=chip.name, compiler=this_compiler()):
         if found.key.fingerprint.startswith(WORK) and found.seconds:
-            told = json.loads(found.key.shardings)
-            if told["figures"] == figures_digest(chip):
-                rows.append([told["modelled_s"].get(name, 0.0) / found.seconds for name in CLASSES])
+            modelled = _told_work(found.key.shardings, chip)
+            if modelled is not None:
+                rows.append([seconds / found.seconds for seconds in modelled])
     return fitted(np.array(rows)) if rows else {}
+
+
+def _told_work(text: str, chip: Chip) -> list[float] | None:
+    """Modelled seconds of each class in a row of work; None where they are stale, or of a foreign file and no work."""
+    try:
+        told = json.loads(text)
+        if told["figures"] != figures_digest(chip):
+            return None
+        found = [float(told["modelled_s"].get(name, 0.0)) for name in CLASSES]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return found if all(0 <= seconds < float("inf") for seconds in found) else None
 
 
 def fitted(shares: np.ndarray) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Measurements as plain JSON, so that a colleague's can be used."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,22 @@ def _measurements(data: Any) -> list[Measurement]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError("it was not written by `meshwright profile export`")
     version, rows = data.get("version"), data.get("measurements")
-    if version != VERSION or not isinstance(rows, list):
+    if version != VERSION:
         raise ValueError(f"its version is {version!r} but this is version {VERSION}: use a matching Meshwright")
-    return [Measurement.from_json(row) for row in rows]
+    if not isinstance(rows, list):
+        raise ValueError("its measurements are no list; export them again")
+    found = [Measurement.from_json(row) for row in rows]
+    for one in found:
+        _check_time(one.measured_at)
+    return found
+
+
+def _check_time(text: str) -> None:
+    """Refuses what is no time: of two measurements the later one is kept."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"measured_at is {text!r:.60} but must be a time such as 2026-11-18T11:27:48+00:00") from None
 
 
 def _is_later(one: Measurement, other: Measurement | None) -> bool:
