@@ -1,6 +1,7 @@
 """Two processes under `mw.initialize`, of which one is killed; those of `../stages/test_processes.py` end well."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -65,6 +66,13 @@ def test_what_cannot_be_is_refused(monkeypatch, given, said):
     usual = {"coordinator_address": "127.0.0.1:1", "num_processes": 2, "process_id": 0}
     with pytest.raises(mw.ProcessError, match=said):
         mw.initialize(**usual | given, cluster_detection_method="deactivate")
+
+
+def test_a_single_process_whose_port_is_in_use_is_told_so():
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(mw.ProcessError, match=f"cannot listen at port {port} .* give a free port"):
+            mw.initialize(f"127.0.0.1:{port}", 1, 0)
 
 
 def test_numbers_from_the_environment_that_are_none_are_refused(monkeypatch):

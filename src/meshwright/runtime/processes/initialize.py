@@ -68,9 +68,11 @@ def initialize(
     address, count, process = _detected(
         coordinator_address, num_processes, process_id, cluster_detection_method, timeout
     )
+    bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
     if count > 1:
-        bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
         _join(address, count, process, bind, timeout, heartbeat)
+    else:  # JAX ends with a signal if its port is in use
+        meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind)
     jax.distributed.initialize(
         address,
         count,
