@@ -35,10 +35,11 @@ def solves(
     goal: float = np.inf,
     budget: Budget | None = None,
 ) -> Iterator[Solution]:
-    """Solves for as long as each allowance says, until one suffices; without memory rows, the long ones only."""
+    """Solves for as long as each allowance says, until one suffices; without memory rows, the longest ones only."""
     budget = budget or Budget()
     held = len(run.problem.row_node) > 0
-    allowances = [one for one in tuning.allowances if held or one[0] >= tuning.long_s] or tuning.allowances
+    longest = tuning.allowances[-1][0]
+    allowances = [one for one in tuning.allowances if held or one[0] >= longest]
     for number, (seconds, close) in enumerate(allowances):
         if number:
             run.begin_again()  # far off, what is looked for around a better choice finds more than resuming does
@@ -46,7 +47,7 @@ def solves(
         yield solution
         if solution.lower_bound >= goal or budget.is_over or solution.status in PROVEN:
             break
-        if solution.gap <= max(close, tuning.far_off * gap) and (held or seconds >= tuning.long_s):
+        if solution.gap <= max(close, tuning.far_off * gap) and (held or seconds >= longest):
             break
 
 

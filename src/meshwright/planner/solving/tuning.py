@@ -17,10 +17,7 @@ class ViewTuning:
         (3.0, 5e-2),
         (20.0, 5e-2),
         (20.0, 5e-2),
-    )  # each in seconds, with its gap
-    long_s: float = (
-        20.0  # seconds from which an allowance also serves problems without a limit, which mostly end sooner
-    )
+    )  # each in seconds, with its gap; those as long as the last also serve problems without a limit
     harder: float = 4.0  # multiple of the time without memory that may be spent with it, where that is longer
     last: float = 0.5  # part of its first allowance for a view whose choice is near the best
     near_gap: float = 2e-2  # gap that suffices on the way to a choice that fits
