@@ -72,8 +72,8 @@ class Run:
                 return self.finish_infeasible(simple.excess)
             model = simple.model
             tuning = self.tuning
-            small = len(model.cost) <= tuning.small_states or model.num_nodes <= tuning.few_nodes
-            if small and len(model.cap) <= tuning.few_times and self._closed(simple):
+            small = len(model.cost) <= tuning.giant_states or model.num_nodes <= tuning.few_nodes
+            if small and len(model.cap) * len(model.cost) <= tuning.most_work and self._closed(simple):
                 return self.finish()
             self._search(simple)
         except KeyboardInterrupt:
@@ -199,7 +199,7 @@ class Run:
         """Ends without a choice, with the least limit that suffices as far as the time allows to find it."""
         self.choice, self.cost, least = None, np.inf, None
         if np.isfinite(self.problem.limit):
-            until = self.deadline.part(self.tuning.infeasible_share, least=1.0)
+            until = self.deadline.part(1.0 - self.tuning.exact_share, least=1.0)
             least = least_limit(self.problem, excess, until, self.tuning)
         return self._solution(Status.INFEASIBLE, np.inf, least)
 

@@ -13,38 +13,30 @@ class Tuning:
     """Options of a solve, passed from `Run` down; `TUNING` is the default."""
 
     # How large a model is treated how, and how much of the time each stage gets.
-    small_states: int = 40_000  # states up to which branch and bound is tried first, and reductions take all their work
+    giant_states: int = 20_000  # states up to which branch and bound is tried first; above, several processes search
     few_nodes: int = 4_000  # nodes up to which it is tried whatever the states, and an elimination order is sought
-    few_times: int = 400  # memory times up to which branch and bound is tried at all
-    fewest_times: int = 12  # memory times up to which even a giant problem is given the usual share of the time
-    giant_states: int = 20_000  # states from which several processes search, and times are not compared any more
+    fewest_times: int = 12  # memory times up to which even a giant problem is given the usual share [0: time × 3.4]
     exact_share: float = 0.7  # share of the time for branch and bound [halved: time × 1.5, a proof lost]
     giant_exact_share: float = 0.03  # share of the time for it on giant problems
-    infeasible_share: float = 0.3  # share of the time in which the least limit of an infeasible problem is sought
     crew_seconds: float = 8.0  # seconds left from which further processes are worth starting
     extra_time: float = 1.0  # multiple of the time so far for which the search goes on once the gap suffices
 
     # Reductions.
-    growth: float = 4.0  # how many times as large as those it replaces a new matrix may be
-    part_growth: float = 16.0  # the same in subproblems, which are reduced once and searched for long
+    growth: float = 8.0  # how many times as large as those it replaces a new matrix may be
     most_work: int = 20_000_000  # elementary steps of one reduction or repair; a tenth of it for large models
     times_window: int = 8  # memory times that each time is compared with first, the latest
     times_probes: int = 16  # random choices that show which times cannot imply each other
     times_compared: int = 200  # memory times that each is compared with at the most
 
     # Dual ascent: message passing at prices of memory that a bundle method moves.
-    first_sweeps: int = 400  # most sweeps before memory has a price
-    first_rise: float = 5e-4  # part of the bound that ten of them must gain to go on [halved or doubled: cost × 1.0002]
+    first_rise: float = 5e-4  # part of the bound that ten sweeps must gain to go on [halved or doubled: cost × 1.0002]
     price_sweeps: int = 60  # sweeps at changing prices on a whole model [halved: time × 2.3, 2 proofs lost]
     part_price_sweeps: int = 12  # the same in a subproblem, which starts from good prices
     sweeps_per_price: int = 2  # sweeps at each vector of prices [doubled: time × 1.25]
-    price_patience: float = 0.4  # part of these sweeps that may pass before memory seems to bind
     price_reach: float = 0.03  # part of the bound by which the first change of prices is to raise it
-    price_gains: tuple[float, float] = (
-        1e-4,
-        1e-6,
-    )  # part of the bound that further prices must promise, first and last
-    price_gain: float = 1e-5  # part of the bound that sweeps or minima at further prices must gain
+    price_gain: float = (
+        1e-5  # part of the bound that minima must gain; sweeps, ten times it at first [× 10: a proof lost]
+    )
     bundle_cuts: int = 12  # latest linear pieces that the model of the bound keeps
     bundle_rounds: int = 300  # most rounds that seek the highest point of that model
     bundle_serious: tuple[float, float] = (
@@ -52,47 +44,29 @@ class Tuning:
         0.5,
     )  # parts of the promised gain from which steps do not shrink, or grow
     ascent_patience: int = 5  # subgradient steps without a gain before they are shortened
-    ascent_step: float = 0.005  # shortest of them, as a part of Polyak's
     minima: int = 20  # most prices at which the minimum without a memory limit is found exactly
-    minima_reach: float = 0.1  # part of the bound above it within which states take part in these minima
+    minima_reach: float = 0.1  # part of the bound above it within which states take part in minima and mixes of them
     price_scales: tuple[float, ...] = (0.5, 0.8, 1.3, 2.0)  # multiples of the best prices that are tried beside them
-    few_minima: int = 6  # exact minima from which on none at these multiples are added
-    start_scales: tuple[float, ...] = (1.0, 1.3, 0.5, 2.0, 0.8, 4.0, 0.2)  # multiples at which incumbents are improved
-    fan_times: int = 4  # most expensive memory times, each of which has the worth of all memory in turn
-    fan_traded: int = 3  # those of them between which the worth of one is moved to another
-    fan_others: int = 4  # most duals at prices that were best in other subproblems
-    fan_apart: float = 0.02  # distance of their prices from all others, as a part of what all memory is worth
+    fan: int = 4  # most expensive memory times among which worth is moved, and most prices of other subproblems tried
 
     # Branch and bound.
     first_goal: float = 4e-4  # part of the bound above it that the first goal is [halved or doubled: cost × 1.0003]
-    first_reach: float = 1e-3  # the same where a first choice is sought, or small memory rows are left out
     goal_growth: float = 4.0  # from the rise to one goal to the rise to the next
     nearly: float = 0.5  # part of the way to the incumbent from which a goal is raised to its cost
-    shrunk: float = 0.8  # part of the states left below which a model is reduced again
-    reordered: float = 0.7  # part of the nodes left below which their order is sought again
-    hardly_shrunk: float = 0.97  # the same once for all, before models are split
+    shrunk: float = 0.8  # part of the states left below which a model is reduced, ordered or eliminated again
     improve_gap: float = 0.005  # part of the cost above the bound that is improved before splits [never: time × 1.1]
-    mix_reaches: tuple[float, ...] = (0.003, 0.05)  # parts of the bound within which mixes of cheap choices are sought
     small_memory: float = 6e-3  # part of each cap that rows left out at first take [0: time × 1.4, a proof lost]
-    coarse_share: float = 0.5  # share of the time for the model without them
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
     most_split_candidates: int = 64  # nodes that are tried in all
     trial_sweeps: int = 6  # sweeps that judge a half
     hardly: float = 0.1  # part of the gap that a split should close on one side, or elimination gets more rows
-    patience: float = 10.0  # how many times as many rows it then gets at first [cost × 1.02, a proof lost]
-    patience_growth: float = 3.0  # from one such attempt to the next
-    most_patience: float = 100.0
-    pause: float = 0.5  # splits to wait after such an attempt failed, for each unit of patience
+    patience: float = 7.0  # how many times as many rows, and then its square [none: cost × 1.02, a proof lost]
 
     # Bucket elimination.
-    few_combinations: float = 2e4  # combinations of states up to which an elimination mostly ends within its rows
-    some_combinations: float = 2e5  # the same for a first choice or a minimum without a memory limit
+    few_combinations: float = 1e5  # combinations of states up to which it mostly ends within its rows, or has no limit
     most_combinations: float = 1e6  # combinations up to which an elimination is tried [0: time × 2.8, 5 proofs lost]
-    rows: float = 9e5  # rows of an elimination that is likely to end
-    some_rows: float = 1e5  # rows of one that is tried
-    patient_rows: float = 5e4  # rows of one for each unit of patience, and of one that mixes choices
+    rows: float = 1e6  # rows of an elimination that is likely to end; one that is tried has a tenth
     rows_per_second: float = 3e5  # about how many are made, to stop in time
-    fewer: float = 0.6  # part of the combinations with which one failed up to which the next is tried
     table_share: int = 6  # one table may have this part of all rows
     narrow_rows: int = 64  # rows that each table keeps once all are made
     rows_compared: int = 4096  # rows of equal states that a new one is compared with
@@ -114,7 +88,6 @@ class Tuning:
     kick_stages: int = 20  # stages of annealing
     kick_peaks: tuple[float, float] = (0.5, 2.0)  # multiples of the prices at which kicks begin
     price_spread: float = 0.5  # standard deviation of the logarithm of the price from node to node
-    stale_starts: int = 2  # improvements in a row that may bring nothing before branch and bound goes on
     window_nodes: tuple[int, int] = (4, 1500)  # least and most nodes of a window
     window_steps: tuple[float, float] = (1.02, 0.93)  # how its size follows what was solved and what was not
     window_rounds: int = 4  # times that a window is solved again because another memory time turned out to bind

@@ -5,7 +5,7 @@ import numpy as np
 from meshwright.solver import ChoiceProblem, lower_bound, solve
 from meshwright.solver.tuning import Tuning
 
-_BRIEF = Tuning(rows=100, some_rows=100, patient_rows=100)  # kernels are interpreted meanwhile
+_BRIEF = Tuning(rows=100)  # kernels are interpreted meanwhile
 
 
 def reach_kernels() -> None:

@@ -151,7 +151,7 @@ def test_a_choice_is_found_close_to_the_bound_even_where_a_gap_would_do(limit_pa
 def test_what_has_few_states_or_few_nodes_is_closed(monkeypatch, states, nodes, closed):
     searched = []
     monkeypatch.setattr(run.Run, "_search", lambda run, simple: searched.append(simple))
-    tuning = Tuning(small_states=states, few_nodes=nodes)
+    tuning = Tuning(giant_states=states, few_nodes=nodes)
     solution = solve(layered_problem((8, 2), layers=1, limit_part=0.2), seconds=60, tuning=tuning)
     assert (solution.status == Status.OPTIMAL, len(searched)) == (closed, 0 if closed else 1)
 

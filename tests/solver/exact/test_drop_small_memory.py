@@ -92,7 +92,7 @@ def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trus
 
     monkeypatch.setattr(Closer, "_coarsely_below", tell)
     monkeypatch.setattr(Closer, "mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
-    tuning = Tuning(small_memory=0.01, first_reach=1e-9)
+    tuning = Tuning(small_memory=0.01, first_goal=1e-9)
     for seed in range(30):
         problem = _large_and_small(seed)
         solution = solve(problem, seconds=60, workers=1, tuning=tuning)

@@ -79,7 +79,7 @@ class Dual:
             if value >= goal or deadline.is_over:
                 break
             if i % 10 == 0:
-                if value - marker <= tolerance * abs(value):
+                if not value - marker > tolerance * abs(value):  # nor is there a gain where both are infinite
                     break
                 marker = value
         return self.bound
@@ -144,7 +144,7 @@ class PriceAscent:
             dual.sweep()
             stale = 0 if dual.bound > before + 1e-6 * abs(before) else stale + 1
             if stale >= self.tuning.ascent_patience:
-                stale, self.step = 0, max(self.tuning.ascent_step, self.step * 0.7)
+                stale, self.step = 0, self.step * 0.7
                 self.motion[:] = 0.0
                 dual.restore()
                 dual.sweep()

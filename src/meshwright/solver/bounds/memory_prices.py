@@ -34,8 +34,8 @@ def climb_prices(
     """
     dual.restore()
     dual.sweep()
-    made, worth, steepness = 1, tuning.price_gains[0], _steepness(dual)
-    while steepness == 0.0 and made < tuning.price_patience * sweeps and not deadline.is_over:
+    made, worth, steepness = 1, 10.0 * tuning.price_gain, _steepness(dual)
+    while steepness == 0.0 and made < sweeps and not deadline.is_over:
         dual.sweep()  # which times bind may show only once the messages have converged
         made, steepness = made + 1, _steepness(dual)
     bundle = _known(dual, reach / max(steepness, 1e-300), tuning)
@@ -55,7 +55,7 @@ def climb_prices(
         elif len(bundle.bases) == 1 and dual.bound <= bundle.best + tuning.price_gain * abs(bundle.best):
             break
         else:
-            bundle, worth = _known(dual, bundle.step, tuning), max(0.5 * worth, tuning.price_gains[1])
+            bundle, worth = _known(dual, bundle.step, tuning), 0.5 * worth
     dual.restore()
     return dual.bound
 
@@ -98,7 +98,7 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
         prices = bundle.ask()
         if bundle.promised <= tuning.price_gain * abs(bundle.best):
             break
-    if bundle is not None and len(found) < tuning.few_minima:
+    if bundle is not None and len(found) <= len(tuning.price_scales):
         for scale in tuning.price_scales:
             dual.set_prices(scale * bundle.center / unit)
             found.append(cheapest(dual.links, model.off, dual.theta, buckets)[1])
@@ -119,7 +119,7 @@ def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
 
 def _near(dual: Dual, reach: float, tuning: Tuning) -> Buckets | None:
     """Buckets of the states within reach of the bound, or nearer where these are too many; None where that fails."""
-    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.some_combinations
+    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.few_combinations
     for _ in range(10):  # a minimum over fewer states than these is hardly better than the bound
         alive = dual.floor <= dual.bound + reach
         buckets = arrange(dual.links, dual.model.off, alive, most, tuning.few_nodes)

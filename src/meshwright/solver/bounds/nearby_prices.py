@@ -45,7 +45,7 @@ class Fan:
         if not len(seen):
             return found
         apart = (np.abs(seen[:, None] - tried) * cap).sum(axis=2).min(axis=1)
-        while len(found) < self.tuning.fan_others and apart.max() > self.tuning.fan_apart * float(dual.prices @ cap):
+        while len(found) < self.tuning.fan and apart.max() > 0.0:
             found.append(seen[np.argmax(apart)])
             apart = np.minimum(apart, (np.abs(seen - found[-1]) * cap).sum(axis=1))
         return found
@@ -54,7 +54,7 @@ class Fan:
 def _changed(dual: Dual, tuning: Tuning) -> Iterator[np.ndarray]:
     """Prices at which what memory is worth in all lies at one time, or some of it at another; of one time, scaled."""
     cap, worth = dual.model.cap, dual.prices * dual.model.cap
-    binding = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan_times] if worth[time] > 0]
+    binding = [time for time in np.argsort(-worth, kind="stable")[: tuning.fan] if worth[time] > 0]
     if len(binding) == 1:
         yield from (scale * dual.prices for scale in tuning.price_scales)
         return
@@ -63,7 +63,7 @@ def _changed(dual: Dual, tuning: Tuning) -> Iterator[np.ndarray]:
         prices[time] = worth.sum() / cap[time]
         yield prices
     part = 1.0 if len(binding) > 2 else 0.5  # all of it, unless that is what the loop above has tried
-    for giver, taker in permutations(binding[: tuning.fan_traded], 2):
+    for giver, taker in permutations(binding, 2):
         prices = dual.prices.copy()
         prices[taker] += part * worth[giver] / cap[taker]
         prices[giver] *= 1.0 - part

@@ -60,8 +60,8 @@ class Effort:
     Attributes:
         few: Combinations of states up to which the next model is eliminated as a whole.
         rows: Rows of the next elimination of many combinations.
-        patience: How many times as many rows are made where splitting hardly raises the bound; grows as that fails.
-        pause: Splits to make before that is tried again: they take about as long as the elimination that failed.
+        patience: How many times as many rows are made where splits hardly raise the bound; squared once that failed.
+        pause: Splits to make before that is tried again: one for each unit of the patience that did not suffice.
         slack: The difference between a choice and its bound that suffices.
         improve_above: How far above the bound a choice is improved before models are split.
         coarse: Whether small rows of memory are to be left out at first.
@@ -94,7 +94,7 @@ class Closer:
     def __init__(self, options: Options, deadline: Deadline = NEVER, effort: Effort | None = None):
         self.options, self.deadline, self.tuning = options, deadline, options.tuning
         few = self.tuning.most_combinations if options.combinations is None else options.combinations
-        self.effort = effort or Effort(few, self.tuning.some_rows, self.tuning.patience, Fan(self.tuning))
+        self.effort = effort or Effort(few, self._trial_rows, self.tuning.patience, Fan(self.tuning))
 
     def copy(self, deadline: Deadline | None = None, splits: bool | None = None, **effort: Any) -> "Closer":
         """Another that starts with this one's state, but for what is given."""
@@ -103,12 +103,12 @@ class Closer:
 
     def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """A first incumbent below the cutoff: decoded from the dual, or from short searches at rising goals."""
-        reach = self.tuning.first_reach * max(abs(dual.bound), 1e-9)
+        reach = self.tuning.first_goal * max(abs(dual.bound), 1e-9)
         while self.options.splits and best.bound < enough and not self.deadline.is_over:
             if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
-            few = min(self.effort.few, self.tuning.some_combinations)
+            few = min(self.effort.few, self.tuning.few_combinations)
             best = better(best, self.copy(splits=False, few=few).attempt(dual, goal))
             if best.bound < goal:
                 break
@@ -126,7 +126,7 @@ class Closer:
             if self.deadline.is_over:
                 break
             alive = dual.floor <= ceiling
-            if alive.mean() < (self.tuning.hardly_shrunk if self.effort.helped else self.tuning.shrunk):  # for good
+            if alive.mean() < self.tuning.shrunk:  # for good
                 best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
             if self.effort.coarse:
@@ -172,10 +172,10 @@ class Closer:
             False,
             True,
             -np.inf,
-            self.tuning.first_reach * max(abs(dual.bound), 1e-9),
+            self.tuning.first_goal * max(abs(dual.bound), 1e-9),
         )
         while best.bound < enough and goal < min(best.cost, ceiling) and not self.deadline.is_over:
-            far = best.cost > best.bound + self.tuning.mix_reaches[-1] * abs(best.bound)
+            far = best.cost > best.bound + self.tuning.minima_reach * abs(best.bound)
             goal, reach = (
                 min(best.cost, ceiling, best.bound + reach if far else np.inf),
                 self.tuning.goal_growth * reach,
@@ -194,7 +194,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         start, offset = Closed(None, np.inf, part.dual.bound), part.offset
-        closer = self.copy(self.deadline.part(self.tuning.coarse_share), slack=self.options.tolerance)
+        closer = self.copy(slack=self.options.tolerance)
         return part.whole(closer.below(part.dual, start, goal - offset, enough - offset))
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
@@ -214,12 +214,8 @@ class Closer:
         reach = min(best.cost, ceiling) - dual.bound
         if not (seen := settle_prices(dual, reach, self.deadline, self.tuning)):
             return best
-        alive, found = states_of(dual.model, seen if best.choice is None else [best.choice, *seen]), best
-        for part in self.tuning.mix_reaches:
-            goal = dual.bound + min(reach, part * abs(dual.bound))
-            found = self._among(dual, alive, goal)
-            if found.choice is not None or goal - dual.bound == reach:
-                break
+        alive = states_of(dual.model, seen if best.choice is None else [best.choice, *seen])
+        found = self._among(dual, alive, dual.bound + min(reach, self.tuning.minima_reach * abs(dual.bound)))
         return better(best, replace(found, bound=best.bound)) if found.cost < ceiling else best
 
     def _among(self, dual: Dual, alive: np.ndarray, goal: float) -> Closed:
@@ -229,7 +225,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         found, _ = closer._searched(
-            part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.patient_rows, tuning=self.tuning)
+            part.dual, goal - part.offset, partial(eliminate, effort=self._trial_rows, tuning=self.tuning)
         )
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
 
@@ -290,7 +286,7 @@ class Closer:
                 return nothing, part, Split((fewer,), (dual.bound,), 1.0)
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
-            self.effort.few = self.tuning.fewer * count
+            self.effort.few = self.tuning.shrunk * count
         if not self.options.splits or self.deadline.is_over:
             return part.whole(mended_found(dual, found, tuning=self.tuning)), part, None
         dual.restore()
@@ -305,8 +301,8 @@ class Closer:
             found = better(found, more)
             if found.bound >= min(found.cost, goal):
                 return part.whole(found), part, NONE
-            self.effort.pause = self.tuning.pause * self.effort.patience
-            self.effort.patience = min(self.tuning.patience_growth * self.effort.patience, self.tuning.most_patience)
+            self.effort.pause = self.effort.patience
+            self.effort.patience = self.tuning.patience**2
         if len(halves.parts) > 1:
             found = mended_found(dual, found, tuning=self.tuning)
         return part.whole(found), part, halves
@@ -320,7 +316,7 @@ class Closer:
         """An elimination, where it is expected to be short; else None."""
         if count > self.effort.few:
             return None
-        few = self.tuning.some_rows
+        few = self._trial_rows
         effort, self.effort.rows = self.tuning.rows if count <= self.tuning.few_combinations else self.effort.rows, few
         return partial(eliminate, effort=min(effort, max(few, self._rows_left())), tuning=self.tuning)
 
@@ -328,8 +324,13 @@ class Closer:
         """An elimination with more rows than usual; None where even those would not suffice."""
         if count > self.tuning.most_combinations:
             return None
-        rows = min(self.effort.patience * self.tuning.patient_rows, self._rows_left())
+        rows = min(self.effort.patience * self._trial_rows, self._rows_left())
         return partial(eliminate, effort=rows, tuning=self.tuning)
+
+    @property
+    def _trial_rows(self) -> float:
+        """Rows of an elimination that is tried: a tenth of those of one that is likely to end."""
+        return 0.1 * self.tuning.rows
 
     def _rows_left(self) -> float:
         """How many rows can be made until the deadline."""

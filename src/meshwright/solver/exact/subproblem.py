@@ -82,7 +82,7 @@ def reduced(
     """
     dual = part.dual
     dual.restore()
-    found = reduce_model(model or settled(dual), alive, tuning.part_growth, tuning.most_work, deadline)
+    found = reduce_model(model or settled(dual), alive, tuning.growth, tuning.most_work, deadline)
     if found.infeasible:
         return Closed(None, np.inf, goal)
     model = tighten_times(found.model, tuning)
@@ -92,7 +92,7 @@ def reduced(
         # Without the states that are gone it is the best; with them, nothing is proven beyond the goal.
         best = Part(dual, offset, ((choice, found.way_back), *part.steps)).whole(Closed(choice, 0.0, 0.0))
         return replace(best, bound=min(best.bound, goal))
-    alike = model.num_nodes > tuning.reordered * dual.model.num_nodes
+    alike = model.num_nodes > tuning.shrunk * dual.model.num_nodes
     order = np.arange(model.num_nodes) if alike else decision_order(model)
     smaller = Dual(permuted(model, order), prices=carried(dual.prices, dual.model.when, model.when))
     smaller.converge(20, 1e-7, deadline)

@@ -31,7 +31,7 @@ class Level:
 
     def below(self, alive: np.ndarray, deadline: Deadline) -> "Level | None":
         """The level that is left when only the marked states may be chosen; None where nothing fits any more."""
-        reduced = reduce_model(self.model, alive, growth=self.tuning.part_growth, deadline=deadline)
+        reduced = reduce_model(self.model, alive, growth=self.tuning.growth, deadline=deadline)
         if reduced.infeasible:
             return None
         model = tighten_times(reduced.model, self.tuning)

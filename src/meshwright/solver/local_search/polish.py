@@ -26,9 +26,9 @@ def improved(
     state = None if choice is None else State.of(model, choice)
     if state is not None:
         _mix_annealed(moves, state, state.choice, deadline)
-    stale = 0
-    for scale in tuning.start_scales:
-        if stale == tuning.stale_starts or deadline.is_over:
+    stale = False
+    for scale in (1.0, *tuning.price_scales):
+        if stale or deadline.is_over:
             break
         start = _start(at_prices(dual, scale * dual.prices, deadline), tuning)
         if start is None:
@@ -39,7 +39,7 @@ def improved(
         else:
             moves.mix(state, start.choice, deadline)
         _mix_annealed(moves, state, start.choice, deadline)
-        stale = 0 if state.cost < before - tolerance else stale + 1
+        stale = state.cost >= before - tolerance
     return None if state is None else state.choice
 
 
