@@ -41,7 +41,6 @@ MECHANISMS: dict[str, dict[str, object]] = {
     "no goals below the incumbent": {"nearly": 0.0},
     "no strong branching": {"split_candidates": 1},
     "no extra time once the gap suffices": {"extra_time": 0.0},
-    "no restarts of the local search": {"restart": 0.0},
     "no kicks": {"kick_patience": -1},
     "no windows": {"turn_share": 0.0},
 }

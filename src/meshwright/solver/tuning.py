@@ -74,24 +74,15 @@ class Tuning:
     alike_memory: float = 1e-3  # part of each cap by which tables that are joined first differ
 
     # Large-neighbourhood search.
-    level_states: int = 4_000  # states up to which what is left is handed to branch and bound
-    starts_share: float = 0.15  # share of the time for first starts, before the best of them is improved
-    turn_share: float = 0.1  # share of the time that is left for one turn of windows
-    restart: float = 0.5  # probability that a turn begins with a new start
+    turn_share: float = 0.1  # share of the time for first starts, and of what is left for one turn of windows
     decimation_scale: float = 1.5  # multiple of the prices in decimation, which leaves memory to the moves that follow
-    decimation_paces: tuple[float, ...] = (1.0, 0.5)  # multiples of the usual pace, from start to start
     decimation_pace: tuple[float, float] = (0.005, 0.1)  # least and most part of the nodes fixed in one round
-    hasty: float = 0.05  # pace from which prices are doubled, so that no round is taken back [cost × 1.03 on graph D]
-    start_peaks: tuple[float, ...] = (2.0, 1.5, 1.0)  # multiples of the prices from which a start is annealed
-    window_shares: tuple[float, ...] = (1.0, 0.6, 0.3, 0.1, 0.0)  # parts of the prices that count as cost, by stages
     kick_patience: int = 12  # kicks in a row that may bring nothing [cost × 1.00 on contest graph D]
     kick_stages: int = 20  # stages of annealing
-    kick_peaks: tuple[float, float] = (0.5, 2.0)  # multiples of the prices at which kicks begin
+    kick_peaks: tuple[float, float] = (0.5, 2.0)  # multiples of the prices at which kicks begin; starts, at the last
     price_spread: float = 0.5  # standard deviation of the logarithm of the price from node to node
     window_nodes: tuple[int, int] = (4, 1500)  # least and most nodes of a window
     window_steps: tuple[float, float] = (1.02, 0.93)  # how its size follows what was solved and what was not
-    window_rounds: int = 4  # times that a window is solved again because another memory time turned out to bind
-    mix_seconds: float = 2.0  # for the best mix of two choices
     tree_nodes: tuple[int, int] = (10, 40)  # least and most nodes of a tree move
     tree_states: int = 4_000  # states of all its nodes
     tree_taxes: int = 2  # memory times that are charged before a tree is given up

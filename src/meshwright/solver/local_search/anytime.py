@@ -58,17 +58,15 @@ class Search:
         """Searches until the time or the steps are up, or the best is proven optimal."""
         level = Level.top(self.model, self.tuning)
         self._first_bound(level)
-        number, until = self.seed, self.deadline.part(self.tuning.starts_share)
+        number, until = self.seed, self.deadline.part(self.tuning.turn_share)
         self._start(level, number)
         level.ascent.run(self.cost - level.offset, 200, self.deadline.part(0.05))
         while self.steps is None and not self.done() and not until.is_over:
             number += 1
             self._start(level, number)
         while not self.done():
-            state = self._best(level)
-            if state is None or self.rng.random() < self.tuning.restart:
-                number += 1
-                state = self._start(level, number)
+            number += 1
+            state = self._start(level, number) or self._best(level)
             if state is None:
                 continue
             self._kick(level, state)
@@ -113,10 +111,10 @@ class Search:
         """A new choice by decimation and annealing; every number gives another one."""
         if self.done():
             return None
-        paces = self.tuning.decimation_paces
-        part = paces[number % len(paces)] * self._pace(level)
+        part = self._pace(level)
         # High prices leave spare memory, so that no round has to be undone: a more expensive choice, found quickly.
-        scale = self.tuning.decimation_scale * (2.0 if part > self.tuning.hasty else 1.0) * 1.5**self.failed
+        is_hasty = part > 0.5 * self.tuning.decimation_pace[1]
+        scale = self.tuning.decimation_scale * (2.0 if is_hasty else 1.0) * 1.5**self.failed
         if number != self.seed:  # the first start of every process goes by the prices as they are
             scale *= np.exp(0.15 * self.rng.standard_normal())
         until = self.deadline.part(0.9 if self.choice is None else 0.3)
@@ -135,11 +133,9 @@ class Search:
             return None
         self._offer(level, state)
         around, nodes = self._around(level), np.arange(level.model.num_nodes)
-        for peak in self.tuning.start_peaks:
-            around.mix(state, around.anneal(state.choice, nodes, peak, 0.0), self.deadline.part(0.1))
-            self._offer(level, state)
-            if self.done():
-                break
+        annealed = around.anneal(state.choice, nodes, self.tuning.kick_peaks[1], 0.0)
+        around.mix(state, annealed, self.deadline.part(0.1))
+        self._offer(level, state)
         return state
 
     def _around(self, level: Level) -> Neighbourhood:
@@ -174,14 +170,14 @@ class Search:
     def _improve(self, level: Level, state: State) -> None:
         """Windows around one choice, each stage until a good number of them brought nothing.
 
-        At first memory has its full price, so that windows free memory which others can use better; then less and less,
-        until only the caps count.
+        At first memory has its full price, so that windows free memory which others can use better; then only the caps
+        count.
         """
         around = self._around(level)
         level.dual.restore()
         level.dual.sweep()
         around.aim(level.dual.reduced, state.choice)
-        shares = self.tuning.window_shares if level.dual.prices.any() else (0.0,)
+        shares = (1.0, 0.0) if level.dual.prices.any() else (0.0,)
         for stage, share in enumerate(shares):
             around.share, stale = share, 0
             until = (
@@ -229,7 +225,7 @@ class Search:
                 return level
             level = smaller
             level.dual.converge(40, 1e-6, self.deadline.part(0.1))
-        if level.model.num_nodes == 0 or len(level.model.cost) < self.tuning.level_states:
+        if len(level.model.cost) <= self.tuning.giant_states:
             self._close(level)
         return level
 

@@ -63,8 +63,6 @@ class Neighbourhood:
     def step(self, state: State, deadline: Deadline) -> bool:
         """Solves one window; puts the better choice into the state and returns True if there is one."""
         before = self._value(state)
-        if self.timed:  # no window may take all that is left of the time
-            deadline = deadline.part(0.02, least=1.0)
         found, fit = self._solved_window(state, self._window(), None, deadline)
         # About one window in five may be too large to be solved exactly.
         (up, down), (least, most) = self.tuning.window_steps, self.tuning.window_nodes
@@ -153,7 +151,9 @@ class Neighbourhood:
         only; a choice that breaks another time makes it active, and the window is solved again.
         """
         complete = True
-        for _ in range(self.tuning.window_rounds):
+        if self.timed:  # no window may take all that is left of the time
+            deadline = deadline.part(0.02, least=1.0)
+        for _ in range(len(self.model.cap) + 1):  # another time becomes active in each but the last
             window = cut_window(self.model, self.links, self.rows, nodes, state.choice, state.load, self.active)
             if self.share > 0.0:
                 window = window._replace(cost=_priced(window, self.share * self.prices[self.active]))
@@ -217,8 +217,6 @@ class Neighbourhood:
             return None, True
         if thorough:
             ascend_prices(dual, target, 30, deadline, 0.2, self.tuning)
-            if self.timed:
-                deadline = deadline.within(self.tuning.mix_seconds)
         options = Options(self.tolerance, splits=thorough and self.timed, tuning=self.tuning)
         found = Closer(options, deadline).attempt(dual, target)
         complete = found.bound >= min(target, found.cost) - self.tolerance
