@@ -5,7 +5,8 @@ default on the problems of `problem_set.py` whose solve reads that constant; oth
 those of the answers, times are CPU times with a deadline on CPU time, so that a busy machine does not matter much; the
 row *default again* shows what is left of the noise. Half of the problems were never used for tuning (*held out*).
 
-    python benchmarks/ablation.py --quick --jobs 2             # a small set, mechanisms alone
+    python benchmarks/ablation.py --small --only shrunk        # one constant, on 12 problems of 5 s in all
+    python benchmarks/ablation.py --quick --jobs 2             # a wider set, mechanisms alone
     python benchmarks/ablation.py --quick --constants          # and every constant
     python benchmarks/ablation.py --only small_memory --quick  # one mechanism or constant
     python benchmarks/ablation.py --graphs ADMPSV --jobs 8     # graphs of the contest, which need the local search
@@ -118,14 +119,15 @@ def _mean(ratios: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Source:
-    """Where problems come from: a folder, of which `quick` takes a part, or some of the contest's graphs alone."""
+    """Where problems come from: a folder, of which `quick` and `small` take a part, or graphs of the contest alone."""
 
     folder: Path
     quick: bool
+    small: bool
     graphs: str
 
     def cases(self) -> list[Case]:
-        return list(contest(self.graphs)) if self.graphs else kept(self.folder, self.quick)
+        return list(contest(self.graphs)) if self.graphs else kept(self.folder, self.quick, self.small)
 
 
 @cache
@@ -144,7 +146,7 @@ def outcome(task: tuple[Source, str, dict[str, object] | None]) -> Outcome:
 
 def main() -> None:
     options = _options()
-    source = Source(options.folder, options.quick, options.graphs)
+    source = Source(options.folder, options.quick, options.small, options.graphs)
     cases = list(cases_of(source).values())
     rows: list[tuple[object, ...]] = []
     with get_context("spawn").Pool(options.jobs) as pool:
@@ -163,7 +165,7 @@ def main() -> None:
             rows += found
             for row in found:
                 print("| " + " | ".join(map(str, row)) + " |", flush=True)
-    if not options.only and not options.graphs:
+    if not options.only and not options.graphs and not options.small:
         kept_text = RESULT.read_text(encoding="utf-8") if RESULT.exists() else ""
         table("Ablation", __doc__ or "", HEADER, rows)
         decisions = kept_text[kept_text.index(DECISIONS) :] if DECISIONS in kept_text else ""
@@ -173,6 +175,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small set of problems")
+    parser.add_argument("--small", action="store_true", help="what is solved in seconds; nothing is kept")
     parser.add_argument("--constants", action="store_true", help="every constant, too, halved and doubled")
     parser.add_argument("--graphs", default="", help="graphs of the contest alone, for example ADMS; nothing is kept")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")

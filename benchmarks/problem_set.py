@@ -38,6 +38,7 @@ LIMITS = (0.1, 0.3, 0.6)  # parts of the way from the least memory that suffices
 PROGRAMS, PROGRAM_MESH = range(100, 132), (2, 2, 2)
 QUICK_MODELS = ("gpt3-1.3b", "llama2-7b", "gshard-moe-1.3b", "wide-resnet-500m")
 SECONDS = 10.0  # for one folded or random problem
+LONG = ("llama2-7b 8x8 0.1", "wide-resnet-500m 8x8 0.1", *(f"wide-resnet-500m 2x4x4 {part}" for part in LIMITS))
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,14 @@ def half_of(name: str) -> str:
     return ("tuning", "held out")[hashlib.sha256(name.encode()).digest()[0] % 2]
 
 
-def kept(folder: Path, quick: bool) -> list[Case]:
-    """The problems of a folder, in which those that are missing are made first; with `quick`, a small part of them."""
+def kept(folder: Path, quick: bool, small: bool = False) -> list[Case]:
+    """The problems of a folder, in which those that are missing are made first; with `quick`, a small part of them.
+
+    With `small`, only those of these that are made soon and solved within two seconds, without random programs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if small:
+        return [*_folded(folder, QUICK_MODELS, [(8, 8), (2, 4, 4)], LIMITS[::2], LONG), *contest("G")]
     models, meshes, programs = (
         (QUICK_MODELS, [(8, 8), (2, 4, 4)], PROGRAMS[:8]) if quick else (MODELS, MESHES, PROGRAMS)
     )
@@ -68,7 +74,9 @@ def kept(folder: Path, quick: bool) -> list[Case]:
     return cases + list(contest("BG" if quick else "".join(CONTEST)))
 
 
-def _folded(folder: Path, models: Iterable[str], meshes: Iterable[tuple[int, ...]], limits) -> Iterator[Case]:
+def _folded(
+    folder: Path, models: Iterable[str], meshes: Iterable[tuple[int, ...]], limits, skipped: Iterable[str] = ()
+) -> Iterator[Case]:
     """Folded training steps on several meshes, with memory held where the planner came to hold it."""
     import meshwright as mw
     from meshwright import zoo
@@ -85,7 +93,9 @@ def _folded(folder: Path, models: Iterable[str], meshes: Iterable[tuple[int, ...
         for shape in meshes:
             formulation = cache(lambda task=task, shape=shape: task().formulate(mw.cluster(MESHES[shape]).mesh(shape)))
             for part in limits:
-                yield from _case(folder, "folded", f"{model} {'x'.join(map(str, shape))} {part}", formulation, part)
+                name = f"{model} {'x'.join(map(str, shape))} {part}"
+                if name not in skipped:
+                    yield from _case(folder, "folded", name, formulation, part)
 
 
 def _random(folder: Path, programs: Iterable[int]) -> Iterator[Case]:
