@@ -38,7 +38,8 @@ def simplify(model: Model, deadline: Deadline = NEVER, tuning: Tuning = TUNING) 
     offset = 0.0
     while True:
         # In a small model every sweep that is saved later is worth comparing the states of large nodes.
-        work = tuning.most_work if len(model.cost) <= tuning.giant_states else tuning.most_work // 10
+        is_small = len(model.cost) <= tuning.giant_states or model.num_nodes <= tuning.few_nodes
+        work = tuning.most_work if is_small else tuning.most_work // 10
         reduced = reduce_model(model, growth=tuning.growth, most_work=work, deadline=deadline)
         chain.append(reduced.way_back)
         offset += reduced.offset
