@@ -98,7 +98,7 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
         prices = bundle.ask()
         if bundle.promised <= tuning.price_gain * abs(bundle.best):
             break
-    if bundle is not None and len(found) <= len(tuning.price_scales):
+    if bundle is not None:
         for scale in tuning.price_scales:
             dual.set_prices(scale * bundle.center / unit)
             found.append(cheapest(dual.links, model.off, dual.theta, buckets)[1])
