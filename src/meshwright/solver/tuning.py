@@ -34,15 +34,10 @@ class Tuning:
     part_price_sweeps: int = 12  # the same in a subproblem, which starts from good prices
     sweeps_per_price: int = 2  # sweeps at each vector of prices [doubled: time × 1.25]
     price_reach: float = 0.03  # part of the bound by which the first change of prices is to raise it
-    price_gain: float = (
-        1e-5  # part of the bound that minima must gain; sweeps, ten times it at first [× 10: a proof lost]
-    )
+    price_gain: float = 1e-5  # part of the bound that minima must gain; sweeps, 10 × it at first [× 10: a proof lost]
     bundle_cuts: int = 12  # latest linear pieces that the model of the bound keeps
     bundle_rounds: int = 300  # most rounds that seek the highest point of that model
-    bundle_serious: tuple[float, float] = (
-        0.1,
-        0.5,
-    )  # parts of the promised gain from which steps do not shrink, or grow
+    bundle_serious: tuple[float, float] = (0.1, 0.5)  # parts of the promised gain from which steps stay long, or grow
     ascent_patience: int = 5  # subgradient steps without a gain before they are shortened
     minima: int = 20  # most prices at which the minimum without a memory limit is found exactly
     minima_reach: float = 0.1  # part of the bound above it within which states take part in minima and mixes of them

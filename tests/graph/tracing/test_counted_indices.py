@@ -32,6 +32,7 @@ PAIRED = {
     "checkpointed": (jax.grad(jax.checkpoint(lambda x, y: (x[COUNT(8), y] ** 2).sum())), TABLE, LABELS),
     "in a loop": (lambda x, y: jax.lax.map(lambda i: x[COUNT(8), y + i], COUNT(3)), TABLE, LABELS),
     "in a branch": (lambda x, y: jax.lax.cond(y[0] > 0, lambda: x[COUNT(8), y], lambda: x[:, 0]), TABLE, LABELS),
+    "beside a solver": (lambda x, y: jnp.linalg.inv(x)[COUNT(8), y], TABLE, LABELS),
     "mapped": (jax.vmap(lambda x, y: x[COUNT(3), y]), DEEP, MANY),
     "along the other dim": (lambda x, y: x[COUNT(3)[None], y[:, None], 0], DEEP[:3], LABELS % 3),
 }

@@ -1,6 +1,7 @@
 """Calls a function once with types in place of arrays, and separates the arrays of a pytree from its other leaves."""
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -14,6 +15,9 @@ from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, re
 from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
 from meshwright.hardware import Cluster
 from meshwright.names import one_line
+from meshwright.refinement import Refinements
+
+log = logging.getLogger("meshwright")
 
 # Numbers are traced, as by `jax.jit`, unless the function's own Python code reads them: then booleans and, if that is
 # not enough, all Python numbers are passed unchanged.
@@ -132,7 +136,12 @@ def _call(
     if changed:
         check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None
-    return Call(pair_counted_indices(jaxpr), arguments, results)
+    refined = Refinements()
+    what, instead = "The search for indices that count", "rows at such indices cannot be split"
+    jaxpr = refined(what, instead, lambda: pair_counted_indices(jaxpr), lambda: jaxpr)
+    for remark in refined.remarks:
+        log.warning(remark)
+    return Call(jaxpr, arguments, results)
 
 
 def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:

@@ -87,13 +87,20 @@ def _with_bodies(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> Any:
     for name, value in eqn.params.items():
         some = value if isinstance(value, tuple | list) else (value,)
         if any(isinstance(each, jax_compat.Jaxpr | jax_compat.ClosedJaxpr) for each in some):
-            new = [_rewritten(each, known, memory) for each in some]
+            new = [each if each is None else _rewritten(each, known, memory) for each in some]
             changed |= any(a is not b for a, b in zip(new, some, strict=True))
-            params[name] = type(value)(new) if isinstance(value, tuple | list) else new[0]
+            params[name] = _like(value, new)
             if is_call:
                 found = memory[id(jax_compat.close(some[0]).jaxpr), known][2]
                 facts.of.update(zip(eqn.outvars, found, strict=True))
     return eqn.replace(params=params) if changed else eqn
+
+
+def _like(value: Any, new: list[Any]) -> Any:
+    """New jaxprs in the form of a parameter: one, a tuple or a named tuple."""
+    if not isinstance(value, tuple | list):
+        return new[0]
+    return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
 
 
 def _paired(eqn: Any, fact: "_Fact | None") -> list[Any]:
