@@ -46,7 +46,7 @@ class Peers:
         self._failed = Event()
         self._leave_at = float("inf")
         self._lock = Lock()
-        self._is_speaking = False  # it is sending the error that ends it, which must not be cut off
+        self._speech = Lock()  # of whoever prints why the process ends: neither is cut off by the other
         self._is_over = False
         self._pid = os.getpid()
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
@@ -59,7 +59,7 @@ class Peers:
         before = sys.excepthook
 
         def last_words(kind: Any, error: BaseException, trace: Any) -> None:
-            self._is_speaking = True
+            self._speech.acquire(timeout=self._patience_s)
             before(kind, error, trace)
             said = self._say_last(error)
             if self.failure != said and describe_error(error) not in (self.failure or ""):
@@ -120,7 +120,7 @@ class Peers:
                         selector.unregister(self._connections[peer])
                         self._lose(peer)
                 self._compare()
-                if time.monotonic() >= self._leave_at + (self._patience_s if self._is_speaking else 0):
+                if time.monotonic() >= self._leave_at:
                     self._leave()
 
     def _hear(self, peer: int, message: Mapping[str, Any]) -> None:
@@ -165,6 +165,7 @@ class Peers:
         self.end()
 
     def _leave(self) -> None:
+        self._speech.acquire(timeout=self._patience_s)
         print(self._farewell(), file=sys.stderr, flush=True)
         end_process()
 
