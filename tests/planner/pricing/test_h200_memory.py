@@ -33,14 +33,14 @@ def kept(name, hosts):
 
 
 TABLE = [*kept("compiled-h200.md", 1), *kept("compiled-h200-8-hosts.md", 8)]
-#: Some of each model, since all of them take a minute. The plans of rows 1, 6, 7, 11 and 12 were compiled with the
-#: prices of an earlier version: others are chosen now.
-QUICK = [TABLE[row] for row in (2, 3, 10, 13, 14)]
+#: Some of the rows, since all of them take a minute. The plans of rows 1, 7, 11, 12 and 14, both of Mixtral among them,
+#: were compiled with the prices of an earlier version: others are chosen now.
+QUICK = [TABLE[row] for row in (2, 3, 6, 10, 13)]
 
 
 def test_the_tables_are_read():
     assert len(TABLE) == 15
-    assert {row.program.split()[0] for row in QUICK} == {"llama2-7b", "mixtral-8x7b", "gpt3-1.3b"}
+    assert {row.program.split()[0] for row in QUICK} == {"llama2-7b", "gpt3-1.3b"}
     assert {row.hosts for row in QUICK} == {1, 8} and {row.mesh for row in QUICK} == {"8", "2×4", "8×8"}
 
 
