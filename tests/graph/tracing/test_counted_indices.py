@@ -15,6 +15,13 @@ TABLE, DEEP = RNG.normal(size=(8, 8)).astype("f4"), RNG.normal(size=(8, 3, 5)).a
 LABELS, MANY = RNG.integers(-9, 12, 8), RNG.integers(-6, 9, (8, 3))
 COUNT, POSITION = jnp.arange, lambda: (jnp.arange(8)[:, None], jnp.arange(3)[None])
 
+
+def at(x, *columns):
+    """The elements of a table of three dims at index vectors, which are clipped."""
+    numbers = jax.lax.GatherDimensionNumbers((), (0, 1, 2), (0, 1, 2))
+    return jax.lax.gather(x, jnp.concatenate(columns, 1), numbers, (1, 1, 1), mode="clip")
+
+
 PAIRED = {
     "labels": (lambda x, y: x[COUNT(8), y], TABLE, LABELS),
     "a gradient": (jax.grad(lambda x, y: (x[COUNT(8), y] ** 2).sum()), TABLE, LABELS),
@@ -36,7 +43,12 @@ PAIRED = {
     "mapped": (jax.vmap(lambda x, y: x[COUNT(3), y]), DEEP, MANY),
     "along the other dim": (lambda x, y: x[COUNT(3)[None], y[:, None], 0], DEEP[:3], LABELS % 3),
 }
+LONG = RNG.normal(size=(300, 8)).astype("f4")
 OTHERS = {
+    "one row": (lambda x, y: x[COUNT(1), y], TABLE, LABELS),
+    "numbers that overflow": (lambda x, y: x[COUNT(300).astype("int8").astype(int), y], LONG, RNG.integers(0, 8, 300)),
+    "numbers that round": (lambda x, y: x[COUNT(300, dtype="bfloat16").astype(int), y], LONG, RNG.integers(0, 8, 300)),
+    "two columns at once": (lambda x, y: at(x, jnp.broadcast_to(COUNT(8)[:, None], (8, 2)), y[:, None]), DEEP, LABELS),
     "remainders": (lambda x, y: x[COUNT(8) % 7, y], TABLE, LABELS),
     "backwards": (lambda x, y: x[COUNT(8)[::-1], y], TABLE, LABELS),
     "some rows": (lambda x, y: x[COUNT(5), y[:5]], TABLE, LABELS),

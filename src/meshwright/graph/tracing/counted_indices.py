@@ -15,12 +15,17 @@ from jax import lax
 
 from meshwright import jax_compat
 
-_UNCHANGED = ("convert_element_type", "copy", "stop_gradient")
+#: How the numbers of dims are called in gathers and in scatters: those of single elements, those that index vectors
+#: address, and the dims of the indices that batching dims are paired with.
+_NAMES = {
+    True: ("collapsed_slice_dims", "start_index_map", "start_indices_batching_dims"),
+    False: ("inserted_window_dims", "scatter_dims_to_operand_dims", "scatter_indices_batching_dims"),
+}
 
 
 def pair_counted_indices(closed: Any) -> Any:
     """The program, a closed jaxpr, with batching dims in place of indices that count; the same object without any."""
-    return _rewritten(closed, (), {}) if _has_candidates(closed.jaxpr, {}) else closed
+    return _rewritten(closed, (), {})[0] if _has_candidates(closed.jaxpr, {}) else closed
 
 
 def _has_candidates(jaxpr: Any, seen: dict[int, bool]) -> bool:
@@ -42,31 +47,32 @@ def _bodies(eqn: Any) -> list[Any]:
 
 def _looked_up(eqn: Any) -> tuple[int, ...]:
     """The dims of the table that the index vector of a gather or scatter addresses."""
-    if eqn.primitive.name != "gather" and not eqn.primitive.name.startswith("scatter"):
+    is_gather = eqn.primitive.name == "gather"
+    if not is_gather and not eqn.primitive.name.startswith("scatter"):
         return ()
-    numbers = eqn.params["dimension_numbers"]
-    return tuple(numbers.start_index_map if eqn.primitive.name == "gather" else numbers.scatter_dims_to_operand_dims)
+    return tuple(getattr(eqn.params["dimension_numbers"], _NAMES[is_gather][1]))
 
 
-def _rewritten(closed: Any, known: Sequence["_Fact | None"], memory: dict[Any, Any]) -> Any:
-    """A closed or open jaxpr rewritten, given what is known of its inputs."""
-    jaxpr = jax_compat.close(closed).jaxpr
-    key = id(jaxpr), tuple(known)
+def _rewritten(
+    closed: Any, known: Sequence["_Fact | None"], memory: dict[Any, Any]
+) -> tuple[Any, tuple["_Fact | None", ...]]:
+    """A closed or open jaxpr rewritten, given what is known of its inputs; and what is known of its results."""
+    jaxpr, consts = jax_compat.close(closed).jaxpr, jax_compat.close(closed).consts
+    key = id(jaxpr), tuple(map(id, consts)), tuple(known)
     if key not in memory:
         facts = _Facts(dict(zip(jaxpr.invars, known, strict=False)))
-        for variable, value in zip(jaxpr.constvars, jax_compat.close(closed).consts, strict=True):
-            facts.of[variable] = _of_constant(value)
+        facts.of.update((v, _of_constant(value)) for v, value in zip(jaxpr.constvars, consts, strict=True))
         eqns: list[Any] = []
         for eqn in jaxpr.eqns:
             eqns += _equation(eqn, facts, memory)
         same = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-        results = tuple(facts.get(v) for v in jaxpr.outvars)
-        # The jaxpr is kept with the answer, so that no other one gets its id.
-        memory[key] = (jaxpr, jaxpr if same else jaxpr.replace(eqns=eqns), results)
-    new = memory[key][1]
+        new = jaxpr if same else jaxpr.replace(eqns=eqns)
+        # What the key names is kept with the answer, so that nothing else gets its id.
+        memory[key] = new, tuple(facts.get(v) for v in jaxpr.outvars), closed
+    new, results, _ = memory[key]
     if new is jaxpr:
-        return closed
-    return new if closed is jaxpr else closed.replace(jaxpr=new)
+        return closed, results
+    return new if closed is jaxpr else closed.replace(jaxpr=new), results
 
 
 def _equation(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> list[Any]:
@@ -86,13 +92,13 @@ def _with_bodies(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> Any:
     params, changed = dict(eqn.params), False
     for name, value in eqn.params.items():
         some = value if isinstance(value, tuple | list) else (value,)
-        if any(isinstance(each, jax_compat.Jaxpr | jax_compat.ClosedJaxpr) for each in some):
-            new = [each if each is None else _rewritten(each, known, memory) for each in some]
-            changed |= any(a is not b for a, b in zip(new, some, strict=True))
-            params[name] = _like(value, new)
-            if is_call:
-                found = memory[id(jax_compat.close(some[0]).jaxpr), known][2]
-                facts.of.update(zip(eqn.outvars, found, strict=True))
+        if not any(isinstance(each, jax_compat.Jaxpr | jax_compat.ClosedJaxpr) for each in some):
+            continue
+        found = [(None, ()) if each is None else _rewritten(each, known, memory) for each in some]
+        changed |= any(new is not old for (new, _), old in zip(found, some, strict=True))
+        params[name] = _like(value, [new for new, _ in found])
+        if is_call:
+            facts.of.update(zip(eqn.outvars, found[0][1], strict=True))
     return eqn.replace(params=params) if changed else eqn
 
 
@@ -105,47 +111,34 @@ def _like(value: Any, new: list[Any]) -> Any:
 
 def _paired(eqn: Any, fact: "_Fact | None") -> list[Any]:
     """A gather or scatter whose counted columns are batching dims; preceded by a slice of the other columns."""
-    numbers, is_gather = eqn.params["dimension_numbers"], eqn.primitive.name == "gather"
-    single = numbers.collapsed_slice_dims if is_gather else numbers.inserted_window_dims
+    numbers = eqn.params["dimension_numbers"]
+    single, addressed, paired = _NAMES[eqn.primitive.name == "gather"]
     table, indices = (v.aval for v in eqn.invars[:2])
-    used = set(numbers.start_indices_batching_dims if is_gather else numbers.scatter_indices_batching_dims)
-    pairs: dict[int, tuple[int, int]] = {}  # by column: the table's dim, and the dim of the indices that it counts
+    dims = dict(zip(numbers.operand_batching_dims, getattr(numbers, paired), strict=True))
     looked_up = _looked_up(eqn)
-    for column, along in enumerate(fact.columns if fact is not None else ()):
-        dim = looked_up[column]
-        if along is None or along in used or dim not in single or table.shape[dim] != indices.shape[along]:
-            continue
-        pairs[column] = dim, along
-        used.add(along)
-    if len(pairs) == len(looked_up):  # an index vector has a column at least
-        pairs.popitem()
-    if not pairs:
+    kept: list[int] = []
+    columns = fact.columns if fact is not None else ()
+    for column, dim in enumerate(looked_up):
+        along = columns[column] if columns else None
+        is_last = column == len(looked_up) - 1 and not kept  # an index vector has a column at least
+        fits = along is not None and along not in dims.values() and table.shape[dim] == indices.shape[along]
+        if fits and dim in getattr(numbers, single) and not is_last:
+            dims[dim] = along
+        else:
+            kept.append(column)
+    if len(kept) == len(looked_up):
         return [eqn]
-    kept = [column for column in range(len(looked_up)) if column not in pairs]
     before, smaller = _columns(eqn, kept)
-    numbers = _with_pairs(numbers, is_gather, dict(pairs.values()), [looked_up[column] for column in kept])
-    params = eqn.params | {"dimension_numbers": numbers}
+    pairs = dict(sorted(dims.items()))
+    changed = {
+        single: tuple(d for d in getattr(numbers, single) if d not in pairs),
+        addressed: tuple(looked_up[column] for column in kept),
+        "operand_batching_dims": tuple(pairs),
+        paired: tuple(pairs.values()),
+    }
+    # Whether the indices are sorted says nothing of the columns that are left.
+    params = eqn.params | {"dimension_numbers": numbers._replace(**changed), "indices_are_sorted": False}
     return [*before, eqn.replace(invars=[eqn.invars[0], smaller, *eqn.invars[2:]], params=params)]
-
-
-def _with_pairs(numbers: Any, is_gather: bool, dims: Mapping[int, int], looked_up: Sequence[int]) -> Any:
-    if is_gather:
-        dims = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)) | dict(dims)
-        return lax.GatherDimensionNumbers(
-            offset_dims=numbers.offset_dims,
-            collapsed_slice_dims=tuple(d for d in numbers.collapsed_slice_dims if d not in dims),
-            start_index_map=tuple(looked_up),
-            operand_batching_dims=tuple(sorted(dims)),
-            start_indices_batching_dims=tuple(dims[d] for d in sorted(dims)),
-        )
-    dims = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)) | dict(dims)
-    return lax.ScatterDimensionNumbers(
-        update_window_dims=numbers.update_window_dims,
-        inserted_window_dims=tuple(d for d in numbers.inserted_window_dims if d not in dims),
-        scatter_dims_to_operand_dims=tuple(looked_up),
-        operand_batching_dims=tuple(sorted(dims)),
-        scatter_indices_batching_dims=tuple(dims[d] for d in sorted(dims)),
-    )
 
 
 def _columns(eqn: Any, kept: Sequence[int]) -> tuple[list[Any], Any]:
@@ -193,52 +186,54 @@ class _Facts:
 
     def follow(self, eqn: Any) -> _Fact | None:
         """What is known of the result of an operation."""
-        name, params = eqn.primitive.name, eqn.params
-        shape = eqn.outvars[0].aval.shape
+        name, params, result = eqn.primitive.name, eqn.params, eqn.outvars[0].aval
         if name == "iota":
-            return _counting(params["dimension"], shape)
-        if name == "lt":
-            first, second = self.get(eqn.invars[0]), eqn.invars[1]
-            is_zero = isinstance(second, jax_compat.Literal) and np.ndim(second.val) == 0 and second.val == 0
-            return _Fact(is_false=True) if first is not None and first.along is not None and is_zero else None
-        if name == "select_n":
-            chosen = self.get(eqn.invars[0])
-            return self.get(eqn.invars[1]) if chosen is not None and chosen.is_false else None
-        if name == "concatenate" and params["dimension"] == len(shape) - 1:
-            columns: list[int | None] = []
-            for v in eqn.invars:
-                fact = self.get(v)
-                columns += fact.columns if fact is not None else [None] * v.aval.shape[-1]
-            return _Fact(columns=tuple(columns)) if any(c is not None for c in columns) else None
+            return _counting(params["dimension"], result)
+        if name == "concatenate":
+            return self._joined(eqn) if params["dimension"] == len(result.shape) - 1 else None
         fact = self.get(eqn.invars[0]) if eqn.invars else None
         if fact is None:
             return None
-        if name in _UNCHANGED:
-            return fact if np.issubdtype(eqn.outvars[0].aval.dtype, np.integer) or fact.is_false else None
+        if name == "select_n":
+            return self.get(eqn.invars[1]) if fact.is_false else None
+        if name == "lt":
+            zero = eqn.invars[1]
+            is_zero = isinstance(zero, jax_compat.Literal) and np.ndim(zero.val) == 0 and zero.val == 0
+            return _Fact(is_false=True) if fact.along is not None and is_zero else None
         if fact.is_false:
             return fact if name in ("broadcast_in_dim", "reshape", "squeeze") else None
-        return _moved(fact, name, params, eqn.invars[0].aval.shape, shape)
+        return None if fact.along is None else _moved(fact.along, name, params, eqn.invars[0].aval.shape, result)
+
+    def _joined(self, eqn: Any) -> _Fact | None:
+        """What is known of the columns of an index vector."""
+        columns: list[int | None] = []
+        for v in eqn.invars:
+            fact = self.get(v)
+            columns += fact.columns if fact is not None and fact.columns else [None] * v.aval.shape[-1]
+        return _Fact(columns=tuple(columns)) if any(c is not None for c in columns) else None
 
 
-def _counting(along: int, shape: Sequence[int]) -> _Fact:
-    """What is known of an integer array that counts along a dim."""
-    columns = (along,) if along < len(shape) - 1 and shape[-1] == 1 else ()
-    return _Fact(along, columns=columns)
-
-
-def _moved(
-    fact: _Fact, name: str, params: Mapping[str, Any], before: Sequence[int], after: Sequence[int]
-) -> _Fact | None:
-    """What is known of an array that counts along a dim, after dims were added or removed."""
-    if fact.along is None:
+def _counting(along: int, aval: Any) -> _Fact | None:
+    """What is known of an array that counts along a dim, if its type can count as far."""
+    size = aval.shape[along]
+    if not np.issubdtype(aval.dtype, np.integer) or size - 1 > np.iinfo(aval.dtype).max:
         return None
+    return _Fact(along, columns=(along,) if along < len(aval.shape) - 1 and aval.shape[-1] == 1 else ())
+
+
+def _moved(along: int, name: str, params: Mapping[str, Any], before: Sequence[int], result: Any) -> _Fact | None:
+    """What is known of an array that counts along a dim, after a conversion, or after dims were added or removed."""
+    after = result.shape
+    if name in ("convert_element_type", "copy"):
+        return _counting(along, result)
     if name == "broadcast_in_dim":
-        return _counting(params["broadcast_dimensions"][fact.along], after)
+        to = params["broadcast_dimensions"][along]
+        return _counting(to, result) if after[to] == before[along] else None  # a single row is repeated, not counted on
     if name in ("reshape", "squeeze"):
         sizes = [d for d, size in enumerate(before) if size > 1], [d for d, size in enumerate(after) if size > 1]
         same = [before[d] for d in sizes[0]] == [after[d] for d in sizes[1]]
-        if same and fact.along in sizes[0]:
-            return _counting(sizes[1][sizes[0].index(fact.along)], after)
+        if same and along in sizes[0]:
+            return _counting(sizes[1][sizes[0].index(along)], result)
     return None
 
 
@@ -254,5 +249,5 @@ def _of_constant(value: Any) -> _Fact | None:
     for dim, size in enumerate(array.shape):
         counts = np.arange(size).reshape([-1 if d == dim else 1 for d in range(array.ndim)])
         if size > 1 and np.array_equal(array, np.broadcast_to(counts, array.shape)):
-            return _counting(dim, array.shape)
+            return _counting(dim, array)
     return None

@@ -126,7 +126,7 @@ class Closer:
             if self.deadline.is_over:
                 break
             alive = dual.floor <= ceiling
-            if alive.mean() < self.tuning.shrunk:  # for good
+            if alive.mean() < self.tuning.shrunk:
                 best = better(best, self._below_in_part(dual, alive, best, ceiling, enough))
                 break
             if self.effort.coarse:
