@@ -64,7 +64,7 @@ def corrections(rows: Sequence[Measured], usual: Mapping[int, float] | None = No
 
     Args:
         rows: Parts of plans, measured or not.
-        usual: CollectiveFactors of operations in parts that were not measured.
+        usual: Factors of operations in parts that were not measured.
     """
     factors = collective_factors(rows)
     known = [(row, ratio) for row in rows if (ratio := row.ratio(factors)) is not None]

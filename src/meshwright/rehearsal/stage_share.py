@@ -26,12 +26,12 @@ from meshwright.runtime.microbatches.cut_operations import Cut
 from meshwright.runtime.microbatches.part_program import Instruction, Key
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.spmd import compiler_options
+from meshwright.runtime.stages.cutting.packs import Packs
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.layout import REPLICAS, without_replicas
-from meshwright.runtime.stages.lowered import Lowered
-from meshwright.runtime.stages.lowering import StageLowering
-from meshwright.runtime.stages.packs import Packs
-from meshwright.runtime.stages.planned_pieces import PieceEvaluator, PlannedPieces
+from meshwright.runtime.stages.lowering.layout import REPLICAS, without_replicas
+from meshwright.runtime.stages.lowering.lowered import Lowered
+from meshwright.runtime.stages.lowering.planned_pieces import PieceEvaluator, PlannedPieces
+from meshwright.runtime.stages.lowering.stage_lowering import StageLowering
 from meshwright.schedules.instructions import UPDATE
 
 

@@ -24,8 +24,8 @@ from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.stage_memory import Key, key_of, peak_bytes
 from meshwright.runtime.checking.verify import Compared
 from meshwright.runtime.checking.verify_stages import planned_flops
+from meshwright.runtime.stages.cutting.stage_programs import PREPARE
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.stage_programs import PREPARE
 from meshwright.schedules.base import FORWARD
 from meshwright.schedules.instructions import UPDATE
 from meshwright.screen import Printed, plain_table

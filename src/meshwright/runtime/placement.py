@@ -6,7 +6,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.runtime.spmd import device_mesh
-from meshwright.runtime.stages.layout import leaf_shardings, stage_devices
+from meshwright.runtime.stages.lowering.layout import leaf_shardings, stage_devices
 
 
 def argument_shardings(plan: PlanData) -> list[Any]:

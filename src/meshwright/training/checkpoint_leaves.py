@@ -15,7 +15,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from meshwright import jax_compat
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes.sharing import put
-from meshwright.runtime.stages.layer_stack import StackSharding, placed, stacked
+from meshwright.runtime.stages.cutting.layer_stack import StackSharding, placed, stacked
 from meshwright.schema import Size
 from meshwright.training.spread import spread
 

@@ -15,7 +15,7 @@ from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 
 from meshwright.errors import CheckpointError
 from meshwright.runtime.placement import argument_shardings
-from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding, spread_sharding
+from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding, spread_sharding
 from meshwright.schema import checked
 from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
 from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored

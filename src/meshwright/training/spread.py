@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.runtime.cpu_turns import in_turn
-from meshwright.runtime.stages.layer_stack import spread_sharding
+from meshwright.runtime.stages.cutting.layer_stack import spread_sharding
 from meshwright.runtime.transfer.reshard import reshard
 
 

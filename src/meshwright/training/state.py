@@ -20,7 +20,7 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.spmd import argument_leaves, check_types
-from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding
+from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
 from meshwright.runtime.stages.placing import absent, from_host, is_here
 from meshwright.training.parallelize import Parallelized, Settings, parallelize
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from meshwright.runtime.stages.layer_stack import LayerStack
+from meshwright.runtime.stages.cutting.layer_stack import LayerStack
 from tests.runtime.stages.models import build
 
 

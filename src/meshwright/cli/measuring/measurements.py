@@ -78,7 +78,14 @@ def import_command(
         note(f"added {added} measurements{later}")
 
 
-MOST_DAYS = 36_500
+def _days_ago(days: int) -> str:
+    """The time so many days ago."""
+    try:
+        if days < 0:
+            raise OverflowError
+        return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+    except OverflowError:
+        raise CommandError(f"--older-than is {days}; give a number of days from 0 to some 700,000") from None
 
 
 def prune_command(
@@ -94,11 +101,7 @@ def prune_command(
 
     if not (stale or everything or older_than is not None or fingerprint or chip):
         raise CommandError("say what to remove: --stale, --older-than DAYS, --fingerprint, --chip or --all")
-    before = None
-    if older_than is not None and not 0 <= older_than <= MOST_DAYS:
-        raise CommandError(f"--older-than is {older_than}; give a number of days from 0 to {MOST_DAYS}")
-    if older_than is not None:
-        before = (datetime.now(UTC) - timedelta(days=older_than)).isoformat(timespec="seconds")
+    before = None if older_than is None else _days_ago(older_than)
     other_than = this_compiler() if stale else None
     with _open(database) as found:
         count = found.prune(before=before, other_than=other_than, fingerprint=fingerprint, chip=chip)

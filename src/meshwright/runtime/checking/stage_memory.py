@@ -7,7 +7,7 @@ from typing import Any
 from meshwright import jax_compat
 from meshwright.runtime.stages.bound import Move
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.lowered import Lowered
+from meshwright.runtime.stages.lowering.lowered import Lowered
 
 Key = tuple[str, int, int]  # of a program: its kind of work, stage and place
 

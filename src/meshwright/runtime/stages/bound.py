@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from meshwright.runtime.stages.lowered import Lowered
+from meshwright.runtime.stages.lowering.lowered import Lowered
 from meshwright.runtime.transfer.reshard import Transfer
 
 Run = Callable[..., Sequence[Any]]

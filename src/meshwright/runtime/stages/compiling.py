@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from meshwright import jax_compat
-from meshwright.runtime.stages.lowered import Lowered
+from meshwright.runtime.stages.lowering.lowered import Lowered
 
 log = logging.getLogger("meshwright")
 

@@ -23,15 +23,15 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Key
-from meshwright.runtime.stages.assignment import Assignment
 from meshwright.runtime.stages.bound import Bound, Move
 from meshwright.runtime.stages.compiling import compile_programs
-from meshwright.runtime.stages.layout import StageDevices, everywhere
-from meshwright.runtime.stages.lowered import Lowered
-from meshwright.runtime.stages.lowering import StageLowering
-from meshwright.runtime.stages.packs import Packs
+from meshwright.runtime.stages.cutting.assignment import Assignment
+from meshwright.runtime.stages.cutting.packs import Packs
+from meshwright.runtime.stages.cutting.stage_programs import PREPARE, StageProgram, cut_stages, result_owners
+from meshwright.runtime.stages.lowering.layout import StageDevices, everywhere
+from meshwright.runtime.stages.lowering.lowered import Lowered
+from meshwright.runtime.stages.lowering.stage_lowering import StageLowering
 from meshwright.runtime.stages.placing import absent, batch_placer, from_host, is_here, joined, number_placer, placer
-from meshwright.runtime.stages.stage_programs import PREPARE, StageProgram, cut_stages, result_owners
 from meshwright.schedules import table
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import (

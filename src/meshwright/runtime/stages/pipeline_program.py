@@ -21,11 +21,11 @@ from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.spmd import Strange, check_types
-from meshwright.runtime.stages.assignment import assign
+from meshwright.runtime.stages.cutting.assignment import assign
+from meshwright.runtime.stages.cutting.layer_loops import SplitStep, split_layers
+from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding, stacked
 from meshwright.runtime.stages.engine import Engine
-from meshwright.runtime.stages.layer_loops import SplitStep, split_layers
-from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding, stacked
-from meshwright.runtime.stages.layout import in_pieces, leaf_shardings, of_pieces, stage_devices
+from meshwright.runtime.stages.lowering.layout import in_pieces, leaf_shardings, of_pieces, stage_devices
 
 log = logging.getLogger("meshwright")
 

@@ -11,7 +11,7 @@ from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key
 from meshwright.runtime.microbatches.units import Unit
 from meshwright.runtime.program.serials import is_operation
-from meshwright.runtime.stages.assignment import Assignment
+from meshwright.runtime.stages.cutting.assignment import Assignment
 
 
 def kept_values(

@@ -21,7 +21,7 @@ from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, form_of, shrunk
 from meshwright.runtime.microbatches.units import Unit, Units
-from meshwright.runtime.stages.assignment import UNPLANNED, Assignment, Parts
+from meshwright.runtime.stages.cutting.assignment import UNPLANNED, Assignment, Parts
 
 _TAG = re.compile(r"^mw(\d+)(?:p(\d+))?(/\+)?(?:/|$)")
 _ADDED = "+"  # the scope of operations that the plan knows nothing of: they cut pieces or put them together

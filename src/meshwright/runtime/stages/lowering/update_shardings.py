@@ -15,8 +15,8 @@ from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import Dims
 from meshwright.runtime.microbatches.units import Unit
 from meshwright.runtime.program.serials import is_operation
-from meshwright.runtime.stages.layout import is_spread
-from meshwright.runtime.stages.stage_programs import StagePrograms
+from meshwright.runtime.stages.cutting.stage_programs import StagePrograms
+from meshwright.runtime.stages.lowering.layout import is_spread
 
 _Neighbour = tuple[Dims, int, Dims, LoopNest]  # dims of a value, another value, its dims, the operation of both
 

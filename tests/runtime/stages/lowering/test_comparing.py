@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.runtime.microbatches.part_program import Whole
 from meshwright.runtime.microbatches.units import Units
-from meshwright.runtime.stages.comparing import reduced, run_once
+from meshwright.runtime.stages.lowering.comparing import reduced, run_once
 
 pytestmark = pytest.mark.devices
 

@@ -6,8 +6,8 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.judging.subject.subject import Subjects
 from meshwright.runtime.checking.stage_memory import _slot_bytes
+from meshwright.runtime.stages.cutting.recomputation import _must_gather
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
-from meshwright.runtime.stages.recomputation import _must_gather
 from meshwright.schedules.base import FORWARD
 
 pytestmark = pytest.mark.devices

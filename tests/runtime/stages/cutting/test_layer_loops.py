@@ -12,10 +12,10 @@ from jax.extend.core import jaxpr_as_fun
 import meshwright as mw
 from meshwright.graph import trace
 from meshwright.runtime.microbatches.units import Units
-from meshwright.runtime.stages.assignment import assign
-from meshwright.runtime.stages.layer_loops import split_layers
-from meshwright.runtime.stages.layer_stack import LayerStack, StackSharding
-from meshwright.runtime.stages.layout import fitted
+from meshwright.runtime.stages.cutting.assignment import assign
+from meshwright.runtime.stages.cutting.layer_loops import split_layers
+from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
+from meshwright.runtime.stages.lowering.layout import fitted
 from tests.runtime.stages.models import compared
 from tests.runtime.stages.scanned import build, recut
 

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.spmd import compiler_options
-from meshwright.runtime.stages.stage_programs import StageProgram
+from meshwright.runtime.stages.cutting.stage_programs import StageProgram
 
 
 @dataclass(frozen=True)

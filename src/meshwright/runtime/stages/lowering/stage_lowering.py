@@ -20,14 +20,21 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.program.contributions import Waiting
-from meshwright.runtime.stages.comparing import run_once
-from meshwright.runtime.stages.layout import REPLICAS, StageDevices, fitted, is_spread, stage_spec, without_replicas
-from meshwright.runtime.stages.lowered import Lowered, jitted
-from meshwright.runtime.stages.packs import Packs
-from meshwright.runtime.stages.planned_pieces import PlannedPieces
-from meshwright.runtime.stages.stage_programs import StageProgram, StagePrograms
-from meshwright.runtime.stages.totals import Total
-from meshwright.runtime.stages.update_shardings import specs_of_update
+from meshwright.runtime.stages.cutting.packs import Packs
+from meshwright.runtime.stages.cutting.stage_programs import StageProgram, StagePrograms
+from meshwright.runtime.stages.lowering.comparing import run_once
+from meshwright.runtime.stages.lowering.layout import (
+    REPLICAS,
+    StageDevices,
+    fitted,
+    is_spread,
+    stage_spec,
+    without_replicas,
+)
+from meshwright.runtime.stages.lowering.lowered import Lowered, jitted
+from meshwright.runtime.stages.lowering.planned_pieces import PlannedPieces
+from meshwright.runtime.stages.lowering.totals import Total
+from meshwright.runtime.stages.lowering.update_shardings import specs_of_update
 
 
 class StageLowering:

@@ -19,8 +19,8 @@ from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.meshes import constrain
-from meshwright.runtime.stages.comparing import reduced
-from meshwright.runtime.stages.layout import REPLICAS, is_spread, without_replicas
+from meshwright.runtime.stages.lowering.comparing import reduced
+from meshwright.runtime.stages.lowering.layout import REPLICAS, is_spread, without_replicas
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lax.add,

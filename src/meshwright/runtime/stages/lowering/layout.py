@@ -14,8 +14,8 @@ from meshwright.errors import ClusterError, ShardingError
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec, Tensor
-from meshwright.runtime.stages.assignment import Parts, layer_parts
-from meshwright.runtime.stages.layer_stack import StackSharding
+from meshwright.runtime.stages.cutting.assignment import Parts, layer_parts
+from meshwright.runtime.stages.cutting.layer_stack import StackSharding
 
 STAGES = "stages"  # the axis of arrays that are stacked over the layers of all stages
 REPLICAS = "replicas"  # the axis of a stage's devices that splits the rows of a microbatch

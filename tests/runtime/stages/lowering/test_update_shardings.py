@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.runtime.microbatches.units import Units
-from meshwright.runtime.stages.update_shardings import update_specs
+from meshwright.runtime.stages.lowering.update_shardings import update_specs
 from tests.runtime.stages.models import compared
 
 SIZES = {"replicas": 2, "x": 2}

@@ -19,9 +19,9 @@ from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.program.contributions import Waiting, can_contribute
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.serials import count, count_ops, is_operation
-from meshwright.runtime.stages.assignment import UNPLANNED, Assignment
-from meshwright.runtime.stages.layout import StageDevices
-from meshwright.runtime.stages.stage_programs import StageProgram
+from meshwright.runtime.stages.cutting.assignment import UNPLANNED, Assignment
+from meshwright.runtime.stages.cutting.stage_programs import StageProgram
+from meshwright.runtime.stages.lowering.layout import StageDevices
 
 
 @dataclass(frozen=True)

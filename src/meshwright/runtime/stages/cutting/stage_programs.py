@@ -20,10 +20,10 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
-from meshwright.runtime.stages.assignment import Assignment, Pass, place_parts
-from meshwright.runtime.stages.free_pieces import free_pieces, fused_pieces
-from meshwright.runtime.stages.recomputation import kept_values
-from meshwright.runtime.stages.update_rounds import Rounds, UpdateRounds
+from meshwright.runtime.stages.cutting.assignment import Assignment, Pass, place_parts
+from meshwright.runtime.stages.cutting.free_pieces import free_pieces, fused_pieces
+from meshwright.runtime.stages.cutting.recomputation import kept_values
+from meshwright.runtime.stages.cutting.update_rounds import Rounds, UpdateRounds
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import Link
 
