@@ -333,11 +333,8 @@ class _Conditional:
     """Runs one branch of a conditional on a part."""
 
     def __init__(self, unit: Unit, body: Branches, results: dict[Key, list[Key]]):
-        self.unit, self.outs, self.made = (
-            unit,
-            list(results),
-            [list(keys) for keys in zip(*results.values(), strict=True)],
-        )
+        self.unit, self.outs = unit, list(results)
+        self.made = [list(keys) for keys in zip(*results.values(), strict=True)]  # for each branch
         self.programs = [
             PartProgram(analysis, keys, cut_outside=analysis.program.inputs)
             for analysis, keys in zip(body.analyses, self.made, strict=True)
