@@ -73,23 +73,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose models have this in their names")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
-    rows = [
-        row for name, kinds, recipe in ROWS if options.only in name for row in compared(name, kinds, recipe, options)
-    ]
-    rows += memory_rows() if options.only in "gpt-tiny float32" else ()
-    header = (
-        "model",
-        "recipe",
-        "difference",
-        "programs",
-        "instructions",
-        "host µs",
-        "step",
-        "outside",
-        "peak ÷ planned",
-    )
+    rows: list[Sequence[object]] = []
+    for row in found_rows(options):
+        rows.append(row)
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)  # a run that is cut short keeps what it printed
+    figures = ("difference", "programs", "instructions", "host µs", "step", "outside", "peak ÷ planned")
     load = f"Load of the machine in the last 15 minutes: {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores."
-    table("Pipelines", f"{(__doc__ or '').split(chr(10) * 2 + '    python')[0]}\n\n{load}", header, rows)
+    question = f"{(__doc__ or '').split(chr(10) * 2 + '    python')[0]}\n\n{load}"
+    table("Pipelines", question, ("model", "recipe", *figures), rows)
+
+
+def found_rows(options: Any) -> Iterator[Sequence[object]]:
+    """The rows of the table, one by one."""
+    for name, kinds, recipe in ROWS:
+        if options.only in name:
+            yield from compared(name, kinds, recipe, options)
+    if options.only in "gpt-tiny float32":
+        yield from memory_rows()
 
 
 def compared(name: str, kinds: dict[str, Any], recipe: mw.ThreeD, options: Any) -> Iterator[Sequence[object]]:

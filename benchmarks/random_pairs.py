@@ -18,7 +18,7 @@ from threading import Timer
 from report import table
 
 PER_PROGRAM = 5  # plans of each program
-_PROGRAMS = 10  # programs of one process, so that what JAX keeps does not fill the memory
+_PROGRAMS = 10  # programs of one process at most, so that what JAX keeps does not fill the memory
 _HANGS_S = 300.0  # a pair that takes longer is given up
 _SLOW_S = 20.0  # no planning may take longer
 
@@ -26,8 +26,9 @@ _SLOW_S = 20.0  # no planning may take longer
 def main(kind: str, first: int, count: int, jobs: int) -> None:
     """Tries `count` pairs of a kind, `pairs` or `pipelines`, and prints those that went wrong and a summary."""
     num_programs = -(-count // PER_PROGRAM)
-    starts = range(first, first + num_programs, _PROGRAMS)
-    ranges = [(start, min(start + _PROGRAMS, first + num_programs)) for start in starts]
+    size = min(_PROGRAMS, -(-num_programs // jobs))
+    starts = range(first, first + num_programs, size)
+    ranges = [(start, min(start + size, first + num_programs)) for start in starts]
     started = time.perf_counter()
     with ThreadPoolExecutor(jobs) as pool:
         rows = [row for found in pool.map(partial(_tried, kind), ranges) for row in found]

@@ -54,11 +54,14 @@ Row = tuple[str, str, str]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=500)
-    pairs = random_pairs(parser.parse_args().pairs)
-    timed = [tuple(row) for row in _children(TIMED, 1, 8)[0]]
-    stages = [tuple(row) for row in _children(STAGES, 2, 4)[1]]
+    rows: list[Row] = []
+    count = parser.parse_args().pairs
+    for part in (lambda: _children(TIMED, 1, 8)[0], lambda: _children(STAGES, 2, 4)[1], lambda: random_pairs(count)):
+        for row in part():
+            rows.append(tuple(row))
+            print("| " + " | ".join(row) + " |", flush=True)  # a run that is cut short keeps what it printed
     load = f"{os.getloadavg()[0]:.0f} processes were running on {os.cpu_count()} cores."
-    table("Transfer", f"{__doc__ or ''}\n{load}", ("figure", "found", "by `jax.device_put`"), [*pairs, *timed, *stages])
+    table("Transfer", f"{__doc__ or ''}\n{load}", ("figure", "found", "by `jax.device_put`"), rows)
 
 
 def random_pairs(count: int) -> list[Row]:

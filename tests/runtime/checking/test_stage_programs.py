@@ -48,25 +48,29 @@ def verified(plan):
 
 def test_a_process_compiles_one_program_of_a_saved_plan(benchmark, row, plan, verified, tmp_path):
     plan.save(tmp_path / "plan.json")
-    found = benchmark.outcome(benchmark.command(row, tmp_path / "plan.json", ("forward", 0, 0)), tmp_path / "forward")
+    command = benchmark.command(row, tmp_path / "plan.json", benchmark.ALONE, ("backward", 1, 1))
+    found = benchmark.outcome(command, tmp_path / "backward")
     assert isinstance(found, dict), Path(found.rpartition(": ")[2]).read_text()
-    assert benchmark.Program.of(found).as_text().partition("\n")[0].startswith("HloModule jit_forward")
+    assert benchmark.Program.of(found).as_text().partition("\n")[0].startswith("HloModule jit_backward")
     assert found["output_size_in_bytes"] > 0
-    assert not (tmp_path / "forward.txt").exists()
+    assert not (tmp_path / "backward.txt").exists()
 
 
-def test_a_crash_is_a_row_and_the_others_are_still_compared(benchmark, row, plan, verified, tmp_path, monkeypatch):
+def test_a_crash_is_tried_alone_then_a_row_and_the_others_are_still_compared(
+    benchmark, row, plan, verified, tmp_path, monkeypatch
+):
     def outcome(arguments, name):
-        work, stage, place = arguments[-3:]
-        if stage == "1" and work == "backward":
+        cluster, work, stage, place = arguments[-4:]
+        if work == "backward" and (stage == "1" or cluster == benchmark.WHOLE):
             return "crashed in XLA with signal 11: file.txt"
         return asdict(benchmark.Program(verified.stages[int(stage)].texts[f"{work} {place}"]))
 
     monkeypatch.setattr(benchmark, "outcome", outcome)
     first, second = benchmark.compared(row, tmp_path, 2)
     expected = verified.stages[0]
-    assert first[3:] == (0, f"{expected.bytes.ratio:.3f}", first[5], f"{expected.flops.ratio:.3f}")
-    assert second[3:] == (1, "crashed in XLA with signal 11: file.txt", "", "")
+    num = len(expected.texts)
+    assert first[3:] == (0, f"{expected.bytes.ratio:.3f}", first[5], f"{expected.flops.ratio:.3f}", f"1 of {num}")
+    assert second[3:] == (1, "crashed in XLA with signal 11: file.txt", "", "", "")
 
 
 def test_what_crashes_fails_or_hangs_says_where(benchmark, tmp_path):
