@@ -65,7 +65,7 @@ def init(config: Config, key: Array) -> PyTree:
         "dense_layers": init_stack(partial(_init_dense, config), keys[1], counts[0], scan=False),
         "layers": init_stack(partial(_init_experts, config), keys[2], counts[1], scan=config.scan),
         "norm": jnp.ones(d),
-        "head": normal(keys[3], d, config.vocab),
+        "head": normal(keys[3], config.vocab, d),
     }
 
 

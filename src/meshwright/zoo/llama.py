@@ -58,7 +58,7 @@ def init_model(config: Any, key: Array, init_layer: Callable[[Array], PyTree]) -
         "embed": normal(embed_key, config.vocab, config.hidden),
         "layers": init_stack(init_layer, layers_key, config.layers, scan=config.scan),
         "norm": jnp.ones(config.hidden),
-        "head": normal(head_key, config.hidden, config.vocab),
+        "head": normal(head_key, config.vocab, config.hidden),
     }
 
 
@@ -103,8 +103,7 @@ def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
 
 def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None) -> Array:
     """Mean cross entropy of the next token, after the last norm; a model without a head uses its embedding again."""
-    tied = "head" not in params
-    return mean_token_loss(params["embed"] if tied else params["head"].T, x, labels, chunks)
+    return mean_token_loss(params.get("head", params["embed"]), x, labels, chunks)
 
 
 def _layer(config: Config, rotation: PyTree, weights: PyTree, x: Array) -> Array:

@@ -24,7 +24,9 @@ def mean_token_loss(head: Array, x: Array, labels: Array, chunks: int | None) ->
     """Mean cross entropy of the labels, B S, given the activations after the last norm, B S D.
 
     Args:
-        head: The weight that makes logits, V D: the embedding, or a head of its own shape.
+        head: The weight that makes logits, V D: the embedding, or one of its own. It is stored as it is used: with a
+            head stored D V, XLA updates it and the embedding in one kernel that transposes, which took 18 of the 104 ms
+            of Llama-3-8B's step (2 layers) on one H200.
         x: The activations.
         labels: The token that follows each.
         chunks: In how many pieces of the sequence logits are made; None for as few as keep `_LOGITS` at most for each

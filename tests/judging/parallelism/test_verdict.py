@@ -39,7 +39,7 @@ SEQUENCE = "tensor parallel ×4 over x (columns) in 21% of the work, sequence pa
 WHOLE = {"batch/*": P(None, "x"), "state/params/*": P()}
 
 LAYER = "state/params/layers/*/"
-TABLES = {"state/params/embed": P("y"), "state/params/head": P(None, "y"), "batch/*": P("x")}
+TABLES = {"state/params/embed": P("y"), "state/params/head": P("y"), "batch/*": P("x")}
 OVER_Z = {f"{LAYER}{name}": P(None, "z") for name in ("up", "[qkv]")} | {
     f"{LAYER}{name}": P("z") for name in ("down", "o")
 }
