@@ -1,7 +1,10 @@
 """Candidates are measured once: what was measured stays, failures are kept, hopeless candidates are abandoned."""
 
 import sqlite3
+import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -56,30 +59,15 @@ def test_what_fails_is_kept_with_its_reason(candidates, database):
 def test_a_split_that_fails_in_any_way_leaves_the_others(candidates, database, monkeypatch):
     broken, whole = candidates[0], Candidate.compile
 
-    def compile_some(self, device, limit_bytes=None):
+    def compile_some(self, *args):
         if self is broken:
             raise KeyError("no kernel for this split")
-        return whole(self, device, limit_bytes)
+        return whole(self, *args)
 
     monkeypatch.setattr(Candidate, "compile", compile_some)
     found = Measuring(jax.devices()[0], database).measure(candidates)
     reasons = [m.failure for m in found.values()]
     assert len(found) == len(candidates) and sorted(reasons)[-1] == "'no kernel for this split'" and "" in reasons
-
-
-def test_what_runs_out_of_memory_beside_others_is_measured_alone(candidates, database, monkeypatch):
-    tried, whole = [], Candidate.compile
-
-    def compile_some(self, device, limit_bytes=None):
-        tried.append(self)
-        if tried.count(self) == 1:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 byte.")
-        return whole(self, device, limit_bytes)
-
-    monkeypatch.setattr(Candidate, "compile", compile_some)
-    first = Measuring(jax.devices()[0], database)
-    found = first.measure(candidates)
-    assert all(m.seconds for m in found.values()) and len(tried) == 2 * len(candidates) and not first.remarks
 
 
 def test_a_full_disk_costs_only_the_record(candidates, database, caplog, monkeypatch):
@@ -107,6 +95,81 @@ def test_nothing_is_measured_once_time_is_over(candidates, database):
     assert late.is_over and late.measure(candidates) == {} and len(database) == 0
 
 
+def test_a_program_that_does_not_compile_in_time_is_not_waited_for(candidates, database, monkeypatch):
+    stuck, compiled, go_on = candidates[0], candidates[1].compile(jax.devices()[0]), threading.Event()
+
+    def compile_some(self, *args):
+        return compiled if self is not stuck or not go_on.wait() else None
+
+    monkeypatch.setattr(Candidate, "compile", compile_some)
+    late = Measuring(jax.devices()[0], database, seconds=4)
+    found = late.measure(candidates)
+    go_on.set()
+    assert late.is_over and stuck.key(late.device) not in found and len(found) == len(candidates) - 1
+    assert all(m.seconds > 0 for m in found.values()) and len(database) == len(found)
+
+
+def test_threads_are_not_idle_while_the_slowest_program_compiles(candidates, database, monkeypatch):
+    compiled, begun, many = candidates[1].compile(jax.devices()[0]), [], threading.Event()
+    copies = [replace(candidates[0], part=replace(candidates[0].part, shardings=str(n))) for n in range(9)]
+
+    def compile_some(self, *args):
+        begun.append(self)
+        if self is copies[0]:
+            assert many.wait(60)
+        elif len(begun) == len(copies):
+            many.set()
+        return compiled
+
+    monkeypatch.setattr(Candidate, "compile", compile_some)
+    monkeypatch.setattr(measuring, "compiled_ahead", lambda: 2)
+    found = Measuring(jax.devices()[0], database).measure(copies)
+    assert len(found) == len(copies) and not any(m.failure for m in found.values())
+
+
+class Started(PartProgram):
+    """A program of which starting a run takes some time, and which is done some time after the last was started."""
+
+    start_s, left_s = 0.001, 0.0
+
+    def run(self):
+        time.sleep(self.start_s)
+        return self
+
+    def block_until_ready(self):
+        time.sleep(self.left_s)
+        return self
+
+
+def test_a_part_is_short_if_the_host_sets_the_pace():
+    program = Started(None, list)
+    assert measuring.is_short(program, 10)
+    Started.left_s = 0.05
+    assert not measuring.is_short(program, 10)
+
+
+def test_a_short_part_is_timed_in_a_loop_on_accelerators(candidates, database, monkeypatch):
+    laps, whole = [], Candidate.compile
+
+    def compile_some(self, device, limit_bytes, count):
+        laps.append(count)
+        return whole(self, device, limit_bytes, count)
+
+    monkeypatch.setattr(Candidate, "compile", compile_some)
+    monkeypatch.setattr(measuring, "is_short", lambda program, runs: True)
+    on_cpus = Measuring(jax.devices()[0], database)
+    assert len(on_cpus.measure(candidates)) == len(candidates) and set(laps) == {1}
+    accelerator = SimpleNamespace(platform="gpu", device_kind="cpu")
+    monkeypatch.setattr(Measuring, "_compile", lambda self, key, c, n: c.compile(jax.devices()[0], None, n))
+    monkeypatch.setattr(measuring, "reference_program", lambda _: candidates[0].compile(jax.devices()[0], None, 1))
+    looping = Measuring(jax.devices()[0], database, fresh=True)
+    looping.device = accelerator
+    laps.clear()
+    found = looping.measure(candidates)
+    assert all(m.seconds > 0 for m in found.values())
+    assert laps.count(measuring.LAPS) == len(candidates) == len(found)
+
+
 def test_hopeless_candidates_are_abandoned_after_a_round(database):
     counted = []
 
@@ -116,8 +179,8 @@ def test_hopeless_candidates_are_abandoned_after_a_round(database):
             time.sleep(0.03)
 
     found = Measuring(jax.devices()[0], database)
-    assert found._time(Slow(None, ()), best_s=0.001) >= 0.03
+    assert found._time(Slow(None, list), best_s=0.001) >= 0.03
     hopeless = len(counted)
-    assert found._time(Slow(None, ()), best_s=float("inf")) >= 0.03
+    assert found._time(Slow(None, list), best_s=float("inf")) >= 0.03
     assert hopeless == 2 + measuring.LEAST_RUNS
     assert len(counted) - hopeless >= 2 + measuring.ROUNDS * measuring.LEAST_RUNS

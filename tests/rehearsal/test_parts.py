@@ -50,6 +50,28 @@ def plan():
 
 
 @pytest.mark.devices
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "together"])
+def test_laps_compute_what_one_run_does(plan, is_alone):
+    part = max(parts_of(plan, plan.origin.graph), key=lambda part: part.flops)
+    function = PartFunction(plan, plan.origin, part.operations, None if is_alone else device_mesh(plan))
+    once, laps = (function.compile(jax.devices()[0], laps=count) for count in (1, 3))
+    assert laps.laps == 3 and " while(" in laps.compiled.as_text() and " while(" not in once.compiled.as_text()
+    for mine, other in zip(laps.run(), once.run(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
+
+
+def test_laps_carry_random_keys():
+    def draw(key, x):
+        return jax.random.split(key), x @ x
+
+    plan = mw.plan(draw, jax.random.key(0), jnp.ones((4, 4)), cluster="1x1 cpu", mesh=(1,))
+    function = PartFunction(plan, plan.origin, range(len(plan.origin.graph.ops)))
+    keys, _ = function.compile(jax.devices()[0], laps=2).run()
+    again, _ = function.compile(jax.devices()[0]).run()
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(again))
+
+
+@pytest.mark.devices
 def test_a_part_runs_on_one_device_or_on_all(plan):
     parts = parts_of(plan, plan.origin.graph)
     for part in parts:

@@ -8,8 +8,9 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
+from meshwright.plans.tensor import Tensor
 from meshwright.rehearsal.local_equation import local_shape
-from meshwright.rehearsal.program import Share
+from meshwright.rehearsal.program import POOL, SCALE, Share, drawn
 from meshwright.rules import loop_nest
 
 H100S = "1x8 h100"
@@ -85,6 +86,19 @@ def test_the_first_devices_shards_are_used_and_the_state_is_handed_on():
     own, _ = step(args[0], args[1][:2])  # an all-reduce is the device's own gradient
     np.testing.assert_allclose(after[0], own["down"], rtol=1e-5)
     assert after[0].devices() == {device} and after[-1].shape == (2, 16)
+
+
+def test_values_are_drawn_by_role_and_large_arrays_repeat_a_pool():
+    def draw(role, dtype, shape=(2, 1000), seed=0):
+        return drawn(Tensor("x", shape, dtype, (), role), jax.ShapeDtypeStruct(shape, dtype), seed, 50)
+
+    assert np.std(draw("parameters", "float32")) == pytest.approx(SCALE, rel=0.1)
+    assert np.std(draw("data", "bfloat16").astype("float32")) == pytest.approx(1, rel=0.1)
+    assert draw("data", "bfloat16").dtype == jnp.bfloat16 and not draw("optimizer", "float32").any()
+    assert set(np.unique(draw("data", "uint8"))) == set(range(50)) and draw("data", "float32", ()).shape == ()
+    assert not np.array_equal(draw("data", "float32"), draw("data", "float32", seed=1))
+    large = draw("data", "float32", (3, POOL)).ravel()
+    assert large.shape == (3 * POOL,) and np.array_equal(large[:POOL], large[POOL : 2 * POOL])
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])

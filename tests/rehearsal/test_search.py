@@ -1,5 +1,6 @@
 """`mw.Auto(profile=True)` plans by what was measured, says what is measured and what modelled, and always returns."""
 
+import threading
 from dataclasses import replace
 
 import jax
@@ -15,7 +16,7 @@ from meshwright.profiler.measurements import measured_now, open_database
 from meshwright.rehearsal import search
 from meshwright.rehearsal.calibration import WORK
 from meshwright.rehearsal.learning import Measured, compute_s, corrections, leaders
-from meshwright.rehearsal.measuring import Candidate
+from meshwright.rehearsal.measuring import Candidate, StepCandidate
 from meshwright.rehearsal.parts import parts_of
 from tests.rehearsal.test_program import step, weights
 
@@ -91,6 +92,17 @@ def test_one_device_is_priced_by_the_whole_step_which_is_kept(monkeypatch, tmp_p
     assert found.cost.total == pytest.approx(whole.seconds)
     again = mw.plan(step, *arguments(), cluster="1x1 cpu", method=mw.Auto(profile=True, profile_seconds=1e-6))
     assert again.cost.total == found.cost.total
+
+
+def test_a_step_that_does_not_compile_in_time_is_priced_by_its_parts(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    go_on = threading.Event()
+    monkeypatch.setattr(StepCandidate, "compile", lambda *_: go_on.wait())
+    found = mw.plan(step, *arguments(), cluster="1x1 cpu", method=mw.Auto(profile=True, profile_seconds=8))
+    go_on.set()
+    assert "Not everything was measured within 8 s; more time measures more." in found.remarks
+    (said,) = [r for r in found.remarks if r.startswith("Measured as one device's share: ")]
+    assert "in the whole step" not in said
 
 
 @pytest.mark.devices

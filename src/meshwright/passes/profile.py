@@ -21,7 +21,6 @@ from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes, format_seconds
 
 MOST_PLANNED = 100  # combinations of one segment that are planned and ranked; of more, a random sample
-PLANNING = 0.5  # the part of a segment's share of the time after which no more are planned
 
 Say = Callable[[str], None]
 
@@ -129,7 +128,7 @@ def profile_segments(
         with my_turn(say):
             measuring.begin()
             for number, segment in enumerate(blocks.segments):
-                share = PLANNING * measuring.left_s / (len(blocks.segments) - number)
+                share = measuring.left_s / (len(blocks.segments) - number) / 2  # the other half is left to measure them
                 planned, tried = some_combinations(traced, blocks, segment, mesh, MOST_PLANNED, share, say)
                 rows += _rows(number, traced, _promising(planned), measuring)
                 if tried < min(len(choices_of(blocks, segment, MOST_PLANNED)), MOST_PLANNED):

@@ -2,16 +2,21 @@
 
 Programs are compiled by several threads and timed one by one, the most promising first. The reference program runs in
 every round: a round in which it is slow was disturbed, and is repeated. A candidate that is far slower than the best of
-its segment is abandoned after its first round. Every result is in the database before the next is measured, so that an
-interrupt loses nothing; so are failures, which are not tried again.
+its segment is abandoned after its first round. A part that an accelerator finishes before the host has started the next
+run is compiled once more, as a loop: else the time would be the host's. Every result is in the database before the next
+is measured, so that an interrupt loses nothing; so are failures, which are not tried again.
+
+The time limit holds whatever XLA does: a program that is not compiled when the time is over is not waited for.
 """
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +37,14 @@ ROUNDS = 4
 MOST_ROUNDS = 10
 ROUND_S = 0.05  # a round repeats a program until it lasts about so long
 LEAST_RUNS, MOST_RUNS = 4, 50  # of a round: runs queue up on the device, so that starting one is hidden by another
+LAPS = 50  # of a short part in one program: starting that is a small part of its time
 
 Say = Callable[[str], None]
+Compiling = tuple[Key, "Candidate", Future[PartProgram]]
+
+
+class TooShort(Exception):
+    """A part that the host does not start as quickly as it runs."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class Candidate:
     traced: Traced
     part: Part
     mesh: DeviceMesh | None = None
+    can_loop: ClassVar[bool] = True
 
     @property
     def price_s(self) -> float:
@@ -68,21 +80,23 @@ class Candidate:
         where = chip_name(self.plan, device)
         return Key(self.part.fingerprint, self.part.shardings, where, link, self.part.dtype, this_compiler())
 
-    def compile(self, device: Any, limit_bytes: float | None = None) -> PartProgram:
-        """Compiles it for a device or for its mesh, with values to run it on.
+    def compile(self, device: Any, limit_bytes: float | None = None, laps: int = 1) -> PartProgram:
+        """Compiles it for a device or for its mesh; one run computes it as often as there are laps.
 
         Raises:
             TooLarge: The program needs more memory than the limit.
         """
-        return PartFunction(self.plan, self.traced, self.part.operations, self.mesh).compile(device, limit_bytes)
+        return PartFunction(self.plan, self.traced, self.part.operations, self.mesh).compile(device, limit_bytes, laps)
 
 
 @dataclass(frozen=True)
 class StepCandidate(Candidate):
-    """A whole step to be rehearsed: one device's share of a plan, fused as the real program is."""
+    """A whole step to be rehearsed: one device's share of a plan, fused and started by the host as the real program."""
 
-    def compile(self, device: Any, limit_bytes: float | None = None) -> PartProgram:
-        """Compiles it for a device, with values to run it on.
+    can_loop: ClassVar[bool] = False
+
+    def compile(self, device: Any, limit_bytes: float | None = None, laps: int = 1) -> PartProgram:
+        """Compiles it for a device.
 
         Raises:
             TooLarge: The program needs more memory than the limit.
@@ -90,7 +104,7 @@ class StepCandidate(Candidate):
         share = Share.of(self.plan, self.traced)
         compiled = share.compile(device)
         refuse_large(compiled, limit_bytes)
-        return StepProgram(compiled, share.draw(device), share=share)
+        return StepProgram(compiled, partial(share.draw, device), share=share)
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,8 @@ class Measuring:
         fresh: Whether to measure again what is known.
         remarks: What could not be measured, a sentence each.
         found: All measurements by now.
-        later: What is measured in the end; time to compile it is left.
+        compile_s: Seconds that each candidate took to compile.
+        kept_s: Seconds before the deadline that are kept for what is measured in the end.
     """
 
     def __init__(
@@ -154,8 +169,8 @@ class Measuring:
         self.remarks: list[str] = []
         self.found: dict[Key, Measurement] = {}
         self.num_measured = 0
-        self.later: Part | None = None
-        self.compile_s = self.num_compiled = 0.0  # seconds, and operations compiled in them
+        self.compile_s: dict[Key, float] = {}
+        self.kept_s = 0.0
         self._reference: PartProgram | None = None
         self._reference_s = float("inf")
 
@@ -165,12 +180,12 @@ class Measuring:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return float("inf") if self.deadline is None else self.deadline - time.perf_counter()
+        """Seconds until the deadline, less those that are kept."""
+        return float("inf") if self.deadline is None else self.deadline - self.kept_s - time.perf_counter()
 
     @property
     def is_over(self) -> bool:
-        return self.left_s < self._expected_s(self.later)
+        return self.left_s <= 0
 
     def measure(self, candidates: Sequence[Candidate]) -> dict[Key, Measurement]:
         """The measurements of candidates, from the database or made now; those for which there was no time are missing.
@@ -184,17 +199,16 @@ class Measuring:
             known = None if self.fresh else self.database.get(key, candidate.kind)
             if known is not None and not self._may_fit_now(known):
                 found[key] = self.found[key] = known
-        missing = [(key, c) for key, c in wanted.items() if key not in found]
-        crowded: list[tuple[Key, Candidate]] = []
-        for number, (key, candidate, compiled) in enumerate(self._compiled(missing, compiled_ahead())):
-            self._progress(number, len(missing), candidate.part)
-            made = self._measured(key, candidate, compiled, found)
-            if len(missing) > 1 and is_out_of_memory(made.failure):
-                crowded.append((key, candidate))  # beside the arguments of other programs
-            else:
-                self._keep(made, candidate, found)
-        for key, candidate, compiled in self._compiled(crowded, 1):
-            self._keep(self._measured(key, candidate, compiled, found), candidate, found)
+        missing, laps = [(key, c) for key, c in wanted.items() if key not in found], 1
+        while missing:
+            short: list[tuple[Key, Candidate]] = []
+            for number, (key, candidate, compiled) in enumerate(self._compiled(missing, laps)):
+                self._progress(number, len(missing), candidate.part)
+                try:
+                    self._keep(self._measured(key, candidate, compiled, found), candidate, found)
+                except TooShort:
+                    short.append((key, candidate))
+            missing, laps = short, LAPS
         return found
 
     def _may_fit_now(self, known: Measurement) -> bool:
@@ -211,47 +225,46 @@ class Measuring:
             self.remarks.append(f"A split of {label} could not be measured: {made.failure}")
         self.database.keep([made])
 
-    def _compiled(
-        self, missing: Sequence[tuple[Key, Candidate]], ahead: int
-    ) -> Iterator[tuple[Key, Candidate, Future[PartProgram]]]:
-        """Compiles in threads, a few ahead of the one that is timed, since compiled programs hold their arguments."""
-        missing = [] if self.is_over else missing
-        with ThreadPoolExecutor(ahead) as pool:
-            waiting = [(key, c, pool.submit(self._compile, c)) for key, c in missing[:ahead]]
-            place = len(waiting)
-            try:
-                while waiting:
-                    self._wait(waiting)  # nothing is timed while something compiles: both would disturb each other
-                    yield from waiting
-                    following = [] if self.is_over else missing[place : place + ahead]
-                    waiting = [(key, c, pool.submit(self._compile, c)) for key, c in following]
-                    place += len(waiting)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+    def _compiled(self, missing: Sequence[tuple[Key, Candidate]], laps: int) -> Iterator[Compiling]:
+        """Compiles in threads, in this order and in batches: nothing is timed while something compiles."""
+        todo, begun, pool = deque(missing), list[Compiling](), ThreadPoolExecutor(compiled_ahead())
+        try:
+            while (todo or begun) and not self.is_over:
+                self._compile_batch(pool, begun, todo, laps)
+                ready = deque(one for one in begun if one[-1].done())
+                begun = [one for one in begun if one not in ready]
+                while ready and not self.is_over:
+                    yield ready.popleft()  # and does not keep it: a program holds its arguments once it ran
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, candidate: Candidate) -> PartProgram:
-        return candidate.compile(self.device, self.limit_bytes)
+    def _compile_batch(
+        self, pool: ThreadPoolExecutor, begun: list[Compiling], todo: deque[tuple[Key, Candidate]], laps: int
+    ) -> None:
+        """Compiles as many as there are threads, and further ones while one of these is not done.
 
-    def _wait(self, compiled: Sequence[tuple[Key, Candidate, Future[PartProgram]]]) -> None:
-        """Waits for programs that are compiled side by side."""
-        started = time.perf_counter()
-        for *_, future in compiled:
-            future.exception()
-        self.compile_s += time.perf_counter() - started
-        self.num_compiled += sum(len(candidate.part.operations) for _, candidate, _ in compiled)
-
-    def has_time_for(self, part: Part) -> bool:
-        """Whether a part can be compiled in the time that is left."""
-        return self._expected_s(part) < self.left_s
-
-    def _expected_s(self, part: Part | None) -> float:
-        """Seconds to compile a part, if it takes as long as others by their size; 0 where none was compiled.
-
-        XLA compiles one large program about as fast as several small ones side by side.
+        Half of the time is left to time them: what is not compiled then belongs to the next batch.
         """
-        if part is None or not self.num_compiled:
-            return 0.0
-        return len(part.operations) * self.compile_s / self.num_compiled
+        first, half_s = list[Compiling](), self.left_s / 2
+        while True:
+            busy = [one for one in begun if not one[-1].done()]
+            if not first or any(one in busy for one in first):
+                for _ in range(min(len(todo), compiled_ahead() - len(busy))):
+                    key, candidate = todo.popleft()
+                    busy.append((key, candidate, pool.submit(self._compile, key, candidate, laps)))
+                    begun.append(busy[-1])
+            first = first or busy
+            waited_s = self.left_s - (half_s if len(busy) < len(begun) else 0.0)
+            futures = [one[-1] for one in busy]
+            if not wait(futures, None if self.deadline is None else max(waited_s, 0.0), FIRST_COMPLETED).done:
+                return  # nothing is left, or the time is over
+
+    def _compile(self, key: Key, candidate: Candidate, laps: int) -> PartProgram:
+        started = time.perf_counter()
+        try:
+            return candidate.compile(self.device, self.limit_bytes, laps)
+        finally:
+            self.compile_s[key] = time.perf_counter() - started
 
     def _measured(
         self, key: Key, candidate: Candidate, compiled: "Future[PartProgram]", found: dict[Key, Measurement]
@@ -261,21 +274,30 @@ class Measuring:
         try:
             program = compiled.result()
             memory_bytes = allocated_bytes(program.compiled)
-            return measured_now(key, kind, self._time(program, min(rivals, default=float("inf"))), memory_bytes)
+            seconds = self._time(program, min(rivals, default=float("inf")), candidate.can_loop)
+            return measured_now(key, kind, seconds, memory_bytes)
+        except TooShort:
+            raise
         except TooLarge as error:
             return measured_now(key, kind, None, int(error.needed), str(error))
         except Exception as error:  # of whatever kind: it is kept as the reason, and the other candidates are measured
             return measured_now(key, kind, None, None, " ".join(str(error).split())[:200] or type(error).__name__)
 
-    def _time(self, program: PartProgram, best_s: float) -> float:
-        """Seconds of one run: the quickest undisturbed round."""
+    def _time(self, program: PartProgram, best_s: float, can_loop: bool = False) -> float:
+        """Seconds of one run: the quickest undisturbed round.
+
+        Raises:
+            TooShort: A run ends before the host has started the next, so that the host's time would be measured.
+        """
         jax.block_until_ready(program.run())
         once = timed(program, 1)
         runs = repeats(once)
+        if can_loop and program.laps == 1 and self.device.platform != "cpu" and is_short(program, runs):
+            raise TooShort
         found: list[float] = []
         for number in range(MOST_ROUNDS):
             reference_s = self._time_reference()
-            seconds = timed(program, runs)
+            seconds = timed(program, runs) / program.laps
             if reference_s <= DISTURBED * self._reference_s or number + ROUNDS >= MOST_ROUNDS:
                 found.append(seconds)
             if len(found) >= ROUNDS or (found and min(found) > HOPELESS * best_s) or (found and self.is_over):
@@ -295,14 +317,9 @@ class Measuring:
         self.say(f"measuring {number + 1} of {total}: {part.label or part.fingerprint}{left}")
 
 
-def is_out_of_memory(reason: str) -> bool:
-    """Whether a failure is for want of memory on the device."""
-    return "RESOURCE_EXHAUSTED" in reason or "out of memory" in reason.lower()
-
-
 def compiled_ahead() -> int:
-    """How many programs are compiled at a time."""
-    return max(1, min(8, (os.cpu_count() or 1) // 2))
+    """How many programs are compiled at a time: two at least, so that a large one does not hold up all others."""
+    return max(2, min(8, (os.cpu_count() or 1) // 2))
 
 
 def reference_program(device: Any) -> PartProgram:
@@ -310,7 +327,7 @@ def reference_program(device: Any) -> PartProgram:
     rows, dtype = (256, "float32") if device.platform == "cpu" else (4096, "bfloat16")
     matrix = jax.device_put(jnp.ones((rows, rows), dtype), device)
     compiled = jax.jit(lambda x: x @ x).lower(matrix).compile()
-    return PartProgram(compiled, [matrix])
+    return PartProgram(compiled, lambda: [matrix])
 
 
 def repeats(once_s: float) -> int:
@@ -320,9 +337,21 @@ def repeats(once_s: float) -> int:
 
 def timed(program: PartProgram, runs: int) -> float:
     """Mean seconds of some runs in a row."""
-    started = time.perf_counter()
+    return sum(queued(program, runs)) / runs
+
+
+def queued(program: PartProgram, runs: int) -> tuple[float, float]:
+    """Seconds until some runs in a row have been started, and from then until the last is done."""
+    began = time.perf_counter()
     made = None
     for _ in range(runs):
         made = program.run()
+    started = time.perf_counter()
     jax.block_until_ready(made)
-    return (time.perf_counter() - started) / runs
+    return started - began, time.perf_counter() - started
+
+
+def is_short(program: PartProgram, runs: int) -> bool:
+    """Whether the host sets the pace: then the last run at most is left to do when it has been started."""
+    start_s, wait_s = queued(program, runs)
+    return wait_s <= (start_s + wait_s) / runs

@@ -6,6 +6,7 @@ returned, so that all of it is computed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -33,17 +34,24 @@ from meshwright.units import format_bytes
 
 @dataclass(frozen=True)
 class PartProgram:
-    """A compiled part and the values that it is run on.
+    """A compiled part.
 
     Attributes:
         compiled: The program.
-        values: Its arguments.
+        draw: Draws the arguments; they are on the device from the first run on, as long as the program is kept.
         call: The program as it is called: in turn on several CPU devices; by default as it was compiled.
+        laps: How often a run computes the part, one time after another.
     """
 
     compiled: Any
-    values: list[Any]
+    draw: Callable[[], list[Any]]
     call: Callable[..., Any] | None = None
+    laps: int = 1
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The arguments."""
+        return self.draw()
 
     def run(self) -> Any:
         """Starts one run."""
@@ -146,15 +154,19 @@ class PartFunction:
         index = int(self.graph.columns.producer[value])
         return self.graph.ops[index].phase if index >= 0 else "forward"
 
-    def compile(self, device: Any, limit_bytes: float | None = None) -> PartProgram:
-        """Compiles for a device or for the mesh, and draws the arguments.
+    def compile(self, device: Any, limit_bytes: float | None = None, laps: int = 1) -> PartProgram:
+        """Compiles for a device or for the mesh.
+
+        Args:
+            device: The device that rehearses; any of the mesh.
+            limit_bytes: Bytes that the program may need on a device; None for no limit.
+            laps: How often a run computes the part.
 
         Raises:
             TooLarge: The program needs more memory than the limit.
         """
         self.platform = device.platform
         tensors = [self.kind(v) for v in self.inputs]
-        highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
         shapes = [
             t.shape if self.mesh is not None else local_shape(t.shape, t.spec, self.plan.mesh.shape) for t in tensors
         ]
@@ -163,16 +175,22 @@ class PartFunction:
             places: list[Any] = [jax.sharding.SingleDeviceSharding(device)] * len(types)
         else:
             places = [NamedSharding(self.mesh, partition_spec(t.spec)) for t in tensors]
-        jitted = jax.jit(self, in_shardings=tuple(places), compiler_options=compiler_options(device.platform))
+        function = self if laps == 1 else partial(self._laps, laps)
+        jitted = jax.jit(function, in_shardings=tuple(places), compiler_options=compiler_options(device.platform))
         compiled = jitted.lower(*types).compile()
         refuse_large(compiled, limit_bytes)
-        keys = jax.random.split(jax.random.key(0), max(len(types), 1))
-        values = [
-            jax.device_put(jnp.asarray(drawn(t, kind, key, highest), kind.dtype), place)
-            for t, kind, key, place in zip(tensors, types, keys, places, strict=True)
-        ]
         devices = [device] if self.mesh is None else list(self.mesh.devices.flat)
-        return PartProgram(compiled, jax.block_until_ready(values), in_turn(compiled, devices))
+        return PartProgram(compiled, partial(_draw, tensors, types, places), in_turn(compiled, devices), laps)
+
+    def _laps(self, laps: int, *values: Any) -> list[Any]:
+        """The part several times in one program: each lap takes its operands only when the lap before is done."""
+        kinds = jax.eval_shape(self, *values)
+
+        def lap(_: Any, made: list[Any]) -> list[Any]:
+            own, _ = lax.optimization_barrier((values, made))
+            return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in self(*own)]
+
+        return lax.fori_loop(0, laps, lap, [_zeros(kind) for kind in kinds])
 
     def dtype(self, value: int) -> Any:
         """JAX's own dtype of a value: those of random keys have no name that numpy knows."""
@@ -181,6 +199,20 @@ class PartFunction:
             if value in op.inputs and op.equation is not None:
                 return op.equation.invars[op.inputs.index(value)].aval.dtype
         return jnp.dtype(self.graph.types[value].dtype)
+
+
+def _zeros(kind: Any) -> Any:
+    if jax_compat.is_key_dtype(kind.dtype):
+        bits = jnp.zeros((*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")
+        return jax_compat.keys_of_bits(bits, kind.dtype)
+    return jnp.zeros(kind.shape, kind.dtype)
+
+
+def _draw(tensors: Sequence[Tensor], types: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
+    rows = enumerate(zip(tensors, types, places, strict=True))
+    values = [jax.device_put(drawn(t, kind, seed, highest), place) for seed, (t, kind, place) in rows]
+    return jax.block_until_ready(values)
 
 
 class _Walk:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from meshwright.rehearsal.evaluate import Rehearser
 from meshwright.rehearsal.local_equation import local_shape
 from meshwright.runtime.spmd import check_types, compiler_options
 
+POOL = 1_000_003  # values that are drawn of an array at most; a prime, so that its rows do not recur
 SCALE = 0.02  # standard deviation of drawn parameters: activations neither vanish nor overflow
 
 
@@ -87,11 +88,11 @@ class Share:
         with jax.default_device(device):
             for number, (tensor, kind, whole) in enumerate(pairs):
                 if isinstance(whole, jax.ShapeDtypeStruct):
-                    key = jax.random.key(seed * len(self.types) + number)
-                    value = drawn(tensor, kind, key, highest)
+                    value = drawn(tensor, kind, seed * len(self.types) + number, highest)
                 else:
-                    value = whole[tuple(slice(size) for size in kind.shape)] if kind.shape else whole
-                found.append(jax.device_put(jnp.array(value, dtype=kind.dtype), device))  # its own: it may be donated
+                    part = whole[tuple(slice(size) for size in kind.shape)] if kind.shape else whole
+                    value = jnp.asarray(part, kind.dtype)
+                found.append(jax.device_put(value, device, may_alias=False))  # its own: it may be donated
         return found
 
     def step(self, compiled: Any, values: Sequence[Any]) -> list[Any]:
@@ -102,24 +103,21 @@ class Share:
         return following
 
 
-def drawn(tensor: Tensor, kind: Any, key: Any, highest: int) -> Any:
-    """Values that a step can be run on: the optimiser's state begins at zero, as optimisers begin."""
+def drawn(tensor: Tensor, kind: Any, seed: int, highest: int) -> Any:
+    """Values that a step can be run on: the optimiser's state begins at zero, as optimisers begin.
+
+    NumPy draws them, since JAX would compile its generator for every shape. Large arrays repeat a pool of values: how
+    long a program takes depends on how random their bits are, not on whether they recur.
+    """
+    random, shape = np.random.default_rng(seed), tuple(kind.shape)
     if jax_compat.is_key_dtype(kind.dtype):
-        bits = jax.random.bits(key, (*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")
-        return jax_compat.keys_of_bits(bits, kind.dtype)
-    if jnp.issubdtype(kind.dtype, jnp.inexact) and tensor.role != "optimizer":
-        return _normal(key, tuple(kind.shape), jnp.dtype(kind.dtype), SCALE if tensor.role == "parameters" else 1.0)
-    if jnp.issubdtype(kind.dtype, jnp.integer) and tensor.role == "data":
-        return _integers(key, tuple(kind.shape), jnp.dtype(kind.dtype), min(highest, int(jnp.iinfo(kind.dtype).max)))
-    return np.zeros(kind.shape, kind.dtype)
-
-
-# One program for each shape: eagerly, each operation would be compiled for each shape.
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _normal(key: Any, shape: tuple[int, ...], dtype: Any, scale: float) -> Any:
-    return (scale * jax.random.normal(key, shape, "float32")).astype(dtype)
-
-
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _integers(key: Any, shape: tuple[int, ...], dtype: Any, high: int) -> Any:
-    return jax.random.randint(key, shape, 0, high, "int32").astype(dtype)
+        bits = random.integers(0, 2**32, (*shape, *jax_compat.key_shape(kind.dtype)), np.uint32)
+        return jax_compat.keys_of_bits(jnp.asarray(bits), kind.dtype)
+    count, dtype = min(prod(shape), POOL), jnp.dtype(kind.dtype)
+    if jnp.issubdtype(dtype, jnp.inexact) and tensor.role != "optimizer":
+        scale = SCALE if tensor.role == "parameters" else 1.0
+        return np.resize((np.float32(scale) * random.standard_normal(count, np.float32)).astype(dtype), shape)
+    if jnp.issubdtype(dtype, jnp.integer) and tensor.role == "data":
+        high = min(highest, int(jnp.iinfo(dtype).max))
+        return np.resize(random.integers(0, high, count, np.int32).astype(dtype), shape)
+    return np.zeros(shape, dtype)

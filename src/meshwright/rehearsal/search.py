@@ -41,7 +41,6 @@ EXPLORERS = 3  # further candidates of a segment, from its most expensive ones
 WORTH = 0.01  # parts below this share of a plan's modelled compute are not measured
 LARGE = 0.1  # segments of at least this share are tried with other splits of their blocks
 MOST_PLANNED = 2 * MOST_CANDIDATES  # combinations of a segment that are planned and ranked
-PLANNING = 0.1  # the part of the time for measuring after which no more combinations are planned
 MOST_ROUNDS = 4  # of planning with corrections
 
 Say = Callable[[str], None]
@@ -75,8 +74,6 @@ class Search:
             return self._marked(modelled)
         limit = modelled.memory.limit_bytes
         self.measuring = Measuring(device, self.database, self.method.profile_seconds, limit, self.say)
-        if not self._is_here(modelled):  # the whole step is rehearsed in the end
-            self.measuring.later = step_of(modelled, self.traced.graph)
         self.blocks = blocks_of(self.traced.graph)
         self.rows: list[Measured] = []
         best, self.step_s = modelled, None
@@ -84,7 +81,7 @@ class Search:
             with my_turn(self.say):
                 self.measuring.begin()
                 best = self._improve(modelled)
-                self.measuring.later = None
+                self.measuring.kept_s = 0.0
                 self.step_s = self.step_s or self._step_s(best)
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
@@ -93,7 +90,7 @@ class Search:
         return self._priced(best)
 
     def _improve(self, modelled: PlanData) -> PlanData:
-        self._measure([modelled])  # first, since this is the plan if nothing better is found in time
+        self._measure_first(modelled)
         others = self._others(modelled)
         self._measure(others)
         solved: list[PlanData] = []
@@ -109,6 +106,17 @@ class Search:
         if any(found is one for one in others):  # which has no bound over the plans of all methods
             found = replace(found, method=self.method.name, solution=solved[-1].solution)
         return self._faster(modelled, found)
+
+    def _measure_first(self, modelled: PlanData) -> None:
+        """Measures the model's plan, which is the plan if nothing better is found in time.
+
+        Where it is rehearsed, so is the whole step, and as much time as that took to compile is kept for the step of
+        another plan; for one device there is no other.
+        """
+        step = self._step(modelled)
+        self._measure([modelled], [] if self._is_here(modelled) else [step])
+        if modelled.mesh.num_devices > 1:
+            self.measuring.kept_s = self.measuring.compile_s.get(step.key(self.measuring.device), 0.0)
 
     def _cheapest(self, plans: Sequence[PlanData]) -> PlanData:
         """The plan that takes the least time by what was measured, and by the corrected model where nothing was."""
@@ -132,14 +140,15 @@ class Search:
             self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
             return modelled
 
+    def _step(self, plan: PlanData) -> StepCandidate:
+        return StepCandidate(plan, self.traced, step_of(plan, self.traced.graph))
+
     def _step_s(self, plan: PlanData) -> float | None:
         """Seconds of one device's share of the whole step; None where there is no time for it or it cannot run."""
-        step = StepCandidate(plan, self.traced, step_of(plan, self.traced.graph))
-        key = step.key(self.measuring.device)
-        is_known = self.database.get(key, step.kind) is not None
-        if self._is_here(plan) or not (is_known or self.measuring.has_time_for(step.part)):
+        if self._is_here(plan):
             return None
-        found = self.measuring.measure([step]).get(key)
+        step = self._step(plan)
+        found = self.measuring.measure([step]).get(step.key(self.measuring.device))
         compute = Measured(plan, step.part, found).compute_s()
         return None if compute is None else compute + communication_s(plan, self._corrections())
 
@@ -171,19 +180,19 @@ class Search:
         large = [s for s in self.blocks.segments if shares.get(s.fingerprint, 0.0) >= LARGE]
         fixed, found = FixedSplits(memory_fraction=self.method.memory_fraction), list[PlanData]()
         for segment in large:
-            seconds = PLANNING * self.method.profile_seconds / len(large)
+            seconds = self.measuring.left_s / 2 / len(large)  # the other half is left to measure them
             where = (self.traced, self.blocks, segment, modelled.mesh)
             found += [one.plan for one in some_combinations(*where, MOST_PLANNED, seconds, self.say, fixed)[0]]
         return found
 
-    def _measure(self, plans: Sequence[PlanData]) -> bool:
-        """Measures the parts of plans that are worth it; whether any was not known before."""
+    def _measure(self, plans: Sequence[PlanData], steps: Sequence[StepCandidate] = ()) -> bool:
+        """Measures the parts of plans that are worth it, and whole steps; whether any was not known before."""
         pairs = [(plan, part) for plan in plans for part in parts_of(plan, self.traced.graph, self.blocks)]
         wanted = self._chosen([pair for pair in pairs if _is_worth(*pair)])
         candidates = [Candidate(plan, self.traced, part, self._mesh(plan)) for plan, part in wanted]
         before = self.measuring.num_measured
         try:
-            self.measuring.measure(candidates)
+            self.measuring.measure([*steps, *candidates])
         finally:  # an interrupt, too, leaves what was measured
             self._learn(candidates)
         return self.measuring.num_measured > before

@@ -97,10 +97,9 @@ class StageShare:
         """Values to run it on: the first microbatch, and the rest as in `Share.draw`."""
         tensors = [self._tensor(name, kind) for name, kind in zip(self._names(), self.types, strict=True)]
         highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
-        keys = jax.random.split(jax.random.key(0), max(len(tensors), 1))
-        with jax.default_device(device):
-            found = [drawn(t, kind, key, highest) for t, kind, key in zip(tensors, self.types, keys, strict=True)]
-            return [jax.device_put(jnp.array(x, dtype=t.dtype), device) for x, t in zip(found, self.types, strict=True)]
+        pairs = zip(tensors, self.types, strict=True)
+        values = [drawn(tensor, kind, seed, highest) for seed, (tensor, kind) in enumerate(pairs)]
+        return [jax.device_put(value, device, may_alias=False) for value in values]
 
     def _names(self) -> list[int | None]:
         """The number of the value that each argument is; None for numbers of microbatches, totals and packs."""

@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
@@ -43,10 +42,10 @@ class Step:
         self.arguments, self.state = call.arguments, dict(traced.graph.state)
         tensors = [t for t in plan.arguments if t.role != "static"]
         highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
-        keys = jax.random.split(jax.random.key(0), max(len(tensors), 1))
+        pairs = zip(tensors, call.types, strict=True)
         self.values: list[Any] = [
-            jnp.asarray(drawn(t, kind, key, highest), kind.dtype)
-            for t, kind, key in zip(tensors, call.types, keys, strict=True)
+            jax.device_put(drawn(tensor, kind, seed, highest), may_alias=False)  # its own: it may be donated
+            for seed, (tensor, kind) in enumerate(pairs)
         ]
         self.time()  # compiles
 
