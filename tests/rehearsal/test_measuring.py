@@ -3,7 +3,6 @@
 import sqlite3
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -109,22 +108,24 @@ def test_a_program_that_does_not_compile_in_time_is_not_waited_for(candidates, d
     assert all(m.seconds > 0 for m in found.values()) and len(database) == len(found)
 
 
-def test_threads_are_not_idle_while_the_slowest_program_compiles(candidates, database, monkeypatch):
-    compiled, begun, many = candidates[1].compile(jax.devices()[0]), [], threading.Event()
-    copies = [replace(candidates[0], part=replace(candidates[0].part, shardings=str(n))) for n in range(9)]
+def test_a_program_that_was_late_is_there_when_it_is_asked_for_again(candidates, database, monkeypatch):
+    compiled, begun, go_on = candidates[0].compile(jax.devices()[0]), [], threading.Event()
 
-    def compile_some(self, *args):
+    def compile_late(self, *args):
         begun.append(self)
-        if self is copies[0]:
-            assert many.wait(60)
-        elif len(begun) == len(copies):
-            many.set()
+        go_on.wait()
         return compiled
 
-    monkeypatch.setattr(Candidate, "compile", compile_some)
-    monkeypatch.setattr(measuring, "compiled_ahead", lambda: 2)
-    found = Measuring(jax.devices()[0], database).measure(copies)
-    assert len(found) == len(copies) and not any(m.failure for m in found.values())
+    monkeypatch.setattr(Candidate, "compile", compile_late)
+    found = Measuring(jax.devices()[0], database, seconds=0.1)
+    assert found.measure(candidates[:1]) == {}
+    go_on.set()
+    found.deadline = None
+    assert len(found.measure(candidates[:1])) == len(begun) == 1
+
+
+def test_starting_a_round_does_not_count_on_accelerators():
+    assert measuring.each([(0.5, 4.5), (0.7, 4.9), (0.6, 9.0)], 4) == pytest.approx(1)
 
 
 class Started(PartProgram):

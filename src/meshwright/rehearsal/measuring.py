@@ -171,6 +171,7 @@ class Measuring:
         self.num_measured = 0
         self.compile_s: dict[Key, float] = {}
         self.kept_s = 0.0
+        self._late: dict[Key, Future[PartProgram]] = {}  # begun, and not compiled when the time was over
         self._reference: PartProgram | None = None
         self._reference_s = float("inf")
 
@@ -226,38 +227,33 @@ class Measuring:
         self.database.keep([made])
 
     def _compiled(self, missing: Sequence[tuple[Key, Candidate]], laps: int) -> Iterator[Compiling]:
-        """Compiles in threads, in this order and in batches: nothing is timed while something compiles."""
+        """Compiles in threads, in this order and in batches: nothing is timed while something compiles.
+
+        Half of the time is left to time a batch. What is not compiled then, or when the time is over, goes on: it
+        belongs to the next batch, or is there when it is asked for again.
+        """
         todo, begun, pool = deque(missing), list[Compiling](), ThreadPoolExecutor(compiled_ahead())
         try:
             while (todo or begun) and not self.is_over:
-                self._compile_batch(pool, begun, todo, laps)
+                while todo and len(begun) < compiled_ahead():
+                    key, candidate = todo.popleft()
+                    future = self._late.pop(key, None) or pool.submit(self._compile, key, candidate, laps)
+                    begun.append((key, candidate, future))
+                self._wait([future for *_, future in begun])
                 ready = deque(one for one in begun if one[-1].done())
-                begun = [one for one in begun if one not in ready]
+                begun = [one for one in begun if not one[-1].done()]
                 while ready and not self.is_over:
                     yield ready.popleft()  # and does not keep it: a program holds its arguments once it ran
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            self._late |= {key: future for key, _, future in begun if laps == 1 and not future.cancelled()}
 
-    def _compile_batch(
-        self, pool: ThreadPoolExecutor, begun: list[Compiling], todo: deque[tuple[Key, Candidate]], laps: int
-    ) -> None:
-        """Compiles as many as there are threads, and further ones while one of these is not done.
-
-        Half of the time is left to time them: what is not compiled then belongs to the next batch.
-        """
-        first, half_s = list[Compiling](), self.left_s / 2
-        while True:
-            busy = [one for one in begun if not one[-1].done()]
-            if not first or any(one in busy for one in first):
-                for _ in range(min(len(todo), compiled_ahead() - len(busy))):
-                    key, candidate = todo.popleft()
-                    busy.append((key, candidate, pool.submit(self._compile, key, candidate, laps)))
-                    begun.append(busy[-1])
-            first = first or busy
-            waited_s = self.left_s - (half_s if len(busy) < len(begun) else 0.0)
-            futures = [one[-1] for one in busy]
-            if not wait(futures, None if self.deadline is None else max(waited_s, 0.0), FIRST_COMPLETED).done:
-                return  # nothing is left, or the time is over
+    def _wait(self, futures: Sequence[Future[PartProgram]]) -> None:
+        """Waits for programs until all are compiled or half of the time is over; for the first as long as there is."""
+        if self.deadline is None:
+            wait(futures)
+        elif not wait(futures, max(self.left_s / 2, 0.0)).done:
+            wait(futures, max(self.left_s, 0.0), FIRST_COMPLETED)
 
     def _compile(self, key: Key, candidate: Candidate, laps: int) -> PartProgram:
         started = time.perf_counter()
@@ -284,25 +280,30 @@ class Measuring:
             return measured_now(key, kind, None, None, " ".join(str(error).split())[:200] or type(error).__name__)
 
     def _time(self, program: PartProgram, best_s: float, can_loop: bool = False) -> float:
-        """Seconds of one run: the quickest undisturbed round.
+        """Seconds of one run: by the quickest undisturbed round, and on accelerators the quickest run alone.
+
+        An accelerator waits for the host when a round begins, and not between the runs of it. A run alone waits as
+        long, so that this time is not in the difference of both.
 
         Raises:
             TooShort: A run ends before the host has started the next, so that the host's time would be measured.
         """
         jax.block_until_ready(program.run())
-        once = timed(program, 1)
-        runs = repeats(once)
-        if can_loop and program.laps == 1 and self.device.platform != "cpu" and is_short(program, runs):
+        runs, is_cpu = repeats(timed(program, 1)), self.device.platform == "cpu"
+        if can_loop and program.laps == 1 and not is_cpu and is_short(program, runs):
             raise TooShort
-        found: list[float] = []
+        alone = 0 if is_cpu else 1
+        found: list[tuple[float, float]] = []
         for number in range(MOST_ROUNDS):
             reference_s = self._time_reference()
-            seconds = timed(program, runs) / program.laps
+            seconds = sum(queued(program, alone)), sum(queued(program, alone + runs))
             if reference_s <= DISTURBED * self._reference_s or number + ROUNDS >= MOST_ROUNDS:
                 found.append(seconds)
-            if len(found) >= ROUNDS or (found and min(found) > HOPELESS * best_s) or (found and self.is_over):
+            if len(found) >= ROUNDS or (
+                found and (self.is_over or each(found, runs) > HOPELESS * best_s * program.laps)
+            ):
                 break
-        return min(found)
+        return each(found, runs) / program.laps
 
     def _time_reference(self) -> float:
         if self._reference is None:
@@ -333,6 +334,12 @@ def reference_program(device: Any) -> PartProgram:
 def repeats(once_s: float) -> int:
     """How often a program that takes some seconds runs in one round."""
     return int(min(max(ROUND_S / max(once_s, 1e-9), LEAST_RUNS), MOST_RUNS))
+
+
+def each(rounds: Sequence[tuple[float, float]], runs: int) -> float:
+    """Seconds of one run, given those of rounds without and with so many runs."""
+    without, quickest = map(min, zip(*rounds, strict=True))
+    return float(quickest - without) / runs
 
 
 def timed(program: PartProgram, runs: int) -> float:

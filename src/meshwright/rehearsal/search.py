@@ -83,6 +83,9 @@ class Search:
                 best = self._improve(modelled)
                 self.measuring.kept_s = 0.0
                 self.step_s = self.step_s or self._step_s(best)
+                if self.measuring.is_over:
+                    limit = format_seconds(self.method.profile_seconds)
+                    self.remarks.append(f"Not everything was measured within {limit}; more time measures more.")
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
         self.remarks += dict.fromkeys(self.measuring.remarks)
@@ -96,11 +99,7 @@ class Search:
         solved: list[PlanData] = []
         for _ in range(MOST_ROUNDS):
             solved.append(self._solve(self.method, self.meshes, self._corrections()))
-            if self.measuring.is_over:
-                limit = format_seconds(self.method.profile_seconds)
-                self.remarks.append(f"Not everything was measured within {limit}; more time measures more.")
-                break
-            if not self._measure(solved[-1:]):
+            if self.measuring.is_over or not self._measure(solved[-1:]):
                 break
         found = self._cheapest([*solved[::-1], modelled, *others])
         if any(found is one for one in others):  # which has no bound over the plans of all methods
@@ -110,13 +109,18 @@ class Search:
     def _measure_first(self, modelled: PlanData) -> None:
         """Measures the model's plan, which is the plan if nothing better is found in time.
 
-        Where it is rehearsed, so is the whole step, and as much time as that took to compile is kept for the step of
-        another plan; for one device there is no other.
+        Where it is rehearsed, so is the whole step, in at most half of the time. It comes before its parts: XLA chooses
+        kernels by timing them while it compiles, once in a process, and no other program may disturb that. As much time
+        as the step took to compile is kept for the step of another plan; for one device there is no other.
         """
-        step = self._step(modelled)
-        self._measure([modelled], [] if self._is_here(modelled) else [step])
-        if modelled.mesh.num_devices > 1:
-            self.measuring.kept_s = self.measuring.compile_s.get(step.key(self.measuring.device), 0.0)
+        measuring = self.measuring
+        if not self._is_here(modelled):
+            measuring.kept_s = measuring.left_s / 2
+            step = self._step(modelled)
+            measuring.measure([step])
+            spent_s = measuring.compile_s.get(step.key(measuring.device), 0.0)
+            measuring.kept_s = spent_s if modelled.mesh.num_devices > 1 else 0.0
+        self._measure([modelled])
 
     def _cheapest(self, plans: Sequence[PlanData]) -> PlanData:
         """The plan that takes the least time by what was measured, and by the corrected model where nothing was."""
@@ -185,14 +189,14 @@ class Search:
             found += [one.plan for one in some_combinations(*where, MOST_PLANNED, seconds, self.say, fixed)[0]]
         return found
 
-    def _measure(self, plans: Sequence[PlanData], steps: Sequence[StepCandidate] = ()) -> bool:
-        """Measures the parts of plans that are worth it, and whole steps; whether any was not known before."""
+    def _measure(self, plans: Sequence[PlanData]) -> bool:
+        """Measures the parts of plans that are worth it; whether any was not known before."""
         pairs = [(plan, part) for plan in plans for part in parts_of(plan, self.traced.graph, self.blocks)]
         wanted = self._chosen([pair for pair in pairs if _is_worth(*pair)])
         candidates = [Candidate(plan, self.traced, part, self._mesh(plan)) for plan, part in wanted]
         before = self.measuring.num_measured
         try:
-            self.measuring.measure([*steps, *candidates])
+            self.measuring.measure(candidates)
         finally:  # an interrupt, too, leaves what was measured
             self._learn(candidates)
         return self.measuring.num_measured > before
