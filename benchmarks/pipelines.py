@@ -6,10 +6,11 @@ how many XLA compiled: equal stages are compiled once. `instructions` are the ca
 round of the update); `host µs` is the median time that the calling thread computes until such a call returns, of stages
 with one device each, which do not wait for their results. `step` is the time of a step over that of a step in which
 every instruction is waited for before the next; `outside` is the part of the latter that is outside the instructions:
-arguments are checked and placed, results put together, arrays freed. `peak` has the bytes that a device of each stage
-takes at most over the plan's, as `plan.verify()` finds them: arrays that are held, and temporaries of programs that
-XLA compiles without optimisation here. The rows of `gpt-tiny` in float32 are verified only, compiled as usual: 1F1B
-holds fewer microbatches than GPipe.
+arguments are checked and placed, results put together, arrays freed. `arrays` has the bytes of the arrays that a device
+of each stage holds at most between two programs, over the plan's, and `peak` those with the temporaries of programs
+that XLA compiles without optimisation here, as `plan.verify()` finds them. XLA's CPU backend stores more than its GPU
+backend: transposed copies for convolutions, index arrays for the gradient of a maximum over windows. The rows of
+`gpt-tiny` in float32 are verified only, compiled as usual: 1F1B holds fewer microbatches than GPipe.
 
     python benchmarks/pipelines.py [--only llama] [--steps 5]
 """
@@ -77,7 +78,16 @@ def main() -> None:
     for row in found_rows(options):
         rows.append(row)
         print("| " + " | ".join(map(str, row)) + " |", flush=True)  # a run that is cut short keeps what it printed
-    figures = ("difference", "programs", "instructions", "host µs", "step", "outside", "peak ÷ planned")
+    figures = (
+        "difference",
+        "programs",
+        "instructions",
+        "host µs",
+        "step",
+        "outside",
+        "arrays ÷ planned",
+        "peak ÷ planned",
+    )
     load = f"Load of the machine in the last 15 minutes: {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores."
     question = f"{(__doc__ or '').split(chr(10) * 2 + '    python')[0]}\n\n{load}"
     table("Pipelines", question, ("model", "recipe", *figures), rows)
@@ -101,7 +111,7 @@ def compared(name: str, kinds: dict[str, Any], recipe: mw.ThreeD, options: Any) 
             found = measured(*model_of(name, kinds), recipe, options.steps)
         yield (" ".join(words), said(recipe), *found)
     except mw.ShardingError as error:
-        yield (" ".join(words), said(recipe), f"refused: {str(error)[:90]}…", *[""] * 6)
+        yield (" ".join(words), said(recipe), f"refused: {str(error)[:90]}…", *[""] * 7)
     print(f"{name}, {said(recipe)}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -147,11 +157,11 @@ def measured(init: Callable, step: Callable, batch: Any, recipe: mw.ThreeD, step
     engine = run.recent.engine
     host, ratio, outside = timed(run, state, batch)
     found = verify_program(run.recent)
-    shares = " ".join(f"{stage.memory.ratio:.2f}" for stage in found.stages)
+    arrays, peak = (" ".join(f"{getattr(s, name).ratio:.2f}" for s in found.stages) for name in ("arrays", "memory"))
     compiled = len({lowered.jitted.lower(*lowered.types).as_text() for lowered in engine.lowered.values()})
     host_text = f"{host:.0f}" if devices == recipe.pipeline else "waits"
     programs = f"{len(engine.lowered)}, {compiled} compiled"
-    return f"{worst:.1e}", programs, str(len(engine.bound)), host_text, f"{ratio:.2f}", f"{outside:.0%}", shares
+    return f"{worst:.1e}", programs, str(len(engine.bound)), host_text, f"{ratio:.2f}", f"{outside:.0%}", arrays, peak
 
 
 def difference(one: Any, other: Any) -> float:
@@ -209,8 +219,9 @@ def memory_rows() -> Iterator[Sequence[object]]:
         recipe = mw.ThreeD(pipeline=4, microbatch=2, schedule=schedule)
         plan = mw.plan(model.train_step, model.state, model.batch, cluster="1x4 cpu", method=recipe)
         found = plan.verify(compiler_options=USUAL)
-        shares = " ".join(f"{s.memory.ratio:.2f} ({format_bytes(s.memory.compiled)})" for s in found.stages)
-        yield ("gpt-tiny float32", said(recipe), *[""] * 6, shares)
+        pairs = [[s.arrays for s in found.stages], [s.memory for s in found.stages]]
+        shares = [" ".join(f"{pair.ratio:.2f} ({format_bytes(pair.compiled)})" for pair in row) for row in pairs]
+        yield ("gpt-tiny float32", said(recipe), *[""] * 6, *shares)
 
 
 if __name__ == "__main__":

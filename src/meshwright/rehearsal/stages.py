@@ -274,7 +274,7 @@ def _stage(
         by_work["forward"],
         by_work["backward"],
         by_work["update"],
-        Compared(stage.peak_bytes, peak_bytes(engine, programs.compiled)[number]),
+        Compared(stage.peak_bytes, peak_bytes(engine, programs.compiled)[number].total),
         Compared(planned_flops(stage), flops),
     )
 

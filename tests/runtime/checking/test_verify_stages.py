@@ -19,7 +19,7 @@ WIDTH, ROWS, MICROBATCHES, WORDS = 64, 16, 4, 11
 @pytest.fixture(scope="module")
 def model():
     init, train_step, batch = build(width=WIDTH, rows=ROWS)
-    return train_step, jax.eval_shape(init, jax.random.key(0)), batch
+    return jax.jit(train_step, donate_argnums=0), jax.eval_shape(init, jax.random.key(0)), batch
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,9 @@ def test_stages_send_compute_and_hold_what_was_planned(plan, found):
         assert verified.memory.planned == stage.peak_bytes
         state = sum(4 * jax.numpy.zeros(t.shape).size for t in stage.tensors)
         assert state < verified.memory.compiled < 2 * stage.peak_bytes
+        assert verified.arrays.planned == stage.peak_bytes - stage.transient_bytes
+        assert state < verified.arrays.compiled < verified.memory.compiled
+        assert verified.arrays.ratio == pytest.approx(1.0, abs=0.15)
 
 
 def test_collectives_inside_of_stages_are_counted_as_often_as_their_programs_run(model):

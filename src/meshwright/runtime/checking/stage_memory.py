@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright import jax_compat
 from meshwright.runtime.stages.bound import Move
@@ -17,8 +17,20 @@ def key_of(lowered: Lowered) -> Key:
     return lowered.program.work, lowered.program.stage, lowered.program.place
 
 
-def peak_bytes(engine: Engine, compiled: Mapping[Key, Any]) -> list[int]:
-    """The most bytes of each stage: its arrays, and the results and temporaries of the program that runs.
+class Peak(NamedTuple):
+    """The most bytes of one device of a stage.
+
+    Attributes:
+        total: Its arrays, with the results and the temporary memory of the program that runs.
+        arrays: Its arrays between two instructions, which do not depend on how XLA compiles the programs.
+    """
+
+    total: int
+    arrays: int
+
+
+def peak_bytes(engine: Engine, compiled: Mapping[Key, Any]) -> list[Peak]:
+    """The most bytes of each stage.
 
     Args:
         engine: The instructions of all stages.
@@ -32,16 +44,17 @@ def peak_bytes(engine: Engine, compiled: Mapping[Key, Any]) -> list[int]:
         held[stage_of[slot]].add(slot)
     # The caller keeps arguments unless they are donated.
     kept = {slot for name, slot in engine.slots.items() if name[0] == "leaf" and slot not in filled}
-    peaks = [0] * len(held)
+    peaks = [Peak(0, 0)] * len(held)
     for one in engine.bound:
-        own = held[one.stage]
+        own, total = held[one.stage], 0
         if one.program is not None:
             memory = compiled[key_of(one.program)].memory_analysis()
             more = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-            peaks[one.stage] = max(peaks[one.stage], sum(map(sizes.__getitem__, own)) + more)
+            total = sum(map(sizes.__getitem__, own)) + more
             own -= {one.reads[i] for i in one.program.donated}
         own |= {*one.fills}
-        peaks[one.stage] = max(peaks[one.stage], sum(map(sizes.__getitem__, own)))
+        arrays, before = sum(map(sizes.__getitem__, own)), peaks[one.stage]
+        peaks[one.stage] = Peak(max(before.total, total, arrays), max(before.arrays, arrays))
         for slot in one.drops:
             if slot not in kept:
                 held[stage_of[slot]].discard(slot)

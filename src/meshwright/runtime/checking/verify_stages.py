@@ -53,6 +53,7 @@ class StageVerification:
         sent: Bytes to other stages: activations, their gradients, and shared values: parameters that several stages
             read, their gradients, and what the stages of an update tell each other.
         memory: Peak bytes: by the plan, and of the arrays and temporaries while the instructions are carried out.
+        arrays: The part of the peak that is arrays between programs; the rest are temporaries, which XLA decides.
         flops: Flops of matrix products and convolutions; the plan's with its recomputation.
         made: Every collective of the compiled programs.
         texts: The compiled programs by name, as XLA writes them.
@@ -61,6 +62,7 @@ class StageVerification:
     collectives: Mapping[Kind, Compared]
     sent: Mapping[str, Compared]
     memory: Compared
+    arrays: Compared
     flops: Compared
     made: tuple[CompiledCollective, ...] = field(default=(), repr=False)
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -73,14 +75,15 @@ class StageVerification:
     def rows(self) -> Iterator[Sequence[str]]:
         """Rows of the table."""
         yield from byte_rows([*named_kinds(self.collectives), *self.sent.items(), ("all bytes", self.bytes)])
-        yield from byte_rows([("memory", self.memory)])
+        yield from byte_rows([("memory", self.memory), ("of which arrays", self.arrays)])
         yield flops_row(self.flops)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         kinds = [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in self.collectives.items()]
         sent = {name: pair.to_json() for name, pair in self.sent.items()}
-        return {"collectives": kinds, "sent": sent, "memory": self.memory.to_json(), "flops": self.flops.to_json()}
+        figures = {name: getattr(self, name).to_json() for name in ("memory", "arrays", "flops")}
+        return {"collectives": kinds, "sent": sent, **figures}
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,8 @@ class _Compiled:
         return StageVerification(
             by_kind(planned, made, scatters),
             self._transfers(number),
-            Compared(stage.peak_bytes, self.peaks[number]),
+            Compared(stage.peak_bytes, self.peaks[number].total),
+            Compared(stage.peak_bytes - stage.transient_bytes, self.peaks[number].arrays),
             Compared(planned_flops(stage), flops),
             tuple(made),
             {str(self.engine.lowered[key].program): self.texts[key] for key in sorted(keys)},

@@ -1,5 +1,6 @@
 """Makes JAX programs of a stage's programs: on its devices, its replicas side by side, each split as the plan says."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -233,7 +234,14 @@ class StageLowering:
         places += [self.devices.everywhere] * len(coming)
         shardings = [self._result(key[0]) for key in program.outputs]
         shardings += [self.devices.everywhere] * len(own)
-        return self._lower(program, run, types, places, shardings, self._donated(program, single))
+        donated = self._donated(program, single)
+        made = [self.types[v] for v, _ in program.outputs]
+        free = Counter(map(_local_type, made, shardings)) - Counter(_local_type(types[i], places[i]) for i in donated)
+        for i, value in enumerate(key[0] for key in single for _ in self.parts(key[0], program)):
+            if value in program.totals and value in self.totals and free[kind := _local_type(types[i], places[i])]:
+                donated.append(i)  # of which nobody reads more than the sum, which takes its place
+                free[kind] -= 1
+        return self._lower(program, run, types, places, shardings, donated)
 
     def parts(self, value: int, program: StageProgram) -> list[Any]:
         """The types of the arrays that an update is given for a value: a total, one for each microbatch, or itself."""
@@ -367,6 +375,11 @@ class StageLowering:
     ) -> Lowered:
         closed = jax.make_jaxpr(function)(*types)
         return jitted(program, jaxpr_as_fun(closed), types, closed.out_avals, places, shardings, donated)
+
+
+def _local_type(aval: Any, sharding: NamedSharding) -> tuple[tuple[int, ...], Any]:
+    """The type of one device's part of an array: JAX lets a result take the place of an argument of the same."""
+    return sharding.shard_shape(tuple(aval.shape)), aval.dtype
 
 
 def _manual(sharding: NamedSharding) -> PartitionSpec:

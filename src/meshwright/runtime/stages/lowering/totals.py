@@ -1,7 +1,8 @@
 """Totals over all microbatches: how a stage holds them, adds one more, and adds up what its devices hold in the end.
 
-Sums over devices are deferred: a total holds the contribution of each replica, and of each device along an axis that a
-sum in a replica is over, in leading dims of its own. They are added up once, before the update, as the plan prices it.
+Sums over devices are deferred: a total holds the contribution of each of several replicas, and of each device along an
+axis that a sum in a replica is over, in leading dims of its own. They are added up once, before the update, as the plan
+prices it. A total without leading dims is donated to the update, so that the sum takes its place.
 Where the plan spreads gradients over the replicas (ZeRO), each replica holds its part of the sum instead.
 """
 
@@ -55,27 +56,30 @@ class Total:
     @property
     def type(self) -> jax.ShapeDtypeStruct:
         """The type of the array: replicas, then axes over which it is yet to be added up, then the value's own dims."""
-        apart = () if self.part is not None else (self.mesh.shape[REPLICAS],)
-        return jax.ShapeDtypeStruct(
-            (*apart, *(self.mesh.shape[axis] for axis in self.own.axes), *self.shape), self.dtype
-        )
+        sizes = self.mesh.shape
+        lead = [sizes[REPLICAS]] * self._has_replicas + [sizes[axis] for axis in self.own.axes]
+        return jax.ShapeDtypeStruct((*lead, *self.shape), self.dtype)
 
     @property
     def spec(self) -> Spec:
         """The sharding of the array."""
         apart, dims = tuple((axis,) for axis in self.own.axes), list(self.own.partial or ((),) * len(self.shape))
-        if self.part is None:
-            return (self._replicas, *apart, *dims)
-        dims[self.part] = (*dims[self.part], REPLICAS)
-        return (*apart, *dims)
+        if self.part is not None:
+            dims[self.part] = (*dims[self.part], REPLICAS)
+        return (*self._lead, *apart, *dims)
 
     @property
     def sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, partition_spec(self.spec))
 
     @property
-    def _replicas(self) -> tuple[str, ...]:
-        return (REPLICAS,) if self.mesh.shape[REPLICAS] > 1 else ()
+    def _has_replicas(self) -> bool:
+        """Whether each of several replicas holds a total of its own, in a leading dim."""
+        return self.part is None and self.mesh.shape[REPLICAS] > 1
+
+    @property
+    def _lead(self) -> Spec:
+        return ((REPLICAS,),) * self._has_replicas
 
     def start(self) -> Any:
         """The total before the first microbatch."""
@@ -85,6 +89,8 @@ class Total:
         """The total with the contributions of one more microbatch, which replicas hold in a leading dim."""
         if self.part is not None:
             mine = constrain(mine.sum(0, dtype=self.dtype), self.mesh, self.spec)
+        elif not self._has_replicas:
+            mine = lax.squeeze(mine, [0])
         return self.combined(total, mine)
 
     def combined(self, total: Any, more: Any) -> Any:
@@ -93,11 +99,11 @@ class Total:
 
     def added_up(self, total: Any, target: Spec) -> Any:
         """The total of all devices, split over the replicas where an update splits it so."""
-        lead = () if self.part is not None else (self._replicas,)
+        lead = self._lead
         if self.own.axes:
             dims = (*lead, *self.spec[len(lead) + len(self.own.axes) :])
             total = jnp.moveaxis(total, 0, len(self.own.axes)) if lead else total
-            waiting = Waiting(self.own.axes, dims, (*lead, *self.own.settled) if lead else dims)
+            waiting = Waiting(self.own.axes, dims, (*lead, *self.own.settled) if self.part is None else dims)
             total = Contributions(self.mesh).add_up(total, waiting)
         if lead:
             total = self._over_replicas(total, target)
@@ -108,7 +114,7 @@ class Total:
             return reduced(self.kind, totals, (0,))
         inner = without_replicas(target)
         if is_spread(target) and _refines(inner, self.own.settled):  # each device has its part already
-            totals = constrain(totals, self.mesh, (self._replicas, *inner))
+            totals = constrain(totals, self.mesh, (*self._lead, *inner))
         return totals.sum(0, dtype=totals.dtype)
 
 
