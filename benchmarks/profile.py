@@ -66,6 +66,7 @@ WRONG = 50
 
 def blocks_rows() -> None:
     """Blocks of one layer, and segments of 8 and of 80 layers."""
+    header = ("model", "blocks a layer", "wanted", "search space", "unique segments", "alike at 8 and 80", "the deeper")
     rows = []
     for name, expected in LAYERS.items():
         deep = name not in ("wide-resnet-50-2", "unet-cifar10")
@@ -82,8 +83,7 @@ def blocks_rows() -> None:
         blocks = len(segment.blocks) if deep else len(found[0].blocks)
         counts = " and ".join(str(len(one.segments)) for one in found)
         rows.append((name, blocks, expected, segment.space, counts, "yes" if alike else "no", f"{seconds:.1f} s"))
-    header = ("model", "blocks a layer", "wanted", "search space", "unique segments", "alike at 8 and 80", "the deeper")
-    table("Profile blocks", __doc__ or "", header, rows)
+        table("Profile blocks", __doc__ or "", header, rows)
 
 
 def hits_rows() -> None:

@@ -74,6 +74,18 @@ def test_every_combination_is_measured_and_kept(tmp_path):
     assert len(json.loads(page[start : page.index("</script>", start)])["rows"]) == 3
 
 
+@pytest.mark.devices
+def test_an_interrupt_leaves_the_rounds_until_then(tmp_path):
+    def say(text):
+        if text.startswith("timing kernel times: round 2"):
+            raise KeyboardInterrupt
+
+    with open_database(tmp_path / "some.sqlite") as database:
+        one = enumerate_segment(loss, *ARGS, segment=0, cluster=mw.cluster("local"), database=database, say=say)
+        assert len(database) == len(one.rows) > 1 == one.num_rounds
+    assert "it was interrupted after 1 of 5 rounds" in " ".join(str(one).split())
+
+
 def test_bad_segments_and_single_devices_are_refused(tmp_path):
     with open_database(tmp_path / "some.sqlite") as database:
         with pytest.raises(mw.ShardingError, match="the program has segments 0 to 1"):

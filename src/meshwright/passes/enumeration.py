@@ -67,6 +67,7 @@ class Enumeration(Printed):
         num_combinations: How many were asked for.
         failures: Combinations that could not be compiled or run, with the reason.
         seconds: How long it took.
+        num_rounds: How often each was timed, for the profile and for the kernel time; fewer after an interrupt.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Enumeration(Printed):
     num_combinations: int
     failures: tuple[tuple[str, str], ...]
     seconds: float
+    num_rounds: int = ROUNDS
 
     def correlation(self, predictor: str) -> float:
         """Spearman's rank correlation of a predictor with the kernel time."""
@@ -99,6 +101,8 @@ class Enumeration(Printed):
             f"{len(self.rows)} of {self.num_combinations} combinations measured ({self.kind}) on {self.devices} in "
             f"{format_seconds(self.seconds)}"
         )
+        if self.num_rounds < ROUNDS:
+            head += f"; it was interrupted after {self.num_rounds} of {ROUNDS} rounds"
         return Group(head, "", self._summary(), "", self._table(), *self._failed())
 
     def _summary(self) -> Table:
@@ -172,6 +176,8 @@ def enumerate_segment(
 ) -> Enumeration:
     """Measures the combinations of one segment's strategies on the devices of a cluster.
 
+    An interrupt after the first round ends the timing: the rounds until then count.
+
     Args:
         function: A train step or a forward pass.
         *args: Its arguments or their types.
@@ -206,6 +212,7 @@ def enumerate_segment(
         len(choices),
         tuple(study.failures),
         time.perf_counter() - started,
+        study.num_rounds,
     )
 
 
@@ -230,6 +237,7 @@ class _Study:
         self.device = jax.local_devices()[0]
         self.programs: list[tuple[Combination, Candidate, PartProgram]] = []
         self.failures: list[tuple[str, str]] = []
+        self.num_rounds = 0
 
     def compile_all(self, combinations: Sequence[Combination]) -> None:
         """Compiles, several at a time; a combination that XLA refuses or cannot run is noted and left out."""
@@ -259,10 +267,15 @@ class _Study:
             raise ShardingError(f"no combination could be measured; the first failed so: {self.failures[:1]}")
         runs = [repeats(timed(p, 1)) for _, _, p in self.programs]
         profile, kernel = ([float("inf")] * len(runs) for _ in range(2))
-        for number in range(ROUNDS):
-            for what, times in (("profile", profile), ("kernel times", kernel)):
-                self.say(f"timing {what}: round {number + 1} of {ROUNDS}")
-                self._round(runs, times)
+        try:
+            for number in range(ROUNDS):
+                for what, times in (("profile", profile), ("kernel times", kernel)):
+                    self.say(f"timing {what}: round {number + 1} of {ROUNDS}")
+                    self._round(runs, times)
+                self.num_rounds += 1
+        except KeyboardInterrupt:
+            if not self.num_rounds:
+                raise
         for (_, candidate, program), seconds in zip(self.programs, profile, strict=True):
             kind: Any = candidate.kind
             key = candidate.key(self.device)
