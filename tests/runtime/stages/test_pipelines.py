@@ -11,6 +11,7 @@ from meshwright.graph import trace
 from meshwright.hardware.clusters import AXIS_NAMES
 from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
+from meshwright.schedules.instructions import EXCHANGE
 from tests.generator.pipelines import outcome
 from tests.runtime.stages.models import WORDS, build, compared
 
@@ -194,17 +195,53 @@ def test_what_cannot_be_cut_says_why():
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-def test_loss_scaling_and_skipped_steps():
-    """Whether all gradients are finite is known once all stages have said so; a skipped step changes nothing.
+def only_finite(optimizer):
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=5)
 
-    One stage computes the count of steps along with its tensors, in a branch; all stages have it afterwards.
-    """
 
-    def guarded(optimizer):
-        return optax.apply_if_finite(optimizer, max_consecutive_errors=5)
+def several_steps(optimizer):
+    return optax.MultiSteps(optimizer, 2, should_skip_update_fn=optax.skip_not_finite).gradient_transformation()
 
-    worst, _ = compared(*build(optimizer=guarded(optax.adam(1e-2))), mw.ThreeD(pipeline=2, microbatch=8))
+
+def counted(change):
+    """An optimizer that changes the gradients given the number of the step."""
+
+    def update(updates, count, params=None):
+        return change(updates, count), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def spoiled(updates, count):
+    """Gradients that are not finite in the second step."""
+    return jax.tree.map(lambda x: jnp.where(count == 1, jnp.nan, x), updates)
+
+
+def squared(updates, count):
+    """Gradients that a product changes, now and then."""
+    return jax.lax.cond(count % 2 == 1, lambda u: jax.tree.map(lambda x: x @ x.T @ x, u), lambda u: u, updates)
+
+
+@pytest.mark.parametrize(("guard", "scan"), [(only_finite, False), (several_steps, True)])
+def test_each_stage_makes_a_conditional_update_for_itself(guard, scan):
+    """Whether all gradients are finite is known once all stages have said so; a skipped step changes nothing."""
+    inner = guard(optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)))
+    model = build(optimizer=optax.chain(counted(spoiled), inner), tied=False, scan=scan)
+    worst, step = compared(*model, mw.ThreeD(pipeline=2, microbatch=8))
     assert worst < 1e-12
+    exchanged = [one.run.type for one in step.recent.engine.bound if one.work == EXCHANGE]
+    assert exchanged and all(len(kind.shape) == 1 and kind.shape[0] < 16 for kind in exchanged)  # packed numbers alone
+
+
+def test_a_branch_with_products_is_not_run_in_vain():
+    def matrices(params):
+        return jax.tree.map(lambda x: x.ndim == 2, params)
+
+    optimizer = optax.chain(optax.masked(counted(squared), matrices), optax.sgd(1e-3))
+    worst, step = compared(*build(optimizer=optimizer, tied=False), mw.ThreeD(pipeline=2, microbatch=8))
+    assert worst < 1e-12
+    updates = step.recent.engine.programs.updates.values()
+    assert [piece.unit.name for program in updates for piece in program.pieces].count("cond") == 1
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "full"])

@@ -6,11 +6,12 @@ rules a shard knows its own position; a part of the batch does not, so operation
 the loop are not cut. The equation stays that of the whole batch: only the parameters that repeat a shape shrink.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.rules import LoopNest, loop_nest
@@ -21,6 +22,17 @@ from meshwright.runtime.microbatches.units import Unit
 from meshwright.runtime.program.kernels import PALLAS, pallas_params
 
 Status = int | str  # the dim that is cut, or a word of `batch_parts`, or how contributions combine
+
+#: How two contributions become one, by the word for it.
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lax.add,
+    "max": lax.max,
+    "min": lax.min,
+    "prod": lax.mul,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+}
+
 PAIRWISE = ("optimization_barrier", "device_put", "shard_alike")  # result i is operand i
 
 # The results of the parts are combined as the loop combines. A table that a scatter writes to is counted once for each

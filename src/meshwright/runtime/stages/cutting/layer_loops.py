@@ -1,16 +1,22 @@
-"""Splits loops over layers at the cuts between stages, and the arrays that are stacked over layers with them.
+"""Splits loops over layers at the cuts between stages, arrays that are stacked over layers, and conditional updates.
 
 A scan over layers is one operation, and a stack of the layers' weights one array; a pipeline gives each virtual stage
 some of the layers, not always equally many. The step is evaluated once, with such a scan replaced by one for each
 virtual stage that has some of its layers, and with stacks in pieces. An operation on a stack (a cast before the loop,
-the optimizer's after it) runs piece by piece where its rule allows that, and otherwise on the pieces put together. The
-result is an ordinary jaxpr. Names of the operations' scopes tell which operation of the step, and which virtual stage's
-piece of it, an equation is.
+the optimizer's after it) runs piece by piece where its rule allows that, and otherwise on the pieces put together.
+
+An update in branches (`optax.apply_if_finite`, `optax.MultiSteps`) is one operation on the state of all stages. Its
+branches are evaluated and their results selected, so that each stage updates its own state and the stages exchange
+single numbers; a branch that computes products or loops, which should not run in vain, stays one operation.
+
+The result is an ordinary jaxpr. Names of the operations' scopes tell which operation of the step, and which virtual
+stage's piece of it, an equation is.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import jax
@@ -19,7 +25,15 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, form_of, shrunk
+from meshwright.runtime.microbatches.cut_operations import (
+    COMBINE,
+    CannotCut,
+    Cut,
+    Status,
+    form_of,
+    is_expensive,
+    shrunk,
+)
 from meshwright.runtime.microbatches.units import Unit, Units
 from meshwright.runtime.stages.cutting.assignment import UNPLANNED, Assignment, Parts
 
@@ -53,7 +67,7 @@ def _shares(parts: Parts) -> list[_Share]:
 
 @dataclass(frozen=True)
 class SplitStep:
-    """A step whose loops over layers are split.
+    """A step whose loops over layers and conditional updates are split.
 
     Attributes:
         jaxpr: The step.
@@ -70,15 +84,15 @@ class SplitStep:
 
 
 def split_layers(closed: Any, assignment: Assignment) -> SplitStep:
-    """A step with its loops over layers split; itself where no loop spans stages.
+    """A step with its loops over layers and conditional updates split; itself where it has none.
 
     Raises:
         ShardingError: A loop over layers of several stages cannot be split.
     """
     whole = [(i, -1) for i in range(len(closed.jaxpr.invars))]
-    if not assignment.spans:
-        return SplitStep(closed, assignment, whole, [(i, -1) for i in range(len(closed.jaxpr.outvars))])
     program, stacked = Units.of(closed), assignment.stacked
+    if not assignment.spans and not any(map(_is_cheap_choice, program.units, assignment.is_update)):
+        return SplitStep(closed, assignment, whole, [(i, -1) for i in range(len(closed.jaxpr.outvars))])
     _check_loops(program, assignment)
     splitting = _Splitting(program, assignment)
     leaves = [(i, k) for i, _ in whole for k in (range(len(stacked[i])) if i in stacked else (-1,))]
@@ -123,6 +137,18 @@ def _has_loop(eqn: Any, length: int) -> bool:
     return any(one.primitive.name == "scan" and one.params["length"] == length for one in inner)
 
 
+def _is_cheap_choice(unit: Unit, is_update: bool) -> bool:
+    """Whether a unit is a conditional of the update whose branches are cheap enough to run all of them."""
+    if unit.name != "cond" or not is_update or unit.eqn.effects:
+        return False
+    inner = [one for branch in _branches(unit) for one in branch.units]
+    return all(_is_cheap_choice(one, is_update) or not is_expensive(one) for one in inner)
+
+
+def _branches(unit: Unit) -> list[Units]:
+    return [Units.of(jax_compat.close(branch)) for branch in unit.eqn.params["branches"]]
+
+
 def _piece_type(aval: Any, share: _Share) -> Any:
     return aval.update(shape=share.shape(aval.shape, 0))
 
@@ -156,12 +182,38 @@ class _Splitting:
     def _unit(self, number: int, unit: Unit, ins: list[Any]) -> Sequence[Any]:
         if self._is_loop(number, unit):
             return self._scan(number, unit, ins)
+        if _is_cheap_choice(unit, self.assignment.is_update[number]):
+            return self._choice(number, unit, ins)
         if any(isinstance(x, Pieces) for x in ins):
             made = self._piecewise(number, unit, ins)
             if made is not None:
                 return made
         with jax.named_scope(f"mw{number}"):
             return jax_compat.bind(unit.eqn, [self._whole(x) for x in ins], unit.stack)
+
+    def _choice(self, number: int, unit: Unit, ins: list[Any]) -> list[Any]:
+        """The results of a conditional: all branches are evaluated, and their results selected."""
+        made = []
+        for branch in _branches(unit):
+            env: dict[int, Any] = {**branch.constants, **dict(zip(branch.inputs, ins[1:], strict=True))}
+            for one in branch.units:
+                one = replace(one, stack=(*unit.stack, jax_compat.name_stack(unit.eqn), *one.stack))
+                env.update(zip(one.outs, self._unit(number, one, [env[v] for v in one.ins]), strict=True))
+            made.append([env[v] for v in branch.outputs])
+        return [self._selected(number, ins[0], cases) for cases in zip(*made, strict=True)]
+
+    def _selected(self, number: int, which: Any, cases: Sequence[Any]) -> Any:
+        """One of some values, in pieces where one of them is."""
+        pieces = next((x for x in cases if isinstance(x, Pieces)), None)
+        if pieces is None:
+            with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
+                return _select(which, cases)
+        whole = [self._pieces(x, pieces.parts, number) for x in cases]
+        found = []
+        for k, (virtual, _, _) in enumerate(pieces.parts):
+            with jax.named_scope(f"mw{number}p{virtual}"), jax.named_scope(_ADDED):
+                found.append(_select(which, [x.arrays[k] for x in whole]))
+        return Pieces(0, pieces.parts, tuple(found))
 
     def _is_loop(self, number: int, unit: Unit) -> bool:
         """Whether a unit loops over layers of several stages; a loop of another length works on all layers at once."""
@@ -178,7 +230,7 @@ class _Splitting:
             form = form_of(unit, given, shares[0], False)
         except CannotCut:
             return None
-        if cuts or any(not isinstance(s, int) and s != "sum" for s in form.results):
+        if cuts or any(not isinstance(s, int) and s not in COMBINE for s in form.results):
             return None
         made: list[list[Any]] = []
         for k, (virtual, begin, end) in enumerate(parts):
@@ -195,10 +247,7 @@ class _Splitting:
                 found.append(Pieces(status, parts, tuple(arrays)))
                 continue
             with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
-                total = arrays[0]
-                for array in arrays[1:]:
-                    total = total + array
-            found.append(total)
+                found.append(reduce(COMBINE[status], arrays))
         return found
 
     def _pieces(self, x: Any, parts: Parts, number: int) -> Pieces:
@@ -234,6 +283,12 @@ class _Splitting:
             carry, made[k] = outs[:num_carry], outs[num_carry:]
         stacked = zip(*(made[k] for k in order), strict=True)
         return [*carry, *(Pieces(0, parts, tuple(arrays)) for arrays in stacked)]
+
+
+def _select(which: Any, cases: Sequence[Any]) -> Any:
+    """The case of a number; two cases are selected by a Boolean, as `jnp.where` does."""
+    index = lax.ne(which, jnp.zeros_like(which)) if len(cases) == 2 else which
+    return lax.select_n(index, *map(jnp.asarray, cases))
 
 
 def _rows(x: Any, dim: int, begin: int, end: int, parts: Parts) -> Any:

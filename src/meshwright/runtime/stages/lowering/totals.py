@@ -6,7 +6,7 @@ prices it. A total without leading dims is donated to the update, so that the su
 Where the plan spreads gradients over the replicas (ZeRO), each replica holds its part of the sum instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +18,11 @@ from jax.sharding import NamedSharding
 
 from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
+from meshwright.runtime.microbatches.cut_operations import COMBINE
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.meshes import constrain
 from meshwright.runtime.stages.lowering.comparing import reduced
 from meshwright.runtime.stages.lowering.layout import REPLICAS, is_spread, without_replicas
-
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": lax.add,
-    "max": lax.max,
-    "min": lax.min,
-    "prod": lax.mul,
-    "and": lax.bitwise_and,
-    "or": lax.bitwise_or,
-}
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,7 @@ class Total:
 
     def combined(self, total: Any, more: Any) -> Any:
         """Two totals as one."""
-        return _COMBINE[self.kind](total, more)
+        return COMBINE[self.kind](total, more)
 
     def added_up(self, total: Any, target: Spec) -> Any:
         """The total of all devices, split over the replicas where an update splits it so."""
