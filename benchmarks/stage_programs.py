@@ -149,7 +149,7 @@ class Program:
 def name_of(row: Row, key: Sequence[object], folder: Path) -> Path:
     """The path of a program's files, without their endings."""
     words = (row.model, row.cluster, *key)
-    return folder / "-".join(str(word).replace(" ", "-") for word in words)
+    return folder / "-".join(str(word).replace(" ", "-").replace(".", "_") for word in words)
 
 
 def command(row: Row, plan: Path, cluster: str, key: tuple[str, int, int]) -> list[str]:

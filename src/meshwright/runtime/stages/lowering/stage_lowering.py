@@ -21,6 +21,7 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
 from meshwright.runtime.microbatches.part_program import Key
 from meshwright.runtime.program.contributions import Waiting
+from meshwright.runtime.program.meshes import shard_map
 from meshwright.runtime.stages.cutting.packs import Packs
 from meshwright.runtime.stages.cutting.stage_programs import StageProgram, StagePrograms
 from meshwright.runtime.stages.lowering.comparing import run_once
@@ -169,14 +170,8 @@ class StageLowering:
             return run
         inner = [self._gathered(key, place) for key, place in zip(program.inputs, places, strict=True)]
         out = [_manual(self.devices.split(len(self.types[v].shape), self.dim(v, d))) for v, d in program.outputs]
-        mapped = jax.shard_map(
-            run,
-            mesh=self.devices.mesh,
-            in_specs=(PartitionSpec(), *map(_manual, inner)),
-            out_specs=[*out, *(PartitionSpec(REPLICAS) for _ in program.totals)],
-            axis_names={REPLICAS},
-            check_vma=False,
-        )
+        goals = (PartitionSpec(), *map(_manual, inner)), [*out, *(PartitionSpec(REPLICAS) for _ in program.totals)]
+        mapped = shard_map(run, self.devices.mesh, *goals, {REPLICAS})
 
         def gather(index: Any, *args: Any) -> list[Any]:
             whole = [
