@@ -84,8 +84,8 @@ class Search:
                 self.measuring.kept_s = 0.0
                 self.step_s = self.step_s or self._step_s(best)
                 if self.measuring.is_over:
-                    limit = format_seconds(self.method.profile_seconds)
-                    self.remarks.append(f"Not everything was measured within {limit}; more time measures more.")
+                    allowed = format_seconds(self.method.profile_seconds)
+                    self.remarks.append(f"Not everything was measured within {allowed}; more time measures more.")
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
         self.remarks += dict.fromkeys(self.measuring.remarks)
