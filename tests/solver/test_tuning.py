@@ -29,7 +29,7 @@ def test_a_solve_reads_nothing_but_what_it_was_given():
     """Without memory that may be left out, rows to eliminate, or prices nearby, the optimum is the same."""
     problem = example(True, num_nodes=10)
     best = solve(problem, seconds=60, workers=1)
-    other = replace(TUNING, small_memory=0.0, most_combinations=0.0, fan=0, minima_reach=0.0)
+    other = replace(TUNING, small_memory=0.0, rows=0.0, fan=0, minima_reach=0.0)
     found = solve(problem, seconds=60, workers=1, tuning=other)
     assert found.status == best.status == Status.OPTIMAL and found.cost == best.cost
 

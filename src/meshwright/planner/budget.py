@@ -49,7 +49,7 @@ class Budget:
     @property
     def is_for_solving(self) -> bool:
         """Whether so much of the given seconds is spent that the rest is needed to solve the views priced so far."""
-        return self.seconds is not None and self.left <= (1.0 - self.tuning.pricing_share) * self.seconds
+        return self.seconds is not None and self.left <= (1.0 - self.tuning.phase_share) * self.seconds
 
     @property
     def deadline(self) -> Deadline:

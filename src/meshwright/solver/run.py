@@ -114,9 +114,8 @@ class Run:
         from meshwright.solver.parallel.worker import Crew
 
         crew = None
-        left = self.deadline.left
-        if self.giant and self.workers > 1 and self.steps is None and left > self.tuning.crew_seconds:
-            crew = Crew(simple.model, self.tolerance, left, self.seed, self.workers, self.tuning)
+        if self.giant and self.workers > 1 and self.steps is None:
+            crew = Crew(simple.model, self.tolerance, self.deadline.left, self.seed, self.workers, self.tuning)
 
         def tell(cost: float, choice: np.ndarray) -> None:
             self.offer(simple.expand(choice))

@@ -18,55 +18,39 @@ class Tuning:
     fewest_times: int = 12  # memory times up to which even a giant problem is given the usual share [0: time × 3.4]
     exact_share: float = 0.7  # share of the time for branch and bound [halved: time × 1.5, a proof lost]
     giant_exact_share: float = 0.03  # share of the time for it on giant problems
-    crew_seconds: float = 8.0  # seconds left from which further processes are worth starting
     extra_time: float = 1.0  # multiple of the time so far for which the search goes on once the gap suffices
 
     # Reductions.
     growth: float = 8.0  # how many times as large as those it replaces a new matrix may be
     most_work: int = 20_000_000  # elementary steps of one reduction or repair; a tenth of it for large models
-    times_window: int = 8  # memory times that each time is compared with first, the latest
-    times_probes: int = 16  # random choices that show which times cannot imply each other
-    times_compared: int = 200  # memory times that each is compared with at the most
+    times_compared: int = 16  # memory times that each is compared with, and random choices that tell them apart
 
     # Dual ascent: message passing at prices of memory that a bundle method moves.
-    first_rise: float = 5e-4  # part of the bound that ten sweeps must gain to go on [halved or doubled: cost × 1.0002]
     price_sweeps: int = 60  # sweeps at changing prices on a whole model [halved: time × 2.3, 2 proofs lost]
     part_price_sweeps: int = 12  # the same in a subproblem, which starts from good prices
     sweeps_per_price: int = 2  # sweeps at each vector of prices [doubled: time × 1.25]
     price_reach: float = 0.03  # part of the bound by which the first change of prices is to raise it
     price_gain: float = 1e-5  # part of the bound that minima must gain; sweeps, 10 × it at first [× 10: a proof lost]
-    bundle_cuts: int = 12  # latest linear pieces that the model of the bound keeps
-    bundle_rounds: int = 300  # most rounds that seek the highest point of that model
-    bundle_serious: tuple[float, float] = (0.1, 0.5)  # parts of the promised gain from which steps stay long, or grow
+    bundle_cuts: int = 12  # latest linear pieces that the model of the bound keeps, and most exact minima
     ascent_patience: int = 5  # subgradient steps without a gain before they are shortened
-    minima: int = 20  # most prices at which the minimum without a memory limit is found exactly
     minima_reach: float = 0.1  # part of the bound above it within which states take part in minima and mixes of them
     price_scales: tuple[float, ...] = (0.5, 0.8, 1.3, 2.0)  # multiples of the best prices that are tried beside them
     fan: int = 4  # most expensive memory times among which worth is moved, and most prices of other subproblems tried
 
     # Branch and bound.
-    first_goal: float = 4e-4  # part of the bound above it that the first goal is [halved or doubled: cost × 1.0003]
-    goal_growth: float = 4.0  # from the rise to one goal to the rise to the next
-    nearly: float = 0.5  # part of the way to the incumbent from which a goal is raised to its cost
+    first_goal: float = 5e-4  # part of the bound that ten sweeps must gain, and that the first goal is above it
+    goal_growth: float = 4.0  # from the rise to one goal to the rise to the next, unless that is the incumbent's cost
     shrunk: float = 0.8  # part of the states left below which a model is reduced, ordered or eliminated again
     improve_gap: float = 0.005  # part of the cost above the bound that is improved before splits [never: time × 1.1]
     small_memory: float = 6e-3  # part of each cap that rows left out at first take [0: time × 1.4, a proof lost]
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
-    most_split_candidates: int = 64  # nodes that are tried in all
-    trial_sweeps: int = 6  # sweeps that judge a half
-    hardly: float = 0.1  # part of the gap that a split should close on one side, or elimination gets more rows
-    patience: float = 7.0  # how many times as many rows, and then its square [none: cost × 1.02, a proof lost]
+    patience: float = 5.0  # splits that should close the gap, or elimination gets as many times the rows
 
     # Bucket elimination.
-    few_combinations: float = 1e5  # combinations of states up to which it mostly ends within its rows, or has no limit
-    most_combinations: float = 1e6  # combinations up to which an elimination is tried [0: time × 2.8, 5 proofs lost]
-    rows: float = 1e6  # rows of an elimination that is likely to end; one that is tried has a tenth
+    rows: float = 1e6  # rows of an elimination that is likely to end, and combinations up to which one is tried
     rows_per_second: float = 3e5  # about how many are made, to stop in time
-    table_share: int = 6  # one table may have this part of all rows
     narrow_rows: int = 64  # rows that each table keeps once all are made
-    rows_compared: int = 4096  # rows of equal states that a new one is compared with
     compare_cost: float = 0.003  # what comparing two rows takes of what making one does
-    alike_memory: float = 1e-3  # part of each cap by which tables that are joined first differ
 
     # Large-neighbourhood search.
     turn_share: float = 0.1  # share of the time for first starts, and of what is left for one turn of windows
@@ -79,8 +63,11 @@ class Tuning:
     window_nodes: tuple[int, int] = (4, 1500)  # least and most nodes of a window
     window_steps: tuple[float, float] = (1.02, 0.93)  # how its size follows what was solved and what was not
     tree_nodes: tuple[int, int] = (10, 40)  # least and most nodes of a tree move
-    tree_states: int = 4_000  # states of all its nodes
-    tree_taxes: int = 2  # memory times that are charged before a tree is given up
+
+    @property
+    def trial_rows(self) -> float:
+        """Rows of an elimination that is only tried, and combinations up to which one mostly ends within `rows`."""
+        return self.rows / self.patience
 
 
 TUNING = Tuning()

@@ -279,14 +279,17 @@ def test_a_solve_that_is_far_off_when_its_seconds_are_over_begins_again():
 
         def solve(self, seconds, gap, goal):
             done.append(seconds)
-            return Solution(Status.FEASIBLE, np.zeros(1), 1.0, 0.5, 1.0)
+            return Solution(Status.FEASIBLE, np.zeros(1), 1.0, self.bound, 1.0)
 
         def begin_again(self):
             done.append("again")
 
-    tuning = ViewTuning(allowances=((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2)))
-    assert len(list(solves(Far(), tuning))) == 3
-    assert done == [1.0, "again", 3.0, "again", 20.0]
+    tuning, far = ViewTuning(allowances=((1.0, 1e-2), (3.0, 5e-2), (20.0, 5e-2))), Far()
+    far.bound = 0.5
+    assert len(list(solves(far, tuning))) == len(list(solves(far, tuning, gap=2e-2))) == 3
+    assert done == 2 * [1.0, "again", 3.0, "again", 20.0]
+    far.bound = 0.96  # too far for the first allowance, but not on the way
+    assert len(list(solves(far, tuning))) == 2 and len(list(solves(far, tuning, gap=2e-2))) == 1
 
 
 def test_a_solve_goes_on_until_more_is_held_and_then_begins_from_what_fitted(monkeypatch):

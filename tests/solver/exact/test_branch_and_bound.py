@@ -159,7 +159,7 @@ def test_what_has_few_states_or_few_nodes_is_closed(monkeypatch, states, nodes, 
 @pytest.mark.parametrize("seed", range(6))
 def test_splits_alone_prove_what_elimination_would(seed):
     problem = example(True, num_nodes=12, num_states=4, seed=seed)
-    solution = solve(problem, seconds=60, workers=1, tuning=Tuning(most_combinations=0.0))
+    solution = solve(problem, seconds=60, workers=1, tuning=Tuning(rows=0.0))
     best = _highs(problem)
     assert (solution.status == Status.INFEASIBLE) == np.isinf(best)
     if np.isfinite(best):

@@ -152,7 +152,7 @@ def test_the_board_gives_the_cheapest_whole_choice(tmp_path):
 @pytest.mark.slow
 def test_two_workers_search_together(problem, monkeypatch):
     monkeypatch.setattr(Run, "_closed", lambda self, simple: False)
-    solution = solve(problem, seconds=6, workers=2, tuning=Tuning(crew_seconds=0.0, giant_states=0))
+    solution = solve(problem, seconds=6, workers=2, tuning=Tuning(giant_states=0))
     assert price(problem, solution.choice).legal
 
 

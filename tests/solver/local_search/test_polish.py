@@ -95,7 +95,7 @@ def test_a_choice_is_improved_before_the_first_split_and_not_where_none_is_neede
     monkeypatch.setattr(Closer, "_look", look)
     models = [from_problem(example(True, num_nodes=16, seed=seed)) for seed in range(12)]
     easy = [closed(model) for model in models]
-    hard = [closed(model, most_combinations=0.0) for model in models]
+    hard = [closed(model, rows=0.0) for model in models]
     for (found, _), (other, order) in zip(easy, hard, strict=True):
         assert other.cost == pytest.approx(found.cost) and other.bound == pytest.approx(other.cost)
         assert "split" not in order or order[0] == "improved"

@@ -30,8 +30,6 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Span = tuple[int, int, int, int, float]  # column, group, start, stop, share of the column's bytes
 
-_INDEX_BYTES = 4  # of one int32 index
-
 
 class MemoryModel(Usage):
     """Everything that takes memory, as columns: one per value position of a class, with the intervals of its copies.
@@ -231,7 +229,7 @@ def expansions(op: Signature, nest: LoopNest) -> list[tuple[int, Dims]]:
     """
     if op.primitive != "ragged_dot_general":
         whole = op.results[0].shape
-        return [(len(whole) * _INDEX_BYTES * prod(whole), nest.results[0])]
+        return [(len(whole) * np.dtype(np.int32).itemsize * prod(whole), nest.results[0])]
     numbers = op.params["ragged_dot_dimension_numbers"]
     ((contracted, _), (batch, _)), rows = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions[0]
     if rows in batch:

@@ -23,12 +23,10 @@ from meshwright.solver.bounds.dual import Dual, ascend_prices
 from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem import validate
+from meshwright.solver.tuning import TUNING
 
-_FOLDED_SWEEPS = 60
-_WORK = 500_000_000  # matrix entries read on the unfolded problem, within these numbers of sweeps
-_SWEEPS = (4, 300)
-_CLOSE = 1e-4  # of the target: closer is not worth the time,
-_GAIN = 2e-5  # nor is a sweep that gains less
+_WORK = 500_000_000  # matrix entries that sweeps of the unfolded problem read
+_CLOSE = 10.0 * TUNING.price_gain  # of the target: closer is not worth the time, as in the first sweeps of a solve
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,9 +77,9 @@ def unfolded_bound(
     work = sum(count * matrix.size for count, matrix in formulation.edges.values())
     reach = (target if held is None else folded.bound) * (1 - _CLOSE) + spare
     before = -np.inf  # `Dual.converge` looks at ten sweeps at a time, which here take as long as all the rest
-    for _ in range(int(np.clip(_WORK // max(work, 1), *_SWEEPS))):
+    for _ in range(1 + _WORK // max(work, 1)):
         bound = dual.sweep()
-        if bound >= reach or bound - before <= _GAIN * abs(bound) or deadline.is_over:
+        if bound >= reach or bound - before <= TUNING.price_gain * abs(bound) or deadline.is_over:
             break
         before = bound
     # Sums of thousands of floats may round upwards: give away more than they can.
@@ -121,9 +119,9 @@ def _folded(
     problem = ChoiceProblem.from_rows(costs, edges, rows, held.limit if held is not None else None)
     known = np.array([held.worth.get(time, 0.0) for time in times]) if held is not None else None
     dual = Dual(from_problem(problem), prices=known)
-    dual.converge(_FOLDED_SWEEPS, _CLOSE, deadline)
+    dual.converge(TUNING.price_sweeps, _CLOSE, deadline)
     if held is not None and not held.worth:
-        ascend_prices(dual, target, _FOLDED_SWEEPS, deadline)
+        ascend_prices(dual, target, TUNING.price_sweeps, deadline)
     return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 PROVEN = (Status.OPTIMAL, Status.INFEASIBLE)
 _EXPENSIVE = 100.0  # how much more than the step itself its memory costs where the least memory is sought
-_ROUNDS = 4  # solves in which it is sought
 
 
 def begin(problem: ChoiceProblem, choice: NDArray[np.int64] | None = None) -> "Run":
@@ -38,7 +37,7 @@ def solves(
     """Solves for as long as each allowance says, until one suffices; without memory rows, the longest ones only."""
     budget = budget or Budget()
     held = len(run.problem.row_node) > 0
-    longest = tuning.allowances[-1][0]
+    longest, loosest = tuning.allowances[-1]
     allowances = [one for one in tuning.allowances if held or one[0] >= longest]
     for number, (seconds, close) in enumerate(allowances):
         if number:
@@ -47,7 +46,7 @@ def solves(
         yield solution
         if solution.lower_bound >= goal or budget.is_over or solution.status in PROVEN:
             break
-        if solution.gap <= max(close, tuning.far_off * gap) and (held or seconds >= longest):
+        if solution.gap <= (max(close, loosest) if gap else close) and (held or seconds >= longest):
             break
 
 
@@ -63,14 +62,14 @@ def round_of(num_held: int, solution: Solution) -> Round:
     return Round(num_held, solution.status.value, progress, solution.seconds)
 
 
-def least_memory(priced: Priced) -> tuple[NDArray[np.int64], int]:
+def least_memory(priced: Priced, tuning: ViewTuning = VIEW_TUNING) -> tuple[NDArray[np.int64], int]:
     """A choice by which memory costs more than time, at every moment at which such a choice peaks; and its peak."""
     least = priced.memory.least()
     # The most expensive strategies, since on an abstract mesh the cheapest are free.
     rate = _EXPENSIVE * sum(n * cost.max() for n, cost in zip(priced.copies, priced.costs, strict=True))
     byte_prices = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
-    for _ in range(_ROUNDS):
+    for _ in range(tuning.max_rounds):
         *_, solution = solves(begin(priced.problem({}, None, byte_prices=byte_prices)))
         choice = solution.choice
         assert choice is not None

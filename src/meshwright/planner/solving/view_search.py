@@ -97,7 +97,7 @@ def search(meshes: Sequence[Mesh], how: Search, budget: Budget) -> tuple[ViewSta
     states = _solve_free(meshes, how, findings, budget)
     budget.hold_memory(budget.now - begun)
     if all(state.view.is_small for state in states) and any(max(state.formulation.copies) > 1 for state in states):
-        budget = budget.part(budget.tuning.tied_share)
+        budget = budget.part(budget.tuning.phase_share)
     best = solve_best(states, findings, how.say, budget)
     if best is None:
         raise findings.error()

@@ -34,7 +34,8 @@ class Bundle:
         """
         slopes = np.array(self.slopes)
         here = np.maximum(np.array(self.bases) + slopes @ self.center, self.best)
-        prices = highest(slopes, here, self.center, self.step, self.tuning.bundle_rounds)
+        rounds = 2 * len(slopes) ** 2  # each pair of cuts exchanges weights about four times
+        prices = highest(slopes, here, self.center, self.step, rounds)
         self.promised = float((here + slopes @ (prices - self.center)).min()) - self.best
         return prices
 
@@ -43,8 +44,7 @@ class Bundle:
         cuts = self.tuning.bundle_cuts
         self.slopes, self.bases = [*self.slopes, slope][-cuts:], [*self.bases, value - float(slope @ prices)][-cuts:]
         gained = value - self.best
-        enough, good = self.tuning.bundle_serious
-        self.step *= 2.0 if gained > good * self.promised else 1.0 if gained > enough * self.promised else 0.5
+        self.step *= 2.0 if gained > 0.0 else 0.5
         if gained > 0.0:
             self.center, self.best = prices, value
         return gained > 0.0

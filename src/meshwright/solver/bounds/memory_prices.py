@@ -81,7 +81,7 @@ def settle_prices(dual: Dual, reach: float, deadline: Deadline, tuning: Tuning =
     if (buckets := _near(dual, reach, tuning)) is None:
         return []
     bundle, prices = None, dual.prices * unit
-    while len(found) < tuning.minima and not deadline.is_over:
+    while len(found) < tuning.bundle_cuts and not deadline.is_over:  # each is a cut, and none is forgotten
         dual.set_prices(prices / unit)
         _, choice = cheapest(dual.links, model.off, dual.theta, buckets)
         state = State.of(model, choice)
@@ -119,7 +119,7 @@ def relaxed(dual: Dual, tuning: Tuning = TUNING) -> np.ndarray | None:
 
 def _near(dual: Dual, reach: float, tuning: Tuning) -> Buckets | None:
     """Buckets of the states within reach of the bound, or nearer where these are too many; None where that fails."""
-    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.few_combinations
+    reach, most = min(reach, tuning.minima_reach * abs(dual.bound)), tuning.trial_rows
     for _ in range(10):  # a minimum over fewer states than these is hardly better than the bound
         alive = dual.floor <= dual.bound + reach
         buckets = arrange(dual.links, dual.model.off, alive, most, tuning.few_nodes)

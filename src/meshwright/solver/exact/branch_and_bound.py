@@ -41,7 +41,8 @@ class Options:
     Attributes:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
         improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance, the deadline and the tuning.
-        combinations: Combinations of states up to which a model is eliminated as a whole; None for those of the tuning.
+        combinations: Combinations of states up to which a model is eliminated as a whole; None for the rows of one that
+            is likely to end.
         splits: Whether to split at all.
         tuning: All other numbers.
     """
@@ -93,8 +94,8 @@ class Closer:
 
     def __init__(self, options: Options, deadline: Deadline = NEVER, effort: Effort | None = None):
         self.options, self.deadline, self.tuning = options, deadline, options.tuning
-        few = self.tuning.most_combinations if options.combinations is None else options.combinations
-        self.effort = effort or Effort(few, self._trial_rows, self.tuning.patience, Fan(self.tuning))
+        few = self.tuning.rows if options.combinations is None else options.combinations
+        self.effort = effort or Effort(few, self.tuning.trial_rows, self.tuning.patience, Fan(self.tuning))
 
     def copy(self, deadline: Deadline | None = None, splits: bool | None = None, **effort: Any) -> "Closer":
         """Another that starts with this one's state, but for what is given."""
@@ -108,7 +109,7 @@ class Closer:
             if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
                 break
             goal = best.bound + reach
-            few = min(self.effort.few, self.tuning.few_combinations)
+            few = min(self.effort.few, self.tuning.trial_rows)
             best = better(best, self.copy(splits=False, few=few).attempt(dual, goal))
             if best.bound < goal:
                 break
@@ -137,8 +138,8 @@ class Closer:
             rise = self.tuning.goal_growth * step or max(
                 self.tuning.first_goal * max(abs(best.bound), 1e-9), 0.5 * (best.bound - dual.bound)
             )
-            near = best.choice is not None and rise > self.tuning.nearly * (ceiling - best.bound)
-            goal = ceiling if near else min(ceiling, best.bound + rise)
+            is_last = best.choice is not None and self.tuning.goal_growth * rise > ceiling - best.bound
+            goal = ceiling if is_last else min(ceiling, best.bound + rise)  # the next would be the incumbent's cost
             if not self.effort.helped:
                 found = self._unsplit(dual, goal)
                 best = better(best, found)
@@ -199,7 +200,7 @@ class Closer:
 
     def _helped(self, dual: Dual, best: Closed, ceiling: float) -> Closed:
         """Improves the incumbent and the prices, once, so that fewer splits are needed."""
-        self.effort.rows, self.effort.few = self.tuning.rows, self.tuning.most_combinations
+        self.effort.rows = self.effort.few = self.tuning.rows
         best = best if self._is_over(best) else self.mixed(dual, best, ceiling)
         best = best if self._is_over(best) else self._improved(dual, best)
         self.effort.helped = not self._is_over(best)  # else it is done when the solve is resumed
@@ -225,7 +226,7 @@ class Closer:
         if isinstance(part, Closed):
             return part
         found, _ = closer._searched(
-            part.dual, goal - part.offset, partial(eliminate, effort=self._trial_rows, tuning=self.tuning)
+            part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.trial_rows, tuning=self.tuning)
         )
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
 
@@ -292,9 +293,8 @@ class Closer:
         dual.restore()
         halves = split(dual, goal, self.tuning)
         self.effort.pause -= 1.0
-        if (
-            halves.worth < self.tuning.hardly and self.effort.pause < 0.0 and (look := self._patiently(count))
-        ):  # alike lumps: few rows
+        is_hardly_worth_it = halves.worth * self.tuning.patience < 1.0  # then as many splits would not close the gap
+        if is_hardly_worth_it and self.effort.pause < 0.0 and (look := self._patiently(count)):
             more, fewer = self._searched(dual, goal, look)
             if fewer is not None:
                 return nothing, part, Split((fewer,), (dual.bound,), 1.0)
@@ -309,28 +309,23 @@ class Closer:
 
     def _combinations(self, dual: Dual, most: float) -> float:
         """Combinations of states in an elimination, which tell how many rows it makes."""
-        most_combinations, few_nodes = self.tuning.most_combinations, self.tuning.few_nodes
-        return arrange(dual.links, dual.model.off, dual.floor <= most, most_combinations, few_nodes).combinations
+        alive, tuning = dual.floor <= most, self.tuning
+        return arrange(dual.links, dual.model.off, alive, tuning.rows, tuning.few_nodes).combinations
 
     def _briefly(self, count: float) -> Callable[[list[Dual], float], Found] | None:
         """An elimination, where it is expected to be short; else None."""
         if count > self.effort.few:
             return None
-        few = self._trial_rows
-        effort, self.effort.rows = self.tuning.rows if count <= self.tuning.few_combinations else self.effort.rows, few
+        few = self.tuning.trial_rows
+        effort, self.effort.rows = self.tuning.rows if count <= few else self.effort.rows, few
         return partial(eliminate, effort=min(effort, max(few, self._rows_left())), tuning=self.tuning)
 
     def _patiently(self, count: float) -> Callable[[list[Dual], float], Found] | None:
         """An elimination with more rows than usual; None where even those would not suffice."""
-        if count > self.tuning.most_combinations:
+        if count > self.tuning.rows:
             return None
-        rows = min(self.effort.patience * self._trial_rows, self._rows_left())
+        rows = min(self.effort.patience * self.tuning.trial_rows, self._rows_left())
         return partial(eliminate, effort=rows, tuning=self.tuning)
-
-    @property
-    def _trial_rows(self) -> float:
-        """Rows of an elimination that is tried: a tenth of those of one that is likely to end."""
-        return 0.1 * self.tuning.rows
 
     def _rows_left(self) -> float:
         """How many rows can be made until the deadline."""

@@ -43,10 +43,8 @@ def split(dual: Dual, goal: float, tuning: Tuning = TUNING) -> Split:
         scores, low = odds(dual.links, model.off, dual.m, dual.reduced, dual.decode())
     ruled_out = np.zeros(len(model.cost), dtype=bool)
     best, found, tried = -1.0, NONE, 0
-    for node in np.argsort(-scores, kind="stable")[: tuning.most_split_candidates]:
-        if (
-            tried == tuning.split_candidates or scores[node] == -np.inf
-        ):  # it has one state only, and so have all that follow
+    for node in np.argsort(-scores, kind="stable"):
+        if tried == tuning.split_candidates or scores[node] == -np.inf:  # one state only, as have all that follow
             break
         own = np.zeros(len(model.cost), dtype=bool)
         own[model.off[node] : model.off[node + 1]] = True
@@ -74,7 +72,7 @@ def _gain(dual: Dual, banned: np.ndarray, goal: float, tuning: Tuning) -> float:
     trial.m[:] = dual.m
     trial.sweep()
     if len(dual.model.cap):
-        ascend_prices(trial, goal, tuning.trial_sweeps, step=0.2, tuning=tuning)
+        ascend_prices(trial, goal, tuning.part_price_sweeps // 2, step=0.2, tuning=tuning)
     return max(trial.bound - dual.now, 0.0) / gap
 
 

@@ -38,7 +38,7 @@ from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tuning import TUNING, Tuning
 
 _WIDEST = 24  # most open nodes around one table: the width of its array
-_COMBINATIONS = 1e15  # of states in all tables, beyond which their number is not exact
+_COMBINATIONS = 1.0 / np.finfo(np.float64).eps  # of states in all tables, beyond which their number is not exact
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float, tuning: Tuning 
         links, model.off, alive, base, np.stack([dual.m for dual in duals]), duals[0].spent(),
         np.ascontiguousarray(dense_usage(model).T), model.cap, budget,
     )  # fmt: skip
-    limits = Limits(
-        float(effort), _WIDEST, tuning.table_share, tuning.narrow_rows, tuning.rows_compared, tuning.compare_cost,
-        tuning.alike_memory,
-    )  # fmt: skip
+    limits = Limits(float(effort), _WIDEST, tuning.narrow_rows, tuning.compare_cost)
     lowered, choice, made = eliminate_all(costs, buckets.order, limits)
     return Found(choice if choice[0] >= 0 else None, int(made), goal - lowered)
 
@@ -101,12 +98,12 @@ def eliminate_all(costs, order, limits):
     each, effort, widest = 1.0 + num_times / 32.0, limits.effort, limits.widest
     room = int(effort / each)
     pool = new_rows(room + 2 * num_nodes * limits.narrow, num_duals, num_times, widest)
-    new = new_rows(room // limits.table_share + limits.narrow, num_duals, num_times, widest)
+    new = new_rows(room // 2 + limits.narrow, num_duals, num_times, widest)  # a table has half of what is left
     tables = new_tables(2 * num_nodes, num_duals, num_times, widest)
     table, decided, made, n = 0, 0, 0.0, 0
     while True:
         u = order[decided] if decided < num_nodes else -1
-        s, t = two_smallest(tables, table, u) if u >= 0 else two_alike(tables, table, costs.cap, limits.alike)
+        s, t = two_smallest(tables, table, u) if u >= 0 else two_alike(tables, table)
         if u < 0 and t < 0:
             break
         others = others_of(nodes, tables, table, s, t, u if t < 0 else -1)
@@ -121,7 +118,9 @@ def eliminate_all(costs, order, limits):
         dropped[1] = 0.0
         if n == 0:
             break
-        made += limits.compare_cost * _keep(costs, pool, tables, table, others, new, n, limits.compared)
+        pairs = (effort - made) / limits.compare_cost  # that may still be compared
+        compare = max(limits.narrow, int(pairs / n))
+        made += limits.compare_cost * _keep(costs, pool, tables, table, others, new, n, compare)
         if s >= 0:
             tables.live[s] = False
         if t >= 0:

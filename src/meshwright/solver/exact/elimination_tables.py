@@ -27,11 +27,8 @@ class Limits(NamedTuple):
 
     effort: float
     widest: int
-    table_share: int
     narrow: int
-    compared: int
     compare_cost: float
-    alike: float
 
 
 class Rows(NamedTuple):
@@ -141,18 +138,18 @@ def two_smallest(tables, count, u):
 
 
 @inline
-def two_alike(tables, count, cap, alike_part):
-    """The two live tables with fewest rows: of those with hardly any spread in memory, else of the others, else of all.
+def two_alike(tables, count):
+    """The two live tables with fewest rows: of those without any spread in memory, else of the others, else of all.
 
-    Tables with hardly any spread in memory are joined with each other first, since dominance then leaves few of their
+    Tables without any spread in memory are joined with each other first, since dominance then leaves few of their
     rows; joined with large tables one by one, they would multiply the rows of these.
     """
     small, smaller, large, larger = -1, -1, -1, -1
     for i in range(count):
         if tables.live[i]:
             alike = True
-            for t in range(len(cap)):
-                alike = alike and tables.most[i, t] - tables.least[i, t] <= alike_part * cap[t]
+            for t in range(tables.most.shape[1]):
+                alike = alike and tables.most[i, t] <= tables.least[i, t]
             if alike:
                 small, smaller = _smaller(tables, i, small, smaller)
             else:

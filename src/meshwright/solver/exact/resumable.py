@@ -100,7 +100,7 @@ class Closing:
         """A first bound and, as far as one is found, a first choice."""
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
         options, tuning, effort = closer.options, closer.tuning, closer.effort
-        dual.converge(sys.maxsize, tuning.first_rise, closer.deadline)
+        dual.converge(sys.maxsize, tuning.first_goal, closer.deadline)
         if len(model.cap):
             reach = tuning.price_reach * abs(dual.bound)
             climb_prices(dual, reach, tuning.price_sweeps, cutoff, closer.deadline, tuning)

@@ -53,17 +53,17 @@ class Trees:
         order = np.argsort(model.rnode, kind="stable")
         first = np.searchsorted(model.rnode[order], np.arange(model.num_nodes + 1)).astype(np.int64)
         self.rows = Rows(first, model.rstart[order], model.rend[order], model.roff[order], model.usage)
-        widest = int(np.diff(model.off).max(initial=1))
+        widest, most = int(np.diff(model.off).max(initial=1)), tuning.tree_nodes[1]
         self.tree = Tree._make(
-            [np.empty(tuning.tree_nodes[1] + 1, dtype=np.int64) for _ in range(6)]
-            + [np.empty(tuning.tree_states + widest) for _ in range(3)]
+            [np.empty(most + 1, dtype=np.int64) for _ in range(6)]
+            + [np.empty(most * widest) for _ in range(3)]
             + [np.empty(widest) for _ in range(2)]
             + [np.zeros(model.num_nodes, dtype=np.int32), np.empty(len(links.far) + 1, dtype=np.int64)]
         )
 
     def move(self, choice: np.ndarray, load: np.ndarray, cost: np.ndarray, roots: np.ndarray, seed: int) -> None:
         """Makes one move around each root, in place; no move raises the sum of the given costs and the edges'."""
-        sizes = (*self.tuning.tree_nodes, self.tuning.tree_states, self.tuning.tree_taxes)
+        sizes = self.tuning.tree_nodes
         move_trees(
             self.tree, self.links, self.rows, self.model.off, cost, self.model.cap, choice, load, roots, sizes, seed
         )
@@ -71,20 +71,20 @@ class Trees:
 
 @kernel(interpretable=False)
 def move_trees(tree, links, rows, off, cost, cap, choice, load, roots, sizes, seed):
-    """One tree around every root; sizes are its least and most nodes, its most states, and the taxes tried."""
-    least_nodes, most_nodes, most_states, taxes = sizes
+    """One tree around every root; sizes are its least and most nodes."""
+    least_nodes, most_nodes = sizes
     np.random.seed(seed)
     for root in roots:
-        count = grow(tree, links, off, root, np.random.randint(least_nodes, most_nodes + 1), most_states)
+        count = grow(tree, links, off, root, np.random.randint(least_nodes, most_nodes + 1))
         for i in range(count):
             tree.old[i] = choice[tree.node[i]]
         charge(tree, links, off, cost, choice, count)
         release(tree, links, count)
         before = value(tree, tree.cost, links, tree.old, count)
-        for tax in range(taxes + 1):
+        for taxed in (False, True):
             if not solve(tree, links, count):
                 break
-            if tax > 0 and value(tree, tree.cost, links, tree.new, count) > before:
+            if taxed and value(tree, tree.cost, links, tree.new, count) > before:
                 break
             shift(tree, rows, load, tree.old, tree.new, count)
             when = worst(tree, rows, load, cap, count)
@@ -93,12 +93,12 @@ def move_trees(tree, links, rows, off, cost, cap, choice, load, roots, sizes, se
                     choice[tree.node[i]] = tree.new[i]
                 break
             shift(tree, rows, load, tree.new, tree.old, count)
-            if tax == taxes or not levy(tree, links, rows, when, count):
+            if taxed or not levy(tree, links, rows, when, count):
                 break
 
 
 @inline
-def grow(tree, links, off, root, most, most_states):
+def grow(tree, links, off, root, most):
     """Grows a random tree in which only parent and child are linked; returns its number of nodes."""
     count, waiting = 0, 0
     u, parent, half = root, -1, -1
@@ -121,7 +121,7 @@ def grow(tree, links, off, root, most, most_states):
             waiting -= 1
             tree.rim[pick] = tree.rim[waiting]
             u = links.far[h]
-            if tree.touched[u] == 1 and tree.off[count] + off[u + 1] - off[u] <= most_states:
+            if tree.touched[u] == 1:
                 half = h
         if half < 0:
             return count

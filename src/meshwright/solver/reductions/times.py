@@ -17,8 +17,8 @@ def tighten_times(model: Model, tuning: Tuning = TUNING) -> Model:
         return model
     starts = np.argsort(model.rstart, kind="stable")
     ends = np.argsort(model.rend, kind="stable")
-    probes = _probes(model, tuning.times_probes)
-    recent = keep_recent(model, starts, ends, probes, tuning.times_window)
+    probes = _probes(model, tuning.times_compared)
+    recent = keep_recent(model, starts, ends, probes, tuning.times_compared)
     model = with_times(model, recent)
     if len(model.cap) * len(model.cost) <= tuning.most_work:
         dense = dense_usage(model)
