@@ -258,7 +258,7 @@ class ViewState:
         (seconds, close), *later = tuning.allowances
         first = max(seconds, tuning.harder * (0.0 if self.free is None else self.free.seconds))
         if self.stage is Stage.NEAR and (goal < np.inf or self.is_within(tuning.near_gap)):
-            return ((tuning.last * first, close),)
+            return ((tuning.phase_share * first, close),)
         return ((first, close), *later)
 
     def is_within(self, gap: float) -> bool:

@@ -22,7 +22,7 @@ from meshwright.planner.remedies import remedies
 from meshwright.planner.solving.carry_over import translated
 from meshwright.planner.solving.fit_memory import Stage, View, ViewState, solve_free
 from meshwright.planner.solving.solves import least_memory
-from meshwright.plans.plan import Considered
+from meshwright.plans.plan import PROVEN_GAP, Considered
 from meshwright.solver.problem.solution import Status
 from meshwright.units import format_bytes
 
@@ -183,7 +183,7 @@ def _goal(state: ViewState, best: float | None) -> float:
     """What a view must promise to be better than the best cost of others."""
     if best is None:
         return np.inf
-    return best * (state.view.tuning.much_less if state.stage is Stage.NEAR else _LESS)
+    return best * (1.0 - PROVEN_GAP if state.stage is Stage.NEAR else _LESS)
 
 
 def _misfit(state: ViewState) -> Misfit:
