@@ -60,6 +60,21 @@ def test_laps_compute_what_one_run_does(plan, is_alone):
         np.testing.assert_allclose(mine, other, rtol=1e-6)
 
 
+def test_parts_of_loops_that_carry_random_keys_run():
+    def loss(w, key, x):
+        def layer(carried, w):
+            x, key = carried
+            key, own = jax.random.split(key)
+            return (jnp.where(jax.random.bernoulli(own, 0.9, x.shape), jnp.tanh(x @ w), 0.0), key), None
+
+        return jnp.sum(jax.lax.scan(layer, (x, key), w)[0][0])
+
+    args = jnp.ones((3, 8, 8)), jax.random.key(0), jnp.ones((4, 8))
+    plan = mw.plan(jax.grad(loss), *args, cluster="1x1 cpu", mesh=(1,))
+    for part in parts_of(plan, plan.origin.graph):
+        assert PartFunction(plan, plan.origin, part.operations).compile(jax.devices()[0]).run() is not None
+
+
 def test_laps_carry_random_keys():
     def draw(key, x):
         return jax.random.split(key), x @ x

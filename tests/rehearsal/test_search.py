@@ -13,11 +13,12 @@ from meshwright.planner.methods import Auto
 from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.profiler.measurements import measured_now, open_database
-from meshwright.rehearsal import search
+from meshwright.rehearsal import search, whole_steps
 from meshwright.rehearsal.calibration import WORK
 from meshwright.rehearsal.learning import Measured, compute_s, corrections, leaders
-from meshwright.rehearsal.measuring import Candidate, StepCandidate
+from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
 from meshwright.rehearsal.parts import parts_of
+from meshwright.rehearsal.whole_steps import compiled_in, step_times
 from tests.rehearsal.test_program import step, weights
 
 PROFILE = mw.Auto(profile=True, profile_seconds=60, mesh_shapes=[(8,)])
@@ -120,18 +121,39 @@ def test_an_interrupt_still_gives_a_plan(monkeypatch, tmp_path):
         assert len([row for row in database.rows() if not row.key.fingerprint.startswith(WORK)]) == 1
 
 
-def test_plans_that_cannot_both_run_leave_the_models_plan_and_a_remark(monkeypatch, plan):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room"), "RESOURCE_EXHAUSTED: no room"),
+        (TimeoutError(), "there was no time to compile them"),
+    ],
+    ids=["memory", "time"],
+)
+def test_plans_that_cannot_both_run_leave_the_models_plan_and_a_remark(monkeypatch, plan, error, reason):
     other = mw.plan(step, *arguments(), cluster="1x8 h100", mesh=(8,), method="zero3")
     assert other.ops != plan.ops
 
-    def out_of_memory(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room")
+    def fail(*_):
+        raise error
 
     monkeypatch.setattr(search.Search, "_is_here", lambda *_: True)
-    monkeypatch.setattr(search, "faster", out_of_memory)
+    monkeypatch.setattr(search, "compiled_in", fail)
     one = search.Search(plan.origin, [plan.mesh], PROFILE, str, database=None)
+    one.measuring, one.steps = Measuring(jax.devices()[0], None), {}
     assert one._faster(plan, other) is plan
-    assert one.remarks == ["The model's plan is kept, since both plans could not be run (RESOURCE_EXHAUSTED: no room)."]
+    assert one.remarks == [f"The model's plan is kept, since both plans could not be run ({reason})."]
+
+
+@pytest.mark.devices
+def test_the_whole_program_is_compiled_once_and_in_time(plan, monkeypatch):
+    here = mw.plan(step, *arguments(), cluster="local", mesh=(8,), method="zero3")
+    compiled = compiled_in(float("inf"), here, here.origin)
+    assert all(seconds > 0 for seconds in step_times([compiled, compiled]))
+    go_on = threading.Event()
+    monkeypatch.setattr(whole_steps, "spmd", lambda *_: go_on.wait())
+    with pytest.raises(TimeoutError):
+        compiled_in(0.01, here, here.origin)
+    go_on.set()
 
 
 def test_without_the_chip_the_model_plans_alone(plan):

@@ -17,7 +17,7 @@ from meshwright.rehearsal.parts import Part, modelled_communication
 
 NO_FACTORS: CollectiveFactors = MappingProxyType({})
 LEAST_RATIO = 0.05  # a part takes some time, however much its modelled communication exceeds what was measured
-LEAST_FACTOR = 1e-3  # so that no collective is free, however far the model was from its time
+LEAST_FACTOR = float(np.sqrt(np.finfo(np.float64).eps))  # times are divided by factors, and half of the digits are left
 
 
 @dataclass(frozen=True)

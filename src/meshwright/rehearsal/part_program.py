@@ -194,11 +194,12 @@ class PartFunction:
 
     def dtype(self, value: int) -> Any:
         """JAX's own dtype of a value: those of random keys have no name that numpy knows."""
-        for index in self.operations:
-            op = self.graph.ops[index]
-            if value in op.inputs and op.equation is not None:
-                return op.equation.invars[op.inputs.index(value)].aval.dtype
-        return jnp.dtype(self.graph.types[value].dtype)
+        name = self.graph.types[value].dtype
+        for op in self.graph.ops if name.startswith("key<") else ():
+            for var in () if op.equation is None else (*op.equation.invars, *op.equation.outvars):
+                if str(var.aval.dtype) == name:
+                    return var.aval.dtype
+        return jnp.dtype(name)
 
 
 def _zeros(kind: Any) -> Any:
@@ -244,8 +245,7 @@ class _Walk:
         if value in self.stacked and value not in self.entries:
             self.entries[value] = self._stack(op, position)
         if value not in self.entries:  # a constant, whose contents a traced program does not keep
-            kind = var.aval if var is not None else self.part.graph.types[value]
-            return np.zeros(kind.shape, kind.dtype), None, "forward"
+            return np.zeros(self.part.graph.types[value].shape, self.part.dtype(value)), None, "forward"
         if op.recomputed and value not in self.recomputed:
             return self._kept_apart(value)
         return self.entries[value]

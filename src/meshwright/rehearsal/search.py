@@ -5,11 +5,13 @@ with other splits of the blocks of large segments; the cheapest by the model and
 the model, the same problem is solved again under the same memory limit, and the parts of the new plan are measured,
 until the plan has no part that is worth measuring and was not. Where the devices of the mesh are here, parts run on
 them with their collectives, and in the end the plan and the model's own plan run as whole programs: the faster is
-returned. Elsewhere one device rehearses the parts, and in the end the whole step, whose time is the plan's price: XLA
-fuses across parts, so that they take another time in all than each by itself.
+returned. Elsewhere one device rehearses the parts and the whole step. The time of the whole step is the plan's price
+where it was measured: XLA fuses across parts, so that they take another time in all than each by itself.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +34,7 @@ from meshwright.rehearsal.combinations import some_combinations
 from meshwright.rehearsal.learning import Measured, communication_s, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
 from meshwright.rehearsal.parts import Part, parts_of, step_of
-from meshwright.rehearsal.whole_steps import faster
+from meshwright.rehearsal.whole_steps import Step, compiled_in, step_times
 from meshwright.runtime.spmd import device_mesh
 from meshwright.units import format_seconds
 
@@ -72,20 +74,21 @@ class Search:
         if device is None:
             self.remarks.append(f"Nothing was measured: no device here is a {_chip(modelled)}.")
             return self._marked(modelled)
-        limit = modelled.memory.limit_bytes
-        self.measuring = Measuring(device, self.database, self.method.profile_seconds, limit, self.say)
+        seconds, limit_bytes = self.method.profile_seconds, modelled.memory.limit_bytes
+        self.measuring = Measuring(device, self.database, seconds, limit_bytes, self.say)
         self.blocks = blocks_of(self.traced.graph)
         self.rows: list[Measured] = []
         best, self.step_s = modelled, None
+        self.steps: dict[int, Step] = {}  # programs on the devices of the mesh, by the identity of their plans
         try:
             with my_turn(self.say):
                 self.measuring.begin()
                 best = self._improve(modelled)
-                self.measuring.kept_s = 0.0
                 self.step_s = self.step_s or self._step_s(best)
                 if self.measuring.is_over:
-                    allowed = format_seconds(self.method.profile_seconds)
-                    self.remarks.append(f"Not everything was measured within {allowed}; more time measures more.")
+                    self.remarks.append(
+                        f"Not everything was measured within {format_seconds(seconds)}; more time measures more."
+                    )
         except KeyboardInterrupt:
             self.remarks.append("Measuring was interrupted; the plan uses what was measured until then.")
         self.remarks += dict.fromkeys(self.measuring.remarks)
@@ -109,17 +112,18 @@ class Search:
     def _measure_first(self, modelled: PlanData) -> None:
         """Measures the model's plan, which is the plan if nothing better is found in time.
 
-        Where it is rehearsed, so is the whole step, in at most half of the time. It comes before its parts: XLA chooses
-        kernels by timing them while it compiles, once in a process, and no other program may disturb that. As much time
-        as the step took to compile is kept for the step of another plan; for one device there is no other.
+        The whole step is compiled before the parts, in at most half of the time: XLA chooses kernels by timing them
+        while it compiles, once in a process, and no other program may disturb that. As much time as it took is kept for
+        the step of another plan; for one device there is no other.
         """
         measuring = self.measuring
-        if not self._is_here(modelled):
-            measuring.kept_s = measuring.left_s / 2
-            step = self._step(modelled)
-            measuring.measure([step])
-            spent_s = measuring.compile_s.get(step.key(measuring.device), 0.0)
-            measuring.kept_s = spent_s if modelled.mesh.num_devices > 1 else 0.0
+        started, measuring.kept_s = time.perf_counter(), measuring.left_s / 2
+        if self._is_here(modelled):
+            with suppress(TimeoutError, jax.errors.JaxRuntimeError):  # said where it matters: in `_faster`
+                self._compiled(modelled)
+        else:
+            measuring.measure([self._step(modelled)])
+        measuring.kept_s = time.perf_counter() - started if modelled.mesh.num_devices > 1 else 0.0
         self._measure([modelled])
 
     def _cheapest(self, plans: Sequence[PlanData]) -> PlanData:
@@ -133,16 +137,31 @@ class Search:
 
     def _faster(self, modelled: PlanData, found: PlanData) -> PlanData:
         """Of the model's plan and another the one whose program is faster, where their devices are here."""
-        if not self._is_here(found) or found.ops == modelled.ops:
+        self.measuring.kept_s = 0.0
+        if not self._is_here(found):
             return found
-        self.say("running both plans")
+        plans = [modelled] if found.ops == modelled.ops else [modelled, found]
         try:
-            found, self.step_s = faster(modelled, found, self.traced)
-            return found
-        except jax.errors.JaxRuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
+            times = step_times([self._compiled(plan) for plan in plans])
+        except (jax.errors.JaxRuntimeError, TimeoutError) as error:
+            reason = " ".join(str(error).split())[:200] or "there was no time to compile them"
+            if len(plans) > 1:
+                self.remarks.append(f"The model's plan is kept, since both plans could not be run ({reason}).")
             return modelled
+        self.step_s = min(times)
+        return plans[times.index(self.step_s)]
+
+    def _compiled(self, plan: PlanData) -> Step:
+        """A plan's program on the devices of the mesh; it is compiled once.
+
+        Raises:
+            TimeoutError: There is no time left to compile it.
+            jax.errors.JaxRuntimeError: It cannot be compiled.
+        """
+        if id(plan) not in self.steps:
+            self.say("compiling the whole step")
+            self.steps[id(plan)] = compiled_in(max(self.measuring.left_s, 0.0), plan, self.traced)
+        return self.steps[id(plan)]
 
     def _step(self, plan: PlanData) -> StepCandidate:
         return StepCandidate(plan, self.traced, step_of(plan, self.traced.graph))
@@ -165,7 +184,7 @@ class Search:
     def _others(self, modelled: PlanData) -> list[PlanData]:
         """Plans by other methods on the same mesh."""
         found = []
-        if modelled.mesh.num_devices > 1:
+        if modelled.mesh.num_devices > 1 and not self.measuring.is_over:
             for method in NAMED:
                 try:
                     fraction = self.method.memory_fraction

@@ -1,32 +1,45 @@
-"""Runs plans as whole programs on the devices of their mesh, in turn, and says which is faster."""
+"""Runs plans as whole programs on the devices of their mesh, in turn."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from meshwright.graph.tracing.trace import Traced
-from meshwright.plans.plan import PlanData
+from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.rehearsal.program import drawn
 from meshwright.runtime.spmd import Program, spmd
 
 ROUNDS = 5  # in turn; the quickest of each plan counts
 
 
-def faster(one: PlanData, other: PlanData, traced: Traced) -> tuple[PlanData, float]:
-    """The plan whose step takes less time, and that time.
+def compiled_in(seconds: float, plan: PlanData, traced: Traced) -> "Step":
+    """A plan's compiled program.
+
+    Raises:
+        TimeoutError: It takes longer. It is not waited for then, but goes on in a thread.
+        jax.errors.JaxRuntimeError: It cannot be compiled.
+    """
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(Step, plan, traced).result(None if seconds == float("inf") else seconds)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def step_times(steps: "Sequence[Step]") -> list[float]:
+    """The quickest of several steps of each plan; the plans take turns, so that a busy moment spoils none of them.
 
     Raises:
         jax.errors.JaxRuntimeError: One of them cannot be run here, such as for want of memory.
     """
-    times = step_times([one, other], traced)
-    return (one, times[0]) if times[0] <= times[1] else (other, times[1])
-
-
-def step_times(plans: list[PlanData], traced: Traced) -> list[float]:
-    """The quickest of several steps of each plan; the plans take turns, so that a busy moment spoils none of them."""
-    steps = [Step(plan, traced) for plan in plans]
-    found = [float("inf")] * len(plans)
+    for step in steps:
+        step.time()  # the first step takes longer
+    found = [float("inf")] * len(steps)
     for _ in range(ROUNDS):
         for number, step in enumerate(steps):
             found[number] = min(found[number], step.time())
@@ -34,24 +47,27 @@ def step_times(plans: list[PlanData], traced: Traced) -> list[float]:
 
 
 class Step:
-    """A plan's program with arguments, which follow from step to step."""
+    """A plan's program, compiled; its arguments are drawn when it runs first, and follow from step to step."""
 
     def __init__(self, plan: PlanData, traced: Traced):
-        call = traced.call
+        self.plan, self.call, self.state = plan, traced.call, dict(traced.graph.state)
         self.program: Program = spmd(plan, traced.function)
-        self.arguments, self.state = call.arguments, dict(traced.graph.state)
-        tensors = [t for t in plan.arguments if t.role != "static"]
+        self.program.compile(*self.call.arguments.fill(self.call.types))
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The arrays of the arguments."""
+        tensors = [t for t in self.plan.arguments if t.role != "static"]
         highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
-        pairs = zip(tensors, call.types, strict=True)
-        self.values: list[Any] = [
-            jax.device_put(drawn(tensor, kind, seed, highest), may_alias=False)  # its own: it may be donated
-            for seed, (tensor, kind) in enumerate(pairs)
-        ]
-        self.time()  # compiles
+        values = [drawn(t, kind, n, highest) for n, (t, kind) in enumerate(zip(tensors, self.call.types, strict=True))]
+        places = [NamedSharding(self.program.mesh, partition_spec(t.spec)) for t in tensors]
+        return [jax.device_put(x, place, may_alias=False) for x, place in zip(values, places, strict=True)]
 
     def time(self) -> float:
+        """Seconds of one step."""
+        arguments = self.call.arguments.fill(self.values)
         started = time.perf_counter()
-        made = jax.block_until_ready(self.program(*self.arguments.fill(self.values)))
+        made = jax.block_until_ready(self.program(*arguments))
         seconds = time.perf_counter() - started
         results = jax.tree_util.tree_leaves(made)
         for result, argument in self.state.items():

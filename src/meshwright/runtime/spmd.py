@@ -179,6 +179,16 @@ class Program:
             self._ran.add(id(variant))
             return made
 
+    def compile(self, *args: Any) -> Any:
+        """The compiled program for arguments or their types; a call with their like finds it compiled."""
+        variant, arrays = self._variant(args)
+        types = [
+            jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=place, weak_type=t.weak_type)
+            for t, place in zip(map(jax_compat.abstract, arrays), variant.shardings, strict=True)
+        ]
+        with self._allow_tracing():
+            return variant.jitted.lower(*variant.arguments.bare.fill(types)).compile()
+
     def lower(self, *args: Any) -> Any:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
         variant, arrays = self._variant(args)
