@@ -19,12 +19,12 @@ pytestmark = pytest.mark.devices
 # GPT and Llama under tensor parallelism are in ../program/test_joined_sums.py, where their bytes are compared as well.
 CASES = [
     ("mlp", {"batch": 32}, mw.Auto(), (4, 2)),
-    ("bert-tiny", {"batch": 16}, mw.TensorParallel(), (2, 4)),
+    ("bert-tiny", {"batch": 16, "layers": 1}, mw.TensorParallel(), (2, 4)),
     ("llama-tiny", {"batch": 16, "checkpoint": True}, mw.Auto(), (2, 4)),
     ("llama-tiny", {"batch": 16, "scan": True, "checkpoint": True}, mw.Zero(stage=3), (8,)),
     ("moe-tiny", {}, mw.Auto(), (2, 4)),
-    ("mixtral-tiny", {"batch": 32}, mw.Auto(), (4, 2)),
-    ("vit-tiny", {"batch": 32}, mw.TensorParallel(), (2, 4)),
+    ("mixtral-tiny", {"batch": 32, "layers": 1}, mw.Auto(), (4, 2)),
+    ("vit-tiny", {"batch": 32, "layers": 1}, mw.TensorParallel(), (2, 4)),
     ("wide-resnet-tiny", {"batch": 8, "layers": 1}, mw.Zero(stage=3), (8,)),
 ]
 NARROW_CASES = [

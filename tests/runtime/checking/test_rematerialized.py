@@ -56,10 +56,10 @@ def test_it_is_said_where_warnings_are_hidden(monkeypatch):
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize(("model", "layers", "mesh"), [("gpt-tiny", 1, (2, 2, 2)), ("moe-tiny", 2, (2, 4))])
-def test_plans_of_models_cause_none(model, layers, mesh):
-    example = zoo.build(model, batch=16, dtype="float32", layers=layers)
-    abstract = mw.Mesh.abstract(mesh, alpha=1, beta=1)  # every contraction uses all axes that it can
+def test_the_plan_of_a_model_causes_none():
+    """Those of other models `tests/runtime/test_spmd.py` compiles, and listens as well."""
+    example = zoo.build("gpt-tiny", batch=16, dtype="float32", layers=1)
+    abstract = mw.Mesh.abstract((2, 2, 2), alpha=1, beta=1)  # every contraction uses all axes that it can
     assert mw.plan(example.train_step, example.state, example.batch, mesh=abstract).verify().rematerialized == ()
 
 
