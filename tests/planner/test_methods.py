@@ -18,14 +18,11 @@ NAMED = (mw.DataParallel(), mw.Zero(1), mw.Zero(2), mw.Zero(3), mw.TensorParalle
 
 ZOO = [  # each kind of model once, on clusters of every kind
     ("mlp", {}, "2x4 v100-32gb"),
-    ("gpt-tiny", {"scan": True}, "2x4 v100-32gb"),
-    ("llama-tiny", {"checkpoint": True}, "1x4 a100-40gb"),
-    ("moe-tiny", {}, "1x8 h100"),
     ("vit-tiny", {"batch": 12}, "1x3 l40s"),
     ("wide-resnet-tiny", {"layers": 1}, "1x4 a100-40gb"),
-    ("unet-tiny", {"layers": 1}, "1x4 a100-40gb"),
-    ("gpt2-125m", {"layers": 2, "batch": 24}, "1x3 l40s"),
-    ("llama3-8b", {"layers": 3, "batch": 16, "seq": 512}, "2x4 a100-40gb"),
+    ("unet-tiny", {"layers": 1}, "1x2 a100-40gb"),
+    ("gpt2-125m", {"layers": 2, "batch": 24, "scan": True}, "1x3 l40s"),
+    ("llama3-8b", {"layers": 3, "batch": 16, "seq": 512, "checkpoint": True}, "2x4 a100-40gb"),
     ("mixtral-8x7b", {"layers": 2, "batch": 16, "seq": 256}, "1x8 h100"),
     ("gshard-moe-380m", {"layers": 2, "batch": 16, "seq": 256}, "2x4 v100-32gb"),
 ]
