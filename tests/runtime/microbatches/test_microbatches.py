@@ -32,8 +32,10 @@ def cut(function, *args, count=4, batch=(1,)):
     return accumulated(function, args, batch, count)
 
 
-def check(function, *args, count=4):
-    assert_same(jax.jit(function)(*args), jax.jit(cut(function, *args, count=count))(*args))
+def check(function, *args, counts=(4,)):
+    expected = jax.jit(function)(*args)
+    for count in counts:
+        assert_same(expected, jax.jit(cut(function, *args, count=count))(*args))
 
 
 W = {"in": draw(8, 16, seed=1), "out": draw(16, 4, seed=2)}
@@ -84,13 +86,12 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("count", [2, 8])
-def test_gradients_and_losses_are_those_of_the_whole_batch(name, count):
+def test_gradients_and_losses_are_those_of_the_whole_batch(name):
     if name == "a norm":  # its gradient at each example is divided by what all of them make
         with pytest.raises(CannotCut, match="needs a value that is known only after the whole batch has run"):
             cut(jax.value_and_grad(LOSSES[name]), W, DATA)
         return
-    check(jax.value_and_grad(LOSSES[name]), W, DATA, count=count)
+    check(jax.value_and_grad(LOSSES[name]), W, DATA, counts=(2, 8))
 
 
 def test_metrics_of_all_kinds():
@@ -217,9 +218,9 @@ def test_batches_that_cannot_be_cut_are_refused():
         cut(LOSSES["a mean"], W, DATA, batch=())
 
 
-@pytest.mark.parametrize(("name", "layers"), [("gpt-tiny", 1), ("moe-tiny", 2)])
-def test_models_train_in_microbatches_on_many_devices(name, layers):
-    example = zoo.build(name, batch=16, dtype="float32", layers=layers)
+def test_a_model_trains_in_microbatches_on_many_devices():
+    """A transformer every other layer of which has experts."""
+    example = zoo.build("moe-tiny", batch=16, dtype="float32", layers=2)
     step = mw.parallelize(example.train_step, cluster="1x8 cpu", mesh=(2, 4), microbatches=2)
     one, expected = jax.jit(example.train_step)(example.init(0), example.sample(1))
     many, loss = step(example.init(0), example.sample(1))

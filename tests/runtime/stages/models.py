@@ -61,9 +61,13 @@ def build(layers=4, width=8, rows=16, tied=True, dropout=0.0, optimizer=None, sc
 
 
 def compared(init, train_step, batch, method, steps=3, cluster=None):
-    """Runs a pipeline and one device side by side; the largest difference of all numbers, and the parallel step."""
-    count = cluster or f"1x{method.data * method.tensor * method.pipeline} cpu"
-    step = mw.parallelize(train_step, cluster=count, method=method)
+    """Runs a pipeline and one device side by side; the largest difference of all numbers, and the parallel step.
+
+    The method is a recipe, for as many devices as it takes or for a cluster, or a plan.
+    """
+    if cluster is None and not isinstance(method, mw.Plan):
+        cluster = f"1x{method.data * method.tensor * method.pipeline} cpu"
+    step = mw.parallelize(train_step, cluster=cluster, method=method)
     state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
     alone, one = jax.tree.map(np.asarray, state), jax.jit(train_step)
     worst = 0.0

@@ -28,11 +28,10 @@ def wide():
 @pytest.mark.parametrize(
     "recipe",
     [
-        mw.ThreeD(pipeline=4, microbatch=4, schedule="gpipe"),
+        mw.ThreeD(pipeline=2, microbatch=4, schedule="gpipe"),
         mw.ThreeD(pipeline=4, microbatch=4, schedule="zb-h1", checkpoint="full"),
         mw.ThreeD(pipeline=2, microbatch=4, interleave=2),
         mw.ThreeD(pipeline=3, microbatch=4, checkpoint="selective"),
-        mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=4),
     ],
     ids=lambda recipe: f"{recipe.name}-{recipe.schedule}-{recipe.interleave}-{recipe.checkpoint}",
 )
@@ -122,15 +121,14 @@ def test_two_stages_may_share_a_device():
         np.testing.assert_allclose(found, leaf, rtol=1e-12, atol=1e-12)
 
 
-def test_a_saved_plan_runs(tmp_path):
+def test_a_saved_plan_with_replicas_that_are_split_computes_what_one_device_computes(tmp_path):
     init, train_step, batch = build()
-    state = jax.jit(init)(jax.random.key(0))
-    recipe = mw.ThreeD(pipeline=2, tensor=2, microbatch=8)
-    mw.plan(train_step, state, batch, cluster="1x4 cpu", method=recipe).save(tmp_path / "plan.json")
-    step = mw.parallelize(train_step, method=mw.Plan.load(tmp_path / "plan.json"))
-    found, expected = step(state, batch), jax.jit(train_step)(state, batch)
-    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-12)
+    state = jax.eval_shape(init, jax.random.key(0))
+    recipe = mw.ThreeD(pipeline=2, data=2, tensor=2, microbatch=4)
+    mw.plan(train_step, state, batch, cluster="1x8 cpu", method=recipe).save(tmp_path / "plan.json")
+    worst, step = compared(init, train_step, batch, mw.Plan.load(tmp_path / "plan.json"))
+    assert worst < 1e-12
+    assert len(step.recent.engine.stages) == recipe.pipeline
 
 
 def test_what_a_pipeline_saves_a_plan_without_stages_restores_and_the_other_way_round(tmp_path):
