@@ -1,6 +1,7 @@
 """The direction of imports: every module stands on a floor, and imports only from floors below and from its own."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import meshwright
@@ -47,6 +48,7 @@ MODULES = {
 }
 
 
+@cache
 def imported(name):
     """The modules of the package that one module imports, inside functions and for type checking, too."""
     found = set()

@@ -1,6 +1,7 @@
 """The certificate: below every choice of the problem with nothing tied, and close to its optimum."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -121,8 +122,15 @@ def test_no_choice_that_fits_the_untied_problem_costs_less(seed):
     assert max(bounds) <= best.cost  # whatever a byte is said to be worth
 
 
+@cache
+def tight_zoo(name):
+    """A model of eight layers, the mesh, and where memory is short for it."""
+    traced, machine = traced_zoo(name, layers=8), mw.cluster("2x4 v100-16gb").mesh((2, 4))
+    return traced, machine, *tight(traced, machine)
+
+
 def test_what_the_solve_says_memory_is_worth_is_not_sought_again(monkeypatch):
-    view, held = tight(traced_zoo("gpt-tiny", layers=8), mw.cluster("2x4 v100-16gb").mesh((2, 4)))
+    *_, view, held = tight_zoo("gpt-tiny")
     assert view.worth.keys() <= set(held.times) and min(view.worth.values()) > 0
     told = held._replace(worth=view.worth)
     sought = unfolded_bound(view.formulation, view.cost, held)
@@ -133,8 +141,7 @@ def test_what_the_solve_says_memory_is_worth_is_not_sought_again(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
 def test_where_memory_binds_a_plan_is_certified_with_it(name):
-    traced, machine = traced_zoo(name, layers=8), mw.cluster("2x4 v100-16gb").mesh((2, 4))
-    view, held = tight(traced, machine)
+    traced, machine, view, held = tight_zoo(name)
     method = mw.Auto(memory_fraction=held.limit / machine.memory_bytes)
     solution = Task(traced, method).plan([machine], lambda _: None).solution
     assert 0.99 * view.cost <= solution.lower_bound <= view.cost
@@ -145,7 +152,7 @@ def test_where_memory_binds_a_plan_is_certified_with_it(name):
 @pytest.mark.parametrize("is_cpu", [False, True])
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
 def test_each_group_is_charged_for_what_it_takes_itself(name, is_cpu):
-    traced = traced_zoo(name, layers=6)
+    traced = traced_zoo(name, layers=4)
     machine = mw.cluster("1x4 cpu" if is_cpu else "1x4 h100").mesh((2, 2))
     folded, apart = (Task(traced, mw.Auto(), folding=folding).formulate(machine) for folding in (True, False))
     sizes = [len(folded.costs[which]) for which in folded.folded.group_class]
