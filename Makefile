@@ -45,9 +45,9 @@ demo: setup
 test: $(KERNELS) check
 	$(PYTEST)
 
-# What finds most mistakes within a few minutes: everything but the tests that are slow or run programs.
+# What finds most mistakes within two minutes: everything but the tests that are slow or run programs, and a few of these.
 quick: $(KERNELS)
-	$(PYTEST) -m "not slow and not devices and not browser" --ignore tests/frameworks --ignore tests/runtime --ignore tests/training
+	$(PYTEST) -m "smoke or not (slow or devices or browser)" --ignore tests/frameworks --ignore tests/training
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:

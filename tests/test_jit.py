@@ -36,6 +36,7 @@ print(scipy.linalg.det(np.eye(3)), scipy.linalg.cython_blas.__name__)
 """
 
 
+@pytest.mark.slow
 def test_blas_is_found_without_running_scipy_linalg():
     found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
@@ -137,6 +138,7 @@ def test_interpreted_kernels_give_the_same_bits(make, memory, seed):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_whether_kernels_are_compiled():
     model = zoo.build("mlp", batch=64)
 

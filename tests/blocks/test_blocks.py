@@ -12,6 +12,8 @@ from meshwright import zoo
 from meshwright.blocks import blocks_of as blocks_of_graph
 from meshwright.graph import trace
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def blocks_of(name, **sizes):

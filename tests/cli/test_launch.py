@@ -11,6 +11,8 @@ import pytest
 from meshwright.cli.launch import device_settings
 from meshwright.cli.screen import CommandError
 
+pytestmark = pytest.mark.slow
+
 HANG_S = 60
 
 

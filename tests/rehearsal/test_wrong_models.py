@@ -16,6 +16,8 @@ from meshwright.rehearsal import search
 from meshwright.rehearsal.measuring import Measuring
 from meshwright.rehearsal.parts import modelled_communication
 
+pytestmark = pytest.mark.slow
+
 TRUE = mw.cluster("1x8 cpu")
 SHAPE = (8,)
 MODELS = {
@@ -77,9 +79,7 @@ def profile(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"start": 50, "rate": 50}, {"start": 0.02, "rate": 0.02}, {"start": 100}], ids=str)
-@pytest.mark.parametrize(
-    "model", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "mlp")]
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_wrong_collectives_are_corrected(model, wrong, profile):
     built = zoo.build(model, **MODELS[model])
     arguments = built.train_step, built.state, built.batch

@@ -7,6 +7,8 @@ from meshwright.replays.table import PlanValidation
 from meshwright.simulator.engine import simulate_work
 from tests.replays.test_express import express, row
 
+pytestmark = pytest.mark.slow
+
 WIDE = {"hidden": "4096", "heads": "32", "kv_heads": "8", "ffn": "14336", "vocab": "32000", "seq": "2048"}
 
 

@@ -18,6 +18,9 @@ ALIKE = cases_of("ALIKE")
 # Each seed has its own shapes, and tries other splits of them.
 SPLITS = (one_and_two_axes, to_single_iterations)
 
+# Beginnings of the names of primitives that take long to compile.
+LONG = ("conv_", "dot_product_attention", "gather", "pallas_call", "ragged_dot", "random_", "scatter")
+
 # Other spellings of a primitive that has its own cases, functions too slow to compile for being told apart, and
 # primitives that only JAX 0.11 has.
 ALIASES = {
@@ -59,9 +62,10 @@ def _prepare(primitive: str, build: Builder, seed: int) -> tuple[Case, LoopNest]
 @pytest.mark.parametrize(
     ("primitive", "build", "seed"),
     [
-        pytest.param(*case, seed, id=f"{case[0]}-{case[1].__name__}-{seed}", marks=[pytest.mark.slow] * seed)
+        pytest.param(*case, seed, id=f"{case[0]}-{case[1].__name__}-{seed}", marks=slow)
         for case in CASES
         for seed in ((0, 1) if draws_sizes(case[1]) else (0,))
+        for slow in ([pytest.mark.slow] if seed or case[0].startswith(LONG) else [],)
     ],
 )
 def test_shards_combine_to_the_whole(primitive: str, build: Builder, seed: int) -> None:

@@ -15,6 +15,8 @@ from meshwright.rules import Signature, has_rule, loop_nest
 
 from .contract import equations, signature_of
 
+pytestmark = pytest.mark.slow
+
 # What the tracer inlines or plans by its own primitives.
 CALLS = {
     "jit",

@@ -168,6 +168,7 @@ def test_every_method_trains_as_on_one_device(method, name):
     assert real["all_gather"] == pytest.approx(planned["all_gather"], rel=0.05, abs=4096)
 
 
+@pytest.mark.smoke
 def test_three_devices_are_enough():
     example = zoo.build("mlp", batch=12, hidden=24, layers=3)
     plan = mw.plan(example.train_step, example.state, example.batch, mesh=abstract((3,)))
@@ -193,6 +194,7 @@ def test_loops_and_branches_run_as_planned():
         np.testing.assert_allclose(result, function(x, w, flag), atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_arguments_and_results_lie_as_the_plan_says():
     def function(x, w):
         return {"y": x @ w, "sum": jnp.sum(x)}

@@ -12,6 +12,8 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.simulator.spmd import num_tokens
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def example():

@@ -13,6 +13,8 @@ from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.staged import staged_work
 from tests.pipeline.models import mlp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def example():

@@ -107,6 +107,7 @@ def test_a_detour_never_pays(sizes, shape):
     assert (cost <= through + 1e-9).all()
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(meshes, shapes)
 def test_a_resharding_is_free_exactly_where_every_device_has_its_part_already(sizes, shape):
@@ -127,6 +128,7 @@ def test_a_resharding_is_free_exactly_where_every_device_has_its_part_already(si
                 assert cost[i, j] < 1e-9
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(meshes, shapes)
 def test_slices_alone_lead_where_nothing_is_sent(sizes, shape):

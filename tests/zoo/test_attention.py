@@ -11,6 +11,8 @@ from meshwright.graph.tracing.planned_devices import traced_for
 from meshwright.graph.tracing.trace import trace
 from meshwright.zoo.attention import _plain, _splash, attend
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 
 

@@ -14,6 +14,8 @@ from meshwright.planner.methods import Auto, TensorParallel
 from meshwright.planner.planner import Task
 from tests.pipeline.models import flow_of
 
+pytestmark = pytest.mark.slow
+
 TIMES = [i for i in Item if not i.name.endswith("_BYTES")]
 PARTS = {  # of other items
     *(Item.WEIGHTS, Item.REPEATED, Item.REPEATED_SENT, Item.AGAIN, Item.AGAIN_SENT),

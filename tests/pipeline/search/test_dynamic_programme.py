@@ -9,6 +9,8 @@ from meshwright.pipeline.prices.kernels import price_ranges
 from meshwright.pipeline.search.dynamic_programme import Ranges, may_beat, solve_stages
 from meshwright.schedules import in_flight
 
+pytestmark = pytest.mark.slow
+
 
 def random_case(rng):
     """Layers, devices in one or two groups, and costs in which more microbatches in flight may cost more or not fit.

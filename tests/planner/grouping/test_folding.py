@@ -10,6 +10,8 @@ from meshwright.graph import trace
 from meshwright.planner.planner import Task
 from tests.planner.examples import mesh, mlp_step, solve_on, traced_zoo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("layers", [6, 12])
 @pytest.mark.parametrize(("batch", "hidden", "shape"), [(256, 32, (4,)), (32, 256, (4,)), (256, 32, (2, 2))])

@@ -14,6 +14,8 @@ from meshwright.planner.grouping.likeness import tokens_of
 from tests.planner import by_hand
 from tests.planner.examples import mlp_step, traced_zoo
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "llama": ("llama-tiny", {"layers": 5, "checkpoint": True}),
     "llama, scanned": ("llama-tiny", {"scan": True}),

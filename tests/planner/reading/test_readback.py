@@ -8,6 +8,8 @@ from meshwright.planner.reading.readback import Readback
 from meshwright.solver import price, solve
 from tests.planner.examples import mesh, traced_zoo
 
+pytestmark = pytest.mark.slow
+
 MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("gpt-tiny", {}), ("llama-tiny", {"scan": True}), ("moe-tiny", {})]
 
 
