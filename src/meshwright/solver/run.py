@@ -18,8 +18,6 @@ from meshwright.solver.problem.solution import Progress, Solution, Status
 from meshwright.solver.reductions.simplify import Simplified, simplify
 from meshwright.solver.tuning import TUNING, Tuning
 
-_HALF = 0.5  # a unit: of whole numbers, what is not so much cheaper is not cheaper
-
 
 class Run:
     """What is known of one problem: its incumbent, the lower bound, the deadline, the history of the latest solve."""
@@ -51,7 +49,8 @@ class Run:
         self.bound = -np.inf
         self.history: list[Progress] = []
         extents = [extent(part, IMPOSSIBLE) for part in (problem.cost, problem.matrix)]
-        self.tolerance = whole_tolerance(problem, extents)
+        self.is_whole = all(whole for *_, whole in extents)  # then what is not half a unit cheaper is not cheaper
+        self.tolerance = 0.5 if self.is_whole else rounding(problem, extents)
         self.most = most_possible(problem, extents) + self.tolerance
         self.giant = problem.num_strategies > tuning.giant_states
         self._simple: Simplified | None = None
@@ -190,8 +189,8 @@ class Run:
             status, self.bound = Status.OPTIMAL, self.cost
         else:
             status = Status.FEASIBLE
-            if self.tolerance == _HALF:  # bounds hold up to that
-                self.bound = float(np.ceil(self.bound - _HALF))
+            if self.is_whole:  # bounds hold up to the tolerance
+                self.bound = float(np.ceil(self.bound - self.tolerance))
         return self._solution(status, min(self.bound, self.cost), None)
 
     def finish_infeasible(self, excess: float) -> Solution:
@@ -234,10 +233,8 @@ def most_possible(problem: ChoiceProblem, extents: list[tuple[float, float, bool
     return float(sum(n * max(most, 0.0) for n, (_, most, _) in zip(counts, extents, strict=True))) * (1 + 1e-9)
 
 
-def whole_tolerance(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:
-    """Half a unit where all costs are whole numbers; else a 1e-11th of the size of the costs."""
-    if all(whole for _, _, whole in extents):
-        return _HALF
+def rounding(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:
+    """What sums of costs may be off by: a 1e-11th of the size of the costs."""
     least = np.minimum.reduceat(np.minimum(problem.cost, IMPOSSIBLE), problem.first[:-1])
     scale = float(np.abs(least[least < IMPOSSIBLE]).sum())
     return 1e-11 * max(scale, *(max(-low, high) for low, high, _ in extents), 1e-300)
