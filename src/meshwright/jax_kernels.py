@@ -23,8 +23,9 @@ from meshwright import jax_compat
 _imitated = jax.make_user_context(None)
 # Names of the platform whose branches are traced; None traces all, as JAX does.
 _chosen = jax.make_user_context(None)
-# The newest version of cuDNN that JAX asks for anywhere.
+# The newest version of cuDNN that JAX asks for anywhere, and the first compute capability that has fused attention.
 _CUDNN_VERSION = 91100
+_FUSED_ATTENTION = 8
 
 
 def imitating(client: Any) -> Any:
@@ -65,7 +66,15 @@ def _intercept() -> None:
 
     def found_version() -> int:
         client = imitated()
-        return cudnn_version() if client is None or not client.answers("cuda") else _CUDNN_VERSION
+        if client is None or not client.answers("cuda"):
+            return cudnn_version()
+        capability = str(getattr(client.devices()[0], "compute_capability", ""))
+        if capability and int(capability.partition(".")[0]) < _FUSED_ATTENTION:
+            raise RuntimeError(
+                f"cuDNN has fused attention from compute capability {_FUSED_ATTENTION}.0 on, "
+                f"and this chip has {capability}"
+            )
+        return _CUDNN_VERSION
 
     def found_index(*, platforms: Any) -> Any:
         """The branch of `jax.lax.platform_dependent`; that for all other platforms has no platforms of its own."""

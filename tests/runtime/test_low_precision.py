@@ -145,6 +145,13 @@ def test_a_chip_without_the_unit_is_a_remark_with_the_remedy(function, chip, dty
     assert "Compute in bfloat16" in remark and "h100-sxm-80gb" in remark
 
 
+def test_only_some_chips_have_a_unit_for_float4():
+    (remark,) = product_of(partial(in_dtype, jnp.float4_e2m1fn), "h100")[1].remarks
+    assert "h100-sxm-80gb has no matrix unit for float4_e2m1fn" in remark and "b200-sxm-180gb" in remark
+    assert find_chip("h100").peak_flops("float4_e2m1fn") == find_chip("h100").peak_flops("bfloat16")
+    assert not product_of(partial(in_dtype, jnp.float4_e2m1fn), "b200")[1].remarks
+
+
 def test_sums_of_float8_are_left_to_one_device():
     def narrow(x, w):
         return jax.lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float8_e4m3fn)

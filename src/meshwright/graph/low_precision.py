@@ -73,8 +73,7 @@ def slow_remarks(graph: Graph, chip: Chip | None) -> list[str]:
     found = Counter[str]()
     for dtype, is_slow, count in zip(dtypes, slow, counts, strict=True):
         found[dtype] += count if is_slow else 0
-    if chip is not None and "float8" not in fast:
-        found.update(dequantized(graph).values())
+    found.update(dtype for dtype in dequantized(graph).values() if _unit(dtype) not in fast)
     return [
         f"{count} product{'s' * (count > 1)} of {dtype} {'run' if count > 1 else 'runs'} at the rate of a wider type: "
         f"{chip.name} has no matrix unit for {dtype}. "
@@ -87,7 +86,7 @@ def slow_remarks(graph: Graph, chip: Chip | None) -> list[str]:
 def _unit(dtype: str) -> str:
     """The matrix unit, as chips name their rates, that products of a narrow dtype need; empty for wide ones."""
     if dtype.startswith(NARROW_FLOATS):
-        return "float8"
+        return "float4" if dtype.startswith("float4_") else "float8"
     return "int8" if dtype in ("int8", "uint8", "int4", "uint4") else ""
 
 
@@ -99,4 +98,4 @@ def _fast_units(chip: Chip) -> set[str]:
     """The narrow types whose products a chip does faster than those of half precision."""
     rates = dict(chip.flops)
     wide = max(rates.get("bfloat16", 0.0), rates.get("float16", 0.0))
-    return {unit for unit in ("float8", "int8") if rates.get(unit, 0.0) > wide}
+    return {unit for unit in ("float8", "float4", "int8") if rates.get(unit, 0.0) > wide}

@@ -20,7 +20,7 @@ CHIP_FIGURES = (
     "best_fraction",
     "half_flops",
 )
-FLOPS_TYPES = ("bfloat16", "float16", "float32", "float64", "float8", "int8")
+FLOPS_TYPES = ("bfloat16", "float16", "float32", "float64", "float8", "float4", "int8")
 LINK_FIGURES = ("bandwidth", "copy_bandwidth", "shared_bandwidth", "exchange_efficiency")
 LINK_SETTINGS = ("topology", "edges", "torus_dims", "wrap_multiple", "domain")
 FRACTIONS = ("memory_efficiency", "best_fraction", "exchange_efficiency", "efficiency")

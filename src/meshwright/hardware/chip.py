@@ -125,7 +125,9 @@ class Chip:
 
 def _fallbacks(dtype: str) -> tuple[str, ...]:
     """Rates to try for a type, in order."""
-    if dtype.startswith(("float8_", "float6_", "float4_")):
+    if dtype.startswith("float4_"):  # which XLA widens to half precision where there is no unit for it
+        return ("float4", "bfloat16")
+    if dtype.startswith(("float8_", "float6_")):
         return ("float8", "bfloat16")
     if dtype in ("int8", "uint8", "int4", "uint4", "int2", "uint2"):
         return ("int8", "bfloat16")

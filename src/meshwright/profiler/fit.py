@@ -22,7 +22,7 @@ from meshwright.profiler.survey import Reading, Survey
 
 LEAST_ALPHA_S = 1e-7
 LEAST_BETA_S = 1e-14  # 100 TB/s
-_HALVES = ("float16", "float8", "int8")  # types that are not measured, but change with bfloat16
+_HALVES = ("float16", "float8", "float4", "int8")  # types that are not measured, but change with bfloat16
 
 
 def fit_line(amounts: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
