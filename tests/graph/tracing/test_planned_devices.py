@@ -152,3 +152,46 @@ def test_a_kernel_that_refuses_the_planned_chip_says_so() -> None:
         TraceError, match=r"head dim must be <= 128.*traced for a100-sxm-80gb.*such as the plain operations"
     ):
         mw.plan(attention, wide, cluster=f"1x8 {find_chip('a100-80gb').name}")
+
+
+def test_a_chip_without_fused_attention_says_so() -> None:
+    def attention(q: Any) -> Any:
+        return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+    message = (
+        r"from compute capability 8.0 on, and this chip has 7.0.*v100-32gb has no such kernel.*implementation=None"
+    )
+    with pytest.raises(TraceError, match=message):
+        mw.plan(attention, QUERY, cluster="1x8 v100-32gb")
+    with pytest.raises(TraceError, match=r"tpu-v5p has no such kernel.*implementation=None"):
+        mw.plan(attention, QUERY, cluster="2x4 v5p")
+
+
+def by_mesh(make: Any) -> Any:
+    def function(x: Any, w: Any) -> Any:
+        sharding = jax.sharding.NamedSharding(make(), jax.P("data", "model"))
+        return jax.lax.with_sharding_constraint(x @ w, sharding)
+
+    return function
+
+
+def own_mesh(**options: Any) -> Any:
+    return jax.make_mesh((4, 4), ("data", "model"), **options)
+
+
+AUTO = {"axis_types": (jax.sharding.AxisType.Auto,) * 2}
+
+
+@pytest.mark.parametrize("cluster", ["2x8 h100", "4x4 v5p", "4x4 v5e", "4x4 tpu-v4", "2x8 tpu-v3"])
+def test_a_function_may_make_its_own_mesh_of_the_planned_devices(cluster: str) -> None:
+    args, mesh = (jnp.ones((16, 8)), jnp.ones((8, 16))), {"data": 4, "model": 4}
+    plan = mw.plan(by_mesh(lambda: own_mesh(**AUTO)), *args, cluster=cluster, mesh=mesh)
+    assert plan.out_shardings == jax.P("data", "model")
+    with pytest.raises(TraceError, match=r"explicit axes: constrain by mw.current_mesh\(\)"):
+        mw.plan(by_mesh(lambda: own_mesh(axis_types=(jax.sharding.AxisType.Explicit,) * 2)), *args, cluster=cluster)
+
+
+def test_tpus_have_places_in_their_torus() -> None:
+    with traced_for(mw.cluster("4x4 v5p")):
+        found = jax.eval_shape(lambda: [jnp.zeros(d.coords) for d in jax.devices()])
+    assert len({leaf.shape for leaf in found}) == 16 and max(leaf.shape for leaf in found) == (1, 1, 3)

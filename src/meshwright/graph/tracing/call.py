@@ -213,6 +213,13 @@ def _remedy(reason: str, cluster: Cluster | None) -> str:
             "Plan it for a mesh that has the axes and the sizes which the function names, mesh={'data': 4, 'model': 2} "
             "or the like: that mesh is in context while the function is traced, and mw.current_mesh() returns it."
         )
+    if "can only refer to Auto axes" in reason:
+        return (
+            "jax.make_mesh makes explicit axes: constrain by mw.current_mesh(), the mesh that it is planned for, or "
+            "give jax.make_mesh axis_types=(jax.sharding.AxisType.Auto,) * 2 or the like."
+        )
+    if "product of mesh_shape" in reason or "find assignment for logical_axis" in reason:
+        return "Instead of a mesh of its own, let it use mw.current_mesh(), the mesh that it is planned for."
     if "of type Auto" in reason:
         return (
             "Write jax.lax.with_sharding_constraint, or plan it for a mesh whose axes are explicit, "
@@ -220,15 +227,15 @@ def _remedy(reason: str, cluster: Cluster | None) -> str:
             "or the like."
         )
     check = "Check that it runs under jax.jit with these arguments (jax.eval_shape is a quick way)."
-    if is_imitated(cluster):
-        assert cluster is not None
+    chip = cluster.chip.name if cluster is not None and is_imitated(cluster) else ""
+    if "cuDNN is not detected" in reason or "cuDNN has fused attention from" in reason:
         return (
-            f"It was traced for {cluster.chip.name}, the chip that it is planned for: if a kernel refuses that chip, "
-            f"use one that it has, such as the plain operations, or plan for another chip. {check}"
+            f"{chip or 'The devices it is planned for'} {'has' if chip else 'have'} no such kernel: call it with "
+            "implementation=None, or plan for a cluster of GPUs that have it (cluster='1x8 h100' or the like)."
         )
-    if "cuDNN" in reason:
+    if chip:
         return (
-            "The devices it is planned for have no such kernel: plan for a cluster of GPUs (cluster='1x8 h100' or the "
-            "like), or call it with implementation=None here."
+            f"It was traced for {chip}, the chip that it is planned for: if a kernel refuses that chip, "
+            f"use one that it has, such as the plain operations, or plan for another chip. {check}"
         )
     return check

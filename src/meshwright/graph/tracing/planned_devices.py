@@ -121,13 +121,30 @@ class PlannedDevice:
     def local_hardware_id(self) -> int:
         return self.id % self.client.cluster.devices_per_host
 
+    @property
+    def coords(self) -> tuple[int, ...]:
+        """The place of a TPU in its torus, by which JAX orders the devices of a mesh: x first."""
+        cluster = self.client.cluster
+        if self.chip.vendor != "Google":
+            return self._unknown("coords")
+        left, found = self.id, []
+        for size in (*cluster.torus(cluster.num_devices), 1, 1)[:3]:
+            found.append(left % size)
+            left //= size
+        return tuple(found)
+
+    @property
+    def core_on_chip(self) -> int:
+        return 0 if self.chip.vendor == "Google" else self._unknown("core_on_chip")
+
     def memory_stats(self) -> dict[str, int]:
         return {"bytes_limit": self.chip.memory_bytes, "bytes_in_use": 0}
 
     def __getattr__(self, name: str) -> Any:
         known = {"compute_capability": self.chip.compute_capability, _CORES[self.chip.vendor]: self.chip.cores}
-        if known.get(name):
-            return known[name]
+        return known[name] if known.get(name) else self._unknown(name)
+
+    def _unknown(self, name: str) -> Any:
         raise AttributeError(
             f"the function asks for {name!r} of the device it is planned for, a {self.chip.name}, whose file in the "
             "catalogue does not have it"
