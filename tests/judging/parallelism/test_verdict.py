@@ -1,5 +1,6 @@
 """Verdicts: named methods and mixtures made by hand, over the zoo; and the kinds of their tensors."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -134,6 +135,18 @@ def test_forward_passes_are_judged_as_well(shape, method, said):
     mesh = mw.Mesh.abstract(shape, 1.0, 1e-3)
     plan = mw.plan(example.loss, example.state["params"], example.batch, mesh=mesh, method=method)
     assert str(plan.verdict) == said
+
+
+@pytest.mark.parametrize(("dim", "said"), [(0, "data parallel ×8 over x"), (2, "over x")])
+def test_heads_are_no_experts(dim, said):
+    def attention(q, k, v):
+        scores = jnp.einsum("bshd,bthd->bhst", q, k)
+        return jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v)
+
+    array, spec = jnp.ones((8, 16, 8, 4)), P(*(None,) * dim, "x")
+    method = mw.Manual({"*": spec, "out": spec})
+    plan = mw.plan(attention, array, array, array, mesh=mw.Mesh.abstract((8,), 1.0, 1e-3), method=method)
+    assert str(plan.verdict).endswith(said) and "expert" not in str(plan).lower()
 
 
 def test_kinds_say_which_part_a_tensor_plays():

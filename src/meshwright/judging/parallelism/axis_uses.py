@@ -8,7 +8,7 @@ batch           a loop of activations and result that comes from the data's firs
 sequence        one that comes from another dim of the data; of images, ``spatial``
 column          a loop of parameter and result: each device makes a part of the features
 row             a loop of parameter and activations that is summed: each device makes a partial sum
-expert          a loop of all three: each device holds some of the experts
+expert          a loop of all three that no data have: each device holds some of the experts
 vocabulary      a loop that is looked up by index, or one of its result that is picked from by index
 other           any other
 idle            no loop: the devices along the axis all do the same
@@ -160,13 +160,21 @@ class Facts:
     @cached_property
     def batch(self) -> frozenset[int]:
         """Classes of the data's first dims."""
-        return frozenset(self.classes.of(v)[0] for v in self.data if self.program.shape(v)) - self._features
+        return self._rows - self._features
+
+    @cached_property
+    def _rows(self) -> frozenset[int]:
+        return frozenset(self.classes.of(v)[0] for v in self.data if self.program.shape(v))
+
+    @cached_property
+    def _given(self) -> frozenset[int]:
+        """Classes of all dims of the data."""
+        return frozenset(c for value in self.data for c in self.classes.of(value))
 
     @cached_property
     def sequence(self) -> frozenset[int]:
         """Classes of the data's other dims that are no features."""
-        found = {c for v in self.data for c in self.classes.of(v)[1:]}
-        return frozenset(found) - self.batch - self._features
+        return frozenset(c for v in self.data for c in self.classes.of(v)[1:]) - self.batch - self._features
 
     @cached_property
     def is_image(self) -> bool:
@@ -198,7 +206,10 @@ class Facts:
             return "idle", -1
         dim_class = self._class_of(op, nest, loop)
         if any(loop in dim for dim in nest.operands[operand]):
-            return "vocabulary" if dim_class in self.vocabulary else place_of(nest, operand, loop), dim_class
+            place = "vocabulary" if dim_class in self.vocabulary else place_of(nest, operand, loop)
+            if place == "expert" and dim_class in self._given:  # two arguments multiplied row by row, such as attention
+                place = "batch" if dim_class in self._rows else "other"
+            return place, dim_class
         if dim_class in self.batch:
             return "batch", dim_class
         if dim_class in self.sequence:
@@ -252,14 +263,14 @@ class Facts:
 
     @cached_property
     def _experts(self) -> set[int]:
-        """Classes that a weight, the activations multiplied with it, and the result all have."""
+        """Classes that a weight, the activations multiplied with it, and the result all have, and no data."""
         found = set()
         for op, *_ in self.weight_ops:
             nest = self.program.nests[self.program.nest[op]]
             loops = [{loop for dim in dims for loop in dim} for dims in (*nest.operands, nest.results[0])]
             shared = set.intersection(*loops) if nest.flops else set()
             found |= {self._class_of(op, nest, loop) for loop in shared if nest.sizes[loop] > 1}
-        return found & self._features
+        return (found & self._features) - self._given
 
     @cached_property
     def _stacked(self) -> set[int]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshwright.plans.plan import Tensor
 
 _WORDS = {"column": "tensor (column)", "row": "tensor (row)", "expert": "expert", "vocabulary": "vocabulary"}
+_WORDS |= {"batch": "data", "other": "split"}
 ZERO = "zero"
 
 
