@@ -89,5 +89,33 @@ def test_the_numbers_are_those_of_one_device():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), run(state, x), step(state, x))
 
 
+@pytest.mark.devices
+@pytest.mark.parametrize(
+    ("widths", "sums"),
+    [
+        ((64, 128), {("reduce_scatter", ("x", "y"))}),
+        ((12, 20), {("reduce_scatter", ("y",)), ("reduce_scatter", ("x",))}),  # no dim has all eight
+        ((10, 14), {("reduce_scatter", ("x",)), ("all_reduce", ("y",))}),  # no dim has the four of y
+    ],
+    ids=str,
+)
+def test_zero_2_scatters_gradients_over_both_axes_as_far_as_they_divide(widths, sums):
+    args = state_of(*widths), jax.random.normal(jax.random.key(1), (512, widths[0]))
+    plan = mw.plan(step, *args, cluster="2x4 h100", mesh=(2, 4), method=mw.Zero(2))
+    assert {(c.kind, c.axes) for c in plan.collectives if c.purpose == "gradient"} == sums
+    over = "x and y" if ("all_reduce", ("y",)) not in sums else "x"
+    assert f"gradients and optimizer state sharded over {over} (ZeRO-2)" in str(plan.verdict)
+    found = plan.verify()
+    assert all(pair.compiled == pytest.approx(pair.planned, abs=8) for pair in found.collectives.values())
+    made = mw.parallelize(step, method=plan, donate_argnums=())(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), made, step(*args))
+
+
+def test_copies_of_the_state_are_not_scattered_over():
+    plan = mw.plan(step, state_of(64, 128), jnp.ones((512, 64)), cluster="2x4 h100", method=mw.Zero(2, group=4))
+    sums = {(c.kind, c.axes) for c in plan.collectives if c.purpose == "gradient"}
+    assert sums == {("reduce_scatter", ("y",)), ("all_reduce", ("x",))}
+
+
 def test_every_way_to_factor_is_tried_once():
     assert _factorings(12) == [(12,), (2, 6), (2, 2, 3), (3, 4)]

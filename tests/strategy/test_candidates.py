@@ -11,9 +11,11 @@ from meshwright.rules.base import Signature, TensorType, nest
 from meshwright.strategy.candidates import (
     enumerate_candidates,
     follow,
+    most_scattered,
     most_split,
     reducing_axes,
     result_holders,
+    settlements,
     tensor_holders,
     uniform,
 )
@@ -215,3 +217,29 @@ def test_uniform_strategies_are_those_of_a_mesh_of_fewer_axes():
     for (x, y), (into_x, into_y) in zip(fewer.loops.tolist(), fewer.scatter.tolist(), strict=True):
         assert (x, y, y, into_x, into_y, into_y) in held
     assert 0 < kept.sum() < len(kept)
+
+
+def test_sums_into_one_dim_are_scattered_at_once_and_inner_axes_come_first():
+    partial = np.array([[True, True, True], [True, True, True], [True, True, False], [False, True, True]])
+    scatter = np.array([[0, 0, 1], [1, -1, 1], [0, 1, -1], [-1, -1, -1]])
+    found = [(kind, axes, on.tolist()) for kind, axes, on in settlements(partial, scatter)]
+    assert found == [
+        ("reduce_scatter", (2,), [True, False, False, False]),
+        ("reduce_scatter", (0, 2), [False, True, False, False]),
+        ("reduce_scatter", (1,), [False, False, True, False]),
+        ("reduce_scatter", (0, 1), [True, False, False, False]),
+        ("reduce_scatter", (0,), [False, False, True, False]),
+        ("all_reduce", (1,), [False, True, False, False]),
+        ("all_reduce", (1, 2), [False, False, False, True]),
+    ]
+    assert [item[:2] for item in settlements(partial[:1], None)] == [("all_reduce", (0, 1, 2))]
+
+
+def test_most_scattered_is_by_loops_and_within_the_axes():
+    axes = Axes((2, 4))
+    found = enumerate_candidates(product_nest(1, 4, 8, 8), axes)
+    for over, most in (((0, 1), {(True, True)}), ((1,), {(False, True)})):
+        kept = most_scattered(found, axes, over)
+        both = (found.loops == 1 + 1).all(axis=1)  # both axes on the summed loop
+        assert {tuple(row) for row in (found.scatter[kept & both] >= 0).tolist()} == most
+        assert {tuple(row) for row in found.loops[kept].tolist()} == {tuple(row) for row in found.loops.tolist()}

@@ -39,6 +39,11 @@ def carry_out(kind, hop_axes, before, after, sizes, local):
         first, second = hop_axes
         return {d: local[moved(moved(d, first, d[second]), second, d[first])] for d in local}
     gone, come = held_by(before, axis), held_by(after, axis)
+    if kind == "all_gather" and len(hop_axes) > 1:  # the minor-most axis is gathered first: the major ones hold more
+        dim = held_by(before, axis)
+        between = (*before[:dim], tuple(a for a in before[dim] if a != hop_axes[-1]), *before[dim + 1 :])
+        local = carry_out(kind, hop_axes[-1:], before, between, sizes, local)
+        return carry_out(kind, hop_axes[:-1], between, after, sizes, local)
     new = {}
     for device, part in local.items():
         group = [local[moved(device, axis, i)] for i in range(n)]
@@ -159,9 +164,18 @@ def test_a_slow_axis_gathers_what_a_fast_one_has_sliced():
     mesh, axes, resharding = resharding_on((2, 4), alpha=(1, 2), beta=(1, 0.1))
     total = 8 * 8 * ITEMSIZE
     path = resharding.path((8, 8), ITEMSIZE, axes.code(((0,), ())), 0)
-    assert [(hop.kind, hop.axes) for hop in path] == [("slice", (1,)), ("all_gather", (0,)), ("all_gather", (1,))]
+    assert [(hop.kind, hop.axes) for hop in path] == [("slice", (1,)), ("all_gather", (0, 1))]
     price = mesh.collective_s("all_gather", (0,), total / 4) + mesh.collective_s("all_gather", (1,), total)
     assert sum(hop.seconds for hop in path) == pytest.approx(price)
+
+
+def test_axes_of_one_dim_are_gathered_at_once():
+    mesh, axes, resharding = resharding_on((2, 2, 2), alpha=100.0, beta=(1, 0.5, 0.25))
+    total = 8 * 8 * ITEMSIZE
+    for held, left, gathered in (((0, 1), (), (0, 1)), ((0, 1, 2), (0,), (1, 2)), ((0, 2), (), (0, 2))):
+        [hop] = resharding.path((8, 8), ITEMSIZE, axes.code((held, ())), axes.code((left, ())))
+        assert (hop.kind, hop.axes, hop.num_bytes) == ("all_gather", gathered, total / 2 ** len(left))
+        assert hop.seconds == pytest.approx(mesh.collective_s("all_gather", gathered, hop.num_bytes))
 
 
 def test_giving_a_major_axis_to_a_split_dim_is_not_free():

@@ -283,7 +283,8 @@ class Zero(Method):
                 f"by group={self.group}; give a mesh whose last axis has {self.group}, or leave the mesh out"
             )
         allowed |= {v: most_split(graph.types[v].shape, axes, over) for v in self._spread(roles)}
-        return Restrictions(allowed, scatter_gradients=self.stage > 1, whole=frozenset(whole))
+        spread = frozenset((range(axes.num_axes) if over is None else (over,)) if self.stage > 1 else ())
+        return Restrictions(allowed, scatter_gradients=self.stage > 1, scattered=spread, whole=frozenset(whole))
 
 
 @dataclass(frozen=True)

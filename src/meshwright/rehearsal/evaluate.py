@@ -6,6 +6,7 @@ a reader needs them in some sharding: until then a `Placeholder` represents them
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshwright.plans.tensor import Spec
 from meshwright.rehearsal import stand_ins
 from meshwright.rehearsal.local_equation import Shape, local_shape, run_local
 from meshwright.runtime.program import kernels
-from meshwright.runtime.program.contributions import Contributions, Waiting
+from meshwright.runtime.program.contributions import Contributions, Waiting, scattered_sums
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.program.matching import check_program
 from meshwright.runtime.program.virtual_values import Making, Virtual
@@ -77,14 +78,11 @@ class _LocalContributions(Contributions):
 
     def settle(self, value: Any, axes: Sequence[str], settled: Spec | None) -> Any:
         """The stand-in of the sum of contributions over some axes: scattered where the result is split by them."""
-        left = False
-        for axis in axes:
-            dim = next((d for d, held in enumerate(settled or ()) if axis in held), None)
-            if dim is None:
-                left |= self.sizes[axis] > 1
-            else:
-                value = stand_ins.reduce_scatter(value, dim, self.sizes[axis])
-        return stand_ins.unchanged(value) if left else value
+        scattered = scattered_sums(axes, settled or ())
+        for dim, together in scattered:
+            value = stand_ins.reduce_scatter(value, dim, prod(self.sizes[axis] for axis in together))
+        left = set(axes).difference(*(together for _, together in scattered))
+        return stand_ins.unchanged(value) if any(self.sizes[axis] > 1 for axis in left) else value
 
     def _constrain(self, value: Any, spec: Spec) -> Any:
         return value
@@ -258,8 +256,8 @@ def _move(kind: str, value: Any, before: Spec, after: Spec, sizes: dict[str, int
     changed = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     left = next((d for d in changed if len(before[d]) > len(after[d])), -1)
     entered = next((d for d in changed if len(after[d]) > len(before[d])), -1)
-    moved = before[left] if left >= 0 else after[entered]
-    count = sizes[moved[-1]]
+    moved = set(before[left]) - set(after[left]) if left >= 0 else set(after[entered]) - set(before[entered])
+    count = prod(sizes[axis] for axis in moved)
     if kind == SLICE:
         return stand_ins.first_part(value, entered, count)
     if kind == "all_gather":

@@ -3,6 +3,7 @@
 Assignments are arrays ``[strategy, axis] → loop or -1``; every function here handles all strategies at once.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,18 @@ def most_split(found: Candidates, axes: Axes) -> Candidates:
     """The strategies that spread the work over the most devices."""
     parts = np.where(found.loops >= 0, np.array(axes.sizes), 1).prod(axis=1)
     return Candidates(found.loops[parts == parts.max()], found.scatter[parts == parts.max()])
+
+
+def most_scattered(found: Candidates, axes: Axes, over: Collection[int]) -> NDArray[np.bool_]:
+    """Which strategies scatter sums over the most devices that their loops allow, along some axes alone."""
+    inside = np.isin(np.arange(axes.num_axes), sorted(over))
+    scattered = found.scatter >= 0
+    parts = np.where(scattered, np.array(axes.sizes), 1).prod(axis=1)
+    parts[(scattered & ~inside).any(axis=1)] = 0
+    _, same = np.unique(found.loops, axis=0, return_inverse=True)
+    most = np.zeros(same.max() + 1, np.int64)
+    np.maximum.at(most, same.ravel(), parts)
+    return parts == most[same.ravel()]
 
 
 def uniform(found: Candidates) -> NDArray[np.bool_]:
@@ -160,6 +173,33 @@ def result_holders(nest: LoopNest, loops: Assignment, scatter: Holders, result: 
     """The dims of a result that the axes hold once partial sums are settled."""
     held = tensor_holders(nest.results[result], loops, len(nest.loops))
     return np.where(scatter >= 0, scatter, held) if result == 0 else held
+
+
+def settlements(
+    partial: NDArray[np.bool_], scatter: Holders | None
+) -> list[tuple[str, tuple[int, ...], NDArray[np.bool_]]]:
+    """The collectives that settle partial sums, in order: kind, axes, and which strategies have it.
+
+    There is one reduce-scatter for each dim of the result that is split, the innermost axes first, since these have the
+    faster links and leave a part of the buffer to the others; then one all-reduce over all other axes.
+
+    Args:
+        partial: ``[strategy, axis]``: the axes that the result is a partial sum over.
+        scatter: See `Candidates`; None where no sum is scattered.
+    """
+    found, bits = [], 1 << np.arange(partial.shape[1])
+    into = np.full(partial.shape, -1, np.int64) if scatter is None else np.where(partial, scatter, -1)
+    for last in reversed(range(partial.shape[1])):
+        alike = (into >= 0) & (into == into[:, [last]])
+        masks = np.where(alike[:, last + 1 :].any(axis=1), 0, alike @ bits)
+        found += [("reduce_scatter", *item) for item in _by_axes(masks, partial.shape[1])]
+    return found + [("all_reduce", *item) for item in _by_axes((partial & (into < 0)) @ bits, partial.shape[1])]
+
+
+def _by_axes(masks: NDArray[np.int64], num_axes: int) -> list[tuple[tuple[int, ...], NDArray[np.bool_]]]:
+    """The sets of axes that occur among bit masks, the empty one aside, each with where it does."""
+    kinds = [mask for mask in np.unique(masks).tolist() if mask]
+    return [(tuple(a for a in range(num_axes) if mask >> a & 1), masks == mask) for mask in kinds]
 
 
 def _scatters_evenly(nest: LoopNest, axes: Axes, loops: Assignment, scatter: Holders) -> NDArray[np.bool_]:

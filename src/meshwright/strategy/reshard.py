@@ -1,10 +1,12 @@
 """Resharding: the cheapest sequence of slices, all-gathers, all-to-alls and permutes between two shardings.
 
-One hop changes the dim that one axis splits. An axis may enter a dim only as its minor-most axis and leave it only from
+One hop changes the dim that one axis splits, or gathers a dim over several axes at once, which keeps the links inside
+hosts and between them busy at the same time. An axis may enter a dim only as its minor-most axis and leave it only from
 there, since earlier axes are major: anything else would move data that the collective's groups do not share.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 import numpy as np
@@ -140,6 +142,12 @@ def _legal_moves(axes: Axes, rank: int, codes: Codes) -> _Moves:
                     after = code + (row[axis] + 1) * (step[other] - step[axis])
                     pair = (min(axis, other), max(axis, other))
                     add("permute", pair, i, after, 1.0 / parts[i])
+        for dim in set(row) - {-1}:
+            on = tuple(axis for axis, held in enumerate(row) if held == dim)
+            for first in range(len(on) - 1):
+                gathered = on[first:]
+                after = code - (dim + 1) * sum(step[axis] for axis in gathered)
+                add("all_gather", gathered, i, after, prod(axes.sizes[a] for a in gathered) / parts[i])
     targets = np.array(target, dtype=np.int64)
     return _Moves(
         codes,

@@ -86,13 +86,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 # How batch, tokens and heads of queries and of keys are split by the planner.
 _WHOLE = [(("x", "z"), (), ("y",))] * 2
-_QUERIES = [(("x",), ("z",), ("y",)), (("x",), (), ("y",))]
+_HEADS = [(("x",), (), ("y", "z")), (("x",), (), ("y",))]
 SPLITS = {
     "window": _WHOLE,
-    "shared heads": [(("x",), (), ("y", "z")), (("x",), (), ("y",))],
-    "bias": _QUERIES,
+    "shared heads": _HEADS,
+    "bias": _HEADS,
     "lengths": _WHOLE,
-    "queries": _QUERIES,
+    "queries": [(("x",), ("z",), ("y",)), (("x",), (), ("y",))],
 }
 
 

@@ -32,6 +32,7 @@ from meshwright.planner.pricing.pricer import Pricer
 from meshwright.priced.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route
 from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import ChoiceProblem
+from meshwright.strategy.candidates import most_scattered
 from meshwright.strategy.sharding import Axes, Codes
 
 Array = NDArray[np.float64]
@@ -46,6 +47,8 @@ class Restrictions:
         allowed: For an argument's value id, the codes it may have.
         results: For an output position, the code it must have.
         scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
+        scattered: Axes over which sums of gradients must be settled by reduce-scatter, as far as their dims allow, and
+            over no others; empty for any.
         stay: Value ids of arguments that may not be resharded before the update.
         whole: Value ids of arguments that must be whole on every device, even if their dims could be split.
         splits: For an operation that leads, the loops of which every axis must split one.
@@ -54,6 +57,7 @@ class Restrictions:
     allowed: Mapping[int, frozenset[int]] = field(default_factory=dict)
     results: Mapping[int, int] = field(default_factory=dict)
     scatter_gradients: bool = True
+    scattered: frozenset[int] = frozenset()
     stay: frozenset[int] = frozenset()
     whole: frozenset[int] = frozenset()
     splits: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -159,7 +163,14 @@ class Formulation:
             if not keep.any():
                 raise ShardingError(self._no_split(group.leader))
             return _selected(table, keep)
+        if self.restrictions.scattered and table.candidates is not None and self._sums_gradient(group.leader):
+            return _selected(table, most_scattered(table.candidates, self.axes, self.restrictions.scattered))
         return table
+
+    def _sums_gradient(self, leader: int | None) -> bool:
+        """Whether an operation computes a gradient of an argument."""
+        made = () if leader is None else self.grouping.graph.ops[leader].outputs
+        return leader in self.grouping.accumulated or not self.grouping.gradients.isdisjoint(made)
 
     def _no_split(self, leader: int | None) -> str:
         assert leader is not None

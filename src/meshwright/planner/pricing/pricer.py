@@ -1,5 +1,7 @@
 """Prices every strategy of a group on one mesh: shardings, compute, collectives and memory, all strategies at once."""
 
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,7 @@ from meshwright.strategy.candidates import (
     most_split,
     reducing_axes,
     result_holders,
+    settlements,
     tensor_holders,
     uniform,
 )
@@ -281,26 +284,18 @@ class _Walk:
         scatter: Holders | None,
         waits: Accumulated | None,
     ) -> None:
-        """Adds the reduce-scatters, then one all-reduce over the remaining axes."""
+        """Adds the collectives of `settlements`."""
         if not partial.any():
             return
-        scattered = np.zeros(partial.shape, bool) if scatter is None else scatter >= 0
         op, mesh = self.graph.ops[index], self.pricer.mesh
         gradient = waits is not None or not self.grouping.gradients.isdisjoint(op.outputs)
         purpose = "gradient" if gradient else "activation"
         trips, left = (op.trips, local.copy()) if waits is None else (waits.trips, local * waits.growth)
         start = 1.0 if mesh.is_abstract else float(self.grouping.starts[index])
-        for axis, size in enumerate(mesh.sizes):
-            on = partial[:, axis] & scattered[:, axis]
-            if on.any():
-                self._event("reduce_scatter", (axis,), np.where(on, left, 0.0), member, trips, purpose, start)
-                left[on] /= size
-        rest = partial & ~scattered
-        masks = rest @ (1 << np.arange(len(mesh.sizes)))
-        for mask in np.unique(masks):
-            if mask:
-                on_axes = tuple(a for a in range(len(mesh.sizes)) if mask >> a & 1)
-                self._event("all_reduce", on_axes, np.where(masks == mask, left, 0.0), member, trips, purpose, start)
+        for kind, on_axes, on in settlements(partial, scatter):
+            self._event(kind, on_axes, np.where(on, left, 0.0), member, trips, purpose, start)
+            if kind == "reduce_scatter":
+                left[on] /= prod(mesh.sizes[axis] for axis in on_axes)
 
     def _halo(self, member: int, index: int, loops: Assignment) -> None:
         """A split window reads its neighbours' borders: permutes of the halo's share of the first operand.

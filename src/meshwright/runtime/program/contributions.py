@@ -5,7 +5,6 @@ leading dims, one for each axis, so that operations can read them and they are a
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +62,17 @@ def sums_by_hand(eqn: Any, op: OpPlan) -> bool:
     only summed over, and the operands of convolutions of several groups.
     """
     return len(op.sums) > 1 or sums_over_pixels(eqn, op) or (bool(op.sums) and in_groups(eqn))
+
+
+def scattered_sums(axes: Sequence[str], settled: Spec) -> list[tuple[int, tuple[str, ...]]]:
+    """The reduce-scatters of a sum in the order of the price: for each, the dim it splits and its axes.
+
+    Args:
+        axes: The axes that the sum is over, in the order of the mesh.
+        settled: Sharding of the sum.
+    """
+    found = [(d, tuple(axis for axis in axes if axis in held)) for d, held in enumerate(settled)]
+    return sorted((item for item in found if item[1]), key=lambda item: -list(axes).index(item[1][-1]))
 
 
 class Contributions:
@@ -154,23 +164,27 @@ class Contributions:
         return jnp.moveaxis(values, 0, len(op.waits))
 
     def add_up(self, value: Any, spec: Waiting) -> Any:
-        """Adds contributions up as was priced: axis by axis where the sum is left scattered, then over all others."""
-        axes, partial = list(spec.axes), [list(dim) for dim in spec.partial]
-        for axis in spec.axes:
-            dim = next((d for d, held in enumerate(spec.settled) if axis in held), None)
-            if dim is None:
-                continue
-            value = value.sum(axis=axes.index(axis), dtype=value.dtype)
-            axes.remove(axis)
-            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
-            partial[dim].append(axis)
-            value = self._constrain(value, (*((a,) for a in axes), *map(tuple, partial)))
+        """Adds contributions up as was priced: dim by dim where the sum is left scattered, then over all other axes."""
+        axes, partial = spec.axes, spec.partial
+        for dim, together in scattered_sums(spec.axes, spec.settled):
+            value, axes = self._summed(value, axes, together, partial)
+            value = self._constrain(value, (*((a,) for a in axes), *partial))
+            partial = (*partial[:dim], (*partial[dim], *together), *partial[dim + 1 :])
+            value = self._constrain(value, (*((a,) for a in axes), *partial))
         if axes:
-            count = prod(value.shape[: len(axes)])
-            merged = value.reshape(count, *value.shape[len(axes) :])
-            value = self._constrain(merged, (tuple(axes), *map(tuple, partial))).sum(axis=0, dtype=value.dtype)
+            value, axes = self._summed(value, axes, axes, partial)
         value = self._constrain(value, spec.settled)
         return value if spec.plus is None else value + spec.plus
+
+    def _summed(
+        self, value: Any, axes: tuple[str, ...], together: tuple[str, ...], partial: Spec
+    ) -> tuple[Any, tuple[str, ...]]:
+        """The sum over some of the leading dims, as one sum over one dim; and the axes of those that are left."""
+        left = tuple(axis for axis in axes if axis not in together)
+        first = jnp.moveaxis(value, [axes.index(axis) for axis in together], range(len(together)))
+        merged = first.reshape(-1, *first.shape[len(together) :])
+        merged = self._constrain(merged, (together, *((axis,) for axis in left), *partial))
+        return merged.sum(axis=0, dtype=value.dtype), left
 
     def _constrain(self, value: Any, spec: Spec) -> Any:
         return constrain(value, self.mesh, spec)
