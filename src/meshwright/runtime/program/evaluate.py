@@ -82,7 +82,7 @@ class Evaluator:
             if name in jax_compat.CHECKPOINTS and eqn.params.get("prevent_cse", True):
                 # Without a barrier the compiler would merge the recomputation with the first computation.
                 values = lax.optimization_barrier([x for x, _, _ in ins])
-                ins = [(x, spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
+                ins = [(self._held(x, spec), spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
             return self._jaxpr(inner, jax_compat.call_operands(eqn, ins), serial)
         if name == "scan":
             return self._scan(eqn, ins, serial)
@@ -292,8 +292,9 @@ class Evaluator:
             # same for all trips of a loop would live from the first trip to the last.
             if id(value) in self._outer:
                 before, _ = lax.optimization_barrier((before, self._varying))
+                before = self._held(before, spec)
             elif phase != reading:
-                before = lax.optimization_barrier(before)
+                before = self._held(lax.optimization_barrier(before), spec)
             copies[spec] = before
         for have, wanted in pairwise((spec, *way)):
             if wanted not in copies:
@@ -316,6 +317,10 @@ class Evaluator:
             made = self.virtual.made_as(value, target, bring, (phase, via) if moves else None)
             copies[target] = self._constrain(made, target)
         return copies[target]
+
+    def _held(self, value: Any, spec: Any) -> Any:
+        """A value beyond a barrier: XLA would carry a reader's sharding through it, and reshard for other readers."""
+        return value if spec is None or isinstance(spec, Waiting) else self._constrain(value, spec)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
