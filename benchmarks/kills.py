@@ -1,7 +1,7 @@
 """Do runs survive lost processes? SIGKILL at random moments, to workers and the coordinator, under Ray and launch.
 
     python benchmarks/kills.py                       # 20 kills under Ray, with shrinking and growing, 10 under launch
-    python benchmarks/kills.py --engine stages       # 6 kills of a pipeline of four stages under launch
+    python benchmarks/kills.py --engine stages       # 8 kills of a pipeline of four stages under launch
     python benchmarks/kills.py --engine launch --kills 3
 
 Asked: every run continues with the numbers of an undisturbed one; the other processes end within 15 s.
@@ -25,7 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import table
 
 ROWS, WIDTH, LAYERS, EVERY, MARGIN = 48, 256, 4, 5, 20
-PHASES = ("stepping", "compiling", "saving")
+PHASES = ("stepping", "compiling", "saving", "restoring")
+LATEST_S = {"stepping": 1.0, "compiling": 3.0, "saving": 0.1, "restoring": 0.5}  # of a kill, after its phase began
+AGAIN = ("compiling", "restoring")  # phases of a run that was killed just before
 HANG_S = 300
 STAGES = 4
 ROUNDING = 2e-5  # of losses, relative
@@ -67,6 +69,7 @@ def train(folder, restore, save, stop=None, stages=0):
     key = jax.random.key(0)
     train_step.plan(jax.eval_shape(init, key), sample(0))
     assert len(train_step.last_plan.stages) == stages
+    mark("restoring")
     start, params = restore(train_step) or (0, mw.create_state(init, key, like=train_step))
     number = start
     while number < (stop or _read(folder / "stop") or 10**9):
@@ -150,7 +153,7 @@ class Killer:
 
         time.sleep(2 * self.random.random())
         victim, marks = self.wait(f"a process that is {phase}", victim)
-        time.sleep(self.random.random() * {"compiling": 3.0, "stepping": 1.0, "saving": 0.1}[phase])
+        time.sleep(self.random.random() * LATEST_S[phase])
         then = time.time()
         os.kill(marks[victim][0], signal.SIGKILL)
         others = [mark[0] for p, mark in marks.items() if p != victim]
@@ -169,9 +172,9 @@ class Killer:
         print(*self.rows[-1], sep=" | ", file=sys.stderr, flush=True)
 
     def kill_often(self, engine, number):
-        for i in range(number):  # what compiles is a run that was killed just before
-            is_awaited = PHASES[(i + 1) % 3] != "compiling" or i == number - 1
-            self.kill(engine, PHASES[i % 3], self.random.random() < 0.5, is_awaited)
+        for i in range(number):
+            phase, later = PHASES[i % len(PHASES)], PHASES[(i + 1) % len(PHASES)]
+            self.kill(engine, phase, self.random.random() < 0.5, later not in AGAIN or i == number - 1)
 
     def stop(self):
         last = self.losses()[-1][0]
@@ -279,7 +282,7 @@ def main():
     else:
         rows, said = [], []
         staged = partial(run_launch, stages=STAGES)
-        for engine, run, kills in (("launch", run_launch, 10), ("stages", staged, 6), ("ray", run_ray, 20)):
+        for engine, run, kills in (("launch", run_launch, 10), ("stages", staged, 8), ("ray", run_ray, 20)):
             if options.engine in (None, engine):
                 with tempfile.TemporaryDirectory() as folder:
                     killer = run(folder, options.kills or kills, options.seed)
