@@ -50,7 +50,7 @@ def test_stages_send_compute_and_hold_what_was_planned(plan, found):
         assert state < verified.memory.compiled < 2 * stage.peak_bytes
         assert verified.arrays.planned == stage.peak_bytes - stage.transient_bytes
         assert state < verified.arrays.compiled < verified.memory.compiled
-        assert verified.arrays.ratio == pytest.approx(1.0, abs=0.15)
+        assert verified.arrays.ratio == pytest.approx(1.0, abs=0.05)  # with gradients once, or it would be 1.15
 
 
 def test_collectives_inside_of_stages_are_counted_as_often_as_their_programs_run(model):
@@ -64,6 +64,7 @@ def test_collectives_inside_of_stages_are_counted_as_often_as_their_programs_run
         assert sums.planned == size  # once a step, whatever the number of microbatches
         assert size <= sums.compiled <= 1.01 * size
         assert verified.bytes.planned > sums.planned
+        assert verified.arrays.ratio == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_plan_that_says_something_else_is_found_out(plan, model):

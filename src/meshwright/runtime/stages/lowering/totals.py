@@ -2,7 +2,8 @@
 
 Sums over devices are deferred: a total holds the contribution of each of several replicas, and of each device along an
 axis that a sum in a replica is over, in leading dims of its own. They are added up once, before the update, as the plan
-prices it. A total without leading dims is donated to the update, so that the sum takes its place.
+prices it. Replicas alone are part of the first dim instead: then one device's part of the total has the shape of its
+part of the sum, which takes its place.
 Where the plan spreads gradients over the replicas (ZeRO), each replica holds its part of the sum instead.
 """
 
@@ -50,12 +51,15 @@ class Total:
         """The type of the array: replicas, then axes over which it is yet to be added up, then the value's own dims."""
         sizes = self.mesh.shape
         lead = [sizes[REPLICAS]] * self._has_replicas + [sizes[axis] for axis in self.own.axes]
-        return jax.ShapeDtypeStruct((*lead, *self.shape), self.dtype)
+        shape = (lead[0] * self.shape[0], *self.shape[1:]) if self._is_merged else (*lead, *self.shape)
+        return jax.ShapeDtypeStruct(shape, self.dtype)
 
     @property
     def spec(self) -> Spec:
         """The sharding of the array."""
         apart, dims = tuple((axis,) for axis in self.own.axes), list(self.own.partial or ((),) * len(self.shape))
+        if self._is_merged:
+            return ((REPLICAS, *dims[0]), *dims[1:])
         if self.part is not None:
             dims[self.part] = (*dims[self.part], REPLICAS)
         return (*self._lead, *apart, *dims)
@@ -68,6 +72,11 @@ class Total:
     def _has_replicas(self) -> bool:
         """Whether each of several replicas holds a total of its own, in a leading dim."""
         return self.part is None and self.mesh.shape[REPLICAS] > 1
+
+    @property
+    def _is_merged(self) -> bool:
+        """Whether the replicas are part of the first dim."""
+        return self._has_replicas and bool(self.shape) and not self.own.axes
 
     @property
     def _lead(self) -> Spec:
@@ -83,6 +92,8 @@ class Total:
             mine = constrain(mine.sum(0, dtype=self.dtype), self.mesh, self.spec)
         elif not self._has_replicas:
             mine = lax.squeeze(mine, [0])
+        elif self._is_merged:
+            mine = mine.reshape(self.type.shape)
         return self.combined(total, mine)
 
     def combined(self, total: Any, more: Any) -> Any:
@@ -97,6 +108,8 @@ class Total:
             total = jnp.moveaxis(total, 0, len(self.own.axes)) if lead else total
             waiting = Waiting(self.own.axes, dims, (*lead, *self.own.settled) if self.part is None else dims)
             total = Contributions(self.mesh).add_up(total, waiting)
+        if self._is_merged:
+            total = constrain(total.reshape(-1, *self.shape), self.mesh, (*lead, self.spec[0][1:], *self.spec[1:]))
         if lead:
             total = self._over_replicas(total, target)
         return constrain(total, self.mesh, target) if is_spread(target) else total
