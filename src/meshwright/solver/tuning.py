@@ -17,7 +17,7 @@ class Tuning:
     few_nodes: int = 4_000  # nodes up to which it is tried whatever the states, and an elimination order is sought
     fewest_times: int = 12  # memory times up to which even a giant problem is given the usual share [0: time × 3.4]
     exact_share: float = 0.7  # share of the time for branch and bound [halved: time × 1.5, a proof lost]
-    giant_exact_share: float = 0.03  # share of the time for it on giant problems
+    giant_exact_share: float = 0.03  # share of the time for it on giant problems [0.1: contest graph S, cost × 1.013]
     extra_time: float = 1.0  # multiple of the time so far for which the search goes on once the gap suffices
 
     # Reductions.
@@ -32,19 +32,19 @@ class Tuning:
     price_reach: float = 0.03  # part of the bound by which the first change of prices is to raise it
     price_gain: float = 1e-5  # part of the bound that minima must gain; sweeps, 10 × it at first [× 10: a proof lost]
     bundle_cuts: int = 12  # latest linear pieces that the model of the bound keeps, and most exact minima
-    ascent_patience: int = 5  # subgradient steps without a gain before they are shortened
+    ascent_patience: int = 5  # subgradient steps without a gain before they are shortened [1: graph S, cost × 1.013]
     minima_reach: float = 0.1  # part of the bound above it within which states take part in minima and mixes of them
     price_scales: tuple[float, ...] = (0.5, 0.8, 1.3, 2.0)  # multiples of the best prices that are tried beside them
     fan: int = 4  # most expensive memory times among which worth is moved, and most prices of other subproblems tried
 
     # Branch and bound.
-    first_goal: float = 5e-4  # part of the bound that ten sweeps must gain, and that the first goal is above it
+    first_goal: float = 5e-4  # part of the bound that ten sweeps must gain, and first goals add [halved: cost × 1.0001]
     goal_growth: float = 4.0  # from the rise to one goal to the rise to the next, unless that is the incumbent's cost
     shrunk: float = 0.8  # part of the states left below which a model is reduced, ordered or eliminated again
     improve_gap: float = 0.005  # part of the cost above the bound that is improved before splits [never: time × 1.1]
     small_memory: float = 6e-3  # part of each cap that rows left out at first take [0: time × 1.4, a proof lost]
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
-    patience: float = 5.0  # splits that should close the gap, or elimination gets as many times the rows
+    patience: float = 5.0  # splits that should close the gap, or as many times the rows are made [halved: time × 1.06]
 
     # Bucket elimination.
     rows: float = 1e6  # rows of an elimination that is likely to end, and combinations up to which one is tried
