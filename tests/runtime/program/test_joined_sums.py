@@ -94,11 +94,11 @@ def waiting(plan):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("llama-tiny", {}), ("gpt-tiny", {"scan": True}), ("llama-tiny", {"checkpoint": True})],
+    [("llama-tiny", {"layers": 1}), ("gpt-tiny", {"scan": True}), ("llama-tiny", {"checkpoint": True})],
     ids=str,
 )
 def test_xla_sends_and_holds_what_was_planned(name, options):
-    example = mw.zoo.build(name, batch=16, layers=2, dtype="float32", **options)
+    example = mw.zoo.build(name, **{"batch": 16, "layers": 2, "dtype": "float32"} | options)
     mesh = mw.cluster("1x8 cpu").mesh((2, 4))
     plan = mw.plan(example.train_step, example.state, example.batch, mesh=mesh, method=mw.TensorParallel())
     assert plan.details.back.joined
