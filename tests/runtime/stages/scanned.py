@@ -2,6 +2,7 @@
 for each layer, an inner loop, a checkpoint; and plans of it with cuts at any layer."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from tests.runtime.stages.models import waves
 WIDTH, WORDS = 4, 7
 
 
+@cache
 def build(layers, checkpoint=False, rows=8, optimizer=None):
-    """The initialiser, the train step and a batch."""
+    """The initialiser, the train step and a batch; the same functions for the same options, which JAX compiles once."""
     optimizer = optimizer or optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2))
 
     def init(key):

@@ -40,7 +40,7 @@ def test_a_split_step_computes_what_the_step_computes(checkpoint):
     draw = random.Random(f"loops {checkpoint}")
     layers = draw.randint(5, 9)
     init, train_step, batch = build(layers, checkpoint)
-    state = init(jax.random.key(0))
+    state = jax.jit(init)(jax.random.key(0))
     traced = trace(train_step, state, batch)
     leaves, expected = jax.tree.leaves((state, batch)), jax.tree.leaves(jax.jit(train_step)(state, batch))
     for chunks, stages in ((1, 4), (2, 2)):
@@ -73,7 +73,8 @@ def test_a_split_step_computes_what_the_step_computes(checkpoint):
 def test_stages_of_any_number_of_layers_compute_what_one_device_computes(sizes, recipe):
     init, train_step, batch = build(5, checkpoint=recipe.interleave == 1)
     devices = recipe.data * recipe.tensor * recipe.pipeline
-    plan = mw.plan(train_step, init(jax.random.key(0)), batch, cluster=f"1x{devices} cpu", method=recipe)
+    state = jax.eval_shape(init, jax.random.key(0))
+    plan = mw.plan(train_step, state, batch, cluster=f"1x{devices} cpu", method=recipe)
     worst, step = compared(init, train_step, batch, recut(plan, sizes), cluster=f"1x{devices} cpu")
     assert worst < 1e-12
     stacks = [s for s in step.recent.shardings if isinstance(s, StackSharding)]
@@ -98,7 +99,7 @@ def test_stacks_in_unequal_pieces_are_saved_and_restored_like_any_array(tmp_path
     init, train_step, batch = build(5)
     step = mw.parallelize(train_step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
     state = mw.create_state(init, jax.random.key(0), like=step, example=(batch,))
-    weights, expected = state["params"]["blocks"]["w"], init(jax.random.key(0))
+    weights, expected = state["params"]["blocks"]["w"], jax.jit(init)(jax.random.key(0))
     assert isinstance(weights, LayerStack) and [piece.shape[0] for piece in weights.pieces] == [3, 2]
     assert [{d.id for d in piece.sharding.device_set} for piece in weights.pieces] == [{0}, {1}]
     assert repr(weights) == "<LayerStack: float64[5, 4, 4], layers 3 + 2>"
