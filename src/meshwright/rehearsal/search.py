@@ -184,8 +184,10 @@ class Search:
     def _others(self, modelled: PlanData) -> list[PlanData]:
         """Plans by other methods on the same mesh."""
         found = []
-        if modelled.mesh.num_devices > 1 and not self.measuring.is_over:
+        if modelled.mesh.num_devices > 1:
             for method in NAMED:
+                if self.measuring.is_over:
+                    break
                 try:
                     fraction = self.method.memory_fraction
                     found.append(
