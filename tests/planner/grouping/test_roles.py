@@ -68,6 +68,34 @@ def test_a_cache_that_comes_back_is_data():
     assert found["data"] == {"cache/k", "cache/v", "x"}
 
 
+def adapted(state, *batch):
+    base, x = batch
+
+    def loss(adapter):
+        return jnp.sum(jnp.tanh(x["a"] @ (base["up"] + adapter["in"] @ adapter["out"])) @ base["down"] * x["b"])
+
+    return jax.tree.map(lambda p, g: p - g, state, jax.grad(loss)(state))
+
+
+def test_frozen_parameters_of_a_train_step_are_parameters():
+    state, base = {"in": array(8, 2), "out": array(2, 32)}, {"up": array(8, 32), "down": array(32, 6)}
+    graph = trace(adapted, state, base, {"a": array(16, 8), "b": array(16, 6)}).graph
+    found = paths_by_role(graph)
+    assert found["parameters"] == {"state/in", "state/out", "batch/0/up", "batch/0/down"}
+    assert found["data"] == {"batch/1/a", "batch/1/b"}
+
+
+def test_a_batch_with_several_first_dims_is_data():
+    def step(state, batch, labels):
+        def loss(w):
+            return jnp.sum(((batch["x"] * batch["mask"]) @ w - labels) ** 2)
+
+        return state - jax.grad(loss)(state)
+
+    found = paths_by_role(trace(step, array(8, 4), {"x": array(16, 8), "mask": array(8)}, array(16, 4)).graph)
+    assert found["parameters"] == {"state"} and found["data"] == {"batch/x", "batch/mask", "labels"}
+
+
 def test_a_single_argument_is_data():
     found = paths_by_role(trace(lambda x: x["a"] @ x["b"], {"a": array(4, 8), "b": array(8, 2)}).graph)
     assert found == {"parameters": set(), "optimizer": set(), "data": {"x/a", "x/b"}}
