@@ -9,6 +9,8 @@ from meshwright.runtime.microbatches.cut_operations import Cut
 from meshwright.runtime.microbatches.microbatches import accumulated
 from meshwright.runtime.microbatches.part_bits import _positions, part_bits
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("bit_width", [8, 16, 32])
 @pytest.mark.parametrize(("shape", "dim"), [((12,), 0), ((12, 5), 0), ((3, 24, 2), 1)])
