@@ -124,8 +124,19 @@ def test_a_program_that_was_late_is_there_when_it_is_asked_for_again(candidates,
     assert len(found.measure(candidates[:1])) == len(begun) == 1
 
 
-def test_starting_a_round_does_not_count_on_accelerators():
-    assert measuring.each([(0.5, 4.5), (0.7, 4.9), (0.6, 9.0)], 4) == pytest.approx(1)
+def test_rounds_of_whole_steps_are_longer(database):
+    counted = []
+
+    class Slow(PartProgram):
+        def run(self):
+            counted.append(1)
+            time.sleep(0.01)
+
+    found = Measuring(jax.devices()[0], database)
+    found._time(Slow(None, list), best_s=1e-9)
+    part = len(counted)
+    found._time(Slow(None, list), best_s=1e-9, is_step=True)
+    assert len(counted) - part > 2 * part
 
 
 class Started(PartProgram):
