@@ -13,6 +13,7 @@ from jax._src import clusters, compiler, config, core, distributed, source_info_
 from jax._src import lib as jax_lib
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
+from jax.interpreters import partial_eval
 
 Literal = jex_core.Literal
 Jaxpr = jex_core.Jaxpr
@@ -131,6 +132,13 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
             if isinstance(each, Jaxpr | ClosedJaxpr):
                 found.append(getattr(each, "jaxpr", each))
     return found
+
+
+def trimmed(eqn: Any, used: Sequence[bool]) -> tuple[Sequence[bool], Any]:
+    """An equation that computes only some of its results, with the operands that they need; a loop may need fewer."""
+    rule = None if all(used) else partial_eval.dce_rules.get(eqn.primitive)
+    found = (None, None) if rule is None else rule(list(used), eqn)
+    return ([True] * len(eqn.invars), eqn) if found[1] is None else found
 
 
 def donated(eqn: Any) -> tuple[bool, ...]:

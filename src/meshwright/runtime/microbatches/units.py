@@ -1,7 +1,7 @@
 """A traced program as a flat list of operations on numbered values, for the analysis of microbatches."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright import jax_compat
@@ -64,6 +64,22 @@ class Units:
             unit = self.units[number]
             if not wanted.isdisjoint(unit.outs):
                 found.append(number)
+                wanted.update(unit.ins)
+        return found[::-1]
+
+    def needed(self, values: Iterable[int]) -> list[Unit]:
+        """What must run to compute some values, in order; of a loop, what leads to the results that are needed."""
+        found, wanted = [], set(values)
+        for number in reversed(self.ancestors(wanted)):
+            unit = self.units[number]
+            used = [v in wanted for v in unit.outs]
+            if any(used):
+                reads, eqn = jax_compat.trimmed(unit.eqn, used)
+                if eqn is not unit.eqn:
+                    numbers = {id(var): v for var, v in zip(unit.eqn.outvars, unit.outs, strict=True)}
+                    ins = tuple(v for v, is_read in zip(unit.ins, reads, strict=True) if is_read)
+                    unit = replace(unit, eqn=eqn, ins=ins, outs=tuple(numbers[id(var)] for var in eqn.outvars))
+                found.append(unit)
                 wanted.update(unit.ins)
         return found[::-1]
 

@@ -342,8 +342,7 @@ def _add_prepared(programs: StagePrograms) -> None:
         shared = {key for key in read & alike - passed if key[0] not in step.program.inputs}
         sliced = {key for key in step.sliced if key in read and not _is_batch_rows(step, key)}
         values = {v for v, _ in (*shared, *sliced)}
-        units = step.program.ancestors(values)
-        pieces = tuple(Whole(step.program.units[n]) for n in units)
+        pieces = tuple(map(Whole, step.program.needed(values)))
         made = {key for one in pieces for key in one.outs}
         inputs = {key for key in _read(pieces, made) if key[0] not in step.program.constants}
         inputs |= {(v, None) for v in values if v in step.program.inputs}
