@@ -97,7 +97,7 @@ def test_the_numbers_are_those_of_one_device():
         ((12, 20), {("reduce_scatter", ("y",)), ("reduce_scatter", ("x",))}),  # no dim has all eight
         ((10, 14), {("reduce_scatter", ("x",)), ("all_reduce", ("y",))}),  # no dim has the four of y
     ],
-    ids=str,
+    ids=["one dim", "two dims", "in part"],
 )
 def test_zero_2_scatters_gradients_over_both_axes_as_far_as_they_divide(widths, sums):
     args = state_of(*widths), jax.random.normal(jax.random.key(1), (512, widths[0]))
