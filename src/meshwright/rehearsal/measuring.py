@@ -40,7 +40,6 @@ ROUND_S = 0.05  # a round repeats a program until it lasts about so long
 # and in rounds of this length within 0.3% on the four that were timed so.
 STEP_ROUND_S = 0.3
 LEAST_RUNS, MOST_RUNS = 4, 50  # of a round: runs queue up on the device, so that starting one is hidden by another
-LAPS = 50  # of a short part in one program: starting that is a small part of its time
 
 Say = Callable[[str], None]
 Compiling = tuple[Key, "Candidate", Future[PartProgram]]
@@ -209,7 +208,7 @@ class Measuring:
                     self._keep(self._measured(key, candidate, compiled, found), candidate, found)
                 except TooShort:
                     short.append((key, candidate))
-            missing, laps = short, LAPS
+            missing, laps = short, MOST_RUNS  # starting so many at once is a small part of their time
         return found
 
     def _may_fit_now(self, known: Measurement) -> bool:

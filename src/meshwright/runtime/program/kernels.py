@@ -1,8 +1,6 @@
 """Fused kernels: each device runs one on its own parts of the arrays, since XLA cannot look into them to split them."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
-from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,14 +10,13 @@ from meshwright import jax_compat, jax_kernels
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, partition_spec
-from meshwright.plans.tensor import Spec
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.attention import RULES as ATTENTION
 from meshwright.rules.base import REDUCING
 from meshwright.rules.pallas import grid_of
 from meshwright.rules.registry import kernel_name
 from meshwright.runtime.program.contributions import Contributions, Waiting
-from meshwright.runtime.program.meshes import on_each_device
+from meshwright.runtime.program.meshes import on_each_device, part_shape
 
 PALLAS = "pallas_call"
 
@@ -86,13 +83,8 @@ def _own_part(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> Any:
     if eqn.primitive.name != PALLAS:
         return eqn  # its parameters do not depend on the shapes
     variables = zip((*eqn.invars, *eqn.outvars), (*op.operands, *op.partial), strict=True)
-    shapes = [_part(v.aval.shape, spec or (), mesh) for v, spec in variables]
+    shapes = [part_shape(v.aval.shape, spec or (), mesh) for v, spec in variables]
     return eqn.replace(params=pallas_params(eqn, shapes))
-
-
-def _part(shape: Sequence[int], spec: Spec, mesh: DeviceMesh) -> tuple[int, ...]:
-    pairs = zip_longest(shape, spec, fillvalue=())
-    return tuple(size // prod(mesh.shape[axis] for axis in axes) for size, axes in pairs)
 
 
 def pallas_params(eqn: Any, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:

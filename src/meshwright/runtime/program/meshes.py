@@ -4,7 +4,7 @@ A pipeline's stage runs its replicas by `jax.shard_map` over the mesh's first ax
 the mesh around, in which that axis is manual, and splits over the others alone.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -43,7 +43,9 @@ def shard_map(
     """
 
     def call(*operands: Any) -> Any:
-        empty = {n: (_part(x.shape, in_specs[n], mesh), x.dtype) for n, x in enumerate(operands) if jnp.size(x) == 0}
+        empty = {
+            n: (part_shape(x.shape, in_specs[n], mesh), x.dtype) for n, x in enumerate(operands) if jnp.size(x) == 0
+        }
         kept = [n for n in range(len(operands)) if n not in empty]
 
         def own(*parts: Any) -> Any:
@@ -59,7 +61,7 @@ def shard_map(
     return call
 
 
-def _part(shape: tuple[int, ...], spec: PartitionSpec, mesh: Any) -> tuple[int, ...]:
+def part_shape(shape: Sequence[int], spec: PartitionSpec | Spec, mesh: Any) -> tuple[int, ...]:
     """The shape of a device's part; `NamedSharding.shard_shape` fails inside a mapped function."""
     axes = ((held,) if isinstance(held, str) else held or () for held in spec)
     return tuple(n // prod(mesh.shape[axis] for axis in some) for n, some in zip_longest(shape, axes, fillvalue=()))
