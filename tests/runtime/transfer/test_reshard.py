@@ -182,3 +182,25 @@ def test_a_transfer_refuses_arrays_of_another_type():
         transfer(jax.device_put(np.arange(8, dtype=np.int32), named(range(4), "x")))
     with pytest.raises(mw.ShardingError, match="make another Transfer"):
         transfer(jnp.ones(8))
+
+
+def test_what_was_moved_to_one_device_stays_there():
+    """XLA copies an array that is not committed, as all arrays are by default, to one that is not."""
+    here, there, last = jax.devices()[0], jax.devices()[1], jax.devices()[2]
+    with jax.default_device(here):
+        array = jnp.arange(4.0)
+    assert not array.committed
+    moved = mw.reshard(array, SingleDeviceSharding(there))
+    assert moved.committed and (moved + 1).devices() == {there}
+    assert (mw.reshard(moved, last) + 1).devices() == {last}, "a device says the same"
+    halves = mw.reshard(moved, named((3, 4), "x"))
+    np.testing.assert_array_equal(np.asarray(halves), np.arange(4.0))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(jax.ShapeDtypeStruct((4,), jnp.float32), "a type without values"), (2**40, "too large")],
+)
+def test_values_that_cannot_be_moved_are_named(value, reason):
+    with pytest.raises(mw.ShardingError, match=reason):
+        mw.reshard(value, jax.devices()[1])

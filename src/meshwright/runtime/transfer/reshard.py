@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
@@ -36,7 +36,7 @@ def reshard(array: Any, sharding: Any) -> Any:
 
     Args:
         array: An array of JAX or NumPy, or a number.
-        sharding: Any sharding of JAX that divides the array's shape.
+        sharding: Any sharding of JAX that divides the array's shape, or one device.
 
     Returns:
         The array with that sharding.
@@ -54,6 +54,8 @@ def reshard(array: Any, sharding: Any) -> Any:
         >>> mw.reshard(array, NamedSharding(mesh, PartitionSpec("x"))).sharding.mesh.shape["x"]
         2
     """
+    if isinstance(sharding, jax.Device):
+        sharding = SingleDeviceSharding(sharding)
     if hasattr(array, "array_type"):  # a stack of a pipeline's layers
         array = array.array()
     if not isinstance(array, jax.Array):
@@ -120,8 +122,7 @@ class Transfer:
         """Moves one array; takes the arguments of `start`, and raises its errors."""
         if self._copy is None:
             return self.start(array)()
-        self._check(array)
-        return self._copy(array)
+        return self._copy(self._checked(array))
 
     def start(self, array: Any) -> Callable[[], Any]:
         """Begins to move an array.
@@ -141,7 +142,7 @@ class Transfer:
             ProcessError: Another process ended or did not answer; the returned function raises it, too.
         """
         if array is not None or self.source.has_addressable_devices:
-            self._check(array)
+            array = self._checked(array)
         if self._copy is not None:
             moved = self._copy(array)
         elif self._is_local and (self._steps is None or getattr(array, "weak_type", False)):
@@ -162,13 +163,15 @@ class Transfer:
         moved = assemble()
         return lambda: moved
 
-    def _check(self, array: Any) -> None:
+    def _checked(self, array: Any) -> Any:
+        """The array, committed to its devices: JAX runs programs of one that is not on the default device."""
         _check_array(array)
         if array.shape != self.shape or array.dtype != self.dtype or array.sharding != self.source:
             raise ShardingError(
                 f"the array is {array.dtype}{list(array.shape)} with the sharding {array.sharding}, and this transfer "
                 f"is for {self.dtype}{list(self.shape)} with {self.source}; make another Transfer, or call mw.reshard"
             )
+        return array if getattr(array, "committed", True) else jax.device_put(array, self.source)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -178,8 +181,12 @@ def _transfer(shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> T
 
 def _from_host(value: Any, sharding: Any) -> Any:
     """A number or an array of the host, which must be the same in all processes."""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise ShardingError(f"array is {value}, a type without values; give an array")
     try:
         shape = jax.typeof(value).shape
+    except OverflowError as error:
+        raise ShardingError(f"array is {value}: {error}; give it a dtype, such as numpy.float32({value})") from None
     except TypeError:
         raise ShardingError(
             f"array is {type(value).__name__}, which JAX has no type for; give an array or a number, and move the "
@@ -211,8 +218,8 @@ def boxes(shape: tuple[int, ...], sharding: Any) -> dict[Any, Box]:
     """
     if not isinstance(sharding, Sharding):
         raise ShardingError(
-            f"sharding is {sharding!r}; give a sharding of JAX, such as jax.sharding.NamedSharding(mesh, spec) or "
-            "jax.sharding.SingleDeviceSharding(device)"
+            f"sharding is {sharding!r}; give a sharding of JAX, such as jax.sharding.NamedSharding(mesh, spec), or a "
+            "device"
         )
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
         raise ShardingError(f"the mesh of {sharding} is abstract: it has no devices; give a jax.sharding.Mesh")
