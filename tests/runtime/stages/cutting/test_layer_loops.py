@@ -121,6 +121,24 @@ def test_stacks_in_unequal_pieces_are_saved_and_restored_like_any_array(tmp_path
         np.testing.assert_allclose(found, value, atol=1e-12)
 
 
+def test_a_stage_has_a_single_number_of_each_layer_and_others_read_it():
+    def train_step(state, x):
+        def loss(params):
+            return (jax.lax.scan(lambda x, w: (x + w[1] * jnp.tanh(x @ w[0]), None), x, params)[0] ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(state["params"])
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], gradients)
+        return {"params": new, "count": state["count"] + 1}, (value, state["params"][1] * 2, state["count"] + 2)
+
+    params = jnp.sin(jnp.arange(4 * 36.0)).reshape(4, 6, 6) / 2, jnp.arange(1.0, 5)
+    given = {"params": params, "count": jnp.zeros(4)}, jnp.cos(jnp.arange(48.0)).reshape(8, 6)
+    expected = jax.jit(train_step)(*given)
+    for recipe in (mw.ThreeD(pipeline=4, microbatch=1), mw.ThreeD(pipeline=4, data=2, microbatch=4, schedule="zb-h1")):
+        step = mw.parallelize(train_step, cluster=f"1x{4 * recipe.data} cpu", method=recipe)
+        for value, found in zip(*map(jax.tree.leaves, (expected, step(*given))), strict=True):
+            np.testing.assert_allclose(found, value, atol=1e-12)
+
+
 def simple(forward):
     def train_step(w, x):
         value, gradient = jax.value_and_grad(lambda w: (forward(w, x) ** 2).mean())(w)

@@ -47,6 +47,7 @@ class Assignment:
         donated: Leaves whose memory results may take over.
         spans: Units that loop over layers of several virtual stages: by unit, ``(virtual stage, first trip, end)``.
         stacked: Leaves that such a loop slices, layer by layer, with the parts of its stages.
+        pieces: Leaves that are some layers of such a stack, once it is split.
     """
 
     num_stages: int
@@ -63,6 +64,7 @@ class Assignment:
     donated: frozenset[int]
     spans: Mapping[int, "Parts"] = field(default_factory=dict)
     stacked: Mapping[int, "Parts"] = field(default_factory=dict)
+    pieces: frozenset[int] = frozenset()
 
 
 Parts = tuple[tuple[int, int, int], ...]

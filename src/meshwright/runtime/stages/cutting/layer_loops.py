@@ -334,4 +334,5 @@ def _renumbered(
         donated=frozenset(n for n, (i, _) in enumerate(leaves) if i in before.donated),
         spans={},
         stacked={},
+        pieces=frozenset(n for n, (_, piece) in enumerate(leaves) if piece >= 0),
     )

@@ -26,13 +26,12 @@ class Packs:
     def of(cls, programs: StagePrograms) -> "Packs":
         """Packs what can be packed of what is exchanged."""
         found = cls()
-        types = programs.steps[0].program.types
+        program = programs.steps[0].program
         for turn, sent in programs.rounds.sent.items():
             for value, source, target in sent:
-                kind = types[value]
-                if not is_packed(kind):
+                if not is_packed(program, value):
                     continue
-                pack = (source, turn, str(kind.dtype))
+                pack = (source, turn, str(program.types[value].dtype))
                 some = found.values.setdefault(pack, [])
                 if value not in found.place:
                     found.place[value] = (pack, len(some))

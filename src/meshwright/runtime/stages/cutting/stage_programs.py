@@ -9,7 +9,6 @@ of the batch, and values that other passes computed.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import jax
 
@@ -20,6 +19,7 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
+from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.stages.cutting.assignment import Assignment, Pass, place_parts
 from meshwright.runtime.stages.cutting.free_pieces import free_pieces, fused_pieces
 from meshwright.runtime.stages.cutting.recomputation import kept_values
@@ -89,9 +89,10 @@ class StagePrograms:
         return self.assignment.num_stages
 
     def is_everywhere(self, leaf: int) -> bool:
-        """Whether all stages have an argument's leaf: a single number, such as a count of steps."""
+        """Whether all stages have an argument's leaf: a single number, such as a count of steps, that is no layer's."""
         step = self.steps[0]
-        return step.inputs[leaf] == ALIKE and prod(step.program.types[leaf].shape) == 1
+        is_single = prod(step.program.types[leaf].shape) == 1 and leaf not in self.assignment.pieces
+        return is_single and step.inputs[leaf] == ALIKE
 
     def is_batch(self, leaf: int) -> bool:
         """Whether an argument's leaf is a stack of examples."""
@@ -291,7 +292,7 @@ def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
     count, leaf = programs.num_stages, programs.assignment.state.get(place)
     if value in programs.steps[0].program.constants:
         return [count - 1]
-    single = prod(programs.steps[0].program.types[value].shape) == 1
+    single = prod(programs.steps[0].program.types[value].shape) == 1 and leaf not in programs.assignment.pieces
     if (leaf is not None and programs.is_everywhere(leaf)) or (single and jax.process_count() > 1):
         return list(range(count))  # so that every process can read it
     if leaf is not None and not programs.is_batch(leaf):
@@ -299,9 +300,10 @@ def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
     return [programs.home.get(value, count - 1)]
 
 
-def is_packed(kind: Any) -> bool:
-    """Whether a value of this type is sent along with others between two rounds of the update."""
-    return prod(kind.shape) == 1 and not jax_compat.is_key_dtype(kind.dtype)
+def is_packed(program: Units, value: int) -> bool:
+    """Whether a value is sent along with others between two rounds of the update; arguments are sent as they are."""
+    kind = program.types[value]
+    return prod(kind.shape) == 1 and not jax_compat.is_key_dtype(kind.dtype) and value not in program.inputs
 
 
 def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
@@ -312,7 +314,7 @@ def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
     }
     reads = {turn: {key for one in pieces for key in one.ins} for turn, pieces in by_round.items()}
     own = {v for v, home in programs.home.items() if home == stage}
-    packed = {v for sent in found.sent.values() for v, _, _ in sent if is_packed(program.types[v])}
+    packed = {v for sent in found.sent.values() for v, _, _ in sent if is_packed(program, v)}
     first = {v: 0 for v in own if v in outputs}  # the round in which totals over all microbatches are added up
     for turn in sorted(reads):
         for v in own:

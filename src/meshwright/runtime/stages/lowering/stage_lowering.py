@@ -304,6 +304,8 @@ class StageLowering:
         programs, program = self.programs, self.step.program
         if value not in program.inputs or value in program.outputs or programs.is_everywhere(value):
             return False
+        if any((value, self.stage) == one[:2] for sent in programs.rounds.sent.values() for one in sent):
+            return False  # another stage may fetch it only after this stage's next round
         return value in programs.assignment.donated and programs.assignment.argument[value] == self.stage
 
     def _inputs(self, program: StageProgram) -> tuple[list[Any], list[NamedSharding]]:
