@@ -12,7 +12,7 @@ from tests.explain.plans import found, plan_of, tensor_parallel
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 30  # so that no clock is in the way
+SECONDS = 600  # so that no clock is in the way: every solve ends within seconds, by its gap
 PATHS = ["state/params/layers/0/up", "state/params/embed", "state/mu/layers/1/o", "batch/tokens"]
 
 
@@ -49,11 +49,10 @@ def test_what_the_method_lays_down_is_said_with_what_it_costs():
 def test_what_memory_forces_is_said_with_what_would_do_without():
     free = plan_of("gpt-tiny", (4, 2), mw.Auto())
     tight = plan_of("gpt-tiny", (4, 2), mw.Auto(), memory_bytes=int(0.75 * free.memory.peak_bytes))
-    moved = [
-        a.path for a, b in zip(tight.arguments, free.arguments, strict=True) if a.spec != b.spec and a.role != "data"
-    ][:3]
-    reasons = [tight.explain(path) for path in moved]
-    assert any(e.forced_by == "memory" and "without the limit" in e.reason for e in reasons)
+    pairs = zip(tight.arguments, free.arguments, strict=True)
+    moved = [a.path for a, b in pairs if a.spec != b.spec and a.role != "data" and len(a.shape) == 1][:2]
+    reasons = [tight.explain(path, SECONDS) for path in moved]
+    assert all(e.forced_by == "memory" and "without the limit" in e.reason for e in reasons)
     assert any(a.cost < math.inf for e in reasons for a in e.alternatives)
     hurried = [Explainer(Subjects(tight)[0]).explain(*tight.find(path), 0.01) for path in moved]
     for explanation in (*reasons, *hurried):  # a slow machine's say no less
@@ -71,9 +70,9 @@ def test_bounds_hold_for_every_way_and_cost_no_solve(fraction):
     if fraction is not None:
         plan = plan_of("gpt-tiny", (4, 2), mw.Auto(), memory_bytes=int(fraction * plan.memory.peak_bytes))
     explainer, num_solved = Explainer(Subjects(plan)[0]), 0
-    for path in PATHS:
+    for path in PATHS if fraction is None else PATHS[::3]:  # solves under a limit take ten times as long
         (tensor,) = plan.find(path)
-        bounded, solved = (explainer.explain(tensor, seconds) for seconds in (None, 1.0))
+        bounded, solved = (explainer.explain(tensor, seconds) for seconds in (None, SECONDS))
         num_solved += sum(a.cost < math.inf for a in solved.alternatives)
         at_least = {a.spec: a.at_least for a in bounded.alternatives}
         assert all(a.cost == math.inf and not a.changes for a in bounded.alternatives)

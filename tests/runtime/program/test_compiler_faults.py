@@ -5,6 +5,7 @@ Then its workaround and its entry on the page can go.
 """
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -379,6 +380,7 @@ def test_the_compiler_still_writes_what_it_is_yet_to_read_on_one_device():
     _still_there(not np.array_equal(jax.jit(shift)(x, 0), shift(x, 0)), ON_ONE_DEVICE, "docs/compiler-faults.md")
 
 
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="only the maximum of x86 drops NaN")
 def test_the_compiler_still_drops_nan_from_larger_arrays_on_one_device():
     x = np.full((24, 16, 24), 2, np.float32)
     x[6, 5, 2] = np.nan
