@@ -144,3 +144,48 @@ def test_a_module_passed_whole_trains_as_on_one_device(name, tmp_path):
             np.testing.assert_allclose(a, b, atol=1e-5)
         else:
             assert a is b
+
+
+class Dropping(eqx.Module):
+    """Of each kind of leaf one: arrays, a function, a switch, a text, numbers."""
+
+    linear: eqx.nn.Linear
+    drop: eqx.nn.Dropout
+    activation: Callable
+    name: str
+    power: int
+
+    def __init__(self, key, rate):
+        self.linear, self.drop = eqx.nn.Linear(8, 8, key=key), eqx.nn.Dropout(rate, inference=True)
+        self.activation, self.name, self.power = jnp.tanh, "dropping", 2
+
+    def __call__(self, x):
+        return self.drop(self.activation(self.linear(x))) ** self.power
+
+
+def test_a_state_is_created_with_its_switches_as_they_are():
+    optimizer = optax.sgd(0.1, momentum=0.9)
+
+    def init(key, rate):
+        model = Dropping(key, rate)
+        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array)), 0
+
+    @mw.parallelize(cluster="1x2 cpu", method="zero3")
+    def step(state, x):
+        model, opt, count = state
+        loss, grads = eqx.filter_value_and_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
+        updates, opt = optimizer.update(grads, opt)
+        return (eqx.apply_updates(model, updates), opt, count + 1), loss
+
+    x = np.ones((8, 8), np.float32)
+    state, expected = mw.create_state(init, KEY, 0.5, like=step, example=(x,)), init(KEY, 0.5)
+    drop, count = state[0].drop, state[2]
+    assert (drop.p, drop.inference, state[0].power, count) == (0.5, True, 2, 0)
+    assert (type(drop.p), type(drop.inference), type(state[0].power), type(count)) == (float, bool, int, int)
+    assert state[0].activation is jnp.tanh and state[0].name == "dropping"
+    assert len(state[0].linear.weight.sharding.device_set) == 2
+    one = eqx.filter_jit(step.function)
+    for _ in range(2):
+        (state, loss), (expected, loss_of_one) = step(state, x), one(expected, x)
+        np.testing.assert_allclose(loss, loss_of_one, rtol=1e-6)
+    assert int(state[2]) == 2

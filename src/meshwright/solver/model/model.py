@@ -41,8 +41,8 @@ def from_problem(problem: ChoiceProblem) -> Model:
     return Model(
         off=problem.first.copy(),  # writable like all the others, so that kernels are compiled for one type only
         cost=np.where(problem.cost >= IMPOSSIBLE, np.inf, problem.cost),
-        eu=np.ascontiguousarray(problem.edge_nodes[:, 0]),
-        ev=np.ascontiguousarray(problem.edge_nodes[:, 1]),
+        eu=problem.edge_nodes[:, 0].copy(),
+        ev=problem.edge_nodes[:, 1].copy(),
         eoff=problem.matrix_first[problem.edge_matrix],
         mat=_clamped(problem.matrix),
         rnode=np.array(rnode),
