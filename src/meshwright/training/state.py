@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import jax
@@ -37,7 +38,8 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
             has a plan already.
 
     Returns:
-        The state in the shardings of the function's plan.
+        The state in the shardings of the function's plan. Leaves that are not arrays, such as a step counter ``0`` or
+        the switches of an Equinox module, are what ``init`` made them.
 
     Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
@@ -55,7 +57,7 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
         raise ShardingError(
             f"create_state: example is a {type(example).__name__}; give a tuple of {like.__name__}'s other arguments"
         )
-    call = call_abstractly(init, args)
+    call = call_abstractly(init, args, keeps_numbers=True)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in call.jaxpr.out_avals]
     plan = like.last_plan
     if example or plan is None:
@@ -66,7 +68,9 @@ def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, examp
         plan = like.plan(*_with_state(call.results.fill(types), example, like))
     leaves = argument_leaves(plan.in_tree)
     placed = list(zip(plan.arguments, argument_shardings(plan), strict=True))
-    state = [pair for place in like.state_places for pair in placed[leaves[place]] if pair[0].role != "static"]
+    of_leaves = [pair for place in like.state_places for pair in placed[leaves[place]]]
+    is_array = chain((position is not None for position in call.results.positions), repeat(True))
+    state = [pair for pair, array in zip(of_leaves, is_array, strict=False) if array and pair[0].role != "static"]
     check_types([tensor for tensor, _ in state], types)
     with progress() as say:
         say(f"making the state of {like.__name__} in parts")

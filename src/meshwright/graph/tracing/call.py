@@ -85,8 +85,16 @@ class Call:
         return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.jaxpr.in_avals]
 
 
-def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster | None = None) -> Call:
+def call_abstractly(
+    function: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster | None = None, *, keeps_numbers: bool = False
+) -> Call:
     """Calls ``function(*args)`` with the arrays' types, as on a cluster; by default as on the devices at hand.
+
+    Args:
+        function: The function.
+        args: Its arguments.
+        cluster: Where it is to run.
+        keeps_numbers: Whether all Python numbers stay what they are, in the arguments and the results.
 
     Raises:
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
@@ -94,7 +102,7 @@ def call_abstractly(function: Callable[..., Any], args: tuple[Any, ...], cluster
     names = argument_names(function, len(args))
     failure: Exception | None = None
     tried: set[Any] = set()
-    for numbers in _TRACED_NUMBERS:
+    for numbers in _TRACED_NUMBERS[-1:] if keeps_numbers else _TRACED_NUMBERS:
         arguments, arrays = _sort(args, numbers, names)
         if arguments.positions in tried:
             continue
