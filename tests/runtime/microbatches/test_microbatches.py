@@ -155,6 +155,29 @@ def test_half_precision_is_added_up_in_float32():
     assert_same(step(w, DATA).astype(jnp.float32), cut(step, w, DATA)(w, DATA).astype(jnp.float32), rtol=1e-2)
 
 
+LOOKED_UP = {
+    "indexed": lambda table, ids: table[ids],
+    "taken": lambda table, ids: jnp.take(table, ids, axis=0),
+    "tied": lambda table, ids: table[ids] @ table.T,
+    "pooled": lambda table, ids: jax.ops.segment_sum(table[ids[:, 0]], ids[:, 1], 10),
+    "mapped": lambda table, ids: jax.vmap(lambda i: table[i])(ids),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_gradients_of_half_precision_tables_are_added_up_in_float32(name, dtype):
+    """The function with which a scatter adds two numbers is one for numbers of its dtype."""
+    table, ids = draw(10, 4).astype(dtype), np.arange(BATCH * 3).reshape(BATCH, 3) % 10
+
+    def step(table, ids):
+        return jax.value_and_grad(lambda t: jnp.mean(LOOKED_UP[name](t, ids).astype("f4") ** 2))(table)
+
+    found, expected = (jax.jit(run)(table, ids) for run in (cut(step, table, ids), step))
+    assert [x.dtype for x in found] == [x.dtype for x in expected]
+    assert_same(*(jax.tree.map(lambda x: x.astype("f4"), made) for made in (expected, found)), rtol=2e-2)
+
+
 @pytest.mark.parametrize("kind", ["typed", "raw"])
 @pytest.mark.parametrize("where", ["plain", "checkpoint", "scan"])
 def test_every_part_draws_bits_of_its_own(kind, where):

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshwright import jax_compat
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
@@ -161,6 +163,9 @@ def widened(params: dict[str, Any], operands: Sequence[Any]) -> tuple[dict[str, 
     """The parameters of a half-precision sum, changed to float32, in which contributions are added up."""
     if "preferred_element_type" in params:
         return params | {"preferred_element_type": jnp.dtype(jnp.float32)}, list(operands)
+    if params.get("update_jaxpr") is not None:  # how a scatter adds two numbers, for numbers of one dtype
+        adds = jax_compat.trace(lax.add, [jax.ShapeDtypeStruct((), jnp.float32)] * 2)
+        params = params | {"update_jaxpr": adds.jaxpr, "update_consts": ()}
     return params, [x.astype(jnp.float32) if is_half(x.dtype) else x for x in operands]
 
 
