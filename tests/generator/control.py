@@ -61,6 +61,14 @@ def until(pool: Pool) -> Value:
     return x.made(jnp.clip(made, -100, 100), 100, NUMBERS)
 
 
+def until_each(pool: Pool) -> Value:
+    """A loop for each row, which ends when that row is large enough."""
+    x = pool.exact(lambda v: v.dtype == "float32" and v.ndim > 1 and v.array.size > 0)
+    x = tamed(finite(x), 100)
+    grow = jax.vmap(lambda row: lax.while_loop(lambda c: c.sum() < 50, lambda c: c + jnp.abs(c) + 1, row))
+    return x.made(jnp.clip(grow(x.array), -100, 100), 100, NUMBERS)
+
+
 def branch(pool: Pool) -> Value:
     x = pool.pick(lambda v: v.ndim > 0 and v.is_float)
     ways = [lambda a: a, lambda a: -a, lambda a: jnp.flip(a, 0), lambda a: a[::-1][::-1]]
@@ -110,5 +118,5 @@ def mapped(pool: Pool) -> Value:
     return x.made(made, x.limit * x.shape[1], NUMBERS if exact else ROUNDED)._replace(finite=False)
 
 
-WITHOUT_DERIVATIVE = (counted, until)  # loops whose length is not known beforehand
-CONTROL = (stacked, added_up, recurrent, counted, until, branch, again, own_derivative, mapped)
+WITHOUT_DERIVATIVE = (counted, until, until_each)  # loops whose length is not known beforehand
+CONTROL = (stacked, added_up, recurrent, counted, until, until_each, branch, again, own_derivative, mapped)

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError, raised_at
+from meshwright.graph.tracing.batched_conditions import with_single_conditions
 from meshwright.graph.tracing.counted_indices import pair_counted_indices
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
@@ -140,7 +141,7 @@ def _call(
         return made
 
     types = arguments.bare.fill([_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)])
-    jaxpr = jax_compat.trace(of_arrays, types)
+    jaxpr = with_single_conditions(jax_compat.trace(of_arrays, types))
     if changed:
         check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None

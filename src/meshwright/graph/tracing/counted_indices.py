@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from meshwright import jax_compat
+from meshwright.graph.tracing.bodies import bodies_of, with_bodies
 
 #: How the numbers of dims are called in gathers and in scatters: those of single elements, those that index vectors
 #: address, and the dims of the indices that batching dims are paired with.
@@ -32,17 +33,10 @@ def _has_candidates(jaxpr: Any, seen: dict[int, bool]) -> bool:
     if id(jaxpr) not in seen:
         seen[id(jaxpr)] = False
         seen[id(jaxpr)] = any(
-            len(_looked_up(eqn)) > 1 or any(_has_candidates(inner, seen) for inner in _bodies(eqn))
+            len(_looked_up(eqn)) > 1 or any(_has_candidates(inner, seen) for inner in bodies_of(eqn))
             for eqn in jaxpr.eqns
         )
     return seen[id(jaxpr)]
-
-
-def _bodies(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation runs, of calls and control flow."""
-    if jax_compat.called_jaxpr(eqn) is None and eqn.primitive.name not in ("scan", "while", "cond"):
-        return []
-    return jax_compat.inner_jaxprs(eqn)
 
 
 def _looked_up(eqn: Any) -> tuple[int, ...]:
@@ -77,7 +71,7 @@ def _rewritten(
 
 def _equation(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> list[Any]:
     """An equation, rewritten if it can be; what is known of its results is added to the facts."""
-    if _bodies(eqn):
+    if bodies_of(eqn):
         return [_with_bodies(eqn, facts, memory)]
     if len(_looked_up(eqn)) > 1:
         return _paired(eqn, facts.get(eqn.invars[1]))
@@ -89,24 +83,14 @@ def _equation(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> list[Any]:
 def _with_bodies(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> Any:
     is_call = jax_compat.called_jaxpr(eqn) is not None and len(jax_compat.inner_jaxprs(eqn)) == 1
     known = tuple(facts.get(v) for v in eqn.invars) if is_call else ()
-    params, changed = dict(eqn.params), False
-    for name, value in eqn.params.items():
-        some = value if isinstance(value, tuple | list) else (value,)
-        if not any(isinstance(each, jax_compat.Jaxpr | jax_compat.ClosedJaxpr) for each in some):
-            continue
-        found = [(None, ()) if each is None else _rewritten(each, known, memory) for each in some]
-        changed |= any(new is not old for (new, _), old in zip(found, some, strict=True))
-        params[name] = _like(value, [new for new, _ in found])
+
+    def rewritten(inner: Any) -> Any:
+        new, results = _rewritten(inner, known, memory)
         if is_call:
-            facts.of.update(zip(eqn.outvars, found[0][1], strict=True))
-    return eqn.replace(params=params) if changed else eqn
+            facts.of.update(zip(eqn.outvars, results, strict=True))
+        return new
 
-
-def _like(value: Any, new: list[Any]) -> Any:
-    """New jaxprs in the form of a parameter: one, a tuple or a named tuple."""
-    if not isinstance(value, tuple | list):
-        return new[0]
-    return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+    return with_bodies(eqn, rewritten)
 
 
 def _paired(eqn: Any, fact: "_Fact | None") -> list[Any]:
