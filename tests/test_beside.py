@@ -57,3 +57,10 @@ def test_a_kernel_is_compiled_by_one_process_at_a_time(tmp_path):
         assert theirs
     with beside.claimed(tmp_path / "gone" / "kernel.lock") as mine:
         assert mine
+
+
+def test_the_compiler_says_what_it_does_instead_of_doing_it():
+    told = subprocess.run([sys.executable, "-m", "meshwright.warm", "--help"], capture_output=True, text=True)
+    assert told.returncode == 0 and "Compiles every kernel" in told.stdout and "kernels ready" not in told.stdout
+    wrong = subprocess.run([sys.executable, "-m", "meshwright.warm", "all"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "unrecognized arguments: all" in wrong.stderr

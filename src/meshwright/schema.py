@@ -7,8 +7,9 @@ with a `Between` bounds a number.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,8 +30,9 @@ MADE = "checked when it was made"  # a mark for types that check themselves
 Count = Annotated[int, Between(1)]  # at least one
 Size = Annotated[int, Between(0)]  # bytes, dims, places
 Place = Annotated[int, Between(-1)]  # a place, or -1 for none
-Amount = Annotated[float, Between(0, math.inf)]  # seconds, FLOPs, shares
-Rate = Annotated[float, Between(1e-300, math.inf)]  # divided by
+_VAST = 1e100  # far beyond any of ours; products and quotients of three such numbers are still finite
+Amount = Annotated[float, Between(0, _VAST)]  # seconds, FLOPs, shares
+Rate = Annotated[float, Between(1 / _VAST, _VAST)]  # divided by
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -62,21 +64,57 @@ def checked(value: T, kind: Any, where: str) -> T:
     >>> checked({"x": [1, 2]}, dict[str, tuple[int, ...]], "sizes")
     {'x': [1, 2]}
     """
-    try:
+    with _placed(where):
         _checker(kind)(value)
-    except _Misfit as misfit:
-        raise ValueError(f"{where}{misfit.path} is {_shown(misfit.value)} but must be {misfit.wanted}") from None
-    except RecursionError:
-        raise ValueError(f"{where} is nested too deeply") from None
     return value
 
 
+def built(kind: type[T], data: Any, where: str) -> T:
+    """A value of a type from plain data, checked all the way down.
+
+    Lists become tuples; a table, or a list in the order of the fields, becomes a dataclass. What has its type already
+    stays.
+
+    Args:
+        kind: A type, as annotations write it.
+        data: Data from a file.
+        where: The name of the value in messages.
+
+    Raises:
+        ValueError: It is none: an entry is missing, unknown, or of another type; the message says which.
+
+    >>> built(Between, {"least": 1}, "bounds")
+    Between(least=1, most=9007199254740992)
+    >>> built(Between, {"most": 1}, "bounds")
+    Traceback (most recent call last):
+    ValueError: bounds.least is missing
+    """
+    wanted: Any = kind
+    with _placed(where):
+        found: T = _builder(wanted)(data)
+        _checker(wanted)(found)
+    return found
+
+
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Turns a misfit into an error that begins with its place."""
+    try:
+        yield
+    except _Misfit as misfit:
+        raise ValueError(f"{where}{misfit.path} {misfit.fault}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+
+
 class _Misfit(Exception):
-    def __init__(self, value: Any, wanted: str):
-        self.value, self.wanted, self.path = value, wanted, ""
+    def __init__(self, value: Any, wanted: str, fault: str = ""):
+        self.wanted, self.path = wanted, ""
+        self.fault = fault or f"is {_shown(value)} but must be {wanted}"
 
 
 Checker = Callable[[Any], None]
+Builder = Callable[[Any], Any]
 
 
 def _shown(value: Any) -> str:
@@ -134,6 +172,7 @@ _PLAIN: dict[Any, Checker] = {
     str: _only(lambda value: isinstance(value, str), "text"),
     bool: _only(lambda value: isinstance(value, bool), "true or false"),
     dict: _only(lambda value: isinstance(value, dict), "a table"),
+    list: _only(lambda value: isinstance(value, list), "a list"),
     NoneType: _only(lambda value: value is None, "nothing"),
 }
 
@@ -224,9 +263,78 @@ def _array(scalar: Any) -> Checker:
     return check
 
 
-def _within(check: Checker, value: Any, step: str) -> None:
+@cache
+def _builder(kind: Any) -> Builder:
+    """Makes what `_checker` checks; what it cannot be made of stays, for the checker to refuse."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated and MADE not in args:
+        return _builder(args[0])
+    if origin in (Union, UnionType):
+        inner = [_builder(arg) for arg in args if arg is not NoneType]
+        return inner[0] if len(inner) == 1 else _same
+    if origin is tuple and args[-1] is not Ellipsis:
+        return _built_row([_builder(arg) for arg in args])
+    if origin is tuple:
+        return _built_items(_builder(args[0]))
+    if is_dataclass(kind):
+        return _built_record(kind)
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _built_items(inner: Builder) -> Builder:
+    def build(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(_within(inner, item, f"[{place}]") for place, item in enumerate(value))
+
+    return build
+
+
+def _built_row(inner: list[Builder]) -> Builder:
+    def build(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(inner):
+            return value
+        return tuple(_within(one, item, f"[{n}]") for n, (one, item) in enumerate(zip(inner, value, strict=True)))
+
+    return build
+
+
+def _built_record(kind: Any) -> Builder:
+    @cache
+    def inner() -> dict[str, Builder]:
+        hints = get_type_hints(kind, include_extras=True)
+        return {field.name: _builder(hints[field.name]) for field in fields(kind) if field.init}
+
+    needed = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
+
+    def build(value: Any) -> Any:
+        if isinstance(value, kind) or value is None:
+            return value
+        if isinstance(value, list | tuple) and len(value) <= len(inner()):
+            value = dict(zip(inner(), value, strict=False))
+        if not isinstance(value, Mapping):
+            raise _Misfit(value, "a table")
+        for name in value:
+            if name not in inner():
+                raise _Misfit(value, "", f"has an entry {_shown(name)}, which is none of {', '.join(inner())}")
+        for name in needed:
+            if name not in value:
+                misfit = _Misfit(value, "", "is missing")
+                misfit.path = f".{name}"
+                raise misfit
+        found = {name: _within(inner()[name], item, f".{name}") for name, item in value.items()}
+        return kind(**found)
+
+    return build
+
+
+def _within(step_into: Callable[[Any], T], value: Any, step: str) -> T:
     try:
-        check(value)
+        return step_into(value)
     except _Misfit as misfit:
         misfit.path = step + misfit.path
         raise

@@ -4,6 +4,7 @@ Small problems, and plans, that between them reach every kernel are solved with 
 the types that each is called with. Then the kernels are distributed over processes.
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -93,6 +94,10 @@ def _beside() -> None:
 if __name__ == "__main__":
     if "--beside" in sys.argv:
         _beside()
+    elif sys.argv[1:]:  # --help, or what it does not know
+        argparse.ArgumentParser(
+            "python -m meshwright.warm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        ).parse_args()
     else:
         begin = time.perf_counter()
         number = warm(os.cpu_count() or 1, say=_show)

@@ -123,6 +123,16 @@ def test_passes_that_cannot_be_run_are_refused(arguments, message):
     assert found.exit_code == 2 and message in " ".join(found.stderr.split())
 
 
+def test_a_plan_of_a_function_of_ones_own_asks_where_it_is(tmp_path):
+    path = tmp_path / "plan.json"
+    assert run("plan", "mlp", "--batch", "64", "--cluster", "1x2 h100", "--save", str(path)).exit_code == 0
+    data = json.loads(path.read_text())
+    data["provenance"]["model"] = "train_step"
+    path.write_text(json.dumps(data))
+    found = run("rehearse", str(path))
+    assert found.exit_code == 2 and "--model module:train_step and --args" in " ".join(found.stderr.split())
+
+
 def test_a_pipeline_is_rehearsed(tmp_path):
     path = str(tmp_path / "plan.json")
     recipe = ("--cluster", "1x2 cpu", "--recipe", "pipeline=2,microbatch=32")

@@ -32,8 +32,15 @@ def test_simulate_takes_given_bandwidths_and_memory():
     assert step("--memory", "20GB")["limit_bytes"] == 20e9
 
 
+def test_a_figure_that_cannot_be_read_is_said_before_anything_else(tmp_path):
+    path = tmp_path / "plan.json"
+    run("plan", *SMALL, "--cluster", "1x2 h100", "--method", "data", "--save", path)
+    assert "--intra: cannot read 'banana'" in refuse("simulate", path, "--intra", "banana")
+    assert "name it with --cluster" in refuse("simulate", path, "--intra", "1GB/s")
+
+
 def test_given_figures_hold_for_hosts_of_every_kind():
-    machine = changed(meshwright.cluster("1x2 h100 + 1x4 a100-40gb"), {"inter": "1GB/s", "memory": "20GB"})
+    machine = changed(meshwright.cluster("1x2 h100 + 1x4 a100-40gb"), {"inter": 1e9, "memory": 20e9})
     assert [group.inter.bandwidth for group in machine.groups] == [1e9, 1e9]
     assert [group.memory_bytes for group in machine.groups] == [20e9, 20e9]
 

@@ -4,14 +4,16 @@ import json
 
 import pytest
 
-from meshwright.hardware import chips
-from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
+from meshwright.hardware import Chip, chips
+from meshwright.hardware.link import Link
+from meshwright.hardware.storage import to_plain
+from meshwright.schema import built
 
 
 @pytest.mark.parametrize("chip", chips(), ids=lambda chip: chip.name)
 def test_chips_and_links_survive_json(chip):
-    assert chip_from_json(json.loads(json.dumps(to_plain(chip)))) == chip
-    assert link_from_json(json.loads(json.dumps(to_plain(chip.intra)))) == chip.intra
+    assert built(Chip, json.loads(json.dumps(to_plain(chip))), "chip") == chip
+    assert built(Link, json.loads(json.dumps(to_plain(chip.intra))), "link") == chip.intra
 
 
 def test_sources_stay_in_the_catalogue():

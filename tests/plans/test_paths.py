@@ -47,3 +47,7 @@ def test_the_hint_is_short():
 def test_a_pattern_like_nothing_is_shown_what_there_is():
     assert nearest("§§§", PATHS) == f"paths look like {', '.join(PATHS[:4])}"
     assert nearest("anything", []) == "the function has no arrays"
+
+
+def test_a_name_is_found_as_a_screen_shows_it():
+    assert match_paths(r"state/w\x1b[31m", ["state/w\x1b[31m", "state/w"]) == ["state/w\x1b[31m"]

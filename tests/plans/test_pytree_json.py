@@ -11,8 +11,7 @@ import jax
 import optax
 import pytest
 
-import meshwright as mw
-from meshwright.plans.pytree_json import rebuild, skeleton
+from meshwright.plans.pytree_json import checked_structure, rebuild, skeleton
 
 
 class Pair(NamedTuple):
@@ -28,7 +27,7 @@ class Layer(eqx.Module):
 def through_json(tree):
     """The tree with its leaves numbered, after its picture was written and read."""
     leaves, structure = jax.tree.flatten(tree)
-    picture = json.loads(json.dumps(skeleton(structure)))
+    picture = checked_structure(json.loads(json.dumps(skeleton(structure))), len(leaves), "structure")
     return rebuild(picture, leaves)
 
 
@@ -152,5 +151,5 @@ def test_what_comes_back_plain_is_said(caplog):
     ids=repr,
 )
 def test_a_damaged_picture_is_said(picture):
-    with pytest.raises(mw.PlanFileError, match="damaged in its structure"):
-        rebuild(picture, [1])
+    with pytest.raises(ValueError, match=r"^in_structure"):
+        checked_structure(picture, 1, "in_structure")

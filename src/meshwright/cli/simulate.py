@@ -59,11 +59,11 @@ def simulate_command(
     """Simulate a training step: time, memory and utilisation on a cluster that need not be there."""
     for path in (json_path, trace):
         plan.check_writable(path)
-    given = {"intra": intra, "inter": inter, "memory": memory}
+    given = figures_of({"intra": intra, "inter": inter, "memory": memory})
     if model.endswith(".json"):
         found = meshwright.Plan.load(Path(model))
         machine = None if cluster is None else changed(meshwright.cluster(cluster), given)
-        if machine is None and any(given.values()):
+        if machine is None and given:
             raise CommandError("--intra, --inter and --memory change a cluster: name it with --cluster")
     else:
         machine = None
@@ -91,16 +91,21 @@ def simulate_command(
         show(_view(found, simulation))
 
 
-def changed(machine: "Cluster", given: dict[str, str | None]) -> "Cluster":
-    """A cluster with the figures that the user gives, on hosts of every kind."""
-    from meshwright.hardware.clusters import mixed
+def figures_of(given: dict[str, str | None]) -> dict[str, float]:
+    """The figures of a cluster that the user gives, in bytes and bytes per second."""
     from meshwright.hardware.tables import quantity
 
-    figures = {name: quantity(text, f"--{name}") for name, text in given.items() if text is not None}
+    return {name: quantity(text, f"--{name}") for name, text in given.items() if text is not None}
+
+
+def changed(machine: "Cluster", figures: dict[str, float]) -> "Cluster":
+    """A cluster with other figures, on hosts of every kind."""
+    from meshwright.hardware.clusters import mixed
+
     if not figures:
         return machine
     if machine.mixed:
-        return mixed(machine.name, [changed(group, given) for group in machine.mixed])
+        return mixed(machine.name, [changed(group, figures) for group in machine.mixed])
     links = {
         name: replace(getattr(machine.host, name), bandwidth=figures[name])
         for name in ("intra", "inter")

@@ -16,10 +16,10 @@ from meshwright.hardware.axes import Shape, check_names, read_shape
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.collectives import KINDS, Way, least_s, ways
 from meshwright.hardware.groups import group_of
-from meshwright.hardware.link import Host, Link
-from meshwright.hardware.storage import chip_from_json, link_from_json, to_plain
+from meshwright.hardware.link import Host, Link, complete
+from meshwright.hardware.storage import SavedCluster, SavedGroups, SavedMesh, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
-from meshwright.schema import Count, checked
+from meshwright.schema import Count, built, checked
 
 MOST_DEVICES = 2**20  # several times the largest machine; views of a mesh are counted by its divisors
 CATALOGUE = "modelled: catalogue figures"
@@ -205,15 +205,20 @@ class Mesh:
         return {"shape": list(self.sizes), **named, "abstract": costs}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Mesh":
-        """The inverse of `to_json`."""
-        names, kinds = (checked(tuple(data.get(key, ())), tuple[str, ...], key) for key in ("axis_names", "explicit"))
-        if "abstract" in data:
-            mesh = cls.abstract(data["shape"], **data["abstract"])
+    def from_json(cls, data: Any, where: str = "mesh") -> "Mesh":
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: The data are not those of a mesh; the message says where, beginning with `where`.
+        """
+        saved = built(SavedMesh, data, where)
+        if saved.abstract is not None:
+            costs = saved.abstract
+            mesh = cls.abstract(saved.shape, costs.alpha, costs.beta, costs.memory_bytes)
         else:
-            cluster = Cluster.from_json(data["cluster"])
-            mesh = cls(tuple(data["shape"]), cluster) if cluster.mixed else cluster.mesh(data["shape"])
-        return replace(mesh, axis_names=names, explicit=kinds)
+            cluster = Cluster.from_json(saved.cluster, f"{where}.cluster")
+            mesh = cls(saved.shape, cluster) if cluster.mixed else cluster.mesh(saved.shape)
+        return replace(mesh, axis_names=saved.axis_names, explicit=saved.explicit)
 
 
 def _per_axis(name: str, values: Sequence[float] | float, num_axes: int) -> tuple[float, ...]:
@@ -355,14 +360,21 @@ class Cluster:
         return data if self.known == CATALOGUE else {**data, "known": self.known}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Cluster":
-        """The inverse of `to_json`."""
-        if "groups" in data:
-            return mixed(checked(data["name"], str, "name"), [cls.from_json(group) for group in data["groups"]])
-        links = (link_from_json(data["intra"]), link_from_json(data["inter"]))
-        host = Host(data["devices_per_host"], *links)
-        chip, known = chip_from_json(data["chip"]), data.get("known", CATALOGUE)
-        return checked(cls(data["name"], data["hosts"], host, chip, tuple(data["torus"]), known), cls, "cluster")
+    def from_json(cls, data: Any, where: str = "cluster") -> "Cluster":
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: The data are not those of a cluster; the message says where, beginning with `where`.
+        """
+        if "groups" in checked(data, dict[str, Any], where):
+            several = built(SavedGroups, data, where)
+            return mixed(several.name, [cls.from_json(g, f"{where}.groups[{n}]") for n, g in enumerate(several.groups)])
+        one = built(SavedCluster, data, where)
+        for name in ("intra", "inter"):
+            complete(getattr(one, name), f"{where}.{name}")
+            complete(getattr(one.chip, name), f"{where}.chip.{name}")
+        host = Host(one.devices_per_host, one.intra, one.inter)
+        return cls(one.name, one.hosts, host, one.chip, one.torus, one.known or CATALOGUE)
 
 
 def mixed(name: str, groups: Sequence[Cluster]) -> Cluster:

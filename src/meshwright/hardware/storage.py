@@ -1,10 +1,11 @@
-"""Turns chips and links into plain data and back, so that a plan can carry the machine it was made for."""
+"""Machines as plain data, so that a plan can carry the one it was made for; what files have of clusters and meshes."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.link import Link, Protocol, Timing, complete
+from meshwright.hardware.link import Link
+from meshwright.schema import Amount, Count
 
 
 def to_plain(value: Chip | Link) -> dict[str, Any]:
@@ -17,23 +18,52 @@ def to_plain(value: Chip | Link) -> dict[str, Any]:
     return data
 
 
-def link_from_json(data: dict[str, Any]) -> Link:
-    protocols = tuple(Protocol(**{**p, "kinds": tuple(p["kinds"])}) for p in data["protocols"])
-    edges = tuple(map(tuple, data["edges"]))
-    timings = tuple(Timing(**timing) for timing in data.get("timings", ()))
-    return complete(Link(**{**data, "protocols": protocols, "edges": edges, "timings": timings}), "link")
-
-
-def chip_from_json(data: dict[str, Any]) -> Chip:
-    tuples = {key: tuple(data[key]) for key in ("aliases", "device_kinds")}
-    flops = tuple(map(tuple, data["flops"]))
-    links = {key: link_from_json(data[key]) for key in ("intra", "inter")}
-    return Chip(**{**data, **tuples, **links, "flops": flops})
-
-
 def _lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _lists(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_lists(item) for item in value]
     return value
+
+
+@dataclass(frozen=True)
+class SavedCluster:
+    """What a file has of a cluster whose hosts are equal."""
+
+    name: str
+    hosts: Count
+    devices_per_host: Count
+    torus: tuple[Count, ...]
+    chip: Chip
+    intra: Link
+    inter: Link
+    known: str = ""
+
+
+@dataclass(frozen=True)
+class SavedGroups:
+    """What a file has of a cluster of several kinds of hosts."""
+
+    name: str
+    groups: tuple[Any, ...]
+    known: str = ""
+
+
+@dataclass(frozen=True)
+class AbstractCosts:
+    """What a file has of an abstract mesh."""
+
+    alpha: tuple[Amount, ...]
+    beta: tuple[Amount, ...]
+    memory_bytes: Count | None
+
+
+@dataclass(frozen=True)
+class SavedMesh:
+    """What a file has of a mesh: one of a cluster, or an abstract one."""
+
+    shape: tuple[Count, ...]
+    axis_names: tuple[str, ...] = ()
+    explicit: tuple[str, ...] = ()
+    cluster: Any = None
+    abstract: AbstractCosts | None = None

@@ -15,11 +15,11 @@ from meshwright.output import write_whole
 from meshwright.plan_files.stored_operations import check_axes, ops_to_json, parse_ops
 from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
-from meshwright.plans.pytree_json import skeleton
-from meshwright.plans.search_log import Considered, Improvement, Round
-from meshwright.plans.stage import Pipeline, Stage, StageTime, Submesh
+from meshwright.plans.pytree_json import checked_structure, skeleton
+from meshwright.plans.search_log import Considered
+from meshwright.plans.stage import Pipeline, Stage, Submesh
 from meshwright.plans.tensor import Tensor, parse_spec, spec_text
-from meshwright.schema import checked, parse_json
+from meshwright.schema import Count, built, checked, parse_json
 from meshwright.solver.problem.gap import relative_gap
 
 FORMAT = "meshwright-plan"
@@ -49,8 +49,7 @@ class SavedDetails:
     def collectives(self) -> tuple[Collective, ...]:
         """See `Details`."""
         with _damage("collectives"):
-            found = tuple(Collective(**(c | {"axes": tuple(c["axes"])})) for c in self.data["collectives"])
-            checked(found, tuple[Collective, ...], "collectives")
+            found = built(tuple[Collective, ...], self.data["collectives"], "collectives")
             for number, item in enumerate(found):
                 check_axes([item.axes], self.axes, f"collectives[{number}]")
             return found
@@ -59,7 +58,7 @@ class SavedDetails:
     def ops(self) -> tuple[OpPlan, ...]:
         """See `Details`."""
         with _damage("ops"):
-            return parse_ops(self.data["ops"], self.axes, "ops")
+            return parse_ops(checked(self.data["ops"], list, "ops"), self.axes, "ops")
 
     def make_record(self, limit: float | None) -> Any:
         """See `Details`."""
@@ -106,7 +105,7 @@ def _reason(error: BaseException) -> str:
     """The error in a few words: for a missing entry, Python's message is only its key."""
     if isinstance(error, KeyError):
         return f"the entry {error} is missing"
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ValueError) else f"an entry is not what it should be ({error})"
 
 
 def save_plan(plan: PlanData, path: Path) -> None:
@@ -218,24 +217,28 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         ValueError, KeyError, TypeError: The data are not those of a plan; a `ValueError` says where and how.
     """
     mesh = Mesh.from_json(data["mesh"])
+    arguments, results = (_tensors(data[name], name) for name in ("arguments", "results"))
     plan = PlanData(
         mesh=mesh,
         method=data["method"],
-        cost=Cost(data["cost"]["compute"], data["cost"]["communication"]),
+        cost=built(Cost, {k: v for k, v in _table(data["cost"], "cost").items() if k != "total"}, "cost"),
         flops=data["flops"],
-        memory=Memory(**data["memory"]),
-        solution=SolutionSummary(**(data["solution"] | {"gap": 0.0})),
-        arguments=tuple(_tensor_from_json(t) for t in data["arguments"]),
-        results=tuple(_tensor_from_json(t) for t in data["results"]),
+        memory=built(Memory, data["memory"], "memory"),
+        solution=built(SolutionSummary, _table(data["solution"], "solution") | {"gap": 0.0}, "solution"),
+        arguments=arguments,
+        results=results,
         details=_details_from_json(data, mesh.names),
-        unsplittable=tuple(data["unsplittable"]),
-        considered=tuple(map(_considered_from_json, data["considered"])),
+        unsplittable=built(tuple[str, ...], data["unsplittable"], "unsplittable"),
+        considered=built(tuple[Considered, ...], data["considered"], "considered"),
         provenance=data["provenance"],
-        remarks=tuple(data.get("remarks", ())),
-        in_structure=data["in_structure"],
-        out_structure=data["out_structure"],
-        pipeline=Pipeline(**data["pipeline"]) if "pipeline" in data else None,
-        stages=tuple(stage_from_json(stage, mesh) for stage in data.get("stages", ())),
+        remarks=built(tuple[str, ...], data.get("remarks", ()), "remarks"),
+        in_structure=checked_structure(data["in_structure"], len(arguments), "in_structure"),
+        out_structure=checked_structure(data["out_structure"], len(results), "out_structure"),
+        pipeline=built(Pipeline, data["pipeline"], "pipeline") if "pipeline" in data else None,
+        stages=tuple(
+            stage_from_json(stage, mesh, f"stages[{number}]")
+            for number, stage in enumerate(checked(data.get("stages", []), list, "stages"))
+        ),
     )
     _check(plan)
     return replace(plan, solution=_with_gap(plan))
@@ -258,6 +261,11 @@ def _check(plan: PlanData) -> None:
             check_axes(tensor.spec, axes, tensor.path)
             if tensor.role != "static" and len(tensor.spec) != len(tensor.shape):
                 raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and a sharding of {len(tensor.spec)}")
+    known = {tensor.path for tensor in plan.arguments}
+    for number, stage in enumerate(plan.stages):
+        for tensor in stage.tensors:
+            if tensor.path not in known:
+                raise ValueError(f"stages[{number}] holds {tensor.path!r:.60}, which is no argument of the plan")
 
 
 _TYPES: dict[str, Any] = {
@@ -292,40 +300,40 @@ def _considered_to_json(view: Considered) -> dict[str, Any]:
     return asdict(replace(view, rounds=())) | {"rounds": rounds}
 
 
-def _considered_from_json(data: dict[str, Any]) -> Considered:
-    rounds = tuple(
-        Round(held, status, tuple(Improvement(*step) for step in progress))
-        for held, status, progress in data.get("rounds", ())
-    )
-    return Considered(**(data | {"shape": tuple(data["shape"]), "rounds": rounds}))
-
-
 def stage_to_json(stage: Stage) -> dict[str, Any]:
     """A stage as plain JSON data; its machines are part of the plan's."""
     changed = {"mesh": list(stage.mesh.sizes), "tensors": [_tensor_to_json(t) for t in stage.tensors]}
     return asdict(replace(stage, mesh=None, tensors=())) | changed  # type: ignore[arg-type]
 
 
-def stage_from_json(data: dict[str, Any], whole: Mesh) -> Stage:
+def stage_from_json(data: Any, whole: Mesh, where: str) -> Stage:
     """The stage of plain JSON data, given the plan's mesh."""
-    submesh = Submesh(**data["submesh"])
+    table = _table(data, where)
+    submesh = built(Submesh, table["submesh"], f"{where}.submesh")
     if whole.cluster is None:
         raise ValueError("stages need a cluster, and the plan's mesh is abstract")
-    parts = {key: value for key, value in data.items() if isinstance(value, dict) and key != "submesh"}
-    times = {key: StageTime(**({"product_s": part["compute_s"]} | part)) for key, part in parts.items()}
+    parts = {key: value for key, value in table.items() if isinstance(value, dict) and key != "submesh"}
     changed = {
-        "layers": tuple(data["layers"]),
-        "chunks": tuple(tuple(chunk) for chunk in data["chunks"]),
         "submesh": submesh,
-        "mesh": submesh.machines(whole.cluster).mesh(data["mesh"]),
-        "tensors": tuple(_tensor_from_json(t) for t in data["tensors"]),
+        "mesh": submesh.machines(whole.cluster).mesh(built(tuple[Count, ...], table["mesh"], f"{where}.mesh")),
+        "tensors": _tensors(table["tensors"], f"{where}.tensors"),
+        **{key: {"product_s": part.get("compute_s")} | part for key, part in parts.items()},
     }
-    return Stage(**(data | times | changed))
+    return built(Stage, table | changed, where)
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
     return asdict(tensor) | {"spec": spec_text(tensor.spec)}
 
 
-def _tensor_from_json(data: dict[str, Any]) -> Tensor:
-    return Tensor(**(data | {"shape": tuple(data["shape"]), "spec": parse_spec(data["spec"])}))
+def _tensors(data: Any, where: str) -> tuple[Tensor, ...]:
+    found = []
+    for number, item in enumerate(checked(data, list, where)):
+        table = _table(item, f"{where}[{number}]")
+        spec = parse_spec(checked(table["spec"], str, f"{where}[{number}].spec"))
+        found.append(built(Tensor, table | {"spec": spec}, f"{where}[{number}]"))
+    return tuple(found)
+
+
+def _table(data: Any, where: str) -> dict[str, Any]:
+    return checked(data, dict[str, Any], where)

@@ -1,13 +1,14 @@
 """Operations in a plan's file: a full row for the first of its kind, and short rows for similar operations."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 from meshwright.plans.operations import Load, OpPlan
 from meshwright.plans.tensor import Spec, parse_spec, spec_text
-from meshwright.schema import checked
+from meshwright.schema import built, checked
 
+_FULL = 9  # entries that every full row has
 _SHORT = 4  # entries of a short row: serial, label, number of the full row that it repeats, live bytes
 
 
@@ -33,12 +34,16 @@ def parse_ops(rows: Iterable[Sequence[Any]], axes: Sequence[str], where: str) ->
         ValueError: They have other types than they should, or name other axes.
     """
     found: list[OpPlan] = []
-    for row in rows:
+    for number, row in enumerate(rows):
+        if not isinstance(row, list | tuple):
+            raise ValueError(f"{where}[{number}] is {row!r:.60} but must be a list")
         if len(row) == _SHORT:
             serial, _, like, live_bytes = row
+            if like not in range(number):  # not by `checked`: there are many thousands of rows
+                raise ValueError(f"{where}[{number}] repeats row {like!r:.60}, which is none before it")
             found.append(replace(found[like], serial=serial, live_bytes=live_bytes))
         else:
-            found.append(_parse(row))
+            found.append(_parse(row, f"{where}[{number}]"))
     for number, op in enumerate(checked(tuple(found), tuple[OpPlan, ...], where)):
         for specs in (op.operands, op.partial, op.results, op.via):
             for spec in specs:
@@ -53,9 +58,12 @@ def check_axes(spec: Sequence[Sequence[str]], axes: Sequence[str], where: str) -
     Raises:
         ValueError: It names another axis.
     """
-    for axis in (axis for split in spec for axis in split):
+    used = [axis for split in spec for axis in split]
+    for axis in used:
         if axis not in axes:
             raise ValueError(f"{where} is split over {axis!r:.60}, which is none of the mesh's axes {', '.join(axes)}")
+        if used.count(axis) > 1:
+            raise ValueError(f"{where} is split over {axis!r} twice")
 
 
 def _row(op: OpPlan) -> list[Any]:
@@ -64,9 +72,13 @@ def _row(op: OpPlan) -> list[Any]:
     return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits), op.live_bytes, *load]
 
 
-def _parse(row: Sequence[Any]) -> OpPlan:
+def _parse(row: Sequence[Any], where: str) -> OpPlan:
+    if not _FULL <= len(row) <= len(fields(OpPlan)):
+        raise ValueError(f"{where} has {len(row)} entries but must have {_FULL} to {len(fields(OpPlan))}")
+    for place, kind in enumerate([str] * 4 + [list[str]] * 2, 3):
+        checked(row[place], kind, f"{where}[{place}]")
     specs, axes = (_parse_specs(text) for text in row[3:7]), map(tuple, row[7:9])
-    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *(Load(*load) for load in row[10:]))
+    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *(built(Load, load, f"{where}[10]") for load in row[10:]))
 
 
 def _specs_text(specs: tuple[Spec | None, ...]) -> str:

@@ -27,7 +27,7 @@ class Collective:
     kind: str
     axes: tuple[str, ...]
     bytes: Amount
-    seconds: float
+    seconds: Amount
     phase: str
     operation: str
     source: str

@@ -4,11 +4,16 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from meshwright.names import one_line, printable
+
 
 def match_paths(pattern: str, paths: Iterable[str]) -> list[str]:
-    """Paths equal to the pattern, else those that it matches as a glob."""
+    """Paths equal to the pattern, as they are or as a screen shows them; else those that it matches as a glob."""
     known = list(paths)
-    return [pattern] if pattern in known else [p for p in known if fnmatchcase(p, pattern)]
+    if pattern in known:
+        return [pattern]
+    shown = [p for p in known if pattern in (printable(p), one_line(p))]
+    return shown or [p for p in known if fnmatchcase(p, pattern)]
 
 
 def nearest(pattern: str, paths: Sequence[str]) -> str:

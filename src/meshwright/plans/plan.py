@@ -16,7 +16,7 @@ from meshwright.plans.records.judgement import Judgement, Verdict
 from meshwright.plans.search_log import Considered as Considered
 from meshwright.plans.stage import Pipeline, Stage
 from meshwright.plans.tensor import Spec, Tensor
-from meshwright.schema import Size
+from meshwright.schema import Amount, Size
 from meshwright.solver.problem.gap import relative_gap
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ PROVEN_GAP = 1e-3  # gap up to which a plan counts as optimal: costs are far les
 class Cost:
     """Predicted time of one step: seconds, or an abstract mesh's own units."""
 
-    compute: float
-    communication: float
+    compute: Amount
+    communication: Amount
 
     @property
     def total(self) -> float:
@@ -72,7 +72,7 @@ class SolutionSummary:
     """
 
     status: str
-    lower_bound: float
+    lower_bound: Amount
     gap: float
     seconds: float = field(default=0.0, compare=False)
     folded: str = ""

@@ -2,12 +2,13 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from inspect import getattr_static
 from types import ModuleType
 from typing import Any
 
-from meshwright.errors import PlanFileError
+from meshwright.schema import Size, built, checked
 
 LEAF = "leaf"
 log = logging.getLogger("meshwright")
@@ -37,36 +38,77 @@ def _picture(node: Any) -> Any:
     return {"node": name, "named": hasattr(node, "_fields"), "keys": keys, "items": [_picture(v) for _, v in children]}
 
 
+def checked_structure(picture: Any, num_leaves: int, where: str) -> Any:
+    """The picture itself, if it has the form that `skeleton` gives, with each leaf once.
+
+    Args:
+        picture: What a file has.
+        num_leaves: The number of leaves.
+        where: Its name in messages.
+
+    Raises:
+        ValueError: It has not; the message says where.
+    """
+    try:
+        found = list(_leaves(picture, where))
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    if sorted(found) != list(range(num_leaves)):
+        raise ValueError(f"{where} does not name each of {num_leaves} leaves once")
+    return picture
+
+
+def _leaves(picture: Any, where: str) -> Iterator[int]:
+    if picture is None:
+        return
+    checked(picture, dict[str, Any], where)
+    content: Any
+    kind, content = next(iter(picture.items()), ("", None))
+    inner = f"{where}.{kind}"
+    if kind == LEAF:
+        checked(content, Size, inner)
+        yield content
+    elif kind == "dict":
+        for key, value in checked(content, dict[str, Any], inner).items():
+            yield from _leaves(value, f"{inner}[{key!r:.60}]")
+    elif kind in ("list", "tuple"):
+        for place, value in enumerate(checked(content, list, inner)):
+            yield from _leaves(value, f"{inner}[{place}]")
+    else:
+        node = built(_Node, picture, where)
+        if len(node.keys) != len(node.items):
+            raise ValueError(f"{where} has {len(node.keys)} keys for {len(node.items)} items")
+        for key, value in zip(node.keys, node.items, strict=True):
+            yield from _leaves(value, f"{inner}[{key!r:.60}]")
+
+
+@dataclass(frozen=True)
+class _Node:
+    """The picture of a container of any other class, ``module:name``."""
+
+    node: str
+    named: bool
+    keys: tuple[str, ...]
+    items: tuple[Any, ...]
+
+
 def rebuild(picture: Any, leaves: Sequence[Any]) -> Any:
     """The tree of a picture, without running any code of the file's choosing.
 
     Named tuples come back as such where their class is imported already; containers of any other class come back as
     dicts by key, and named tuples of unknown classes as tuples, which the log says.
-
-    Raises:
-        PlanFileError: The picture is damaged.
     """
-    try:
-        return _rebuild(picture, leaves)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, RecursionError) as error:
-        raise PlanFileError(
-            f"the plan is damaged in its structure of arguments or results: {type(error).__name__}: {error}; "
-            "save the plan again"
-        ) from None
-
-
-def _rebuild(picture: Any, leaves: Sequence[Any]) -> Any:
     if picture is None:
         return None
     kind, content = next(iter(picture.items()))
     if kind == LEAF:
         return leaves[content]
     if kind == "dict":
-        return {k: _rebuild(v, leaves) for k, v in content.items()}
+        return {k: rebuild(v, leaves) for k, v in content.items()}
     if kind in ("list", "tuple"):
-        items = [_rebuild(v, leaves) for v in content]
+        items = [rebuild(v, leaves) for v in content]
         return items if kind == "list" else tuple(items)
-    items = [_rebuild(v, leaves) for v in picture["items"]]
+    items = [rebuild(v, leaves) for v in picture["items"]]
     if not picture["named"]:
         return dict(zip(picture["keys"], items, strict=True))
     found = _imported_namedtuple(content, picture["keys"])

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from meshwright.schema import Count, Size
+from meshwright.schema import Amount, Count, Size
 
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
     """One moment of a solve: the best cost and bound so far, None before there is any; its time is not saved."""
 
-    cost: float | None
-    lower_bound: float | None
+    cost: Amount | None
+    lower_bound: Amount | None
     seconds: float = field(default=0.0, compare=False)
 
 
@@ -36,7 +36,7 @@ class Considered:
     """One mesh view of the search: its cost and memory, or why it was abandoned, and the rounds of its solve."""
 
     shape: tuple[Count, ...]
-    cost: float | None
+    cost: Amount | None
     peak_bytes: Size | None
     remark: str
     rounds: tuple[Round, ...] = ()

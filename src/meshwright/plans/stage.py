@@ -82,11 +82,11 @@ class StageTime:
         stages_s: The part with other stages, for parameters that they share; the rest is inside a replica.
     """
 
-    compute_s: float
-    communication_s: float
-    product_s: float = 0.0
-    replicas_s: float = 0.0
-    stages_s: float = 0.0
+    compute_s: Amount
+    communication_s: Amount
+    product_s: Amount = 0.0
+    replicas_s: Amount = 0.0
+    stages_s: Amount = 0.0
 
     @property
     def total_s(self) -> float:
@@ -146,9 +146,9 @@ class Stage:
     recompute: StageTime
     gradients: StageTime
     update: StageTime
-    weights_fraction: float
+    weights_fraction: Amount
     send_bytes: Amount
-    transfer_s: float
+    transfer_s: Amount
     state_bytes: Size
     activation_bytes: Size
     transient_bytes: Size

@@ -174,6 +174,23 @@ def test_processes_write_at_once(tmp_path):
     assert len(list(tmp_path.glob("some.damaged*"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("X'FF00'", r"measurement.key.chip is b'\xff\x00' but must be text"), ("CAST(X'FFFE' AS TEXT)", ""), ("7", "")],
+)
+def test_a_row_that_cannot_be_read_is_said_and_left_out(tmp_path, caplog, value, words):
+    path = tmp_path / "some.sqlite"
+    with open_database(path) as database:
+        database.put_all([FOUND, replace(FOUND, key=replace(KEY, fingerprint="beef"))])
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(f"UPDATE measurements SET chip = {value} WHERE fingerprint = 'beef'")
+    connection.close()
+    with open_database(path) as database:
+        assert FOUND in database.rows() and len(database.rows()) == (1 if words else 2)
+    assert words in caplog.text
+
+
 def test_threads_write_at_once(database):
     def write(name):
         for n in range(50):

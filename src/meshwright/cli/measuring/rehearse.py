@@ -34,11 +34,18 @@ def rehearse_command(
 ) -> None:
     """Run one device's share of a saved plan on a device here: measured compute and memory, modelled communication."""
     planning.check_writable(json_path)
+    from meshwright.zoo import names as zoo_names
+
     found = meshwright.Plan.load(plan)
     name = model or found.provenance.get("model")
     if not isinstance(name, str) or not name:
         raise CommandError(
             f"{plan} does not name its function: give --model with a model of the zoo or module:function"
+        )
+    if model is None and ":" not in name and name not in zoo_names():
+        raise CommandError(
+            f"{plan} is of a function of your own, {name!r:.60}: say where it is with --model module:{name:.60} and "
+            "--args module:name"
         )
     request = planning.Request(
         model=name,

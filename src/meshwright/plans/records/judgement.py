@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshwright.schema import Count
+from meshwright.schema import Amount, Count, Size, built
 
 if TYPE_CHECKING:
     from meshwright.plans.tensor import Tensor
@@ -25,7 +25,7 @@ class Part:
     name: str
     axes: tuple[str, ...]
     degree: Count
-    share: float
+    share: Amount
     text: str
 
 
@@ -72,24 +72,32 @@ class Judgement:
         return data | ({"stages": [_parts_to_json(verdict) for verdict in self.stages]} if self.stages else {})
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], tensors: Sequence["Tensor"]) -> "Judgement":
+    def from_json(cls, data: Any, tensors: Sequence["Tensor"]) -> "Judgement":
         """The inverse of `to_json`, for the same tensors."""
+        saved, distinct = built(_Saved, data, "judgement"), list(_distinct(tensors))
+        if len(saved.of) != len(distinct) or max(saved.of, default=-1) >= len(saved.tensors):
+            raise ValueError(f"judgement.of does not name one of {len(saved.tensors)} kinds for each tensor")
         kinds, letters = {}, {}
-        known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in data["tensors"]]
-        for tensor, number in zip(_distinct(tensors), data["of"], strict=True):
+        known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in saved.tensors]
+        for tensor, number in zip(distinct, saved.of, strict=True):
             kinds[tensor.path], letters[tensor.path] = known[number]
             if len(known[number][1]) != len(tensor.shape):
                 raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and letters of {len(known[number][1])}")
-        stages = tuple(_parts_from_json(parts) for parts in data.get("stages", ()))
-        return cls(_parts_from_json(data["verdict"]), kinds, letters, stages)
+        return cls(Verdict(saved.verdict), kinds, letters, tuple(map(Verdict, saved.stages)))
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a file has of a judgement: for each distinct tensor, the number of its pair of kind and letters."""
+
+    verdict: tuple[Part, ...]
+    tensors: tuple[tuple[str, str], ...]
+    of: tuple[Size, ...]
+    stages: tuple[tuple[Part, ...], ...] = ()
 
 
 def _parts_to_json(verdict: Verdict) -> list[list[Any]]:
     return [[p.name, list(p.axes), p.degree, p.share, p.text] for p in verdict.parts]
-
-
-def _parts_from_json(data: list[list[Any]]) -> Verdict:
-    return Verdict(tuple(Part(name, tuple(axes), *rest) for name, axes, *rest in data))
 
 
 def _distinct(tensors: Sequence["Tensor"]) -> Iterator["Tensor"]:

@@ -110,6 +110,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     with connection:
         connection.execute(_TABLE)
         connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.text_factory = lambda raw: raw.decode(errors="replace")  # SQLite keeps any bytes as text
     return connection
 
 
@@ -189,7 +190,16 @@ class Database:
         """The measurements whose columns have the given values, such as ``chip="h200"``, in the order of their keys."""
         where, values = _condition(wanted)
         order = ", ".join((*_KEY, "kind"))
-        return [_measurement(row) for row in self._run(f"SELECT * FROM measurements{where} ORDER BY {order}", values)]
+        found = self._run(f"SELECT * FROM measurements{where} ORDER BY {order}", values)
+        return list(self._legible(found))
+
+    def _legible(self, rows: Sequence[Sequence[Any]]) -> Iterator[Measurement]:
+        """Measurements of rows; SQLite keeps values of any type in any column, so each is checked."""
+        for row in rows:
+            try:
+                yield Measurement.from_json(dict(zip((*_KEY, *_REST), row, strict=True)))
+            except ValueError as error:
+                log.warning("%s holds a row that cannot be read, which is not used: %s", self.path or "memory", error)
 
     def stale(self, key: Key) -> list[Measurement]:
         """Measurements that agree with a key in all but the compiler: they are reported, and never used."""
@@ -224,8 +234,3 @@ def _condition(
     tests |= {"measured_at < ?": before, "compiler <> ?": other_than}
     given = {test: value for test, value in tests.items() if value is not None}
     return " WHERE " + " AND ".join(given) if given else "", list(given.values())
-
-
-def _measurement(row: Sequence[Any]) -> Measurement:
-    key = Key(*row[: len(_KEY)])
-    return Measurement(key, **dict(zip(_REST, row[len(_KEY) :], strict=True)))
