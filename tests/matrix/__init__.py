@@ -1,0 +1,1 @@
+"""What people combine: precision × program × framework × mode, each compared with one device."""
