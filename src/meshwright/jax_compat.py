@@ -369,9 +369,11 @@ def forget_published(key: str) -> None:
 def load_for(compiled: Any, devices: Sequence[Any], others: Sequence[Any]) -> Any | None:
     """A program that was compiled for some devices, for others of the same kind; None where it must be compiled again.
 
-    JAX's persistent cache does the same for GPUs: it loads a program for other devices than it was compiled for.
+    JAX's persistent cache does the same for GPUs: it loads a program for other devices than it was compiled for. On
+    CPUs a program that came out of that cache is saved without its machine code, so there the cache serves alone.
     """
-    if _Unpickler is None or devices[0].platform not in ("cpu", "gpu"):
+    platform = devices[0].platform
+    if _Unpickler is None or platform not in ("cpu", "gpu") or (platform == "cpu" and _has_compilation_cache()):
         return None
     try:
         text, in_tree, out_tree = serialize_executable.serialize(compiled)
@@ -379,6 +381,11 @@ def load_for(compiled: Any, devices: Sequence[Any], others: Sequence[Any]) -> An
     except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
         return None  # not every backend saves programs, and not every program can be saved
     return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(types), out_tree, no_kwargs=no_kwargs)
+
+
+def _has_compilation_cache() -> bool:
+    """Whether JAX keeps programs on disk."""
+    return bool(config.enable_compilation_cache.value and config.compilation_cache_dir.value)
 
 
 def _moved_executable(text: bytes, devices: Sequence[Any], others: Sequence[Any]) -> Any:
