@@ -2,7 +2,7 @@
 for each layer, an inner loop, a checkpoint; and plans of it with cuts at any layer."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -61,3 +61,27 @@ def recut(plan, sizes):
         for s, stage in enumerate(plan.stages)
     ]
     return replace(plan, stages=tuple(stages))
+
+
+@cache
+def with_sums(layers=4):
+    """A train step whose loop over layers carries more than the activation: a counter and sums over the examples; one
+    of its weights is read in every layer, before the loop and after it. And its arguments."""
+
+    def layer(scale, carry, w):
+        x, count, seen, balance = carry
+        y = jnp.tanh((x * scale) @ w)
+        return (x + y / (1 + seen), count + 1, seen + 0.5, balance + (y**2).mean()), (y > 0).sum()
+
+    def loss(params, x):
+        start = x * params["scale"], jnp.int32(3), jnp.zeros(()), (params["scale"] ** 2).sum()
+        step = jax.checkpoint(partial(layer, params["scale"]))
+        (y, count, _, balance), positive = jax.lax.scan(step, start, params["w"])
+        return ((y * params["scale"]) ** 2).mean() + 0.1 * balance, (count, balance, positive)
+
+    def train_step(params, x):
+        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), (value, *metrics)
+
+    params = {"w": waves(0, layers, WIDTH, WIDTH) / 2, "scale": 1 + waves(1, WIDTH) / 4}
+    return train_step, (params, waves(2, 8, WIDTH))

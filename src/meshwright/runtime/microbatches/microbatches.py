@@ -24,7 +24,7 @@ from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
 from meshwright.runtime.microbatches.part_program import Key, PartProgram
-from meshwright.runtime.microbatches.units import Units
+from meshwright.runtime.microbatches.units import Unit, Units
 
 __all__ = ["CannotCut", "CutStep", "accumulated"]
 
@@ -120,30 +120,10 @@ class CutStep:
         self.inputs: list[Status] = [
             0 if given and aval.shape else ALIKE for given, aval in zip(examples, whole.jaxpr.in_avals, strict=True)
         ]
-        self.early: set[int] = set()
-        self.analysis = self._analyse()
+        self.analysis = analyse(self.program, self.inputs, cut)
         self._sort_units()
         self._sort_parts()
         jax.eval_shape(self.run, whole.types)  # checks that every operation runs on parts before the step runs
-
-    def _analyse(self) -> Analysis:
-        """Analyses again until every operation on examples that reads a value of the whole batch can do so: the value
-        is computed beforehand, or the operation waits."""
-        units, early, waiting = self.program.units, self.early, set[int]()
-        last = [n for n, unit in enumerate(units) if unit.eqn.effects or is_expensive(unit)]
-        cheap = set(range(len(units))) - self.program.leading_to(last)
-        while True:
-            try:
-                return Analysis(self.program, self.inputs, self.cut, early=early, waiting=waiting)
-            except TooLate as error:
-                wanted = set(error.values)
-                if wanted - early and not any(is_expensive(units[n]) for n in self.program.ancestors(wanted)):
-                    early |= wanted
-                elif error.number in cheap:
-                    waiting |= self.program.depending_on(error.number)
-                else:
-                    message = f"{error.unit} needs a value that is known only after the whole batch has run"
-                    raise CannotCut(message) from None
 
     def _sort_units(self) -> None:
         """Finds the units that run after all parts, and the values they need."""
@@ -165,7 +145,7 @@ class CutStep:
         self.sliced = [(v, d) for v, d in self.part.keys if d is not None or isinstance(status[v], int)]
         self.shared = [key for key in self.part.keys if key not in self.sliced]
         needed = {v for v, _ in self.part.keys} | {v for v in self.read_after if status[v] == ALIKE}
-        self.before = self.program.ancestors(needed)
+        self.before = self.program.needed(needed)
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         env: dict[int, Any] = dict(self.program.constants)
@@ -173,12 +153,11 @@ class CutStep:
         self._run_whole(self.before, env)
         if self.contributions or self.stacked:
             env.update(self._loop(env))
-        self._run_whole(self.after, env)
+        self._run_whole([self.program.units[n] for n in self.after], env)
         return [env[v] for v in self.program.outputs]
 
-    def _run_whole(self, numbers: Sequence[int], env: dict[int, Any]) -> None:
-        for number in numbers:
-            unit = self.program.units[number]
+    def _run_whole(self, units: Sequence[Unit], env: dict[int, Any]) -> None:
+        for unit in units:
             made = jax_compat.bind(unit.eqn, [env[v] for v in unit.ins], unit.stack)
             env.update(zip(unit.outs, made, strict=True))
 
@@ -208,3 +187,27 @@ class CutStep:
         dim = self.analysis.status[value]
         assert isinstance(dim, int)
         return dim
+
+
+def analyse(program: Units, inputs: Sequence[Status], cut: Cut) -> Analysis:
+    """Analyses again until every operation on examples that reads a value of the whole batch can do so: the value is
+    computed beforehand, or the operation waits.
+
+    Raises:
+        CannotCut: An operation needs a value that is expensive and known only after the whole batch has run.
+    """
+    units, early, waiting = program.units, set[int](), set[int]()
+    last = [n for n, unit in enumerate(units) if unit.eqn.effects or is_expensive(unit)]
+    cheap = set(range(len(units))) - program.leading_to(last)
+    while True:
+        try:
+            return Analysis(program, inputs, cut, early=early, waiting=waiting)
+        except TooLate as error:
+            wanted = set(error.values)
+            if wanted - early and not any(is_expensive(units[n]) for n in program.ancestors(wanted)):
+                early |= wanted
+            elif error.number in cheap:
+                waiting |= program.depending_on(error.number)
+            else:
+                message = f"{error.unit} needs a value that is known only after the whole batch has run"
+                raise CannotCut(message) from None

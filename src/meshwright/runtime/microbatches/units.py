@@ -29,6 +29,15 @@ class Unit:
     def name(self) -> str:
         return str(self.eqn.primitive.name)
 
+    def trimmed(self, used: Sequence[bool]) -> "Unit":
+        """What computes some of its results; of a loop, what leads to them."""
+        reads, eqn = jax_compat.trimmed(self.eqn, used)
+        if eqn is self.eqn:
+            return self
+        numbers = {id(var): v for var, v in zip(self.eqn.outvars, self.outs, strict=True)}
+        ins = tuple(v for v, is_read in zip(self.ins, reads, strict=True) if is_read)
+        return replace(self, eqn=eqn, ins=ins, outs=tuple(numbers[id(var)] for var in eqn.outvars))
+
     def __str__(self) -> str:
         return f"{self.name} at {self.source}" if self.source else self.name
 
@@ -74,11 +83,7 @@ class Units:
             unit = self.units[number]
             used = [v in wanted for v in unit.outs]
             if any(used):
-                reads, eqn = jax_compat.trimmed(unit.eqn, used)
-                if eqn is not unit.eqn:
-                    numbers = {id(var): v for var, v in zip(unit.eqn.outvars, unit.outs, strict=True)}
-                    ins = tuple(v for v, is_read in zip(unit.ins, reads, strict=True) if is_read)
-                    unit = replace(unit, eqn=eqn, ins=ins, outs=tuple(numbers[id(var)] for var in eqn.outvars))
+                unit = unit.trimmed(used)
                 found.append(unit)
                 wanted.update(unit.ins)
         return found[::-1]
@@ -106,10 +111,10 @@ class Units:
     def _walk(self, closed: Any, inputs: Sequence[int], stack: tuple[Any, ...], source: str = "") -> list[int]:
         env: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for v, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            env[v] = self._constant(value, v.aval)
+            env[v] = self.constant(value, v.aval)
 
         def read(v: Any) -> int:
-            return self._constant(v.val, v.aval) if isinstance(v, jax_compat.Literal) else env[v]
+            return self.constant(v.val, v.aval) if isinstance(v, jax_compat.Literal) else env[v]
 
         for eqn in closed.jaxpr.eqns:
             ins = [read(v) for v in eqn.invars]
@@ -119,16 +124,19 @@ class Units:
                 around = (*stack, jax_compat.name_stack(eqn))
                 made = self._walk(inner, list(jax_compat.call_operands(eqn, ins)), around, here)
             else:
-                made = [self._number(v.aval) for v in eqn.outvars]
+                made = [self.number(v.aval) for v in eqn.outvars]
                 self.units.append(Unit(eqn, tuple(ins), tuple(made), stack, here))
             env.update(zip(eqn.outvars, made, strict=True))
         return [read(v) for v in closed.jaxpr.outvars]
 
-    def _number(self, aval: Any) -> int:
+    def number(self, aval: Any) -> int:
+        """The number of a new value."""
         self.types.append(aval)
         return len(self.types) - 1
 
-    def _constant(self, value: Any, aval: Any) -> int:
-        number = self._number(aval)
+    def constant(self, value: Any, aval: Any = None) -> int:
+        """The number of a new constant; its type is that of the value unless it is given."""
+        aval = jax_compat.abstract(value) if aval is None else aval
+        number = self.number(aval)
         self.constants[number] = value
         return number

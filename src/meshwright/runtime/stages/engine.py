@@ -188,6 +188,8 @@ class Engine:
         for number, bound in enumerate(found):
             last.update(dict.fromkeys((*bound.reads, *bound.fills), number))
         kept = {slot for _, slots in self._leaving for slot in slots}
+        entering = {slot for slot, *_ in (*self._entering, *self._given)}
+        assert kept <= entering.union(*(bound.fills for bound in found)), "no stage computes a result of the step"
         drops: dict[int, list[int]] = {}
         for slot, number in last.items():
             if slot not in kept:

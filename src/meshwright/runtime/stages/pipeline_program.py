@@ -163,14 +163,16 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
         ShardingError: It cannot be cut without changing its numbers, or at these layers.
     """
     assert plan.pipeline is not None
-    split = split_layers(traced.call.jaxpr, assign(plan, traced.graph, Units.of(traced.call.jaxpr)))
-    call, examples = replace(traced.call, jaxpr=split.jaxpr), _examples(traced, batch)
+    examples, counts = _examples(traced, batch), dict.fromkeys(_counts(plan))
     _check_rows(plan, traced, examples)
-    given = [examples[leaf] for leaf, _ in split.leaves]
-    if set(_counts(plan)) == {1}:
-        return split, {1: OnePart(Units.of(split.jaxpr), given, split.assignment.is_update)}
+    assignment = assign(plan, traced.graph, Units.of(traced.call.jaxpr))
     try:
-        return split, {count: CutStep(call, given, Cut(count, 1)) for count in dict.fromkeys(_counts(plan))}
+        split = split_layers(traced.call.jaxpr, assignment, examples, max(counts))
+        given = [examples[leaf] for leaf, _ in split.leaves]
+        if set(counts) == {1}:
+            return split, {1: OnePart(Units.of(split.jaxpr), given, split.assignment.is_update)}
+        call = replace(traced.call, jaxpr=split.jaxpr)
+        return split, {count: CutStep(call, given, Cut(count, 1)) for count in counts}
     except CannotCut as reason:
         raise ShardingError(
             f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its numbers: "

@@ -17,7 +17,7 @@ from meshwright.runtime.stages.cutting.layer_loops import split_layers
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
 from meshwright.runtime.stages.lowering.layout import fitted
 from tests.runtime.stages.models import compared
-from tests.runtime.stages.scanned import build, recut
+from tests.runtime.stages.scanned import build, recut, with_sums
 
 pytestmark = pytest.mark.devices
 
@@ -137,6 +137,26 @@ def test_a_stage_has_a_single_number_of_each_layer_and_others_read_it():
         step = mw.parallelize(train_step, cluster=f"1x{4 * recipe.data} cpu", method=recipe)
         for value, found in zip(*map(jax.tree.leaves, (expected, step(*given))), strict=True):
             np.testing.assert_allclose(found, value, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        mw.ThreeD(pipeline=2, microbatch=8),
+        mw.ThreeD(pipeline=2, tensor=2, microbatch=2, schedule="gpipe", checkpoint="full"),
+        mw.ThreeD(pipeline=2, microbatch=4, interleave=2),
+        mw.ThreeD(pipeline=4, data=2, microbatch=2, schedule="zb-h1"),
+    ],
+    ids=lambda recipe: f"{recipe.schedule} {recipe.interleave}",
+)
+def test_a_loop_may_carry_sums_and_counters_and_share_a_weight_with_what_is_outside(recipe):
+    train_step, given = with_sums()
+    expected = jax.jit(train_step)(*given)
+    devices = recipe.data * recipe.tensor * recipe.pipeline
+    found = mw.parallelize(train_step, cluster=f"1x{devices} cpu", method=recipe)(*given)
+    for value, other in zip(*map(jax.tree.leaves, (expected, found)), strict=True):
+        assert other.dtype == value.dtype
+        np.testing.assert_allclose(other, value, atol=1e-12)
 
 
 def simple(forward):

@@ -3,7 +3,9 @@
 A scan over layers is one operation, and a stack of the layers' weights one array; a pipeline gives each virtual stage
 some of the layers, not always equally many. The step is evaluated once, with such a scan replaced by one for each
 virtual stage that has some of its layers, and with stacks in pieces. An operation on a stack (a cast before the loop,
-the optimizer's after it) runs piece by piece where its rule allows that, and otherwise on the pieces put together.
+the optimizer's after it) runs piece by piece where its rule allows that, and otherwise on the pieces put together. What
+a loop only adds up over its layers (an auxiliary loss, the gradient of a weight of all layers), each piece adds up from
+zero, and the sums are added up in the end: so what is a sum over the examples goes from stage to stage once a step.
 
 An update in branches (`optax.apply_if_finite`, `optax.MultiSteps`) is one operation on the state of all stages. Its
 branches are evaluated and their results selected, so that each stage updates its own state and the stages exchange
@@ -14,7 +16,7 @@ stage's piece of it, an equation is.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -25,6 +27,7 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
+from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import (
     COMBINE,
     CannotCut,
@@ -34,12 +37,13 @@ from meshwright.runtime.microbatches.cut_operations import (
     is_expensive,
     shrunk,
 )
+from meshwright.runtime.microbatches.microbatches import analyse
+from meshwright.runtime.microbatches.running_sums import begun_at_zero, running_sums
 from meshwright.runtime.microbatches.units import Unit, Units
 from meshwright.runtime.stages.cutting.assignment import UNPLANNED, Assignment, Parts
 
 _TAG = re.compile(r"^mw(\d+)(?:p(\d+))?(/\+)?(?:/|$)")
 _ADDED = "+"  # the scope of operations that the plan knows nothing of: they cut pieces or put them together
-_WHOLE = "alike"  # the status of a value that is not in pieces
 
 
 @dataclass(frozen=True)
@@ -83,18 +87,26 @@ class SplitStep:
     results: Sequence[tuple[int, int]]
 
 
-def split_layers(closed: Any, assignment: Assignment) -> SplitStep:
+def split_layers(closed: Any, assignment: Assignment, examples: Sequence[bool] = (), count: int = 1) -> SplitStep:
     """A step with its loops over layers and conditional updates split; itself where it has none.
+
+    Args:
+        closed: The step.
+        assignment: Where its operations and leaves belong.
+        examples: Which leaves are part of the batch.
+        count: Into how many parts the batch is to be cut.
 
     Raises:
         ShardingError: A loop over layers of several stages cannot be split.
+        CannotCut: The batch cannot be cut.
     """
     whole = [(i, -1) for i in range(len(closed.jaxpr.invars))]
     program, stacked = Units.of(closed), assignment.stacked
     if not assignment.spans and not any(map(_is_cheap_choice, program.units, assignment.is_update)):
         return SplitStep(closed, assignment, whole, [(i, -1) for i in range(len(closed.jaxpr.outvars))])
     _check_loops(program, assignment)
-    splitting = _Splitting(program, assignment)
+    sums = _sums_over_layers(program, assignment, examples, count) if count > 1 else {}
+    splitting = _Splitting(program, assignment, sums)
     leaves = [(i, k) for i, _ in whole for k in (range(len(stacked[i])) if i in stacked else (-1,))]
     types = [program.types[i] if k < 0 else _piece_type(program.types[i], _shares(stacked[i])[k]) for i, k in leaves]
     results: list[tuple[int, int]] = []
@@ -113,6 +125,31 @@ def split_layers(closed: Any, assignment: Assignment) -> SplitStep:
 
     new = jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
     return SplitStep(new, _renumbered(assignment, new, leaves, results), leaves, results)
+
+
+def _is_loop(unit: Unit, parts: Parts | None) -> bool:
+    """Whether a unit loops over layers of several stages; a loop of another length works on all layers at once."""
+    return parts is not None and unit.name == "scan" and unit.eqn.params["length"] == parts[-1][2]
+
+
+def _sums_over_layers(
+    program: Units, assignment: Assignment, examples: Sequence[bool], count: int
+) -> dict[int, set[int]]:
+    """The carries to which loops over layers only add, by unit and place; not those that have a row for each example.
+
+    Raises:
+        CannotCut: The batch cannot be cut.
+    """
+    loops = [n for n, parts in assignment.spans.items() if _is_loop(program.units[n], parts)]
+    sums = {n: found for n in loops if (found := running_sums(program.units[n].eqn))}
+    if not sums:
+        return {}
+    other, own = begun_at_zero(program, sums)
+    inputs: list[Status] = [0 if given and program.types[i].shape else ALIKE for i, given in enumerate(examples)]
+    status = analyse(other, inputs, Cut(count, 1)).status
+    return {
+        n: {i for i in some if not isinstance(status[own[program.units[n].outs[i]]], int)} for n, some in sums.items()
+    }
 
 
 def _check_loops(program: Units, assignment: Assignment) -> None:
@@ -156,8 +193,8 @@ def _piece_type(aval: Any, share: _Share) -> Any:
 class _Splitting:
     """Evaluates a step with some arguments in pieces."""
 
-    def __init__(self, program: Units, assignment: Assignment):
-        self.program, self.assignment = program, assignment
+    def __init__(self, program: Units, assignment: Assignment, sums: Mapping[int, Collection[int]]):
+        self.program, self.assignment, self.sums = program, assignment, sums
 
     def run(self, given: dict[int, Any]) -> tuple[list[Any], list[tuple[int, int]]]:
         """The results, and for each the number of the result of the whole step and of its piece."""
@@ -180,7 +217,7 @@ class _Splitting:
         return found, where
 
     def _unit(self, number: int, unit: Unit, ins: list[Any]) -> Sequence[Any]:
-        if self._is_loop(number, unit):
+        if _is_loop(unit, self.assignment.spans.get(number)):
             return self._scan(number, unit, ins)
         if _is_cheap_choice(unit, self.assignment.is_update[number]):
             return self._choice(number, unit, ins)
@@ -215,17 +252,12 @@ class _Splitting:
                 found.append(_select(which, [x.arrays[k] for x in whole]))
         return Pieces(0, pieces.parts, tuple(found))
 
-    def _is_loop(self, number: int, unit: Unit) -> bool:
-        """Whether a unit loops over layers of several stages; a loop of another length works on all layers at once."""
-        parts = self.assignment.spans.get(number)
-        return parts is not None and unit.name == "scan" and unit.eqn.params["length"] == parts[-1][2]
-
     def _piecewise(self, number: int, unit: Unit, ins: list[Any]) -> list[Any] | None:
         """The results of an operation piece by piece; None where its rule does not allow that."""
         cuts = {x.parts for x in ins if isinstance(x, Pieces)}
         parts = cuts.pop()
         shares = _shares(parts)
-        given: list[Status] = [x.dim if isinstance(x, Pieces) else _WHOLE for x in ins]
+        given: list[Status] = [x.dim if isinstance(x, Pieces) else ALIKE for x in ins]
         try:
             form = form_of(unit, given, shares[0], False)
         except CannotCut:
@@ -275,12 +307,19 @@ class _Splitting:
         stacks = [self._pieces(x, parts, number) for x in ins[first:]]
         made: dict[int, list[Any]] = {}
         order = range(len(parts))
+        sums: dict[int, list[Any]] = {i: [carry[i]] for i in self.sums.get(number, ())}
         for k in reversed(order) if unit.eqn.params["reverse"] else order:
             virtual, begin, end = parts[k]
             eqn = unit.eqn.replace(params=jax_compat.scan_length(unit.eqn, end - begin))
             with jax.named_scope(f"mw{number}p{virtual}"):
+                with jax.named_scope(_ADDED):
+                    carry = [jnp.zeros_like(x) if i in sums else x for i, x in enumerate(carry)]
                 outs = jax_compat.bind(eqn, [*consts, *carry, *(s.arrays[k] for s in stacks)], unit.stack)
             carry, made[k] = outs[:num_carry], outs[num_carry:]
+            for i, some in sums.items():
+                some.append(carry[i])
+        with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
+            carry = [reduce(lax.add, sums[i]) if i in sums else x for i, x in enumerate(carry)]
         stacked = zip(*(made[k] for k in order), strict=True)
         return [*carry, *(Pieces(0, parts, tuple(arrays)) for arrays in stacked)]
 

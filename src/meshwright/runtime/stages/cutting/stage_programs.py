@@ -7,7 +7,7 @@ of the batch, and values that other passes computed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import jax
@@ -266,7 +266,8 @@ def _read(pieces: Iterable[Instruction], made: set[Key]) -> list[Key]:
 def _add_updates(programs: StagePrograms) -> None:
     """Makes the rounds of the update."""
     step, count = programs.steps[0], programs.num_stages
-    program, status = step.program, step.analysis.status
+    status = step.analysis.status
+    program = _outside_of_parts(step)
     wanted: dict[int, list[int]] = {stage: [] for stage in range(count)}
     for place, value in enumerate(program.outputs):
         for stage in result_owners(programs, place, value):
@@ -284,7 +285,17 @@ def _add_updates(programs: StagePrograms) -> None:
     programs.rounds = found
     for stage in range(count):
         outputs = {*wanted[stage], *(v for sent in found.sent.values() for v, at, _ in sent if at == stage)}
-        _add_rounds(programs, stage, outputs)
+        _add_rounds(programs, program, stage, outputs)
+
+
+def _outside_of_parts(step: CutStep | OnePart) -> Units:
+    """A step's operations of which those that run on parts are cut down to the results that are alike for all parts: a
+    counter that a loop carries beside the examples."""
+    found = replace(step.program, units=[])
+    for unit in step.program.units:
+        used = [step.analysis.status[o] == ALIKE for o in unit.outs]
+        found.units.append(unit.trimmed(used) if any(used) and not all(used) else unit)
+    return found
 
 
 def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
@@ -306,9 +317,9 @@ def is_packed(program: Units, value: int) -> bool:
     return prod(kind.shape) == 1 and not jax_compat.is_key_dtype(kind.dtype) and value not in program.inputs
 
 
-def _add_rounds(programs: StagePrograms, stage: int, outputs: set[int]) -> None:
+def _add_rounds(programs: StagePrograms, program: Units, stage: int, outputs: set[int]) -> None:
     """The update programs of one stage."""
-    found, program = programs.rounds, programs.steps[stage].program
+    found = programs.rounds
     by_round = {
         turn: [Whole(program.units[n]) for n in numbers] for (s, turn), numbers in found.units.items() if s == stage
     }
