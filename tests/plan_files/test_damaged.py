@@ -6,6 +6,8 @@ import json
 import pytest
 
 import meshwright as mw
+from meshwright.plan_files.stored_operations import ops_to_json, parse_ops
+from meshwright.plans.operations import OpPlan
 from tests.test_hostile import plans
 
 
@@ -72,3 +74,8 @@ def test_a_damaged_list_is_said_by_whatever_reads_it(place, change, words, tmp_p
     with pytest.raises(mw.PlanFileError, match=words) as caught:
         str(plan), mw.simulate(plan), plan.diff(plan), plan.dump(tmp_path / "dump")
     assert "TypeError" not in str(caught.value)
+
+
+def test_an_axis_may_be_summed_over_and_left_to_a_loop():
+    op = OpPlan(0, "dot", "forward", ((("x",),),), ((),), ((),), (None,), sums=("x",), waits=("x",))
+    assert parse_ops(ops_to_json([op]), ("x",), "ops") == (op,)

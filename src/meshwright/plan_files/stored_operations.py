@@ -48,7 +48,8 @@ def parse_ops(rows: Iterable[Sequence[Any]], axes: Sequence[str], where: str) ->
         for specs in (op.operands, op.partial, op.results, op.via):
             for spec in specs:
                 check_axes(spec or (), axes, f"{where}[{number}]")
-        check_axes([op.sums, op.waits], axes, f"{where}[{number}]")
+        for sums in (op.sums, op.waits):  # one axis may be in both
+            check_axes([sums], axes, f"{where}[{number}]")
     return tuple(found)
 
 
