@@ -78,6 +78,34 @@ def test_a_process_that_is_killed_is_named_with_the_signal(tmp_path):
     ]
 
 
+def test_the_cause_is_named_and_not_the_process_that_ends_first_because_of_it(tmp_path):
+    code = (
+        "print(f'[Gloo] Rank {me} is connected to 1 peer ranks. Expected number of connected peer ranks is : 1')\n"
+        "if me == 0:\n print(f'meshwright: process 1 has no data. So process 0 {ENDS_TOO}')\n sys.exit(1)\n"
+        "print('[Gloo] closed')\ntime.sleep(1.5)\nsys.exit(7)"
+    )
+    status, out, errors = end(start(tmp_path, f"from meshwright.runtime.processes.peers import ENDS_TOO\n{code}"))
+    assert status == 7
+    assert sorted(out) == ["[0] meshwright: process 1 has no data. So process 0 ends, too.", "[1] [Gloo] closed"]
+    assert errors == ["meshwright launch: process 1 of 2 failed with exit code 7; its last lines:", "    [Gloo] closed"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the script looks at /proc")
+def test_a_process_that_was_stopped_is_named_and_not_the_one_that_lost_it(tmp_path):
+    code = (
+        "import signal\nif me == 1:\n print('here', flush=True)\n open('at', 'w').write(str(os.getpid()))\n"
+        " os.rename('at', 'pid')\n os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "while not os.path.exists('pid'): time.sleep(0.01)\n"
+        "while open(f'/proc/{open(\"pid\").read()}/stat').read().split()[2] != 'T': time.sleep(0.01)\nos.abort()"
+    )
+    status, _, errors = end(start(tmp_path, code))
+    assert status == 128 + signal.SIGSTOP
+    assert errors[0] == (
+        "meshwright launch: process 1 of 2 was stopped (SIGSTOP), and the others waited for it in vain; its last lines:"
+    )
+    assert errors[1:] == ["    here"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_every_process_once(tmp_path, number):
     code = f"import signal\nsignal.signal({int(number)}, lambda *_: print('asked', flush=True) or sys.exit(0))\n"

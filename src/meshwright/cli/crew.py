@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from threading import Lock, Thread
 from typing import Any, BinaryIO
 
 from meshwright.cli.screen import note
+from meshwright.runtime.processes.peers import ENDS_TOO
 
 _TICK_S = 0.2  # between looks at the clock
 _FAILED_S = 10.0  # for the others to end after one failed: those that `mw.initialize` connected take seconds
 _TAIL_S = 1.0  # for the last lines of a process that ended; its own children may keep its output open for ever
 _LAST_LINES = 10
+# How a process says that it ends since another one has: by `mw.initialize`, and by JAX where that was quicker.
+_CONSEQUENCES = (ENDS_TOO.encode(), b"the JAX distributed service detected fatal errors")
+_CONNECTED = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of .* is : \d+\s*")
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -40,6 +45,7 @@ class Crew:
         self._printing = Lock()
         self._ended: SimpleQueue[int] = SimpleQueue()
         self._last: list[deque[str]] = [deque(maxlen=_LAST_LINES) for _ in settings]
+        self._followed: set[int] = set()  # processes that said that they end since another one has
         prepare = _ending_with_parent()
         self._children = [
             subprocess.Popen(
@@ -58,7 +64,7 @@ class Crew:
         """Waits for all processes.
 
         Returns:
-            0 if all ended well; otherwise the exit code of the first that failed, as a shell has it.
+            0 if all ended well; otherwise the exit code of the one that failed first, as a shell has it.
         """
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -86,12 +92,23 @@ class Crew:
             bad = sorted((p for p in ended if self._children[p].returncode), key=lambda p: self._children[p].returncode)
             if bad and not failed:
                 self._kill_at = min(self._kill_at, time.monotonic() + self._after_failure_s)
+                stopped = [p for p in sorted(waiting) if _is_stopped(self._children[p].pid)]
+                if stopped and not self.is_stopped:
+                    return self._end_stopped(stopped[0])
             failed += bad
             if waiting and time.monotonic() >= self._kill_at:
                 self._kill(sorted(waiting))
-        if failed and not self.is_stopped:
-            self._explain(failed[0])
-        return _shell_code(self._children[failed[0]].returncode) if failed else 0
+        if not failed:
+            return 0
+        first = next((process for process in failed if process not in self._followed), failed[0])
+        if not self.is_stopped:
+            self._explain(first)
+        return _shell_code(self._children[first].returncode)
+
+    def _end_stopped(self, process: int) -> int:
+        """Names a process that was stopped, for which the others waited in vain; all are killed."""
+        self._print_last(process, "was stopped (SIGSTOP), and the others waited for it in vain")
+        return 128 + signal.SIGSTOP
 
     def _watch(self, process: int) -> None:
         """Prints what a process prints, until it ends."""
@@ -108,6 +125,10 @@ class Crew:
     def _print(self, process: int, stream: Any, target: Any) -> None:
         out: BinaryIO = target.buffer
         for line in iter(stream.readline, b""):
+            if _CONNECTED.fullmatch(line):  # Gloo says so of every communicator
+                continue
+            if any(text in line for text in _CONSEQUENCES):
+                self._followed.add(process)
             self._last[process].append(line.decode("utf-8", "replace").rstrip())
             with self._printing:
                 try:
@@ -138,9 +159,22 @@ class Crew:
     def _explain(self, process: int) -> None:
         code = self._children[process].returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        self._print_last(process, how)
+
+    def _print_last(self, process: int, how: str) -> None:
         note(f"meshwright launch: process {process} of {len(self._children)} {how}; its last lines:")
         for line in self._last[process] or ["(it printed nothing)"]:
             note(f"    {line}")
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a child is stopped by a signal, as by SIGSTOP, until somebody continues it."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False
 
 
 def _shell_code(code: int) -> int:

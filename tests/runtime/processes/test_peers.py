@@ -110,6 +110,18 @@ def test_an_error_that_ends_a_process_is_told_to_all(code, words):
     assert told == [[{"failed": [words, False]}]] * 2
 
 
+def test_an_exit_code_is_told_to_all_and_kept():
+    """Python calls no hook for `sys.exit`: the others had learnt that the process made no more calls."""
+    status, said, told = First("call(); sys.exit(7)").end()
+    assert (status, said) == (7, [])
+    assert [words[1:] for words in told] == [[{"failed": ["process 0 ended with exit code 7", False]}]] * 2
+
+
+def test_an_exit_that_was_called_off_is_none():
+    status, said, told = First("try: sys.exit(7)\nexcept SystemExit: call()").end()
+    assert (status, said) == (0, []) and all(words[1:] == [{"end": 1}] for words in told)
+
+
 def test_a_process_that_comes_to_its_end_says_how_far_it_came_and_waits_for_none():
     first = First("call(x='float32[4]'); call(x='float32[4]')")
     code, said, told = first.end()

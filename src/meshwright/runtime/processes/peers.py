@@ -16,13 +16,14 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from threading import Event, Lock, Thread
-from typing import Any
+from threading import Event, Lock, Thread, current_thread, main_thread
+from typing import Any, NoReturn
 
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes.calls import Turns
 from meshwright.runtime.processes.rendezvous import send
 
+ENDS_TOO = "ends, too."  # how a process says that it ends since another one has
 _TICK_S = 0.5  # between comparisons of the processes' calls
 
 
@@ -49,6 +50,7 @@ class Peers:
         self._speech = Lock()  # of whoever prints why the process ends: neither is cut off by the other
         self._is_over = False
         self._pid = os.getpid()
+        self._status: Any = None  # what `sys.exit` was called with
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
 
     def start(self) -> None:
@@ -66,6 +68,14 @@ class Peers:
                 print(self._farewell(), file=sys.stderr)  # the cause, of which this error is a consequence
 
         sys.excepthook = last_words
+        leave = sys.exit
+
+        def noted_exit(status: Any = None) -> NoReturn:
+            if current_thread() is main_thread():
+                self._status = status
+            leave(status)
+
+        sys.exit = noted_exit  # `sys.excepthook` is not called for it
 
     def enter(self) -> None:
         """Begins a call of a parallelised function.
@@ -76,6 +86,7 @@ class Peers:
         if self.failure is not None:
             raise ProcessError(self.failure)
         self._turns.num_calls += 1
+        self._status = None  # an exit that was called off
 
     def announce(self, name: str, types: Mapping[str, str], *, is_next: bool = False) -> None:
         """Announces the current call, or an action that comes before the next one."""
@@ -151,17 +162,25 @@ class Peers:
 
     def _say_last(self, error: BaseException) -> str:
         """Reports an error that ends this process to the others, unless their failure caused it."""
-        if not isinstance(error, KeyboardInterrupt):
-            self._failed.wait(self._patience_s / 2)  # its cause may be another process whose loss is noticed soon
-        how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"ended with {describe_error(error)}"
-        self.fail(f"process {self.process} {how}")
-        return f"process {self.process} {how}"
+        if isinstance(error, KeyboardInterrupt):
+            return self._fail_here("was interrupted")
+        self._failed.wait(self._patience_s / 2)  # its cause may be another process whose loss is noticed soon
+        return self._fail_here(f"ended with {describe_error(error)}")
+
+    def _fail_here(self, how: str) -> str:
+        said = f"process {self.process} {how}"
+        self.fail(said)
+        return said
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
+        code = exit_code(self._status)
+        if code:
+            self._failed.wait(self._patience_s / 2)  # as above
+            self._fail_here(f"ended with exit code {code}")
         if self.failure is not None:  # JAX would wait for the others, which have ended
-            end_process()
+            end_process(code or 1)
         self.end()
 
     def _leave(self) -> None:
@@ -170,7 +189,7 @@ class Peers:
         end_process()
 
     def _farewell(self) -> str:
-        return f"meshwright: {self.failure}. So process {self.process} ends, too."
+        return f"meshwright: {self.failure}. So process {self.process} {ENDS_TOO}"
 
     def _close(self) -> None:
         for connection in self._connections.values():
@@ -190,12 +209,17 @@ def _receive(connection: socket.socket) -> bytes:
         return b""
 
 
-def end_process() -> None:
+def exit_code(status: Any) -> int:
+    """The exit code of a process that ends by `sys.exit(status)`."""
+    return status % 256 if isinstance(status, int) else 0 if status is None else 1
+
+
+def end_process(code: int = 1) -> None:
     """Ends the process at once, which nothing else can do while C++ waits."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 current: Peers | None = None
