@@ -22,7 +22,7 @@ def training(program: str, precision: Precision) -> Training:
         params = jax.tree.map(
             lambda x: x.astype(precision.params) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
         )
-        frozen, params = hk.data_structures.partition(lambda module, name, value: name in ("q", "scale"), params)
+        frozen, params = hk.data_structures.partition(lambda module, name, value: name.startswith("frozen"), params)
         return params, (frozen, stats)
 
     def loss(params: Any, rest: Any, batch: Any, key: Any) -> Any:
@@ -45,8 +45,8 @@ class _Dense(hk.Module):
     def __call__(self, x: Any) -> Any:
         shape = (x.shape[-1], self.features)
         if self.precision.kind == "lora":
-            q = hk.get_parameter("q", shape, jnp.int8, init=lambda s, d: quantized(_NORMAL(s, jnp.float32))[0])
-            scale = hk.get_parameter("scale", shape[1:], init=hk.initializers.Constant(1 / 127))
+            q = hk.get_parameter("frozen_q", shape, jnp.int8, init=lambda s, d: quantized(_NORMAL(s, jnp.float32))[0])
+            scale = hk.get_parameter("frozen_scale", shape[1:], init=hk.initializers.Constant(1 / 127))
             a = hk.get_parameter("a", (shape[0], RANK), init=_NORMAL)
             return lora_dot(x, q, scale, a, hk.get_parameter("b", (RANK, shape[1]), init=jnp.zeros))
         w = hk.get_parameter("w", shape, init=_NORMAL)
@@ -85,7 +85,7 @@ def _forward(program: str, precision: Precision, batch: Any) -> Any:
         x = batch["x"].astype(precision.compute)
         for _ in range(2):
             x = hk.BatchNorm(True, True, 0.9)(hk.Conv2D(WIDTH, 3, with_bias=False)(x), is_training=True)
-            x = jax.nn.relu(x)
+            x = jax.nn.relu(x).astype(precision.compute)  # whose statistics are in float32
         return _Dense(precision, WORDS, "head")(x.mean((1, 2)))
     embed = hk.Embed(WORDS, WIDTH, name="embed")
     x = embed(batch["x"])
