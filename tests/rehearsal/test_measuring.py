@@ -100,8 +100,13 @@ def test_a_program_that_does_not_compile_in_time_is_not_waited_for(candidates, d
     def compile_some(self, *args):
         return compiled if self is not stuck or not go_on.wait() else None
 
+    def end(_):
+        late.deadline = time.perf_counter()
+
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() / 1000)  # the time ends when the other one is measured
     monkeypatch.setattr(Candidate, "compile", compile_some)
-    late = Measuring(jax.devices()[0], database, seconds=4)
+    late = Measuring(jax.devices()[0], database, seconds=1, say=end)
     found = late.measure(candidates)
     go_on.set()
     assert late.is_over and stuck.key(late.device) not in found and len(found) == len(candidates) - 1
@@ -124,14 +129,14 @@ def test_a_program_that_was_late_is_there_when_it_is_asked_for_again(candidates,
     assert len(found.measure(candidates[:1])) == len(begun) == 1
 
 
-def test_rounds_of_whole_steps_are_longer(database):
+def test_rounds_of_whole_steps_are_longer(database, monkeypatch):
     counted = []
 
     class Slow(PartProgram):
         def run(self):
             counted.append(1)
-            time.sleep(0.01)
 
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.01 * len(counted))
     found = Measuring(jax.devices()[0], database)
     found._time(Slow(None, list), best_s=1e-9)
     part = len(counted)
