@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # what older releases call closed_call
     "core_call": "call_jaxpr",
     "remat2": "jaxpr",
     "remat": "jaxpr",
@@ -36,6 +38,8 @@ _CALLS = {
 CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
 _RECOMPUTED = "rematted_computation"
 _Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
+# From 0.12 on, a rule also takes which operands that are references may be read later.
+_HAS_LIVE_INPUTS = "live_inputs" in signature(partial_eval.dce_jaxpr).parameters
 _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
 
 
@@ -136,8 +140,9 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
 
 def trimmed(eqn: Any, used: Sequence[bool]) -> tuple[Sequence[bool], Any]:
     """An equation that computes only some of its results, with the operands that they need; a loop may need fewer."""
-    rule = None if all(used) else partial_eval.dce_rules.get(eqn.primitive)
-    found = (None, None) if rule is None else rule(list(used), eqn)
+    rule: Any = None if all(used) else partial_eval.dce_rules.get(eqn.primitive)
+    live = ([True] * len(eqn.invars),) if _HAS_LIVE_INPUTS else ()
+    found = (None, None) if rule is None else rule(list(used), *live, eqn)
     return ([True] * len(eqn.invars), eqn) if found[1] is None else found
 
 

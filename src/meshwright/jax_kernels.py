@@ -136,10 +136,8 @@ def _without_mesh(value: Any) -> Any:
     """A parameter of an equation, with the equations of all jaxprs in it."""
     if isinstance(value, tuple | list):
         return type(value)(map(_without_mesh, value)) if type(value) in (tuple, list) else value
-    if hasattr(value, "jaxpr") and hasattr(value, "consts"):
-        return value.replace(jaxpr=_without_mesh(value.jaxpr))
     if not isinstance(value, core.Jaxpr):
-        return value
+        return value.replace(jaxpr=_without_mesh(value.jaxpr)) if isinstance(value, jax_compat.ClosedJaxpr) else value
     equations = [
         eqn.replace(
             invars=list(map(_literal_without_mesh, eqn.invars)),

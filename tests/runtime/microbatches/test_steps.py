@@ -1,6 +1,7 @@
 """Ordinary training steps are cut into microbatches, and what they would keep for the whole batch is not made."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -73,13 +74,13 @@ def images(w, b):
     return (x.mean(1).reshape(B, 4) @ w["in"][:4, :1]).mean()
 
 
-def narrow(w, b):
-    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), w)
-    h = jnp.tanh(b["x"].astype(jnp.bfloat16) @ low["in"]) @ low["out"]
+def narrow(w, b, dtype=jnp.bfloat16):
+    low = jax.tree.map(lambda x: x.astype(dtype), w)
+    h = jnp.tanh(b["x"].astype(dtype) @ low["in"]) @ low["out"]
     return optax.softmax_cross_entropy_with_integer_labels(h.astype(jnp.float32), b["label"]).mean()
 
 
-LOSSES = {f.__name__: f for f in (attention, padded, recurrent, layered, images, narrow)}
+LOSSES = {f.__name__: f for f in (attention, padded, recurrent, layered, images)}
 
 
 def trained(loss, optimizer):
@@ -96,7 +97,15 @@ def test_gradients_of_ordinary_models(name):
     step = jax.value_and_grad(LOSSES[name])
     cut = accumulated(step, (W, BATCH), (1,), 4)
     one, many = jax.jit(lambda w, b: (step(w, b), cut(w, b)))(W, BATCH)
-    assert_same(one, many, rtol=0.02 if name == "narrow" else 2e-5)
+    assert_same(one, many)
+
+
+def test_gradients_in_bfloat16_are_as_exact_as_it_allows():
+    """Those of the whole batch may be less so: XLA of JAX 0.12 sums up products in bfloat16, and adds up no parts."""
+    step, exact = jax.value_and_grad(narrow), jax.jit(jax.value_and_grad(partial(narrow, dtype=jnp.float32)))(W, BATCH)
+    many = jax.jit(accumulated(step, (W, BATCH), (1,), 4))(W, BATCH)
+    for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(many), strict=True):
+        assert np.linalg.norm(a - b) <= 0.02 * np.linalg.norm(a)
 
 
 OPTIMIZERS = {
