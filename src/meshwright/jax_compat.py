@@ -142,7 +142,7 @@ def trimmed(eqn: Any, used: Sequence[bool]) -> tuple[Sequence[bool], Any]:
     """An equation that computes only some of its results, with the operands that they need; a loop may need fewer."""
     rule: Any = None if all(used) else partial_eval.dce_rules.get(eqn.primitive)
     live = ([True] * len(eqn.invars),) if _HAS_LIVE_INPUTS else ()
-    found = (None, None) if rule is None else rule(list(used), *live, eqn)
+    found: Any = (None, None) if rule is None else rule(list(used), *live, eqn)
     return ([True] * len(eqn.invars), eqn) if found[1] is None else found
 
 
