@@ -3,6 +3,8 @@
 import re
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_LEAST_S = 1e-11  # no clock of ours tells less apart
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
@@ -24,12 +26,15 @@ def format_bytes(num_bytes: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Formats a duration with a unit that suits its size.
 
-    >>> format_seconds(0.00123)
-    '1.23 ms'
+    >>> format_seconds(0.00123), format_seconds(4321.0), format_seconds(1e-15)
+    ('1.23 ms', '4,321 s', 'under 0.01 ns')
     """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {unit}"
+    if 0 < abs(seconds) < _LEAST_S:
+        return f"under {_LEAST_S / 1e-9:g} ns"
+    for scale, unit in _SECOND_UNITS:
+        rounded = float(f"{seconds / scale:.3g}")  # 999.6 µs are 1 ms
+        if abs(rounded) >= 1:
+            return f"{seconds / scale:,.0f} {unit}" if abs(rounded) >= 1000 else f"{rounded:.3g} {unit}"
     return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
 
 

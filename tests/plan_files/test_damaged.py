@@ -77,5 +77,5 @@ def test_a_damaged_list_is_said_by_whatever_reads_it(place, change, words, tmp_p
 
 
 def test_an_axis_may_be_summed_over_and_left_to_a_loop():
-    op = OpPlan(0, "dot", "forward", ((("x",),),), ((),), ((),), (None,), sums=("x",), waits=("x",))
+    op = OpPlan(0, "dot", "forward", ((("x",),),), (None,), (((),),), (None,), sums=("x",), waits=("x",))
     assert parse_ops(ops_to_json([op]), ("x",), "ops") == (op,)

@@ -175,10 +175,41 @@ def test_kinds_of_sharded_state_and_of_experts():
     assert plan.kind("batch/tokens") == "sequence (split over x)"
 
 
-def test_a_plan_that_fits_no_name_is_said_in_symbols():
-    mesh = mw.Mesh.abstract((4,), 1.0, 1e-3)
-    plan = mw.plan(lambda x: jnp.sin(x @ x.T), jnp.ones((8, 64)), mesh=mesh)
-    assert "·" in str(plan.verdict) and "→" in str(plan.verdict)
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+NOISE = jax.random.key(0)
+
+
+def drawn(state, batch):
+    """A critic of images that a generator makes from noise of its own: no dim of the noise is any argument's."""
+    made = jnp.tanh(jax.random.normal(NOISE, (4096, 64)) @ state["generator"])
+    return jnp.mean((made @ state["critic"]) ** 2) + jnp.mean((batch @ state["critic"]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "method", "said"),
+    [
+        (lambda x: x @ x, (X,), mw.Manual({"x": P("x")}), "the rows of the largest product split ×4 over x"),
+        (lambda x: x @ x, (X,), mw.TensorParallel(), "the columns of the largest product split ×4 over x"),
+        (lambda x: jnp.sin(x), (X,), mw.Manual({"x": P()}), "nothing is split: every device does the same work"),
+        (lambda x: jnp.sin(x), (X,), mw.DataParallel(), "data parallel ×4 over x"),
+        (lambda w, x: w @ x, (jnp.ones((4096, 64)), jnp.ones((64, 512))), mw.DataParallel(), "data parallel ×4 over x"),
+    ],
+)
+def test_plans_that_fit_no_name_are_said_in_words(function, args, method, said):
+    plan = mw.plan(function, *args, cluster="1x4 h100", mesh=(4,), method=method)
+    assert str(plan.verdict) == said
+
+
+def test_a_batch_that_the_program_draws_itself_is_a_batch():
+    state = {"generator": jnp.ones((64, 4096)), "critic": jnp.ones((4096, 64))}
+    batch = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    plan = mw.plan(drawn, state, batch, cluster="1x4 h100", mesh=(4,), method=mw.DataParallel())
+    assert str(plan.verdict) == "data parallel ×4 over x"
+
+
+def test_dims_of_one_letter_show_it_once():
+    plan = mw.plan(lambda x: x @ x, X, cluster="1x4 h100", mesh=(4,), method=mw.TensorParallel())
+    assert plan.judgement.letters["x"] == ("B", "")
 
 
 def test_the_verdict_of_a_loaded_plan_is_the_same(tmp_path):

@@ -159,8 +159,9 @@ class Facts:
 
     @cached_property
     def batch(self) -> frozenset[int]:
-        """Classes of the data's first dims."""
-        return self._rows - self._features
+        """Classes of the data's first dims; where that is a feature, as in ``weights @ columns``, of the next ones."""
+        ahead = ([c for c in self.classes.of(value) if c not in self._features] for value in self.data)
+        return frozenset(found[0] for found in ahead if found)
 
     @cached_property
     def _rows(self) -> frozenset[int]:
@@ -174,7 +175,7 @@ class Facts:
     @cached_property
     def sequence(self) -> frozenset[int]:
         """Classes of the data's other dims that are no features."""
-        return frozenset(c for v in self.data for c in self.classes.of(v)[1:]) - self.batch - self._features
+        return self._given - self.batch - self._features
 
     @cached_property
     def is_image(self) -> bool:
@@ -216,7 +217,16 @@ class Facts:
             return "spatial" if self.is_image else "sequence", dim_class
         # The other loops of experts' activations run over slots into which tokens of the batch were sorted.
         with_experts = self._experts.intersection(self.classes.of(self.program.reads_of(op)[operand]))
-        return "batch" if with_experts else "other", dim_class
+        return "batch" if with_experts or self._is_own_batch(op, nest, operand, loop) else "other", dim_class
+
+    def _is_own_batch(self, op: int, nest: Nest, operand: int, loop: int) -> bool:
+        """Whether a loop runs over the first dim of activations that the program makes itself, such as drawn noise."""
+        reads = [
+            (value, dims)
+            for i, (value, dims) in enumerate(zip(self.program.reads_of(op), nest.operands, strict=True))
+            if i != operand
+        ]
+        return any(dims and loop in dims[0] and self.classes.of(value)[0] not in self._given for value, dims in reads)
 
     def _class_of(self, op: int, nest: Nest, loop: int) -> int:
         tensors = [*zip(self.program.reads_of(op), nest.operands, strict=True)]
@@ -289,7 +299,9 @@ class Facts:
         return find_owners(self.program, self.classes, self.parameters, self.optimizer)
 
     def letters_of(self, value: int) -> list[str]:
-        return [self.letters.get(c, "") for c in self.classes.of(value)]
+        """The letters of a value's dims; of dims that have one letter, as in ``x @ x``, the first alone shows it."""
+        found = [self.letters.get(c, "") for c in self.classes.of(value)]
+        return ["" if letter in found[:dim] else letter for dim, letter in enumerate(found)]
 
     def spec_of(self, value: int, code: int) -> "Spec":
         """A sharding's code as axis names."""

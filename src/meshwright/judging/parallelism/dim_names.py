@@ -136,9 +136,9 @@ def name_dims(
     in_weights = {c for found in weights.values() for c in found}
     for value in data:
         found = classes.of(value)
-        for dim, c in enumerate(found):
-            if c not in in_weights:
-                names.setdefault(c, ("BRC" if len(found) > 3 else "BST")[min(dim, 2)])
+        own = [c for c in found if c not in in_weights]
+        for place, c in enumerate(own):
+            names.setdefault(c, ("BRC" if len(found) > 3 else "BST")[min(place, 2)])
     for c in experts:
         names.setdefault(c, "E")
     places = _places(weights, parameters)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwright.judging.notation import notation
 from meshwright.judging.parallelism.axis_uses import Facts, Use
 from meshwright.judging.parallelism.tensor_kinds import ZERO, Kinds
 from meshwright.plans.records.judgement import Part, Verdict
@@ -54,10 +53,10 @@ class _Judge:
         if not self.used:
             return [Part("none", (), 1, 1.0, "one device: nothing is split")]
         if not facts_have_work(self.facts):
-            return [self._in_symbols()]
+            return [*self._without_weights()]
         found = [*self._data(), *self._tensor(), *self._along("sequence"), *self._along("spatial"), *self._experts()]
         found += [*self._vocabulary(), *self._between(), *self._other(), *self._zero(), *self._idle()]
-        return found or [self._in_symbols()]
+        return found or [*self._without_weights()]
 
     def _share(self, axis: int, *names: str) -> float:
         total = sum(self.work[axis].values())
@@ -149,7 +148,8 @@ class _Judge:
         for a in self.used:
             if (share := self._share(a, "other")) >= _WORTH:
                 largest = max((u for u in self.facts.uses if u.axis == a and u.part == "other"), key=_flops)
-                yield self._say("other", [a], share, f"{notation(self.facts, largest.op)} over {{over}}")
+                words = f"{self._product_split(largest.op, a)} split ×{{n}} over {{over}}"
+                yield self._say("other", [a], share, words)
 
     def _zero(self) -> Iterable[Part]:
         state = {role: self._gathered(role) for role in ("parameters", "optimizer")}
@@ -212,17 +212,44 @@ class _Judge:
             elif share >= 0.1:
                 yield self._say("idle", [a], share, "{over} idle")
 
-    def _in_symbols(self) -> Part:
-        """A program without weights: its largest product as it is split."""
+    def _without_weights(self) -> Iterable[Part]:
+        """A program without products of weights: its largest product as it is split, or else its arguments."""
         program = self.facts.program
         products = [op for op in program.running if program.nests[program.nest[op]].flops > 0]
         if not products:
-            split = any(axes for tensor in self.tensors for axes in tensor.spec)
-            return Part("none", (), 1, 1.0, "split as its arguments are" if split else "nothing is split")
+            return self._at_rest()
         largest = max(products, key=lambda op: program.nests[int(program.nest[op])].flops * program.trips[op])
         assigned = program.assignments[program.assignment[largest]]
-        axes = [a for a, loop in enumerate(assigned) if loop >= 0]
-        return Part("other", self._names(axes), self._degree(axes), 1.0, notation(self.facts, largest))
+        groups: dict[str, list[int]] = {}
+        for a in self.used:
+            if assigned[a] >= 0:
+                groups.setdefault(self._product_split(largest, a), []).append(a)
+        split = [self._say("other", axes, 1.0, f"{how} split ×{{n}} over {{over}}") for how, axes in groups.items()]
+        return split or [Part("none", (), 1, 1.0, "nothing is split: every device does the same work")]
+
+    def _at_rest(self) -> Iterable[Part]:
+        """A program without products: as its arguments are split."""
+        split = {axis for tensor in self.tensors for axes in tensor.spec for axis in axes}
+        data = [a for a in self.used if self.facts.names[a] in self.at_rest]
+        rest = [a for a in self.used if self.facts.names[a] in split and a not in data]
+        if data:
+            yield self._say("data", data, 1.0, "data parallel ×{n} over {over}")
+        if rest:
+            yield self._say("other", rest, 1.0, "arguments split ×{n} over {over}")
+        if not split:
+            yield Part("none", (), 1, 1.0, "nothing is split: every device does the same work")
+
+    def _product_split(self, op: int, axis: int) -> str:
+        """What an axis splits of a product, in words: the rows or columns of the result, what is summed, or a batch."""
+        program = self.facts.program
+        nest, loop = program.nests[program.nest[op]], program.assignments[program.assignment[op]][axis]
+        left, *others = (any(loop in dim for dim in dims) for dims in nest.operands)
+        name = "convolution" if program.labels[program.label[op]].endswith("conv_general_dilated") else "product"
+        if not any(loop in dim for dims in nest.results for dim in dims):
+            return f"the summed dim of the largest {name}"
+        if left and any(others):
+            return f"the batch of the largest {name}"
+        return f"the {'rows' if left else 'columns'} of the largest {name}"
 
 
 def facts_have_work(facts: Facts) -> bool:
