@@ -1,4 +1,4 @@
-"""Private or unstable JAX, which only this file and `jax_kernels.py` touch: both hide what differs in 0.10 and 0.11."""
+"""Private or unstable JAX, which only this file and `jax_kernels.py` touch: both hide what differs in 0.10 to 0.12."""
 
 import io
 import os
@@ -10,11 +10,20 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, compiler, config, core, distributed, source_info_util
-from jax._src import lib as jax_lib
-from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
-from jax.interpreters import partial_eval
+
+from meshwright.jax_versions import private, warn_of_newer
+
+clusters = private("jax._src.clusters", "ClusterEnv")
+compiler = private("jax._src.compiler", "get_compile_options")
+config = private("jax._src.config", "compilation_cache_dir", "enable_compilation_cache")
+core = private("jax._src.core", "JaxprEqnContext", "Var", "trace_state_clean")
+distributed = private("jax._src.distributed", "global_state")
+jax_lib = private("jax._src.lib", "xla_client")
+partial_eval = private("jax.interpreters.partial_eval", "dce_jaxpr", "dce_rules")
+serialize_executable = private("jax.experimental.serialize_executable", "serialize")
+source_info_util = private("jax._src.source_info_util", "current_name_stack", "summarize", "user_context")
+warn_of_newer()
 
 Literal = jex_core.Literal
 Jaxpr = jex_core.Jaxpr

@@ -11,12 +11,15 @@ from typing import Any
 import jax
 import jax.extend.backend
 import numpy as np
-from jax._src import core, xla_bridge
-from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
-from jax._src.interpreters import mlir
-from jax._src.lax.control_flow.conditionals import platform_index_p
 
 from meshwright import jax_compat
+from meshwright.jax_versions import private
+
+core = private("jax._src.core", "EvalTrace", "Jaxpr", "trace_state_clean")
+conditionals = private("jax._src.lax.control_flow.conditionals", "platform_index_p")
+cudnn_attention = private("jax._src.cudnn.fused_attention_stablehlo", "check_cudnn_version")
+mlir = private("jax._src.interpreters.mlir", "_platform_specific_lowerings")
+xla_bridge = private("jax._src.xla_bridge", "canonicalize_platform", "get_backend", "local_devices", "process_count")
 
 # The client that code finds while it is traced; None for the devices at hand. It is part of the keys of JAX's
 # caches, so that a function that was traced for other devices is traced again.
@@ -54,7 +57,7 @@ def platform_at_hand() -> str:
 def _intercept() -> None:
     """Puts the client before JAX's own look-ups: whoever asks for devices comes to one of these."""
     get_backend, cudnn_version = xla_bridge.get_backend, cudnn_attention.check_cudnn_version
-    platform_index = platform_index_p.bind
+    platform_index = conditionals.platform_index_p.bind
 
     def imitated() -> Any:
         """The client that is found; values that are computed while a function is traced are on real devices."""
@@ -92,7 +95,7 @@ def _intercept() -> None:
         inner = getattr(kept, "__wrapped__", kept)
         return wraps(kept)(lambda *args, **kwargs: (kept if imitated() is None else inner)(*args, **kwargs))
 
-    platform_index_p.bind = found_index  # type: ignore[method-assign]
+    conditionals.platform_index_p.bind = found_index
     xla_bridge.get_backend, cudnn_attention.check_cudnn_version = found_backend, found_version
     jax.extend.backend.get_backend = found_backend
     jax.local_devices = xla_bridge.local_devices = asked_afresh(xla_bridge.local_devices)
