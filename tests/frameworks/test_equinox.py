@@ -189,3 +189,29 @@ def test_a_state_is_created_with_its_switches_as_they_are():
         (state, loss), (expected, loss_of_one) = step(state, x), one(expected, x)
         np.testing.assert_allclose(loss, loss_of_one, rtol=1e-6)
     assert int(state[2]) == 2
+
+
+class Scaled(eqx.Module):
+    weight: jax.Array
+    scale: float = 2.0
+    power: int = 3
+
+    def __call__(self, x):
+        return jnp.tanh(x @ self.weight) ** self.power * self.scale
+
+
+def test_numbers_in_a_module_are_not_trained():
+    """They were traced, and Equinox takes a rate that is traced for a parameter."""
+
+    def step(model, x):
+        loss, grads = eqx.filter_value_and_grad(lambda model: jnp.mean(model(x) ** 2))(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda grad: -0.1 * grad, grads)), loss
+
+    planned, one = mw.parallelize(step, cluster="1x2 cpu", donate_argnums=()), eqx.filter_jit(step)
+    weight, x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8), np.eye(8, dtype=np.float32)
+    model, expected = Scaled(jnp.asarray(weight)), Scaled(jnp.asarray(weight))
+    for _ in range(2):
+        (model, _), (expected, _) = planned(model, x), one(expected, x)
+    assert (type(model.scale), model.scale, type(model.power), model.power) == (float, 2.0, int, 3)
+    np.testing.assert_allclose(model.weight, expected.weight, rtol=1e-6)
+    assert len(planned.plans) == 1

@@ -303,3 +303,26 @@ def test_an_error_of_the_run_is_not_taken_for_one_of_the_arguments():
         state, _ = step(state, next(given))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Connection closed by peer"):
         step(state, next(given))
+
+
+@pytest.mark.parametrize("method", [mw.DataParallel(), mw.ThreeD(pipeline=2, microbatch=4)], ids=["whole", "stages"])
+def test_another_switch_or_function_in_the_state_is_planned_again(method):
+    """A pipeline had gone on with those of its first call, and a plan without stages was refused."""
+
+    def step(state, x):
+        def loss(ws):
+            h = x
+            for w in ws:
+                h = state["activation"](h @ w) * (2 if state["doubles"] else 1)
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(state["ws"])
+        return {**state, "ws": [w - 0.1 * grad for w, grad in zip(state["ws"], grads, strict=True)]}, value
+
+    ws = [np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)] * 2
+    x = np.ones((8, 8), np.float32)
+    planned = mw.parallelize(step, cluster="1x2 cpu", method=method, donate_argnums=())
+    for activation, doubles in [(jnp.tanh, True), (jnp.sin, True), (jnp.tanh, False), (jnp.tanh, True)]:
+        state = {"activation": activation, "doubles": doubles, "ws": ws}
+        np.testing.assert_allclose(planned(state, x)[1], step(state, x)[1], rtol=1e-5)
+    assert len(planned.plans) == 3

@@ -47,14 +47,18 @@ class Bound:
             ) from None
         return found
 
-    def python_numbers(self) -> tuple[bool, ...]:
-        """For each leaf, whether it is a Python number."""
-        return tuple(isinstance(leaf, _NUMBERS) for leaf in tree_flatten(self.values)[0])
+    def read(self, planned: Sequence[Tensor]) -> frozenset[int]:
+        """Which leaves are Python numbers that a plan does not trace, since the function's Python code reads them."""
+        leaves = zip(tree_flatten(self.values)[0], planned, strict=True)
+        return frozenset(
+            i for i, (leaf, tensor) in enumerate(leaves) if isinstance(leaf, _NUMBERS) and tensor.role == "static"
+        )
 
-    def keeps_numbers(self, planned: Sequence[Tensor]) -> bool:
-        """Whether a plan for these arguments does not trace some number, since the function's Python code reads it."""
-        return any(
-            number and tensor.role == "static" for number, tensor in zip(self.python_numbers(), planned, strict=True)
+    def key_of_read(self, read: Collection[int]) -> Any:
+        """For each leaf whether it is a Python number, and which one where it is read."""
+        return tuple(
+            isinstance(leaf, _NUMBERS) and (i not in read or (type(leaf), leaf))
+            for i, leaf in enumerate(tree_flatten(self.values)[0])
         )
 
 

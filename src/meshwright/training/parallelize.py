@@ -172,7 +172,7 @@ class Parallelized:
         self._plans: dict[Any, Plan] = {}
         self._steps: dict[Any, Callable[..., Any]] = {}
         self._remarks: dict[Any, tuple[str, ...]] = {}
-        self._reading: set[Any] = set()  # keys of calls whose Python numbers the function's code reads
+        self._read: dict[Any, frozenset[int]] = {}  # by key of calls, the Python numbers that the function's code reads
         self._arguments = Arguments(function, settings.static_argnums, settings.static_argnames)
         update_wrapper(self, function, updated=())
 
@@ -265,7 +265,7 @@ class Parallelized:
     def _key(self, bound: Bound) -> Any:
         """A key that is equal for calls with the same plan; a Python number counts as an array unless code reads it."""
         key = bound.key()
-        return (key, bound.python_numbers()) if key in self._reading else key
+        return (key, bound.key_of_read(self._read[key])) if key in self._read else key
 
     def _plan(self, bound: Bound) -> Plan:
         key = self._key(bound)
@@ -280,8 +280,8 @@ class Parallelized:
             meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = Plan.of(shared_plan(self.__name__, traced, lambda: self._plan_traced(traced)))
             plan = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
-            if bound.keeps_numbers(plan.arguments):
-                self._reading.add(bound.key())
+            if read := bound.read(plan.arguments):
+                self._read[bound.key()] = read | self._read.get(bound.key(), frozenset())
             self._plans[self._key(bound)] = plan
             seconds = format_seconds(time.perf_counter() - started)
             if before is not None:

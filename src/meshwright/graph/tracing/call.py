@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -21,7 +22,8 @@ from meshwright.refinement import Refinements
 log = logging.getLogger("meshwright")
 
 # Numbers are traced, as by `jax.jit`, unless the function's own Python code reads them: then booleans and, if that is
-# not enough, all Python numbers are passed unchanged.
+# not enough, all Python numbers are passed unchanged. Those in an Equinox module always are, as by `eqx.filter_jit`:
+# Equinox trains whatever is an array of real numbers, such as a rate that is traced.
 _TRACED_NUMBERS: tuple[tuple[type, ...], ...] = ((bool, int, float, complex), (int, float, complex), ())
 
 
@@ -158,7 +160,10 @@ def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = No
     import jax
 
     flat, structure = jax.tree_util.tree_flatten_with_path(tree)
-    is_array = [(hasattr(x, "shape") and hasattr(x, "dtype")) or type(x) in numbers for _, x in flat]
+    is_array = [
+        (hasattr(x, "shape") and hasattr(x, "dtype")) or (type(x) in numbers and not in_module)
+        for (_, x), in_module in zip(flat, _in_equinox(tree), strict=True)
+    ]
     found = [pair for pair, array in zip(flat, is_array, strict=True) if array]
     owners = tuple("out" if names is None else names[path[0].idx] for path, _ in found)
     rest = 0 if names is None else 1
@@ -170,6 +175,15 @@ def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = No
         tuple(_distinct("/".join([o, *map(_key, path[rest:])]) for o, (path, _) in zip(owners, found, strict=True))),
         owners,
     ), [leaf for _, leaf in found]
+
+
+def _in_equinox(tree: Any) -> list[bool]:
+    """For each leaf, whether it is in a module of Equinox."""
+    import jax
+
+    kind = getattr(sys.modules.get("equinox"), "Module", ())
+    parts = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [isinstance(part, kind) for part in parts for _ in jax.tree_util.tree_leaves(part)]
 
 
 def _distinct(paths: Iterable[str]) -> Iterator[str]:

@@ -89,7 +89,12 @@ class PipelineProgram:
         leaves, tree = tree_flatten(args)
         if tree != self._call.arguments.tree:
             raise Strange(f"the plan is for arguments of the structure {self._call.arguments.tree}, not {tree}")
-        arrays = [x for x, p in zip(leaves, self._call.arguments.positions, strict=True) if p is not None]
+        arguments = self._call.arguments
+        arrays = [x for x, p in zip(leaves, arguments.positions, strict=True) if p is not None]
+        if len(arrays) < len(leaves):
+            kept = zip(leaves, arguments.leaves, arguments.positions, strict=True)
+            if not all(x is leaf or (type(x) is type(leaf) and x == leaf) for x, leaf, p in kept if p is None):
+                raise Strange("leaves that are not arrays have other values than those that it was planned with")
         for place, (array, kind) in enumerate(zip(arrays, self._types, strict=True)):
             if not isinstance(array, jax.Array | LayerStack):
                 found = (tuple(jax.numpy.shape(array)), str(jax.dtypes.result_type(array)))
