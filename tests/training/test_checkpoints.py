@@ -368,3 +368,33 @@ def test_a_relative_directory_is_made(tmp_path, monkeypatch):
     mw.save("runs/first", 1, {"n": 1})
     assert mw.restore(Path("runs/first"), like={"n": 0}) == {"n": 1}
     assert (tmp_path / "runs" / "first" / "1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("directory", "said"),
+    [
+        (None, "the directory is None; give a path"),
+        (5, "the directory is 5; give a path"),
+        (b"here", "the directory is b'here'; give a path"),
+        ("hdfs://here/there", "hdfs://here/there is of a kind that Orbax cannot reach"),
+        ("file://elsewhere/there", "file://elsewhere/there is of a kind that Orbax cannot reach"),
+        ("gs://bucket/there", "gs://bucket/there cannot be reached: ImportError: .*gcsfs"),
+        (Path("gs://bucket/there"), "gs:/bucket/there lacks a slash"),
+    ],
+)
+def test_what_is_no_directory_is_refused_by_all(directory, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    for call in (
+        lambda: mw.save(directory, 1, {}),
+        lambda: mw.restore(directory, like={}),
+        lambda: mw.saved_steps(directory),
+    ):
+        with pytest.raises(mw.CheckpointError, match=said):
+            call()
+
+
+def test_a_directory_may_be_a_url_of_a_file(tmp_path):
+    url = (tmp_path / "a folder").as_uri()
+    mw.save(url, 1, {"step": 3})
+    assert mw.restore(url, like={"step": 0}) == {"step": 3}
+    assert mw.saved_steps(tmp_path / "a folder") == mw.saved_steps(url) == [1]

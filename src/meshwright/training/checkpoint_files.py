@@ -2,10 +2,12 @@
 
 import errno
 import os
+import re
 from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import jax
 
@@ -26,11 +28,34 @@ def orbax() -> Any:
 
 
 def full_path(directory: str | PathLike[str]) -> Any:
-    """The directory's absolute path, as Orbax has paths: it may be in a bucket."""
+    """The directory's absolute path, as Orbax has paths: it may be in a bucket.
+
+    Raises:
+        CheckpointError: It is no path, or of a kind of storage that cannot be reached from here.
+    """
     from etils import epath
 
-    path = epath.Path(directory).expanduser()
-    return path if path.is_absolute() else path.absolute()
+    text = os.fspath(directory) if isinstance(directory, str | PathLike) else directory
+    if not isinstance(text, str):
+        raise CheckpointError(f"the directory is {directory!r:.60}; give a path, such as 'checkpoints'")
+    if re.match(r"[a-z0-9]{2,}:/(?!/)", text):
+        raise CheckpointError(
+            f"{text} lacks a slash, which pathlib drops: give 'gs://bucket/folder' or the like as text"
+        )
+    kind, separator, rest = text.partition("://")
+    if not separator:
+        path = epath.Path(text).expanduser()
+        return path if path.is_absolute() else path.absolute()
+    if kind == "file" and rest.removeprefix("localhost").startswith("/"):
+        return epath.Path(unquote(rest.removeprefix("localhost")))
+    try:
+        path = epath.Path(text)
+        path.exists()  # only now is the library loaded that reaches this kind of storage
+    except KeyError:
+        raise CheckpointError(f"{text} is of a kind that Orbax cannot reach; give a path, or gs:// or s3://") from None
+    except Exception as error:
+        raise CheckpointError(f"{text} cannot be reached: {reason(error)}; or give a path on a disk") from error
+    return path
 
 
 def manager(directory: str | PathLike[str], *, is_async: bool = False, **options: Any) -> Any:

@@ -65,6 +65,9 @@ def save(
     number = _step(step)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise CheckpointError(f"keep is {keep!r}; give how many checkpoints to keep, 1 or more, or leave it out")
+    ocp = orbax()
+    if full_path(directory).exists() and not full_path(directory).is_dir():
+        raise CheckpointError(f"{directory} is a file; give a directory to save in")
     leaves = [(path, x.array() if isinstance(x, LayerStack) else x) for path, x in named_leaves(state)]
     records = [describe(path, leaf) for path, leaf in leaves]
     partly = of_some_processes([leaf for _, leaf in leaves])
@@ -73,9 +76,6 @@ def save(
         for record, (_, leaf), some in zip(records, leaves, partly, strict=True)
         if record.is_stored
     }
-    ocp = orbax()
-    if full_path(directory).exists() and not full_path(directory).is_dir():
-        raise CheckpointError(f"{directory} is a file; give a directory to save in")
     wait_for_saves()
     sums = checksums(arrays)
     noted = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
@@ -183,6 +183,7 @@ def saved_steps(directory: str | PathLike[str]) -> list[int]:
         ...     mw.saved_steps(directory)
         [10]
     """
+    orbax()
     wait_for_saves()
     if not full_path(directory).is_dir():
         return []
