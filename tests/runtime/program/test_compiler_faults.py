@@ -314,22 +314,22 @@ def test_convolutions_of_broadcast_values_stay_whole_where_their_rule_says_so():
     assert done.returncode == 0, done.stderr
 
 
-def _in_flight(script: str) -> subprocess.CompletedProcess[str]:
+def _in_flight(script: str, seconds: int) -> subprocess.CompletedProcess[str]:
     prefix = "--xla_cpu_collective_call"
-    timeouts = f"{prefix}_warn_stuck_timeout_seconds=5 {prefix}_terminate_timeout_seconds=5"
+    timeouts = f"{prefix}_warn_stuck_timeout_seconds={seconds} {prefix}_terminate_timeout_seconds={seconds}"
     return _in_a_process(f"import os\nos.environ['XLA_FLAGS'] += ' {timeouts}'\n{script}")
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) > 8, reason="with more cores than devices the client has threads to spare")
 def test_the_cpu_client_still_ends_the_process_over_programs_in_flight():
-    done = _in_flight(PLAIN_TOTAL + MANY_CALLS % 200)
+    done = _in_flight(PLAIN_TOTAL + MANY_CALLS % 200, 5)
     if done.returncode < 0:
         assert "Termination timeout" in done.stderr
     _still_there(done.returncode < 0, IN_FLIGHT, "src/meshwright/runtime/cpu_turns.py")
 
 
 def test_calls_that_do_not_wait_for_each_other_run_one_after_another():
-    done = _in_flight(PLANNED_TOTAL + MANY_CALLS % 20)
+    done = _in_flight(PLANNED_TOTAL + MANY_CALLS % 20, 120)
     assert done.returncode == 0, done.stderr
 
 

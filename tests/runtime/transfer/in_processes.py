@@ -134,7 +134,7 @@ def losses():
         os.kill(os.getpid(), signal.SIGKILL)
     assert jax_compat.read_published("posted", 60)
     found = {}
-    for name, timeout_s in (("silent", 1.0), ("killed", 60), ("gone", 60), ("never met", 60)):
+    for name, timeout_s in (("silent", 1.0), ("killed", 240), ("gone", 240), ("never met", 240)):
         if name == "never met":
             pulls._server.cache_clear()  # as in a process that has not been in touch with the other before
         started = time.monotonic()
