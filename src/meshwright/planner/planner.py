@@ -20,13 +20,15 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
-from meshwright.planner.methods import Method
+from meshwright.planner.methods import Auto, Method
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.pricing.user_shardings import call_remarks, differing, meshes_as_written
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.planner.reading.readback import MeshProblem, Readback
+from meshwright.planner.remedies import what_holds
 from meshwright.planner.solving.fit_memory import ViewState
+from meshwright.planner.solving.named_starts import restricted
 from meshwright.planner.solving.refining import proven
 from meshwright.planner.solving.view_search import Search, search
 from meshwright.planner.splitting import uneven_batch, uneven_state
@@ -119,10 +121,14 @@ class Task:
         """Solves on the meshes and makes the plan of the best."""
         budget = budget or Budget(self.method.seconds)
         formulate = cache(self.formulate)
-        how = Search(formulate, self.limit, self.floor_bytes, say)
+        how = Search(formulate, self.limit, self.floor_bytes, self.named, say)
         best, considered = search(meshes, how, budget)
         say("reading the plan back")
         return self._read_back(best, considered, budget)
+
+    def named(self, method: Method, problem: MeshProblem) -> MeshProblem | None:
+        """A problem as a named method restricts it, where this task's method is free to do what that does."""
+        return restricted(method, problem, self.graph, self.roles) if isinstance(self.method, Auto) else None
 
     def floor_bytes(self, mesh: Mesh) -> float:
         """Bytes of the arguments if every one of them is split as far as the mesh allows."""
@@ -147,7 +153,7 @@ class Task:
 
     def _read_back(self, tied: ViewState, considered: list[Considered], budget: Budget) -> PlanData:
         assert tied.latest is not None
-        limit = self.limit(tied.formulation.mesh)
+        was_over, limit = budget.is_over, self.limit(tied.formulation.mesh)
         solved, bound = self._alone(
             "The lower bound",
             "the gap between the plan and the best plan is not known",
@@ -184,7 +190,7 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
-            remarks=(*self.refined.remarks, *self._remarks(back)),
+            remarks=(*self.refined.remarks, *what_holds(solved, bound, was_over), *self._remarks(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,

@@ -6,6 +6,7 @@ rough: a plan for the changed function may choose otherwise.
 
 from collections.abc import Iterator
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,14 @@ from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.planner.grouping.folding import laps
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.reading.readback import MeshProblem
-from meshwright.units import format_bytes
+from meshwright.solver.problem.gap import relative_gap
+from meshwright.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.planner.solving.fit_memory import ViewState
 
 Ints = NDArray[np.int64]
+_WIDE = 0.2  # gap above which a plan says what keeps it from being better
 _REMADE = ("checkpoint", "remat")  # in the name scopes of recomputed operations
 
 
@@ -33,6 +39,35 @@ def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) 
     told = [*found.uneven(needed, limit), *found.microbatches(needed, limit), *found.checkpointed(needed)]
     rest = "use more devices, a smaller batch, or devices with more memory."
     return " ".join([*told, f"Or {rest}" if told else rest.capitalize()])
+
+
+def what_holds(state: "ViewState", bound: float, is_over: bool) -> list[str]:
+    """A remark on a plan that may be much slower than the best: what keeps it from being better, and what to do.
+
+    Args:
+        state: The view of the plan, with its choice.
+        bound: What no plan costs less than on this mesh.
+        is_over: Whether the time of the search was over.
+    """
+    gap, limit, free = relative_gap(state.cost, bound), state.view.limit, state.free
+    if not _WIDE < gap < np.inf:
+        return []
+    formulation = state.formulation
+    causes: list[str] = []
+    help_by: list[str] = []
+    if limit is not None and free is not None and free.choice is not None and free.peak_usage > limit:
+        needed = int(free.peak_usage)
+        causes.append(
+            f"the memory limit binds (a plan of {format_seconds(free.cost)} would need {format_bytes(needed)} on each "
+            f"device, of {format_bytes(limit)})"
+        )
+        help_by += _Fullest(formulation, free.choice).microbatches(needed, limit)
+    if is_over:
+        causes.append("the time of the search was over")
+        help_by.append("A longer search may find a better plan: give method=mw.Auto(seconds=…) more seconds.")
+    why = " and ".join(causes) or "its lower bound is loose, for layers are tied or sums of memory come in lumps"
+    sizes = "×".join(map(str, formulation.mesh.sizes))
+    return [" ".join([f"This plan may cost {gap:.0%} more than the best on mesh {sizes}: {why}.", *help_by])]
 
 
 class _Fullest:

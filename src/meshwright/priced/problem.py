@@ -65,9 +65,14 @@ class Usage:
         chosen = [size[choice[c]] for c, size in zip(self.column_class, self.column_bytes, strict=True)]
         return Profile(np.cumsum(self.change(np.array(chosen)) + copies.change(self.num_steps))[:-1])
 
-    def least(self) -> Profile:
-        """Bytes over time if every value were split as far as possible: a lower bound for every choice."""
-        return Profile(np.cumsum(self.change(np.array([size.min() for size in self.column_bytes])))[:-1])
+    def least(self, costs: Sequence[Array] | None = None) -> Profile:
+        """Bytes over time if every value were split as far as possible: a lower bound for every choice.
+
+        Given the costs of each node's strategies, no choice is meant that takes one of infinite cost.
+        """
+        owned = zip(self.column_class, self.column_bytes, strict=True)
+        sizes = (size if costs is None else size[np.isfinite(costs[which])] for which, size in owned)
+        return Profile(np.cumsum(self.change(np.array([size.min() for size in sizes])))[:-1])
 
     def change(self, chosen: Array) -> Array:
         """The change of live bytes at each operation, given the bytes of each column."""

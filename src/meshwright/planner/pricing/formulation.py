@@ -14,9 +14,10 @@ where ``n`` counts the tied copies.
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,42 @@ class Formulation:
         """The folded problem with the memory limit at some times; see `choice_problem`."""
         held, copied = self.memory if times or byte_prices else Usage(0), self.copied if byte_prices else {}
         return choice_problem(self.copies, self.costs, self.edges, held, times, limit, routes, byte_prices, copied)
+
+    def restricted(self, to: Restrictions) -> "Self | None":
+        """The same problem, its strategies numbered alike, with those impossible that some restrictions rule out.
+
+        None where they leave some node no strategy: one that ties what they tell apart, or of a mesh they do not suit.
+        """
+        kept = [self._kept(which, to) & np.isfinite(self.costs[which]) for which in range(self.num_groups)]
+        if not all(keep.any() for keep in kept):
+            return None
+        found = copy(self)
+        found._memory = self.memory
+        costs = [np.where(keep, cost, np.inf) for keep, cost in zip(kept, self.costs, strict=False)]
+        found.costs = [*costs, *self.costs[self.num_groups :]]
+        if to.stay - self.restrictions.stay:
+            found.restrictions = replace(self.restrictions, stay=self.restrictions.stay | to.stay)
+            found.edges = found._edge_matrices()
+            found.__dict__.pop("copied", None)
+        return found
+
+    def _kept(self, which: int, to: Restrictions) -> NDArray[np.bool_]:
+        """The strategies of a class that some restrictions allow all its members."""
+        table = self.tables[which]
+        keep = np.ones(len(self.costs[which]), bool)
+        for member in self.folded.members[which]:
+            argument = self.grouping.groups[member].argument
+            allowed = None if argument is None else to.allowed.get(argument)
+            if allowed is not None and table.codes:
+                keep &= np.isin(table.codes[0], sorted(allowed))
+        leader = self.grouping.groups[self.folded.members[which][0]].leader
+        if leader is None or table.candidates is None:
+            return keep
+        if to.scattered and self._sums_gradient(leader):
+            return keep & most_scattered(table.candidates, self.axes, to.scattered)
+        if not to.scatter_gradients and self.grouping.graph.ops[leader].phase == "backward":
+            return keep & (table.candidates.scatter < 0).all(axis=1)
+        return keep
 
     @cached_property
     def copied(self) -> dict[EdgeKey, Copied]:

@@ -224,7 +224,7 @@ class ViewState:
             state = state.step(0.0 if is_wide else tuning.near_gap, goal, budget)
         if state.has_failed:
             state = replace(state, stage=self.stage) if state.floor >= goal else state._at_last()
-        is_near = state.fitted is not None and (state.floor < goal or state.is_within(tuning.near_gap))
+        is_near = state.fits and (state.floor < goal or state.is_within(tuning.near_gap))
         if state.stage is Stage.OPEN and is_near:
             state = replace(state, stage=Stage.NEAR)
         return state.settled() if state.is_done else state
@@ -233,6 +233,8 @@ class ViewState:
         """Done with the best choice that fits, or with the one that takes least memory, where that does."""
         if self.fitted is not None:
             return replace(self, stage=Stage.DONE)
+        if self.proven == np.inf:
+            return self
         choice, peak = least_memory(self.formulation)
         found = price(self.formulation.problem({}, None), choice)
         least = Solution(Status.FEASIBLE, choice, found.cost, self.proven, peak)
@@ -252,12 +254,18 @@ class ViewState:
     def allowances(self, goal: float) -> tuple[tuple[float, float], ...]:
         """The allowances, of which the first is longer where the problem took long without memory.
 
-        There is but a part of it for a view that is nearly solved, unless it is the best and its gap is still wide.
+        On the way to a choice that fits, any choice suffices once the first is over: it shows where more memory must be
+        held, and the gap of a problem without that says nothing. There is but a part of the first for a view that is
+        nearly solved, unless it is the best or its gap is still wide.
         """
         tuning = self.view.tuning
         (seconds, close), *later = tuning.allowances
         first = max(seconds, tuning.harder * (0.0 if self.free is None else self.free.seconds))
-        if self.stage is Stage.NEAR and (goal < np.inf or self.is_within(tuning.near_gap)):
+        if self.stage is not Stage.NEAR:
+            is_on_the_way = bool(self.moments.reserved)
+            return ((first, close), *((longer, np.inf if is_on_the_way else gap) for longer, gap in later))
+        _, loosest = tuning.allowances[-1]
+        if self.is_within(tuning.near_gap) or (goal < np.inf and self.is_within(loosest)):
             return ((tuning.phase_share * first, close),)
         return ((first, close), *later)
 

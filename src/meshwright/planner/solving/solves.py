@@ -46,7 +46,8 @@ def solves(
         yield solution
         if solution.lower_bound >= goal or budget.is_over or solution.status in PROVEN:
             break
-        if solution.gap <= (max(close, loosest) if gap else close) and (held or seconds >= longest):
+        is_close = solution.choice is not None and solution.gap <= (max(close, loosest) if gap else close)
+        if is_close and (held or seconds >= longest):
             break
 
 
@@ -66,7 +67,8 @@ def least_memory(priced: Priced, tuning: ViewTuning = VIEW_TUNING) -> tuple[NDAr
     """A choice by which memory costs more than time, at every moment at which such a choice peaks; and its peak."""
     least = priced.memory.least()
     # The most expensive strategies, since on an abstract mesh the cheapest are free.
-    rate = _EXPENSIVE * sum(n * cost.max() for n, cost in zip(priced.copies, priced.costs, strict=True))
+    most = [cost[np.isfinite(cost)].max() for cost in priced.costs]
+    rate = _EXPENSIVE * sum(n * cost for n, cost in zip(priced.copies, most, strict=True))
     byte_prices = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(tuning.max_rounds):

@@ -1,8 +1,9 @@
 """Finds the best choice over several mesh views under the memory limit, solving no more than the answer needs.
 
 Views are first solved without memory, which bounds what they can reach; then with memory, a step at a time, always the
-one that promises most: at first no further than until another promises more. When all that may be better than the best
-plan so far are nearly solved, the most promising are solved to the end if their gaps are still wide: most of the time
+one that promises most: at first no further than until another promises more. In the second half of the time a view is
+not left before a choice fits, since bounds of many views are no plan. When all that may be better than the best plan so
+far are nearly solved, the most promising are solved to the end if their gaps are still wide: most of the time
 goes to the last few thousandths, which hardly change a choice.
 """
 
@@ -21,6 +22,7 @@ from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.remedies import remedies
 from meshwright.planner.solving.carry_over import translated
 from meshwright.planner.solving.fit_memory import Stage, View, ViewState, solve_free
+from meshwright.planner.solving.named_starts import Restricted, with_starts
 from meshwright.planner.solving.solves import least_memory
 from meshwright.plans.plan import PROVEN_GAP, Considered
 from meshwright.solver.problem.solution import Status
@@ -48,12 +50,14 @@ class Search:
         formulate: Makes the problem of one view.
         limit_of: Bytes allowed on each device of a view.
         floor_bytes: Bytes that no choice on a view can go below, known without its problem.
+        named: A view's problem as a named method restricts it.
         say: Called with each stage.
     """
 
     formulate: Callable[[Mesh], MeshProblem]
     limit_of: Callable[[Mesh], float | None]
     floor_bytes: Callable[[Mesh], float]
+    named: Restricted
     say: Callable[[str], None]
 
 
@@ -98,6 +102,7 @@ def search(meshes: Sequence[Mesh], how: Search, budget: Budget) -> tuple[ViewSta
     budget.hold_memory(budget.now - begun)
     if all(state.view.is_small for state in states) and any(max(state.formulation.copies) > 1 for state in states):
         budget = budget.part(budget.tuning.phase_share)
+    states = with_starts(states, how.named, budget.part(budget.tuning.phase_share))
     best = solve_best(states, findings, how.say, budget)
     if best is None:
         raise findings.error()
@@ -143,10 +148,12 @@ def solve_best(
     states: list[ViewState], findings: Findings, say: Callable[[str], None], budget: Budget
 ) -> ViewState | None:
     """The best view with its best choice that fits, or None; the list is left with the latest states."""
-    best: int | None = None
+    started = [number for number, state in enumerate(states) if state.fitted is not None]
+    best = min(started, key=lambda number: states[number].cost, default=None)
     said = ""
     waiting = [_urgency(state, number) for number, state in enumerate(states)]
     heapify(waiting)
+    half = budget.part(budget.tuning.phase_share)
     while waiting:
         *_, number = heappop(waiting)
         state = states[number]
@@ -170,7 +177,8 @@ def solve_best(
         if state.fitted is not None and (best is None or state.cost < states[best].cost * _LESS):
             best = number
         if state.promise < goal and not state.is_done:
-            heappush(waiting, _urgency(state, number))
+            stays = state.stage is Stage.OPEN and half.is_over
+            heappush(waiting, (False, -np.inf, number) if stays else _urgency(state, number))
     return None if best is None else states[best].settled()  # time may have been over before it was done
 
 
