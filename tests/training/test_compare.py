@@ -1,6 +1,7 @@
 """Methods side by side: a row for each, predicted and found, and never a crash over one that cannot be."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.plans.text import status_text
 from meshwright.training.compare import METHODS
+from meshwright.training.comparison import ComparedMethod, Comparison
 from tests.runtime.stages.models import build
 from tests.runtime.steps import CPU, batch, params, train_step
 
@@ -24,7 +27,7 @@ def test_every_method_is_predicted_and_measured(found):
     assert [row.method for row in found.rows] == [method.name for method in METHODS]
     for row in found.rows:
         assert row.reason == "" and row.plan.method == row.method
-        assert row.predicted_s > 0 and row.measured_s > 0
+        assert row.predicted_s > 0 and row.simulated_s > 0 and row.measured_s > 0
         assert row.predicted_peak_bytes > 0 and row.compiled_peak_bytes > 0
     assert found.steps == 3
     assert found.best.measured_s == min(row.measured_s for row in found.rows)
@@ -42,9 +45,27 @@ def test_the_bytes_sent_are_those_of_the_compiled_program():
 def test_it_prints_as_a_table(found):
     lines = str(found).splitlines()
     assert lines[0] == "methods: predicted → compiled or measured"
-    assert lines[1].split() == ["method", "mesh", "step", "memory", "collectives"]
+    assert lines[1].split() == ["method", "mesh", "step", "simulated", "memory", "collectives"]
     assert [line.split()[0] for line in lines[2:]] == [row.method for row in found.rows]
     assert all(line.count("→") == 3 for line in lines[2:])
+
+
+def test_the_best_is_that_of_the_shortest_simulated_step_where_nothing_was_measured():
+    """The cost model adds compute and communication up; a plan that is optimal for it may overlap less."""
+    auto = ComparedMethod("Auto", predicted_s=0.5, simulated_s=0.504)
+    zero = ComparedMethod("Zero-3", predicted_s=0.6, simulated_s=0.500)
+    assert Comparison((auto, zero), 0).best is zero
+    measured = [replace(auto, measured_s=0.51), replace(zero, measured_s=0.52)]
+    assert Comparison(tuple(measured), 3).best is measured[0]
+    abstract = [replace(row, simulated_s=None) for row in (auto, zero)]
+    assert Comparison(tuple(abstract), 0).best is abstract[0]
+    assert Comparison((ComparedMethod("Auto", reason="does not fit"),), 0).best is None
+
+
+def test_a_plan_is_called_optimal_for_the_cost_model_alone():
+    plan = mw.plan(train_step, *jax.eval_shape(lambda: (params(), batch(64))), cluster="1x2 h100")
+    assert plan.solution.status == "optimal" and "optimal for the cost model, at most" in str(plan)
+    assert status_text(replace(plan, solution=replace(plan.solution, status="feasible"))) == "feasible"
 
 
 def test_its_json_is_plain_data(found):

@@ -12,6 +12,11 @@ def cost_text(plan: PlanData, value: float) -> str:
     return f"{value:,.6g}" if plan.mesh.is_abstract else format_seconds(value)
 
 
+def status_text(plan: PlanData) -> str:
+    """What is proven of a plan; the proof is about the cost model, by which no plan overlaps its communication."""
+    return "optimal for the cost model" if plan.solution.status == "optimal" else plan.solution.status
+
+
 def gap_text(plan: PlanData) -> str:
     """How far a plan may be above the best, in words."""
     bound = cost_text(plan, plan.solution.lower_bound)

@@ -10,7 +10,7 @@ from meshwright.explain.show.tensor_table import Row, plan_rows, which
 from meshwright.judging.parallelism.sentence import plain_sentence
 from meshwright.judging.subject.subject import Subjects
 from meshwright.judging.words import bytes_on_device, label_words
-from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text
+from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text, status_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.blocks import blocks_data
@@ -58,7 +58,7 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
             "arguments": dict(plan.memory.argument_bytes),
         },
         "solution": {
-            "status": plan.solution.status,
+            "status": status_text(plan),
             "bound": plan.solution.lower_bound,
             "gap": plan.solution.gap if isfinite(plan.solution.gap) else None,
             "text": gap_text(plan),

@@ -9,7 +9,7 @@ from rich.text import Text
 from meshwright.explain.show.tensor_table import Row, plan_rows
 from meshwright.judging.parallelism.sentence import plain_sentence
 from meshwright.plans.stage_text import pipeline_text, stages_view
-from meshwright.plans.text import cost_text, gap_text, mesh_text
+from meshwright.plans.text import cost_text, gap_text, mesh_text, status_text
 from meshwright.screen import Table, plain_table, plain_text
 from meshwright.units import format_bytes, format_seconds
 
@@ -64,7 +64,7 @@ def _headline(plan: "PlanData") -> Table:
     solution = plan.solution
     table.add_row(
         "solution",
-        f"{solution.status}, {gap_text(plan)}"
+        f"{status_text(plan)}, {gap_text(plan)}"
         + (f"; solved in {format_seconds(solution.seconds)}" if solution.seconds else ""),
     )
     return table
