@@ -69,7 +69,7 @@ def test_the_public_names_are_these():
     assert mw.__all__ == NAMES
     for name in NAMES:
         assert getattr(mw, name) is not None
-    assert set(NAMES) <= set(dir(mw))
+    assert dir(mw) == sorted([*NAMES, "__version__"])
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

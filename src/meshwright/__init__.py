@@ -66,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_PUBLIC]
+    return [*__all__, "__version__"]

@@ -70,7 +70,7 @@ def visit(browser, tmp_path):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
         page.goto(path.as_uri())
-        page.wait_for_selector("#step")
+        page.wait_for_selector("#sentence")
         return page
 
     yield open_page
@@ -231,6 +231,54 @@ def test_two_plans_side_by_side(visit):
     assert page.inner_text("#verdict") == str(other.verdict)
     assert page.locator("#switch button").all_inner_texts() == ["TensorParallel", "DataParallel"]
     shoot(page, "compared", full_page=True)
+
+
+def test_a_comparison_begins_with_the_difference(visit):
+    one, other = tensor_parallel(), plan_of("gpt-tiny", (4, 2), mw.DataParallel())
+    page = visit(one, other)
+    page.evaluate("MW.draw(document.getElementById('difference'))")
+    assert page.locator("#overview .card").count() == 0
+    change, cards = page.locator("#change"), page.locator("#difference .card").first
+    assert change.bounding_box()["y"] < cards.bounding_box()["y"]
+    page.locator("#switch button").nth(1).click()
+    assert page.inner_text("#peak") == format_bytes(other.memory.peak_bytes)
+
+
+def test_figures_keep_their_digits(visit):
+    page = visit(tensor_parallel())
+    for seconds, text in ((1.0, "1 s"), (1.004, "1.00 s"), (999.6e-6, "1.00 ms"), (4321.4, "4,321 s"), (0.0, "0 s")):
+        assert page.evaluate(f"MW.cost({seconds!r}, {{ abstract: false }})") == text
+    assert page.evaluate("MW.cost(1e-15, { abstract: false })") == "under 0.01 ns"
+
+
+def test_a_stage_that_waits_is_said(visit):
+    plan = planned("megatron")
+    page = visit(plan)
+    everything(page)
+    shares = [stage["idle"] for stage in page.evaluate("MW.data.plans[0].stages")]
+    assert all(0 < share < 1 for share in shares)
+    waits = [i for i, share in enumerate(shares) if share >= 0.5]
+    assert page.locator("#idle").count() == (1 if waits else 0)
+    page.evaluate("MW.data.plans[0].stages[2].idle = 0.62; MW.render()")
+    everything(page)
+    assert "stage 2 62%" in page.inner_text("#idle")
+
+
+def test_instructions_are_whole(visit):
+    page = visit(planned("megatron"))
+    everything(page)
+    over = "(list) => list.scrollWidth - list.clientWidth"
+    assert page.locator(".instruction-list").evaluate(over) <= 1
+
+
+def test_on_a_phone_stages_and_layers_are_seen_whole(visit):
+    page = visit(planned("replicas"), size="phone")
+    everything(page)
+    for part in ("table.stages", "#layer svg", "table.stages td"):
+        box = page.locator(part).first.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= SIZES["phone"][0]
+    over = "(node) => node.scrollWidth - node.clientWidth"
+    assert page.locator(".graph").evaluate(over) <= 1 and page.locator("[aria-label=stages]").evaluate(over) <= 1
 
 
 def test_the_first_screen_says_what_it_is_about(visit):

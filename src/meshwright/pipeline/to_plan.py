@@ -67,7 +67,10 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         memory=Memory(
             fullest.peak_bytes,
             limit,
-            {"state": fullest.state_bytes, "activations": fullest.peak_bytes - fullest.state_bytes},
+            {
+                "state": fullest.state_bytes,  # what is left of the peak are temporaries of one microbatch
+                "activations": max(fullest.peak_bytes - fullest.state_bytes - fullest.transient_bytes, 0),
+            },
             f"stage {stages.index(fullest)}",
         ),
         solution=SolutionSummary("feasible", bound, relative_gap(cost.total, bound), seconds),

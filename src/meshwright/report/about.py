@@ -30,7 +30,7 @@ def speed_data(plan: "PlanData", simulated: "Simulation | None") -> dict[str, An
     return {
         "step": simulated.step_s,
         "rate": simulated.tokens_per_s or None,
-        "unit": "examples" if batch_and_sequence(plan)[1] is None else "tokens",
+        "unit": simulated.work.counted,
         "mfu": simulated.mfu or None,
         "tflops": simulated.tflops_per_device,
         "bubble": simulated.bubble_fraction if plan.stages else None,

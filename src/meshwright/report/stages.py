@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.plans.stage_text import layers_text
+from meshwright.simulator.timeline import IDLE, DeviceTimeline
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import PlanData
@@ -39,8 +40,11 @@ def stage_data(plan: "PlanData", simulated: "Simulation") -> dict[str, Any]:
                 "activations": stage.activation_bytes,
                 "peak": stage.peak_bytes,
                 "limit": limit,
+                "idle": DeviceTimeline(simulated, number).seconds(IDLE) / simulated.step_s if simulated.step_s else 0.0,
             }
-            for stage, verdict, limit in zip(plan.stages, plan.stage_verdicts, stage_limits(plan), strict=True)
+            for number, (stage, verdict, limit) in enumerate(
+                zip(plan.stages, plan.stage_verdicts, stage_limits(plan), strict=True)
+            )
         ],
         "instructions": [_listed(own) for own in simulated.work.instructions],
         "memory_series": [_thinned(series) for series in simulated.memory],

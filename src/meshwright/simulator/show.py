@@ -23,7 +23,7 @@ def simulation_view(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) 
     if work.model_flops > 0:
         head.append(f" · {simulation.tflops_per_device:.1f} TFLOP/s a device, {simulation.mfu:.1%} of peak")
     if work.tokens > 0:
-        head.append(f" · {simulation.tokens_per_s:,.0f} tokens/s")
+        head.append(f" · {simulation.tokens_per_s:,.0f} {work.counted}/s")
     fits = "fits" if simulation.fits else "does not fit"
     head.append(f"\nmemory {format_bytes(simulation.peak_bytes)} of {format_bytes(simulation.limit_bytes)}: {fits}")
     if work.num_stages > 1:

@@ -59,6 +59,7 @@ def spmd_work(plan: PlanData, mesh: Mesh, software: Software = XLA) -> Work:
         peak_flops=peak_flops(plan, cluster.chip),
         model_flops=model_flops(plan),
         tokens=num_tokens(plan),
+        counted=counted(plan),
         contention=prices.constants.contention,
         fixed_s=software.fixed_s,
     )
@@ -74,6 +75,11 @@ def num_tokens(plan: PlanData) -> float:
     """Tokens of a step: integers of the batch with a row and a position; rows where there are none."""
     batch, sequence = batch_and_sequence(plan)
     return float(batch * (1 if sequence is None else sequence))
+
+
+def counted(plan: PlanData) -> str:
+    """What a plan's throughput counts: ``tokens`` where its data have any, else ``examples``."""
+    return "examples" if batch_and_sequence(plan)[1] is None else "tokens"
 
 
 def batch_and_sequence(plan: PlanData) -> tuple[int, int | None]:

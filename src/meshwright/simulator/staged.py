@@ -17,7 +17,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.simulator.kernels import Kernels, cluster_kernels
-from meshwright.simulator.spmd import num_tokens
+from meshwright.simulator.spmd import counted, num_tokens
 from meshwright.simulator.transformer.exchange import SHARED_ADAPTER
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
@@ -60,6 +60,7 @@ def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> 
         # Plans of earlier versions do not record the parts of their stages' times.
         model_flops=sum(s.flops * s.mesh.num_devices for s in stages) or plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
+        counted=counted(plan),
         contention=prices[0].kernels.constants.contention,
         plays=stage_instructions(plan),
     )

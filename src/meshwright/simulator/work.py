@@ -86,7 +86,8 @@ class Work:
         limit_bytes: Memory of one device of each stage.
         peak_flops: Matrix rate of one device; the mean of all where they differ.
         model_flops: FLOPs of one step that the model itself asks for, on all devices, without recomputation.
-        tokens: Tokens (or examples) of one step.
+        tokens: Tokens of one step; of a model without tokens, its examples.
+        counted: What they are called: tokens or examples.
         contention: How much slower compute runs while a collective is under way.
         fixed_s: Time of a step that no task explains.
         plays: The instructions of each stage, where a plan has them; else they follow from the schedule.
@@ -107,6 +108,7 @@ class Work:
     contention: float = 0.0
     fixed_s: float = 0.0
     plays: Lists = ()
+    counted: str = "tokens"
 
     @property
     def instructions(self) -> Lists:

@@ -1,6 +1,12 @@
 """What is printed of a plan: one screen, and tables of tensors."""
 
+import pytest
+
 import meshwright as mw
+from meshwright import zoo
+from meshwright.explain.show.tensor_table import TensorTable
+from meshwright.screen import plain_text
+from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
 
 
@@ -21,7 +27,26 @@ def test_a_table_of_tensors_says_all_of_each():
     assert (row.symbols, row.words) == ("D F_y", "feed-forward split over y (2 parts)")
     assert row.paths == ("state/params/layers/0/up", "state/params/layers/1/up")
     assert row.bytes_on_device == 64 * 256 * 4 // 2 and row.kind == "tensor (column)"
-    assert "feed-forward split over y" in str(table)
+    assert "feed-forward split over y" in plain_text(table, 200)
+
+
+@pytest.mark.parametrize("width", [80, 118])
+def test_no_column_of_a_table_is_pushed_out(width):
+    table = plan_of("gpt-tiny", (4, 2), mw.Zero(3)).show("state/params/*")
+    for row in table.rows:
+        assert format_bytes(row.bytes_on_device) in plain_text(TensorTable((row,)), width)
+    head = plain_text(table, width)
+    assert "on a device" in head and max(map(len, head.splitlines())) <= width
+
+
+def test_throughput_counts_tokens_only_where_there_are_any():
+    said = {}
+    for name in ("gpt-tiny", "mlp"):
+        model = zoo.build(name, batch=8)
+        plan = mw.plan(model.train_step, model.state, model.batch, cluster="1x2 h100", method=mw.DataParallel())
+        said[name] = str(plan.simulate())
+    assert "tokens/s" in said["gpt-tiny"]
+    assert "examples/s" in said["mlp"] and "tokens" not in said["mlp"]
 
 
 def test_what_differs_between_plans():

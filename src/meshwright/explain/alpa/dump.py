@@ -18,7 +18,7 @@ from rich.text import Text
 
 from meshwright.errors import PlanFileError
 from meshwright.explain.alpa.repr_parser import Call, parse
-from meshwright.explain.show.tensor_table import rows_of, tensor_view
+from meshwright.explain.show.tensor_table import TensorTable, rows_of
 from meshwright.hardware.clusters import AXIS_NAMES
 from meshwright.judging.parallelism.without_program import judge_tensors
 from meshwright.plans.records.judgement import Judgement
@@ -52,7 +52,7 @@ class AlpaMesh(Printed):
         mesh = " × ".join(f"{name}={size}" for name, size in self.shape.items())
         head = f"mesh {self.number}: {mesh}\nverdict  {self.judgement.verdict}"
         tables = [
-            tensor_view(rows_of(self.judgement, self.shape, tensors), title)
+            TensorTable(tuple(rows_of(self.judgement, self.shape, tensors)), title)
             for title, tensors in (("arguments", self.arguments), ("results", self.results))
             if tensors
         ]

@@ -1,13 +1,13 @@
 """Tables of tensors: shape, sharding in symbols and in words, bytes per device, kind; repeated layers as one row."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 
 from meshwright.judging.words import bytes_on_device, sharding_words, symbols
 from meshwright.screen import Printed, Table, plain_table
@@ -97,7 +97,17 @@ class TensorTable(Printed):
     title: str = ""
 
     def __rich__(self) -> RenderableType:
-        return tensor_view(self.rows, self.title)
+        return _AsWide(self)
+
+
+@dataclass(frozen=True)
+class _AsWide:
+    """A table of tensors, as wide as the console is."""
+
+    table: TensorTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        yield tensor_view(self.table.rows, self.table.title, options.max_width)
 
 
 def show(plan: "PlanData", path: str) -> TensorTable:
@@ -164,10 +174,11 @@ def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["
     ]
 
 
-def tensor_view(rows: Sequence[Row], title: str) -> Table:
-    """Rows for a console."""
+def tensor_view(rows: Sequence[Row], title: str, width: int) -> Table:
+    """Rows for a console of a width: paths take at most a third, so that no column is pushed out."""
     table = plain_table(title, ("path", "shape", "dtype", "sharding", "in words", "kind"), ("on a device",))
-    table.columns[0].min_width = min(_WIDEST, max((len(row.name) for row in rows), default=0))
+    # A width and not a least width, which rich takes from the other columns until the last is pushed out.
+    table.columns[0].width = min(_WIDEST, width // 3, max((len(row.name) for row in rows), default=4))
     for row in rows:
         size = format_bytes(row.bytes_on_device)
         shape = "×".join(map(str, row.shape)) or "scalar"

@@ -34,15 +34,16 @@ MW.bytes = (size) => {
   return i === 0 ? `${Math.round(size)} B` : `${size.toFixed(2)} ${units[i]}`;
 };
 MW.digits = (value) => {
-  const text = Number(value).toPrecision(3);
-  return String(Number(text));
+  const rounded = Number(Number(value).toPrecision(3));
+  if (Math.abs(rounded) >= 1000) return Math.round(value).toLocaleString("en");
+  return rounded === Number(value) ? String(rounded) : Number(value).toPrecision(3); // 1.004 s is 1.00 s, not 1 s
 };
 MW.cost = (seconds, plan = MW.plan()) => {
   if (seconds === null || seconds === undefined) return "";
   if (plan.abstract) return Number(seconds.toPrecision(6)).toLocaleString("en");
-  const size = Math.abs(seconds);
+  const size = Number(Math.abs(seconds).toPrecision(3)); // 999.6 µs are 1.00 ms
   for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) if (size >= scale) return `${MW.digits(seconds / scale)} ${unit}`;
-  return size === 0 ? "0 s" : `${MW.digits(seconds / 1e-9)} ns`;
+  return size === 0 ? "0 s" : size < 1e-11 ? "under 0.01 ns" : `${MW.digits(seconds / 1e-9)} ns`;
 };
 MW.signed = (seconds, plan = MW.plan()) => {
   if (Math.abs(seconds) <= 1e-9 * plan.cost.total) return "+0";

@@ -1,10 +1,10 @@
 /* Two plans side by side, and their differences. */
 MW.section("difference", "Difference", "Both plans side by side, and every tensor that is split differently.", (body) => {
   const [one, other] = MW.data.plans, d = MW.data.difference;
-  body.append(MW.el("div", { class: "two" }, [one, other].map((plan, i) => MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, MW.data.names[i]), MW.el("h3", {}, plan.sentence), MW.el("p", { class: "note" }, MW.verdict(plan), `; ${plan.method} on mesh ${plan.mesh.axes} (${MW.machines(plan)})`), MW.figures(plan, false)))));
   if (d.problems.length) body.append(MW.el("p", { class: "lead", id: "problems" }, `The plans are for different problems: ${d.problems[0]}${d.problems.length > 1 ? `; ${d.problems.length - 1} more arguments differ` : ""}.`));
   const change = other.cost.total - one.cost.total;
   body.append(MW.el("p", { class: "lead", id: "change" }, d.same ? "The plans are the same." : `${MW.data.names[1]} takes ${d.step[1]} a step, ${MW.signed(change, one)} (${MW.percent(change, one.cost.total)}) against ${d.step[0]} of ${MW.data.names[0]}.`));
+  body.append(MW.el("div", { class: "two" }, [one, other].map((plan, i) => MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, MW.data.names[i]), MW.el("h3", {}, plan.sentence), MW.el("p", { class: "note" }, MW.verdict(plan), `; ${plan.method} on mesh ${plan.mesh.axes} (${MW.machines(plan)})`), MW.figures(plan, MW.data.plans[MW.which] === plan, false)))));
   const side = (row) => (row ? MW.el("span", { style: "display:flex;gap:8px;align-items:center" }, MW.picture(row), MW.symbols(row.symbols), MW.el("span", { class: "tag" }, row.kind)) : "not there");
   if (d.moved.length) body.append(MW.table([
     { key: "path", name: "tensor", show: (m) => MW.el("span", {}, m.path, m.count > 1 ? MW.el("span", { class: "count" }, `  ×${m.count}${m.which ? `: ${m.which}` : ""}`) : null) },

@@ -27,6 +27,6 @@ MW.section("instructions", "Instructions", "What each stage does in a step, in o
   };
   const choose = MW.el("select", { "aria-label": "Instructions of which stage", onchange: (e) => show(Number(e.target.value)) }, lists.map((_, i) => MW.el("option", { value: i }, `stage ${i}`)));
   const kinds = ["forward", "backward", "weights", "send", "receive", "exchange", "update"].filter((kind) => lists.some((own) => own.shown.some((one) => (one[0] === "run" ? one[1] : one[0]) === kind)));
-  body.append(MW.el("div", { class: "card" }, out, MW.legend(kinds.map((kind) => ({ name: kind, colour: MW.doColours[kind], text: "" })))), MW.el("div", { class: "row" }, choose), list, more);
+  body.append(MW.el("div", { class: "card" }, out, MW.legend(kinds.map((kind) => ({ name: kind, colour: MW.doColours[kind], text: "" })))), MW.el("div", { class: "row" }, choose), MW.el("div", { class: "tall" }, list), more);
   show(0);
 }, () => (MW.plan().instructions || []).length > 0);

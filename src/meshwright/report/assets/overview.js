@@ -33,7 +33,8 @@ MW.speed = (plan, named) => {
   const slower = s.step / plan.cost.total - 1, against = `${(100 * Math.abs(slower)).toFixed(0)}% ${slower < 0 ? "less" : "more"} than planned: collectives overlap compute, and kernels and links keep less than their full rate`;
   return [...rate, card("one step, simulated", "simulated", MW.cost(s.step, plan), [s.rate ? null : mfu, s.bubble === null ? null : `bubble ${(100 * s.bubble).toFixed(1)}%`, against])];
 };
-MW.figures = (plan, named = true) => {
+/* The figures of a plan in cards; named for the plan that is chosen, whole where mesh and bound are shown, too. */
+MW.figures = (plan, named = true, whole = true) => {
   const c = plan.cost, m = plan.memory;
   const time = [{ name: "compute", size: c.compute, colour: "var(--compute)", text: MW.cost(c.compute, plan) }, { name: "communication", size: c.communication, colour: "var(--send)", text: MW.cost(c.communication, plan) }];
   const held = Object.entries(m.arguments).filter(([, size]) => size).map(([name, size], i) => ({ name, size, colour: `var(--r${i})`, text: MW.bytes(size) }));
@@ -44,7 +45,7 @@ MW.figures = (plan, named = true) => {
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step, planned"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
     MW.speed(plan, named),
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: named && "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])));
-  if (named) out.append(
+  if (whole) out.append(
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "mesh"), MW.el("div", { class: "figure" }, plan.stages.length ? plan.mesh.axes : plan.mesh.names.map((name, i) => MW.el("span", {}, i ? " × " : "", MW.el("span", { class: `axis-${name}` }, name), `=${plan.mesh.sizes[i]}`))), MW.el("div", { class: "legend" }, (plan.mesh.names.length ? plan.links : []).map((link, i) => MW.el("span", {}, MW.el("span", { class: `axis-${plan.mesh.names[i]}` }, plan.mesh.names[i]), ` ${link}`))), plan.abstract ? null : MW.el("p", { class: "note" }, MW.machines(plan))),
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "how sure"), MW.el("div", { class: "figure" }, plan.solution.status), MW.el("p", { class: "note" }, `${plan.solution.text}; ${plan.provenance.costs || ""}`)));
   out.dataset.count = out.children.length;
@@ -54,7 +55,8 @@ MW.figures = (plan, named = true) => {
 MW.machines = (plan) => plan.mesh.text.replace(/^.*?\((Cluster\(.*': )?/, "").replace(/\)+$/, "");
 MW.section("overview", "Overview", null, (body) => {
   const plan = MW.plan();
-  body.append(MW.about(plan), MW.el("h1", { id: "sentence" }, plan.sentence), MW.el("p", { class: "lead" }, MW.el("span", { id: "verdict" }, MW.verdict(plan)), `; ${plan.method} on mesh ${plan.mesh.axes}`), MW.figures(plan));
+  body.append(MW.about(plan), MW.el("h1", { id: "sentence" }, plan.sentence), MW.el("p", { class: "lead" }, MW.el("span", { id: "verdict" }, MW.verdict(plan)), `; ${plan.method} on mesh ${plan.mesh.axes}`));
+  if (!MW.data.difference) body.append(MW.figures(plan)); // two plans have theirs side by side
   if (plan.unsplittable.length) body.append(MW.el("p", { class: "note" }, `planned without a rule, so not split: ${plan.unsplittable.join(", ")}`));
   for (const remark of plan.remarks) body.append(MW.el("p", { class: "note" }, remark));
 });

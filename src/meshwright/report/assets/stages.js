@@ -2,11 +2,13 @@
 MW.section("stages", "Stages", "The pipeline: which layers are where, and how much of its devices' memory each stage needs.", (body) => {
   const plan = MW.plan(), p = plan.pipeline;
   body.append(MW.el("p", { class: "lead" }, `schedule ${p.schedule}, ${p.num_microbatches} microbatches, interleave ${p.interleave}, checkpoint ${p.checkpoint}`));
+  const idle = plan.stages.flatMap((s, i) => (s.idle >= 0.5 ? [`stage ${i} ${(100 * s.idle).toFixed(0)}%`] : []));
+  if (idle.length) body.append(MW.el("p", { class: "warning", id: "idle" }, `Stages wait at least half of the simulated step: ${idle.join(", ")}. More microbatches, or layers cut otherwise, would keep them busy.`));
   const rows = plan.stages.map((s, i) => ({ ...s, number: i, span: s.layers }));
   body.append(MW.table([
     { key: "number", name: "stage", num: true }, { key: "span", name: "layers" }, { key: "devices", name: "devices", fixed: true }, { key: "mesh", name: "mesh", fixed: true }, { key: "verdict", name: "verdict", wide: true },
     { key: "microbatch_s", name: "a microbatch", num: true, show: (s) => MW.cost(s.microbatch_s) }, { key: "once_s", name: "once a step", num: true, show: (s) => MW.cost(s.once_s) },
-    { key: "state", name: "state", num: true, show: (s) => MW.bytes(s.state) }, { key: "peak", name: "memory, of its limit", num: true, show: MW.full },
+    { key: "idle", name: "waits", num: true, show: (s) => `${(100 * s.idle).toFixed(0)}%` }, { key: "state", name: "state", num: true, show: (s) => MW.bytes(s.state) }, { key: "peak", name: "memory, of its limit", num: true, show: MW.full },
   ], rows, { class: "stages" }));
 }, () => MW.plan().stages.length > 0);
 /* A stage's memory as a bar that is as long as its limit. */

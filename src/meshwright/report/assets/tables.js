@@ -25,7 +25,7 @@ MW.table = (columns, rows, options = {}) => {
     const some = whole || shown.length <= options.most + 2 ? shown : shown.slice(0, options.most);
     more.hidden = some.length === shown.length && !(whole && options.most && shown.length > options.most + 2);
     more.textContent = whole ? `Show ${options.most} rows` : `Show all ${shown.length} rows`;
-    body.replaceChildren(...some.map((row) => MW.el("tr", {}, columns.map((c) => MW.el("td", { class: style(c) }, c.show ? c.show(row) : String(row[c.key] ?? ""))))));
+    body.replaceChildren(...some.map((row) => MW.el("tr", {}, columns.map((c) => MW.el("td", { class: style(c), "data-name": c.name }, c.show ? c.show(row) : String(row[c.key] ?? ""))))));
     count.textContent = shown.length === rows.length ? `${rows.length} rows` : `${shown.length} of ${rows.length} rows`;
   };
   const more = MW.el("button", { type: "button", class: "more-rows", onclick: () => { whole = !whole; fill(); } });
