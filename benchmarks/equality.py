@@ -10,6 +10,7 @@ mean squares: Adam divides by the gradient's size, so that rounding alone turns 
 
     python benchmarks/equality.py [MODEL …] [--jobs 2]          # the zoo
     python benchmarks/equality.py --pairs 5000 [--jobs 2]       # random pairs, on 8 virtual CPU devices
+    python benchmarks/equality.py --pairs 500 --first 2000 --kept pairs.jsonl    # others; continued where it was ended
     python benchmarks/equality.py --pipelines 200 [--jobs 2]    # random train steps in random pipelines, in float64
 """
 
@@ -69,13 +70,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=0, help="how many random pairs to try instead of the zoo")
     parser.add_argument("--pipelines", type=int, default=0, help="how many random pipelines to try instead")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first random program")
+    parser.add_argument("--kept", type=Path, help="a file that keeps outcomes of random pairs, so that runs continue")
     parser.add_argument("--method", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if min(options.pairs, options.pipelines, options.first) < 0 or options.jobs < 1:
         parser.error("--pairs, --pipelines and --first must be at least 0, and --jobs at least 1")
     for kind in ("pairs", "pipelines"):
         if count := getattr(options, kind):
-            random_pairs.main(kind, options.first, count, options.jobs)
+            random_pairs.main(kind, options.first, count, options.jobs, options.kept)
             return
     if options.method is not None:
         for row in compared(options.models[0], METHODS[options.method]):

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Timer
+from threading import Lock, Timer
 
 from report import table
 
@@ -23,17 +23,23 @@ _HANGS_S = 300.0  # a pair that takes longer is given up
 _SLOW_S = 20.0  # no planning may take longer
 
 
-def main(kind: str, first: int, count: int, jobs: int) -> None:
-    """Tries `count` pairs of a kind, `pairs` or `pipelines`, and prints those that went wrong and a summary."""
+def main(kind: str, first: int, count: int, jobs: int, kept: Path | None = None) -> None:
+    """Tries `count` pairs of a kind, `pairs` or `pipelines`, and prints those that went wrong and a summary.
+
+    With a file, every pair's outcome is kept there as it is found, and pairs that it holds are not tried again. The
+    process ends with 1 if anything went wrong, or was planned too slowly.
+    """
     num_programs = -(-count // PER_PROGRAM)
     size = min(_PROGRAMS, -(-num_programs // jobs))
     starts = range(first, first + num_programs, size)
     ranges = [(start, min(start + size, first + num_programs)) for start in starts]
-    started = time.perf_counter()
+    started, known = time.perf_counter(), _kept(kept, kind)
     with ThreadPoolExecutor(jobs) as pool:
-        rows = [row for found in pool.map(partial(_tried, kind), ranges) for row in found]
+        tried = partial(_tried, kind, known, partial(_keep, kept, kind, Lock()))
+        rows = [row for found in pool.map(tried, ranges) for row in found]
     wrong = [row for row in rows if row["trouble"]]
     slow = [row for row in rows if row["seconds"] > _SLOW_S]
+    slowest = max(rows, key=lambda row: row["seconds"])
     kinds = Counter(_kind(row["trouble"]) for row in wrong)
     summary = [
         ("pairs", len(rows)),
@@ -42,31 +48,55 @@ def main(kind: str, first: int, count: int, jobs: int) -> None:
         *kinds.most_common(),
         ("in all that went wrong", len(wrong)),
         (f"planned in more than {_SLOW_S:.0f} s", len(slow)),
-        ("longest planning", f"{max(row['seconds'] for row in rows):.1f} s"),
+        ("longest planning", f"{slowest['seconds']:.1f} s, {slowest['pair'].split()[0]}"),
         ("programs", f"{first} to {first + num_programs - 1}"),
         ("time in all", f"{time.perf_counter() - started:.0f} s by {jobs} processes"),
     ]
     program, plan = ("program", "plan") if kind == "pairs" else ("train step", "pipeline")
     question = f"Does a random {program} under a random {plan} compute what one device does?"
     table(f"Random {kind}", question, ("", ""), summary)
+    sys.exit(bool(wrong or slow))
+
+
+def _kept(path: Path | None, kind: str) -> dict[int, dict]:
+    """The outcomes that a file holds of pairs of a kind, by their number."""
+    if path is None or not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if line.endswith("}")]  # the last one may have been cut short
+    return {row["at"]: row for row in rows if row["kind"] == kind}
+
+
+def _keep(path: Path | None, kind: str, lock: Lock, at: int, row: dict) -> dict:
+    if path is not None:
+        with lock, path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**row, "kind": kind, "at": at}) + "\n")
+    return row
 
 
 def _kind(trouble: str) -> str:
     return "differs" if trouble.startswith("result") else trouble.split(":")[0]
 
 
-def _tried(kind: str, programs: tuple[int, int]) -> list[dict]:
+def _tried(
+    kind: str, known: dict[int, dict], keep: Callable[[int, dict], dict], programs: tuple[int, int]
+) -> list[dict]:
     """The outcomes of some programs, from as many processes as it takes."""
     rows: list[dict] = []
     first, last = programs
-    at = first * PER_PROGRAM
-    while at < last * PER_PROGRAM:
-        for row in _process(kind, at, last * PER_PROGRAM):
-            rows.append(_told(row))
+    at, end = first * PER_PROGRAM, last * PER_PROGRAM
+    while at < end:
+        if at in known:
+            rows.append(_told(known[at]))
             at += 1
-        if at < last * PER_PROGRAM:
+            continue
+        stop = next((n for n in range(at, end) if n in known), end)
+        for row in _process(kind, at, stop):
+            rows.append(keep(at, _told(row)))
+            at += 1
+        if at < stop:
             pair = f"{at // PER_PROGRAM}.{at % PER_PROGRAM}"
-            rows.append(_told({"pair": pair, "seconds": 0.0, "trouble": "ended the process, or hung"}))
+            rows.append(keep(at, _told({"pair": pair, "seconds": 0.0, "trouble": "ended the process, or hung"})))
             at += 1
     print(f"programs {first} to {last - 1}: {len(rows)} pairs", flush=True)
     return rows

@@ -11,9 +11,12 @@ from tests.generator.arithmetic import ARITHMETIC
 from tests.generator.control import CONTROL, WITHOUT_DERIVATIVE
 from tests.generator.movement import MOVEMENT, blocks, draw_bits
 from tests.generator.pool import POSITIONS, NothingFits, Pool
+from tests.generator.transforms import TRANSFORMS, WITHOUT_DERIVATIVES
 from tests.generator.values import FLOATS, INTEGERS, ROUNDED, SIZES, Value, difference, draw_array, exact_up_to, tamed
 
-STEPS: tuple[Callable[[Pool], Value], ...] = (*ARITHMETIC, *ARITHMETIC, *MOVEMENT, *MOVEMENT, *CONTROL)
+STEPS: tuple[Callable[[Pool], Value], ...] = (
+    *(*ARITHMETIC, *ARITHMETIC, *MOVEMENT, *MOVEMENT, *CONTROL, *TRANSFORMS, *TRANSFORMS),
+)
 _LARGEST = 4096  # elements of a value: what is larger takes long and tells no more
 
 
@@ -39,7 +42,7 @@ class Drawn:
         self.steps = [(steps[rng.integers(len(steps))], int(rng.integers(1 << 30))) for _ in range(num_steps)]
         if kernels and seed % 4 == 3:
             self.steps[num_steps // 2] = (blocks, seed)
-        is_smooth = not any(step in (blocks, *WITHOUT_DERIVATIVE) for step, _ in self.steps)
+        is_smooth = not any(step in (blocks, *WITHOUT_DERIVATIVE, *WITHOUT_DERIVATIVES) for step, _ in self.steps)
         self.with_gradient = bool(rng.random() < 0.5) and is_smooth
         drawn = (draw_array(rng, s, d, self.special) for s, d in zip(self.shapes, self.dtypes, strict=True))
         self.args = (*map(jnp.asarray, drawn), jnp.array(POSITIONS, jnp.int32), jax.random.key(seed))
@@ -48,7 +51,8 @@ class Drawn:
     def _shape(self, rng: np.random.Generator, number: int) -> tuple[int, ...]:
         shape = rng.choice(SIZES, rng.integers(1, 4)).tolist()
         if self.batch is None and rng.random() < 0.03:
-            shape[rng.integers(len(shape))] = 0
+            for dim in rng.integers(len(shape), size=2):
+                shape[dim] = 0
         if self.batch is not None and number < 2:
             shape[0] = self.batch
         return tuple(shape)
