@@ -38,12 +38,17 @@ class Sliding:
         """Elements of the neighbours that a shard needs, both sides together; None where no split is legal."""
         if self.dilation == 1 and self.size == self.positions * self.stride:
             halo = max(self.low, 0) + max(self.reach - self.stride - self.low, 0)
-        elif self.stride == 1 and self.size * self.dilation == self.positions:
+        elif self.stride == 1 and self.size * self.dilation == self.positions and not self._cuts_between:
             halo = max(self.low // self.dilation, 0) + max((self.reach - 2 - self.low) // self.dilation + 1, 0)
         else:
             return None
         # With a halo beyond half the dim, even two shards would each need most of the other's elements.
         return halo if 2 * halo <= self.size else None
+
+    @property
+    def _cuts_between(self) -> bool:
+        """Whether what is cut off ends between two elements: XLA's partitioner ends the process over that."""
+        return self.low < 0 and self.low % self.dilation > 0
 
     def dims(self, loops: Loops, kind: str = "parallel") -> tuple[Dim, Dim]:
         """The dim slid over and the dim of positions, by a common loop where a split is legal."""

@@ -200,6 +200,14 @@ many = mw.parallelize(function, mesh=mesh, method=mw.Manual({"x": jax.P(None, No
 np.testing.assert_allclose(many, jax.jit(function)(*args), rtol=1e-5)
 """
 
+BETWEEN = "Convolutions that are cut off between two elements end the process"
+CUTTING_OFF = """
+def function(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1,), [(-1, 2)], lhs_dilation=(2,))
+
+args = np.arange(8, dtype=np.float32).reshape(1, 1, 8), np.ones((1, 1, 1), np.float32)
+"""
+
 IN_FLIGHT = "Programs in flight end the process"
 MANY_CALLS = """
 mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))  # all devices: each has its thread
@@ -244,7 +252,7 @@ def _still_there(there: bool, fault: str, where: str) -> None:
 
 def test_the_page_has_every_fault():
     page = (Path(__file__).parents[3] / "docs/compiler-faults.md").read_text(encoding="utf-8")
-    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, IN_FLIGHT])
+    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, BETWEEN, IN_FLIGHT])
 
 
 @pytest.mark.parametrize("fault", WRONG, ids=str)
@@ -302,15 +310,22 @@ def _in_a_process(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", imports + script], capture_output=True, text=True, timeout=300)
 
 
-def test_the_compiler_still_ends_the_process_over_a_convolution():
-    done = _in_a_process(ABORTING + PLAINLY)
+WINDOWS = "src/meshwright/rules/windows.py"
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "script"), [(CONVOLUTION, VIRTUAL, ABORTING), (BETWEEN, WINDOWS, CUTTING_OFF)]
+)
+def test_the_compiler_still_ends_the_process_over_a_convolution(fault, where, script):
+    done = _in_a_process(script + PLAINLY)
     if done.returncode < 0:
         assert "Check failed" in done.stderr
-    _still_there(done.returncode < 0, CONVOLUTION, VIRTUAL)
+    _still_there(done.returncode < 0, fault, where)
 
 
-def test_convolutions_of_broadcast_values_stay_whole_where_their_rule_says_so():
-    done = _in_a_process(ABORTING + PLANNED)
+@pytest.mark.parametrize("script", [ABORTING, CUTTING_OFF], ids=["of broadcast values", "cut off between elements"])
+def test_convolutions_stay_whole_where_their_rule_says_so(script):
+    done = _in_a_process(script + PLANNED)
     assert done.returncode == 0, done.stderr
 
 
