@@ -179,7 +179,7 @@ class StageShare:
         if value in self.program.totals:
             return jnp.concatenate(parts, own.dim(value, None)) if len(parts) > 1 else parts[0]
         if value in own.step.program.inputs and own.programs.is_batch(value):
-            return parts[0].reshape(-1, *parts[0].shape[2:])
+            return lax.collapse(parts[0], 0, 2)
         return fitted(parts[0], self._local(value))
 
     def _local(self, value: int) -> tuple[int, ...]:

@@ -157,6 +157,13 @@ def test_half_precision_is_added_up_in_float32():
     np.testing.assert_allclose(made, np.broadcast_to(exact[:, None], w.shape), rtol=1e-2)
 
 
+def test_arrays_without_elements_are_cut_and_joined():
+    def step(w, batch):
+        return jax.grad(lambda w: (batch["x"] @ w).sum())(w), batch["none"] * 2, (batch["none"] * 2).sum(0)
+
+    check(step, draw(8, 0), DATA | {"none": draw(BATCH, 3, 0)})
+
+
 LOOKED_UP = {
     "indexed": lambda table, ids: table[ids],
     "taken": lambda table, ids: jnp.take(table, ids, axis=0),

@@ -175,3 +175,11 @@ def test_sums_are_not_joined_across_what_is_not_linear(name):
         mw.plan(function, x, w, mesh=Mesh.abstract((4,), 0.0, 1e-9), method=split),
     ):
         np.testing.assert_array_equal(np.asarray(compiled(spmd(plan, function), x, w)(x, w)), expected)
+
+
+def test_a_sum_over_two_axes_may_have_no_elements():
+    x = np.zeros((8, 0), np.float32)
+    mesh, method = Mesh.abstract((2, 2), alpha=0.0, beta=1e-9), mw.Manual({"x": P(("x", "y"))})
+    plan = mw.plan(lambda x: x.sum(0), x, mesh=mesh, method=method)
+    assert any(len(op.sums) == 2 for op in plan.ops)  # or this tests nothing
+    assert spmd(plan, lambda x: x.sum(0))(x).shape == (0,)

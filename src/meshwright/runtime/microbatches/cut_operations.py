@@ -74,7 +74,7 @@ class Cut:
         """The parts of a value, stacked."""
         shape = x.shape
         rows = x.reshape(*shape[:dim], self.before, self.count, shape[dim] // self.whole, *shape[dim + 1 :])
-        return jnp.moveaxis(rows, dim + 1, 0).reshape(self.count, *shape[:dim], -1, *shape[dim + 1 :])
+        return lax.collapse(jnp.moveaxis(rows, dim + 1, 0), dim + 1, dim + 3)
 
     def rows(self, size: int, index: Any) -> Any:
         """The positions of a part's rows along a dim of this size."""
@@ -85,8 +85,8 @@ class Cut:
     def join(self, x: Any, dim: int) -> Any:
         """Puts stacked parts together again."""
         shape = x.shape[1:]
-        rows = x.reshape(self.count, *shape[:dim], self.before, -1, *shape[dim + 1 :])
-        return jnp.moveaxis(rows, 0, dim + 1).reshape(*shape[:dim], -1, *shape[dim + 1 :])
+        rows = x.reshape(self.count, *shape[:dim], self.before, shape[dim] // self.before, *shape[dim + 1 :])
+        return lax.collapse(jnp.moveaxis(rows, 0, dim + 1), dim, dim + 3)
 
     def shape(self, shape: Sequence[int], dim: int | None) -> tuple[int, ...]:
         """The shape of one part."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
@@ -182,7 +183,7 @@ class Contributions:
         """The sum over some of the leading dims, as one sum over one dim; and the axes of those that are left."""
         left = tuple(axis for axis in axes if axis not in together)
         first = jnp.moveaxis(value, [axes.index(axis) for axis in together], range(len(together)))
-        merged = first.reshape(-1, *first.shape[len(together) :])
+        merged = lax.collapse(first, 0, len(together))
         merged = self._constrain(merged, (together, *((axis,) for axis in left), *partial))
         return merged.sum(axis=0, dtype=value.dtype), left
 

@@ -108,7 +108,7 @@ class StageLowering:
         def run(*args: Any) -> list[Any]:
             env = self.constants()
             for key, x in zip(program.inputs, args, strict=True):
-                env[key] = x.reshape(-1, *x.shape[2:]) if self.is_batch(key) else x
+                env[key] = lax.collapse(x, 0, 2) if self.is_batch(key) else x
             for piece in program.pieces:
                 run_once(piece, env)
             return [
@@ -258,7 +258,7 @@ class StageLowering:
         if value in program.totals:
             return jnp.concatenate(parts, self.dim(value, None)) if len(parts) > 1 else parts[0]
         if value in self.step.program.inputs and self.programs.is_batch(value):
-            return parts[0].reshape(-1, *parts[0].shape[2:])
+            return lax.collapse(parts[0], 0, 2)
         return parts[0]
 
     def update_spec(self, value: int) -> Spec:

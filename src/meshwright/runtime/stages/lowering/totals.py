@@ -109,7 +109,8 @@ class Total:
             waiting = Waiting(self.own.axes, dims, (*lead, *self.own.settled) if self.part is None else dims)
             total = Contributions(self.mesh).add_up(total, waiting)
         if self._is_merged:
-            total = constrain(total.reshape(-1, *self.shape), self.mesh, (*lead, self.spec[0][1:], *self.spec[1:]))
+            apart = total.reshape(self.mesh.shape[REPLICAS], *self.shape)
+            total = constrain(apart, self.mesh, (*lead, self.spec[0][1:], *self.spec[1:]))
         if lead:
             total = self._over_replicas(total, target)
         return constrain(total, self.mesh, target) if is_spread(target) else total
