@@ -15,7 +15,7 @@ QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire
 # what they import, and each worker would rewrite the assertions of every test.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup kernels demo test quick check docs docs-check bench browser ray clean
+.PHONY: setup kernels demo test tests quick check docs docs-check bench browser ray clean
 
 setup: $(INSTALLED)
 
@@ -42,7 +42,10 @@ $(KERNELS): $(TOOLS)
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: $(KERNELS) check
+test: check tests
+
+# The tests alone, for what has checked the rest already.
+tests: $(KERNELS)
 	$(PYTEST)
 
 # What finds most mistakes within two minutes: everything but the tests that are slow or run programs, and a few of these.
