@@ -188,7 +188,7 @@ class Engine:
         for number, bound in enumerate(found):
             last.update(dict.fromkeys((*bound.reads, *bound.fills), number))
         kept = {slot for _, slots in self._leaving for slot in slots}
-        entering = {slot for slot, *_ in (*self._entering, *self._given)}
+        entering = {slot for slot, *_ in self._entering} | {slot for slot, _ in self._numbers}
         assert kept <= entering.union(*(bound.fills for bound in found)), "no stage computes a result of the step"
         drops: dict[int, list[int]] = {}
         for slot, number in last.items():
@@ -199,11 +199,12 @@ class Engine:
     @cached_property
     def _given(self) -> list[tuple[int, Any]]:
         """The slots of the microbatches' numbers, with the numbers on the devices."""
-        return [
-            (slot, from_host(np.int32(name[2]), self.devices[name[1]].everywhere))
-            for name, slot in self._slots.items()
-            if name[0] == "index"
-        ]
+        return [(slot, from_host(np.int32(at), self.devices[stage].everywhere)) for slot, (stage, at) in self._numbers]
+
+    @property
+    def _numbers(self) -> list[tuple[int, tuple[int, int]]]:
+        """The slots of the microbatches' numbers, with the stage and the number; the devices may only be described."""
+        return [(slot, name[1:]) for name, slot in self._slots.items() if name[0] == "index"]
 
     def _leaves(self) -> Iterator[tuple[int, Callable[[Any], Any], int]]:
         """The slots of arguments, each with how it is placed and the number of the leaf.
