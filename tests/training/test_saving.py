@@ -1,9 +1,11 @@
 """Saves in the background: nothing that happens meanwhile changes what is saved, and no error goes unseen."""
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
+import threading
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -122,3 +124,19 @@ def test_a_program_whose_last_save_fails_says_so_and_fails(tmp_path):
     [said] = done.stderr.splitlines()
     assert said.startswith(f"meshwright: step 2 could not be saved in {tmp_path}: the disk is full")
     assert steps(tmp_path) == ["1"]
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_thread_that_keeps_the_program_from_ending(tmp_path):
+    """As on a disk that is read-only: here the path of the checkpoint is too long."""
+    directory, longest = tmp_path, os.pathconf(tmp_path, "PC_PATH_MAX")
+    while (room := longest - len(str(directory)) - 20) > 0:
+        directory /= "d" * min(room, 200)
+    directory.mkdir(parents=True)
+    before = set(threading.enumerate())
+
+    with pytest.raises(mw.CheckpointError, match=r"step 1 could not be saved in .*File name too long"):
+        mw.save(directory, 1, {"w": np.ones(3)})
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(30)
+            assert not thread.is_alive(), "Orbax's threads wait for the folder"

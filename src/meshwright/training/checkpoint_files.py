@@ -117,6 +117,13 @@ def remove(directory: str | PathLike[str], step: int) -> None:
         raise CheckpointError(f"step {step} in {directory} could not be deleted: {reason(error)}") from error
 
 
+def try_folder(directory: str | PathLike[str], step: int) -> None:
+    """Makes a folder beside that of a checkpoint, and removes it; raises what the disk says to that."""
+    path = full_path(directory) / f"{step}.tried.orbax-checkpoint-tmp"
+    path.mkdir(parents=True, exist_ok=True)
+    path.rmtree()
+
+
 def clean(directory: str | PathLike[str]) -> None:
     """Removes the partial files of a failed save, which may be what fills the disk."""
     is_leftover = orbax().path.step.is_path_temporary

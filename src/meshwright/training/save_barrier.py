@@ -61,6 +61,17 @@ class SaveBarrier:
         if self._count > 1:
             jax_compat.publish(f"{self._folder}failed/{self._process}", reason(error))
 
+    def leave(self) -> bool:
+        """Whether to clear what a save that failed has written: the first process is to, once none writes any more."""
+        if self._count > 1:
+            place = f"{self._folder}left/"
+            jax_compat.publish(f"{place}{self._process}", "here")
+            while self._process == 0 and len(jax_compat.all_published(place)) < self._count:
+                if peers.current is not None and peers.current.failure is not None:
+                    return False
+                time.sleep(_TICK_S)
+        return self._process == 0
+
     def _check(self) -> None:
         for process, why in jax_compat.all_published(f"{self._folder}failed/").items():
             raise CheckpointError(f"process {process} could not do its part: {why}")

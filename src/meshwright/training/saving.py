@@ -13,7 +13,17 @@ import jax
 
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes import peers
-from meshwright.training.checkpoint_files import clean, flush, full_path, listed, manager, orbax, reason, remove
+from meshwright.training.checkpoint_files import (
+    clean,
+    flush,
+    full_path,
+    listed,
+    manager,
+    orbax,
+    reason,
+    remove,
+    try_folder,
+)
 from meshwright.training.late_writes import drop_late_writes
 from meshwright.training.program_end import call_at_end
 from meshwright.training.save_barrier import SaveBarrier
@@ -40,6 +50,7 @@ class Saving:
         self._thread: Thread | None = None
         self._error: CheckpointError | None = None
         self._barrier = SaveBarrier()
+        self._is_writing = False
         self._quiet = _WithoutTracebacks()
 
     def __str__(self) -> str:
@@ -93,7 +104,12 @@ class Saving:
         self._earlier = sorted(self._manager.all_steps())
         if self._step in self._earlier:
             raise _Exists(f"{self._directory} has step {self._step} already; save under another step or delete it")
+        # Orbax's threads wait twenty minutes for a folder that cannot be made, and the program cannot end meanwhile.
+        if jax.process_index() == 0:
+            try_folder(self._directory, self._step)
+        self._barrier("writable")
         self._manager.save(self._step, args=args, force=True)
+        self._is_writing = True
 
     def _complete(self) -> None:
         self._manager.close()
@@ -120,7 +136,8 @@ class Saving:
         except Exception as error:
             self._barrier.fail(error)
             self._give_up()
-            if jax.process_count() == 1:
+            # Until Orbax has begun to write, the others may be at barriers of its own, which know of no failure.
+            if (self._is_writing or jax.process_count() == 1) and self._barrier.leave():
                 with suppress(Exception):
                     clean(self._directory)
             there = self._earlier

@@ -90,9 +90,10 @@ def failed_save(directory):
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     saving = mw.save(directory, 2, state, wait=False)
     told = _error(saving.wait)
+    left = sorted(os.listdir(directory)) if jax.process_index() == 0 else None  # the first process clears it
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     mw.save(directory, 3, state)
-    return {"told": told, "steps": mw.saved_steps(directory)}
+    return {"told": told, "left": left, "steps": mw.saved_steps(directory)}
 
 
 def refusals():

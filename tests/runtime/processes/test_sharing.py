@@ -69,6 +69,7 @@ def test_two_processes_do_as_one_does(tmp_path):
         assert "step 2 could not be saved" in found["told"] and "step 1 there is intact" in found["told"]
         assert found["steps"] == [1, 3], "all were told, and could save again"
     assert "process 1 could not do its part" in first["failed_save"]["told"]
+    assert first["failed_save"]["left"] == ["1"], "what was written of step 2 is removed"
 
     for kind, (words, count) in {
         "fewer": ("process 1 has no more batches after 3, and process 0 has more", 3),
