@@ -28,6 +28,7 @@ CASES = [
     ),
     ("2x8 h100", (16,), [("tensor", "x"), ("vocabulary", "x")], "Tensor parallel over 16 GPUs"),
     ("1x8 cpu", (8,), [("data", "x"), ("sequence", "x", 0.2)], "Data parallel over 8 CPU devices"),
+    ("2x8 h100", (16,), [("idle", "x")], "All 16 GPUs repeat the same work"),
     ("4x4 tpu-v4", (4, 4), [("data", "x"), ("idle", "y")], "Data parallel across 4 hosts, with groups of 4 TPUs that"),
 ]
 

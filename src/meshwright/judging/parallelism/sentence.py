@@ -57,7 +57,8 @@ def _clauses(parts: Sequence[Part], mesh: "Mesh") -> Iterator[str]:
             yield f"{_PLAIN[part.name]} {_where(part.axes, mesh, part.name)}"
         elif part.name == "idle":
             count = _devices(prod(mesh.shape[axis] for axis in part.axes), mesh.cluster)
-            yield f"with groups of {count} that repeat the same work"
+            others = any(p.name in (*_PLAIN, "data", "zero") for p in parts)
+            yield f"with groups of {count} that repeat the same work" if others else f"all {count} repeat the same work"
         elif part.name == "none":
             yield part.text
 
