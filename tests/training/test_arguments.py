@@ -106,3 +106,15 @@ def test_a_number_that_the_functions_own_code_reads_stays_one():
     assert len(found.plans) == 2, "a plan for each of them, since the code may do anything with it"
     with pytest.raises(mw.TraceError):
         found(jnp.asarray(0), X)
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"method": mw.ThreeD(pipeline=2, microbatch=4)}], ids=str)
+def test_what_cannot_be_cut_like_a_batch_is_refused_with_what_to_do(options):
+    params, momentum = init(jax.random.key(0))
+    momentum["v"] = jnp.zeros((4, 8))
+    many = mw.parallelize(step, cluster="1x2 cpu", **options)
+    with pytest.raises(mw.ShardingError, match=r"first dims of 4 and 8.*argument 1 is.*state_argnums=\(0, 1\)"):
+        many.plan(params, momentum, X)
+    many = mw.parallelize(lambda w, batch: step(w, w, batch["x"]), cluster="1x2 cpu", **options)
+    with pytest.raises(mw.ShardingError, match=r"first dims of 3 and 16.*an argument of its own"):
+        many.plan(params, {"x": X, "table": np.ones((3, 8))})

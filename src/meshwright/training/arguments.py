@@ -61,6 +61,19 @@ class Bound:
             for i, leaf in enumerate(tree_flatten(self.values)[0])
         )
 
+    def check_batch(self, batch: Sequence[int]) -> None:
+        """Refuses a batch that cannot be cut into microbatches: its leaves are no stacks of the same examples."""
+        given = {number: value for number, value in zip(self.numbers, self.values, strict=True) if number in batch}
+        sizes = sorted({x.shape[0] for x in tree_flatten(given)[0] if getattr(x, "shape", ())})
+        if len(sizes) > 1:
+            raise ShardingError(
+                f"the batch has first dims of {' and '.join(map(str, sizes))}; all its leaves must be stacks of the "
+                f"same examples to be cut into microbatches, and argument {' and '.join(map(str, given))} is taken for "
+                f"the batch. If that is state, such as an optimizer's, give state_argnums={(*range(max(given) + 1),)}, "
+                "or the positions of the batch in batch_argnums; what belongs to no example (a table, a random key) "
+                "goes into an argument of its own"
+            )
+
 
 class Arguments:
     """Puts the arguments of calls, given by position or by keyword, into the order of the function's parameters."""

@@ -20,6 +20,7 @@ from meshwright.graph.tracing.trace import returning
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.axes import Shape
 from meshwright.hardware.load import is_local
+from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.plan_files import PLANS
 from meshwright.plan_files.known_plans import known_or_made, of_call
 from meshwright.planner.methods import Auto, Method, find_method
@@ -271,6 +272,8 @@ class Parallelized:
         key = self._key(bound)
         plan = self._plans.get(key)
         if plan is None:
+            if self.settings.microbatches > 1 or isinstance(self.settings.method, ThreeD):
+                bound.check_batch(self.settings.batch_argnums)
             announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
             before = self.last_plan
             started = time.perf_counter()

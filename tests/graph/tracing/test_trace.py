@@ -324,3 +324,45 @@ def test_bodies_are_told_apart_and_what_a_loop_takes_is_read_before_it():
     (sine,), (cosine,), (carry,), (slices,) = (body[n] for n in ("sin", "cos", "loop_carry", "loop_slice"))
     assert cosine == 0 and sine != 0 and carry == slices not in (0, sine)
     assert len(body["add"] - {carry}) == 1  # the loop's own
+
+
+def reconstructing(weights, x, target):
+    """A train step that also returns what has the type of its examples."""
+
+    def loss(weights):
+        made = x + jnp.tanh(x @ weights["w"])
+        return ((made - target) ** 2).mean(), made
+
+    (value, made), grads = jax.value_and_grad(loss, has_aux=True)(weights)
+    return jax.tree.map(lambda w, g: w - g, weights, grads), value, made
+
+
+def test_results_of_the_types_of_examples_are_no_next_values():
+    weights, x = {"w": vector(4, 4)}, vector(8, 4)
+
+    def alone(weights, x):
+        return reconstructing(weights, x, 0.0)
+
+    def named(weights, batch):
+        weights, value, made = reconstructing(weights, batch["x"], 0.0)
+        return weights, value, {"x": made}
+
+    for function, *args in ((reconstructing, weights, x, x), (alone, weights, x), (named, weights, {"x": x})):
+        graph = trace(function, *args).graph
+        assert [graph.input_paths[i] for i in graph.state.values()] == ["weights/w"]
+
+
+def test_statistics_that_the_forward_pass_computes_are_next_values():
+    def step(weights, mean, key, x):
+        key, used = jax.random.split(key)
+
+        def loss(weights):
+            made = x @ weights + jax.random.normal(used, (8, 4))
+            return (made**2).mean(), 0.9 * mean + 0.1 * made.mean(0)
+
+        grads, mean_ = jax.grad(loss, has_aux=True)(weights)
+        return weights - grads, mean_, key
+
+    args = jnp.ones((4, 4)), jnp.ones(4), jax.random.key(0), jnp.ones((8, 4))
+    graph = trace(step, *args).graph
+    assert {graph.input_paths[i] for i in graph.state.values()} == {"weights", "mean", "key"}

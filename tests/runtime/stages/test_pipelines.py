@@ -284,3 +284,27 @@ def test_passes_read_what_is_prepared_from_keys_and_from_the_whole_batch():
     np.testing.assert_allclose(same, value, atol=1e-12)
     np.testing.assert_allclose(found["w"], expected["w"], atol=1e-12)
     assert found["key"] == expected["key"]
+
+
+def reconstruct(params, batch):
+    """A step that returns values of its examples; one has the batch's own type, one has the examples last."""
+
+    def loss(params):
+        made = batch
+        for w in params:
+            made = made + jnp.tanh(made @ w)
+        errors = (made - batch) ** 2
+        return errors.mean(), (made, errors.mean(1), made[:, :3].T)
+
+    (value, found), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), (value, *found)
+
+
+@pytest.mark.parametrize(("data", "microbatch"), [(1, 1), (2, 2)])
+def test_results_of_the_examples_are_joined(data, microbatch):
+    draw = np.random.default_rng(0)
+    params, batch = [draw.normal(size=(4, 4)) / 2 for _ in range(4)], draw.normal(size=(8, 4))
+    recipe = mw.ThreeD(pipeline=2, data=data, microbatch=microbatch)
+    worst, step = compared(lambda _: params, reconstruct, batch, recipe)
+    assert worst < 1e-12
+    assert step.last_plan.pipeline.num_microbatches == 8 // (data * microbatch)

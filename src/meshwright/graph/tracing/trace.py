@@ -1,6 +1,6 @@
 """Traces a JAX function to a Graph: flattened, without unneeded operations, with phases and state identified."""
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.graph import Columns, Graph
+from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.graph.tracing.call import Call, Leaves, call_abstractly
 from meshwright.graph.tracing.flatten import Names, Program
 from meshwright.graph.tracing.garbage import collector_paused
@@ -51,7 +52,8 @@ def returning(traced: Traced, donated: Collection[int]) -> Traced:
     kinds, changing = graph.kind.tolist(), _changing(graph.columns, len(graph.inputs), {*graph.donated, *donated})
     inputs, outputs = ([kinds[v] for v in values] for values in (graph.inputs, graph.outputs))
     state = _next_values(call.arguments, call.results, inputs, outputs, changing)
-    return replace(traced, graph=replace(graph, state=state))
+    found = _without_examples(graph, state, call.arguments.owners, donated)
+    return replace(traced, graph=replace(graph, state=found))
 
 
 def _changing(columns: Columns, num_inputs: int, donated: set[int]) -> set[int]:
@@ -72,7 +74,7 @@ def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:
         return tuple((before[a], before[b]) for a, b in loops if before[a] < before[b])
 
     changing = _changing(columns, len(inputs), set(program.donated))
-    return Graph(
+    graph = Graph(
         kinds=tuple(program.names.kinds),
         kind=np.array(program.kind, np.int64),
         columns=columns,
@@ -88,6 +90,7 @@ def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:
         branches=kept(program.branches),
         state=_next_values(arguments, results, program.kind, [program.kind[v] for v in program.outputs], changing),
     )
+    return replace(graph, state=_without_examples(graph, graph.state, arguments.owners, program.donated))
 
 
 def _columns(program: Program) -> Columns:
@@ -155,6 +158,57 @@ def _next_values(
                 pairs |= next_of
                 break
     return pairs
+
+
+def _without_examples(
+    graph: Graph, state: dict[int, int], owners: Sequence[str], donated: Collection[int]
+) -> dict[int, int]:
+    """The next values without those that only look so: of a batch, a result of its types, such as a reconstruction.
+
+    The forward pass computes them, from what is trained and from an argument whose leaves are stacks of as many
+    examples as those of an argument that does not come back, if there is any.
+    """
+    columns, forward = graph.columns, PHASES.index(FORWARD)
+    makers = {out: int(columns.producer[graph.outputs[out]]) for out in state}
+    updated = {leaf for out, leaf in state.items() if makers[out] >= 0 and columns.phase[makers[out]] != forward}
+    early = {out: leaf for out, leaf in state.items() if makers[out] >= 0 and leaf not in updated | {*donated}}
+    if not (updated and early):
+        return state
+    used = _reached(graph, updated)
+    back = {owners[leaf] for leaf in state.values()}
+    rows = _first_dims(graph, (i for i, owner in enumerate(owners) if owner not in back))
+    found: set[int] = set()
+    for owner in {owners[leaf] for leaf in early.values()}:
+        own = [i for i, name in enumerate(owners) if name == owner]
+        results = [out for out, leaf in state.items() if leaf in own]
+        sizes = _first_dims(graph, own)
+        if all(out in early for out in results) and any(used[graph.outputs[out]] for out in results):
+            found.update(results if len(sizes) == 1 and (sizes <= rows or not rows) else ())
+    return {out: leaf for out, leaf in state.items() if out not in found}
+
+
+def _first_dims(graph: Graph, leaves: Iterable[int]) -> set[int]:
+    return {shape[0] for i in leaves if (shape := graph.types[graph.inputs[i]].shape)}
+
+
+def _reached(graph: Graph, leaves: Iterable[int]) -> NDArray[np.bool_]:
+    """For each value, whether it depends on some leaves, through loop carries too."""
+    columns = graph.columns
+    used = np.zeros(columns.num_values, bool)
+    waiting = [graph.inputs[i] for i in leaves]
+    while waiting:
+        used[waiting] = True
+        _spread(columns.reads, columns.start, columns.first_made, columns.num_made, used)
+        waiting = [t.carry for t in graph.ties if used[t.made] and not used[t.carry]]
+    return used
+
+
+@kernel
+def _spread(reads, start, first_made, num_made, used):
+    """Marks the values that operations compute from used ones."""
+    for i in range(len(first_made)):
+        if used[reads[start[i] : start[i + 1]]].any():
+            used[first_made[i] : first_made[i] + num_made[i]] = True
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
