@@ -1,6 +1,7 @@
 """Pipelines compute what one device computes, whatever their schedule, replicas, splits and recomputation."""
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -308,3 +309,55 @@ def test_results_of_the_examples_are_joined(data, microbatch):
     worst, step = compared(lambda _: params, reconstruct, batch, recipe)
     assert worst < 1e-12
     assert step.last_plan.pipeline.num_microbatches == 8 // (data * microbatch)
+
+
+def printing_step(seen):
+    """A step that calls back with a loss, a gradient, a mean of each layer, an argument and nothing at all."""
+
+    def step(state, batch):
+        def loss(layers):
+            x = batch
+            for w in layers:
+                x = x + jnp.tanh(x @ w)
+                jax.debug.callback(lambda mean: seen.append(round(float(mean), 6)), x.mean())
+            return (x**2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(state["w"])
+        jax.debug.callback(lambda loss: seen.append(("loss", round(float(loss), 6))), value)
+        jax.debug.callback(lambda number, g: seen.append((int(number), g.shape)), state["step"], gradients[0])
+        jax.debug.callback(lambda: seen.append("called"))
+        return {
+            "w": [w - 0.1 * g for w, g in zip(state["w"], gradients, strict=True)],
+            "step": state["step"] + 1,
+        }, value
+
+    return step
+
+
+@pytest.mark.parametrize("microbatch", [2, 8])
+def test_what_is_printed_is_printed_once_a_step(microbatch):
+    draw = np.random.default_rng(0)
+    state, batch = {"w": [draw.normal(size=(4, 4)) / 2 for _ in range(4)], "step": 0}, draw.normal(size=(8, 4))
+    alone, found = [], []
+    one = jax.jit(printing_step(alone))
+    recipe = mw.ThreeD(pipeline=2, microbatch=microbatch)
+    many = mw.parallelize(printing_step(found), cluster="1x2 cpu", method=recipe)
+    both = state, state
+    for _ in range(2):
+        both = one(both[0], batch)[0], many(both[1], batch)[0]
+    jax.effects_barrier()
+    assert len(found) == 14 and sorted(map(str, found)) == sorted(map(str, alone))
+
+
+def test_calls_back_for_values_are_refused():
+    def step(params, batch):
+        def loss(params):
+            return ((batch @ params[0] @ params[1]) ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        value = jax.experimental.io_callback(lambda x: x, jax.ShapeDtypeStruct((), value.dtype), value)
+        return [p - g for p, g in zip(params, gradients, strict=True)], value
+
+    many = mw.parallelize(step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=4))
+    with pytest.raises(mw.ShardingError, match=r"io_callback at .* has side effects.*without stages"):
+        many([np.eye(4)] * 2, np.ones((8, 4)))

@@ -1,6 +1,6 @@
 """Traces a JAX function to a Graph: flattened, without unneeded operations, with phases and state identified."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,8 +161,8 @@ def _next_values(
 
 
 def _without_examples(
-    graph: Graph, state: dict[int, int], owners: Sequence[str], donated: Collection[int]
-) -> dict[int, int]:
+    graph: Graph, state: Mapping[int, int], owners: Sequence[str], donated: Collection[int]
+) -> Mapping[int, int]:
     """The next values without those that only look so: of a batch, a result of its types, such as a reconstruction.
 
     The forward pass computes them, from what is trained and from an argument whose leaves are stacks of as many

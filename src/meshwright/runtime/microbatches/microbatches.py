@@ -114,8 +114,8 @@ class CutStep:
         contributions, stacked: The values that the parts compute for those after them: to be combined, or joined.
     """
 
-    def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut):
-        self.program = Units.of(whole.jaxpr)
+    def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut, program: Units | None = None):
+        self.program = Units.of(whole.jaxpr) if program is None else program
         self.cut = cut
         self.inputs: list[Status] = [
             0 if given and aval.shape else ALIKE for given, aval in zip(examples, whole.jaxpr.in_avals, strict=True)

@@ -36,7 +36,7 @@ class OnePart:
         made: set[int] = set()
         pieces: list[Instruction] = []
         for unit, after in zip(program.units, is_update, strict=True):
-            if not after and not part.isdisjoint(unit.ins):
+            if not (after or unit.eqn.effects or part.isdisjoint(unit.ins)):
                 pieces.append(Whole(unit))
                 part.update(unit.outs)
                 made.update(unit.outs)

@@ -66,6 +66,11 @@ class Units:
         program.outputs = program._walk(closed, list(program.inputs), ())
         return program
 
+    @property
+    def calling_back(self) -> list["Unit"]:
+        """The units that have effects: they print, or call the user's functions."""
+        return [unit for unit in self.units if unit.eqn.effects]
+
     def ancestors(self, values: Iterable[int]) -> list[int]:
         """The units that must run to compute some values, in order."""
         found, wanted = [], set(values)

@@ -1,6 +1,5 @@
 """A function that runs as a pipelined plan says; it is called like a program without stages."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,8 +25,7 @@ from meshwright.runtime.stages.cutting.layer_loops import SplitStep, split_layer
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding, stacked
 from meshwright.runtime.stages.engine import Engine
 from meshwright.runtime.stages.lowering.layout import in_pieces, leaf_shardings, of_pieces, stage_devices
-
-log = logging.getLogger("meshwright")
+from meshwright.runtime.stages.printing import Printing, returning_printed
 
 
 class PipelineProgram:
@@ -65,9 +63,7 @@ class PipelineProgram:
         taken = [t for t in plan.arguments if t.role != "static"]
         check_types(taken, traced.call.jaxpr.in_avals)
         self._split, steps = _cut(plan, traced, batch)
-        printing = next((unit for unit in Units.of(traced.call.jaxpr).units if unit.eqn.effects), None)
-        if printing is not None:
-            log.warning("a pipeline leaves out what only prints or calls back, such as %s", printing)
+        self._printing = Printing(Units.of(self._split.jaxpr))
         counts = _counts(plan)
         ordered = [steps[count] for count in counts]
         self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan), is_whole)
@@ -106,7 +102,11 @@ class PipelineProgram:
                 raise Strange(f"{self._paths[place]} is not {kind[1]}{list(kind[0])}, as it was planned")
         self.compile()
         with interrupts.hold:
-            return self._call.results.fill(self._joined(self.engine.run(self._pieces(arrays))))
+            pieces, count = self._pieces(arrays), len(self._split.results)
+            printed = self._printing.given(pieces)
+            results = self.engine.run(pieces)
+            self._printing.run(printed, results[count:])
+            return self._call.results.fill(self._joined(results[:count]))
 
     def _pieces(self, arrays: Sequence[Any]) -> list[Any]:
         """The leaves of the step whose stacks are in pieces."""
@@ -174,10 +174,11 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
     try:
         split = split_layers(traced.call.jaxpr, assignment, examples, max(counts))
         given = [examples[leaf] for leaf, _ in split.leaves]
+        program = returning_printed(Units.of(split.jaxpr))
         if set(counts) == {1}:
-            return split, {1: OnePart(Units.of(split.jaxpr), given, split.assignment.is_update)}
+            return split, {1: OnePart(program, given, split.assignment.is_update)}
         call = replace(traced.call, jaxpr=split.jaxpr)
-        return split, {count: CutStep(call, given, Cut(count, 1)) for count in counts}
+        return split, {count: CutStep(call, given, Cut(count, 1), program) for count in counts}
     except CannotCut as reason:
         raise ShardingError(
             f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its numbers: "
