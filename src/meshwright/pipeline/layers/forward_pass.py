@@ -94,10 +94,18 @@ class Flow:
                 continue  # inside a loop that is already taken
             if (columns.phase[inside] != PHASES.index(FORWARD)).any() or self._slices_data(start, stop):
                 continue
-            trips = int(np.median(columns.trips[inside]))
+            around, body = self._runs(start, stop)
+            trips = body // around
             if trips > 1 and self.flops[inside].sum() >= _LARGE * total > 0:
                 found.append((start, stop, trips))
         return tuple(found)
+
+    def _runs(self, start: int, stop: int) -> tuple[int, int]:
+        """How often a loop runs, and how often its body does, those of the loops around it included."""
+        loops = [(a, b) for a, b in self.graph.loops if a <= start and stop <= b and (a, b) != (start, stop)]
+        around = max((self._runs(a, b)[1] for a, b in loops), default=1)
+        inside = self.graph.columns.trips[start:stop]  # of loops inside more often, where a carry begins less often
+        return around, int(min(inside[inside > around], default=around))
 
     @cached_property
     def in_data_loop(self) -> Bools:

@@ -141,9 +141,11 @@ class Analysis:
             raise CannotCut(f"{unit} has side effects, which would happen once for each part")
         if unit.eqn.effects:
             return []
-        if split and late:
+        inner = jax_compat.called_jaxpr(unit.eqn)
+        has_body = unit.name in ("scan", "cond") or inner is not None
+        if split and late and (self.top or not has_body or any(given[i] != "sum" for i in late)):
             raise TooLate(number, unit, [unit.ins[i] for i in late])
-        if late:
+        if late and not split:
             return self._late(unit, given)
         if not split:
             return [ALIKE] * len(unit.outs)
@@ -151,7 +153,6 @@ class Analysis:
             return self._scan(number, unit, given)
         if unit.name == "cond":
             return self._cond(number, unit, given)
-        inner = jax_compat.called_jaxpr(unit.eqn)
         if inner is not None:
             return self._checkpoint(number, unit, given, Units.of(inner))
         form = self.forms[number] = form_of(unit, given, self.cut, self.is_zero(unit.ins[0]))

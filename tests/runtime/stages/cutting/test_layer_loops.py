@@ -16,7 +16,7 @@ from meshwright.runtime.stages.cutting.assignment import assign
 from meshwright.runtime.stages.cutting.layer_loops import split_layers
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
 from meshwright.runtime.stages.lowering.layout import fitted
-from tests.runtime.stages.models import compared
+from tests.runtime.stages.models import compared, waves
 from tests.runtime.stages.scanned import build, recut, with_sums
 
 pytestmark = pytest.mark.devices
@@ -159,9 +159,41 @@ def test_a_loop_may_carry_sums_and_counters_and_share_a_weight_with_what_is_outs
         np.testing.assert_allclose(other, value, atol=1e-12)
 
 
-def simple(forward):
+def nested(w, x):
+    """Each layer runs twice; the batch has as many rows as that makes trips, and is carried as it is."""
+
+    def again(carry, w):
+        y = jnp.tanh(carry[0] @ w)
+        return carry[0] + y, carry[1] + (y**2).mean()
+
+    def layer(carry, w):
+        return jax.lax.scan(lambda carry, _: (again(carry, w), None), carry, length=2)[0], None
+
+    (y, balance), _ = jax.lax.scan(layer, (x, jnp.zeros(())), w)
+    return (y**2).mean() + balance
+
+
+def grouped(w, x):
+    """A loop over groups of two layers, in each of which another loop runs."""
+    y, _ = jax.lax.scan(lambda x, w: (jax.lax.scan(layer, x, w)[0], None), x, w.reshape(2, 2, 8, 8))
+    return (y**2).mean()
+
+
+@pytest.mark.parametrize("forward", [nested, grouped])
+def test_loops_inside_of_loops_over_layers(forward):
+    train_step, given = simple(forward, lambda loss: loss), (waves(0, 4, 8, 8) / 2, waves(1, 8, 8))
+    expected = jax.jit(train_step)(*given)
+    step = mw.parallelize(train_step, cluster="1x2 cpu", method=mw.ThreeD(pipeline=2, microbatch=2))
+    for value, found in zip(expected, step(*given), strict=True):
+        np.testing.assert_allclose(found, value, atol=1e-12)
+    assert [stage.layers for stage in step.last_plan.stages] == (
+        [(0, 2), (2, 4)] if forward is nested else [(0, 1), (1, 2)]
+    )
+
+
+def simple(forward, loss=lambda y: (y**2).mean()):
     def train_step(w, x):
-        value, gradient = jax.value_and_grad(lambda w: (forward(w, x) ** 2).mean())(w)
+        value, gradient = jax.value_and_grad(lambda w: loss(forward(w, x)))(w)
         return w - 0.1 * gradient, value
 
     return train_step

@@ -103,7 +103,12 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     virtual = [layer_of.get(layer, -1) for layer in layers]
     owners = [layer_of[int(record.first[unit])] % len(plan.stages) for unit in record.argument_unit]
     shapes = [graph.types[value].shape for value in graph.inputs]
-    found = ((leaf, layer_parts(plan, unit, shapes[leaf])) for leaf, unit in enumerate(record.argument_unit.tolist()))
+    roles = [tensor.role for tensor in plan.arguments if tensor.role != "static"]
+    found = (
+        (leaf, layer_parts(plan, unit, shapes[leaf]))
+        for leaf, unit in enumerate(record.argument_unit.tolist())
+        if roles[leaf] != "data"
+    )
     stacked = {leaf: parts for leaf, parts in found if parts}
     about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
     return Assignment(
