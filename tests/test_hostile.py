@@ -151,10 +151,8 @@ def test_structures_that_name_code(structure, tmp_path):
     data = json.loads(plans()["spmd"]) | {"in_structure": structure, "out_structure": structure}
     path = _written(tmp_path / "plan.json", json.dumps(data))
     look_at("structure", path, 1, tmp_path)
-    plan = mw.Plan.load(path)
-    for name in ("in_shardings", "out_shardings"):
-        with contextlib.suppress(mw.PlanFileError):
-            getattr(plan, name)
+    with pytest.raises(mw.PlanFileError, match=r"in_structure does not name each of \d+ leaves once"):
+        mw.Plan.load(path)  # tests/plans/test_pytree_json.py rebuilds such structures
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_what_is_wrong_is_said_with_its_place(change, words, tmp_path):
 def test_a_mesh_too_large_is_said(tmp_path):
     data = json.loads(plans()["spmd"])
     data["mesh"]["shape"] = [10**9, 10**9]
-    data["mesh"]["cluster"]["hosts"] = 10**18
+    data["mesh"]["cluster"]["hosts"] = 10**12
     with pytest.raises(mw.PlanFileError, match="more than 1,048,576 devices"):
         mw.Plan.load(_written(tmp_path / "plan.json", json.dumps(data)))
 
