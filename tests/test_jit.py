@@ -1,5 +1,6 @@
 """Kernels are interpreted until compiling pays, and give the same numbers both ways."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,10 +10,14 @@ import pytest
 
 import meshwright as mw
 from meshwright import jit, zoo
-from meshwright.jit import Kernel, compiling, inline, kernel
+from meshwright.jit import Kernel, compiling, inline, kernel, noting, pause
 from meshwright.plan_files.storage import plan_to_json
 from meshwright.progress import progress
+from meshwright.solver.bounds.bundle import highest
 from meshwright.solver.bounds.dual import Dual
+from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
+from meshwright.solver.exact.bucket_elimination import eliminate
+from meshwright.solver.exact.repair import mended
 from meshwright.solver.local_search.decimation import settle
 from meshwright.solver.model.model import extent, from_problem
 from meshwright.solver.reductions.simplify import simplify
@@ -95,6 +100,59 @@ def test_the_clock_of_solves_stands_still_while_kernels_are_compiled(fresh):
     assert said[1].startswith(f"compiling {fresh.name}, once on this machine: about")
 
 
+@kernel
+def _count(numbers):
+    for i in range(len(numbers)):
+        numbers[i] += 1
+        pause()
+    return numbers.sum()
+
+
+def test_a_call_that_takes_too_long_is_abandoned_and_begins_again_compiled():
+    made, numbers = kernel(pauses=True)(_count.py_func), np.arange(5)
+    made._is_on_disk = lambda: False
+    assert made(numbers) == 15 and not made.overloads
+    made.patience_s = made.spent_s + 1e-12
+    assert made(numbers) == 20 and made.overloads
+    assert numbers.tolist() == [2, 3, 4, 5, 6]  # what the abandoned call had changed is as it was before
+
+
+TINY = """
+import jax, jax.numpy as jnp, meshwright as mw
+from meshwright import jit
+jit._COMPILE_S = 1e6  # however slow this machine is
+
+def gradients(x, a):
+    return x @ a, *jax.grad(lambda x, a: ((x @ a) ** 2).sum(), (0, 1))(x, a)
+
+x = jnp.ones((8, 8))
+plan = mw.plan(gradients, x, x, mesh=mw.Mesh.abstract((2,), alpha=100.0, beta=0.01))
+print(plan.solution.status, jit.compiling.names)
+"""
+
+
+@pytest.mark.slow
+def test_a_tiny_plan_waits_for_no_kernel(tmp_path):
+    settings = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "MESHWRIGHT_COMPILE_BESIDE": "0"}
+    found = subprocess.run([sys.executable, "-c", TINY], capture_output=True, text=True, check=False, env=settings)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == ["optimal", "[]"]
+
+
+@pytest.mark.parametrize("num_edges", [0, 1, 2])
+def test_kernels_are_called_with_arrays_of_one_type_however_few_edges_there_are(num_edges):
+    edges = [(0, 1, np.eye(2)), (1, 2, np.eye(2)), (0, 2, np.eye(2))]
+    usages, intervals = [[1, 2]] * 3, [(0, 3)] * 3
+
+    def noted(some):
+        problem = mw.ChoiceProblem(costs=[[1, 2]] * 3, usages=usages, intervals=intervals, edges=some, limit=5)
+        with noting() as found:
+            simplify(from_problem(problem))
+        return found.keys()
+
+    assert noted(edges[:num_edges]) <= noted(edges)
+
+
 def _compiled(make, *args):
     """What is made where no kernel is interpreted."""
     with pytest.MonkeyPatch.context() as patch:
@@ -129,11 +187,28 @@ def _swept(problem):
     return [*found, *links, dual.m, dual.reduced, dual.floor, dual.load(), dual.spent(), dual.decode(), *settled]
 
 
-@pytest.mark.parametrize("make", [_reduced, _swept])
+def _closed(problem):
+    """What an elimination, a repair and the best prices come to."""
+    model = from_problem(problem)
+    dual = Dual(model)
+    dual.sweep()
+    found = eliminate([dual], 1.3 * dual.bound, 300.0)
+    buckets = arrange(dual.links, model.off, np.ones(len(model.cost), bool), 1e6)
+    buckets = buckets._replace(scope=buckets.scope[: buckets.first[-1]])  # the rest is room that is not used
+    least = cheapest(dual.links, model.off, dual.theta, buckets) if np.isfinite(buckets.combinations) else ()
+    repaired = mended(model, dual.links, dual.decode())
+    slopes, values = np.sin(np.arange(12.0)).reshape(4, 3), np.cos(np.arange(4.0))
+    prices = highest(slopes, values, np.ones(3), 0.7, 30)
+    choice = [] if found.choice is None else found.choice
+    return [choice, found.num_rows, found.reached, *buckets, *least, repaired.choice, repaired.load, prices]
+
+
+@pytest.mark.parametrize("make", [_reduced, _swept, _closed])
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_interpreted_kernels_give_the_same_bits(make, memory, seed):
-    problem = example(memory, num_nodes=24, num_states=7, seed=seed)
+    small = {"num_nodes": 10, "num_states": 3} if make is _closed else {"num_nodes": 24, "num_states": 7}
+    problem = example(memory, **small, seed=seed)
     for one, other in zip(_compiled(make, problem), _interpreted(make, problem), strict=True):
         np.testing.assert_array_equal(one, other)
 

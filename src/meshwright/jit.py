@@ -4,7 +4,8 @@ Compiling a kernel takes from half a second to half a minute. A small problem ca
 milliseconds. So a kernel that has no machine code on disk is interpreted, either as the Python function it is or as an
 equivalent function in NumPy, until interpreting it has taken as long as compiling it would. At worst this doubles the
 time of the first use, at best it saves all of the compilation. Interpreted and compiled kernels return the same bits:
-no sum is reordered or contracted.
+no sum is reordered or contracted. A call whose work depends on more than the sizes of its arguments may be abandoned
+where it calls `pause`, and begins again compiled.
 
 Machine code is cached on disk. A change of any file with kernels in the same folder invalidates it.
 """
@@ -71,10 +72,12 @@ class _Here(threading.local):
 
     Attributes:
         interpreting: Whether it is inside an interpreted kernel.
+        until: The CPU time at which the kernel that is interpreted is abandoned.
         noted: The kernels that were called, where they are recorded instead of compiled; None where they are not.
     """
 
     interpreting = False
+    until = np.inf
     noted: "dict[str, Needed] | None" = None
 
 
@@ -83,7 +86,8 @@ class Compiling:
 
     Attributes:
         names: The names of the kernels that were compiled; each was compiled with all kernels that it calls.
-        seconds: Time spent on compiling kernels and on loading compiled ones from disk.
+        seconds: Time spent on compiling kernels, on loading compiled ones from disk, and on interpreting instead those
+            that pause.
         watchers: Called with a sentence before a kernel is compiled, and with None afterwards.
     """
 
@@ -122,17 +126,23 @@ def clock() -> float:
     return time.perf_counter() - compiling.seconds
 
 
+class _Overtime(Exception):
+    """A kernel was interpreted for as long as compiling it takes."""
+
+
 class Kernel(CPUDispatcher):
     """A function that is interpreted until compiling it is worthwhile.
 
     Attributes:
         plain: The Python function that runs where the kernel is interpreted.
         interpretable: Whether it may be interpreted.
+        pauses: Whether it calls `pause`, so that an interpreted call may be abandoned.
         spent_s: CPU time for which it was interpreted, including the functions that it called.
     """
 
     plain: Callable
     interpretable: bool
+    pauses: bool
     spent_s = 0.0
     _kept = False
     _cache: Any
@@ -191,13 +201,22 @@ class Kernel(CPUDispatcher):
     def _interpret(self, *args: Any) -> Any:
         if _here.interpreting:
             return self.plain(*args)
-        begin, _here.interpreting = time.thread_time(), True
+        before = [(array, array.copy()) for array in _written(args)] if self.pauses else []
+        started, begin, _here.interpreting = time.perf_counter(), time.thread_time(), True
+        if _here.noted is None and self.spent_s < self.patience_s:
+            _here.until = begin + self.patience_s - self.spent_s
         try:
             with np.errstate(all="ignore"):  # hashes wrap around, as they do in machine code
                 return _native(self.plain(*args))
+        except _Overtime:
+            for array, content in before:
+                array[...] = content
         finally:
-            _here.interpreting = False
+            _here.interpreting, _here.until = False, np.inf
             self.spent_s += time.thread_time() - begin
+            if self.pauses:  # compiled it would have taken next to no time, and waiting for that would not have counted
+                compiling.seconds += time.perf_counter() - started
+        return self(*args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,24 +248,29 @@ def noting() -> Iterator[dict[str, Needed]]:
 
 
 def kernel(
-    function: Callable | None = None, *, plain: Callable | None = None, interpretable: bool = True, nan: bool = False
+    function: Callable | None = None,
+    *,
+    plain: Callable | None = None,
+    interpretable: bool = True,
+    pauses: bool = False,
+    nan: bool = False,
 ) -> Any:
     """Makes a function a kernel.
 
     Args:
         function: Loops over arrays.
         plain: An equivalent function in NumPy, which is quicker than loops where the kernel is interpreted.
-        interpretable: Whether it may be interpreted; False where it draws random numbers, or where its work depends on
-            more than the sizes of its arguments.
+        interpretable: Whether it may be interpreted; False where it draws random numbers.
+        pauses: Whether its work depends on more than the sizes of its arguments, and it calls `pause` often.
         nan: Whether NaN may occur.
     """
     if function is None:
-        return lambda function: kernel(function, plain=plain, interpretable=interpretable, nan=nan)
+        return lambda function: kernel(function, plain=plain, interpretable=interpretable, pauses=pauses, nan=nan)
     if _disabled():
         return plain or function
     options = {"nopython": True, "boundscheck": None, "fastmath": not nan and _FASTMATH, "nogil": True}
     made = Kernel(function, {}, options)
-    made.plain, made.interpretable = plain or function, interpretable
+    made.plain, made.interpretable, made.pauses = plain or function, interpretable, pauses
     made.enable_caching()
     cache_file: Any = getattr(made._cache, "_cache_file", None)
     if hasattr(cache_file, "_source_stamp"):
@@ -274,6 +298,17 @@ def inline(function: Callable | None = None, *, plain: Callable | None = None) -
         called.py_func, called.targetoptions = function, made.targetoptions
         called._numba_type_, called.dispatcher = made._numba_type_, made
     return called
+
+
+def _abandon() -> None:
+    """Ends an interpreted call whose time is over."""
+    if time.thread_time() > _here.until:
+        raise _Overtime
+
+
+@inline(plain=_abandon)
+def pause():
+    """A place at which an interpreted kernel may be abandoned; nothing in machine code."""
 
 
 @cache
@@ -314,6 +349,15 @@ def _num_elements(arg: Any) -> int:
     if isinstance(arg, tuple):
         return arg.num_used if hasattr(arg, "num_used") else sum(_num_elements(part) for part in arg)
     return 0
+
+
+def _written(arg: Any) -> Iterator[np.ndarray]:
+    """The arrays among some arguments that a kernel may change."""
+    if isinstance(arg, np.ndarray) and arg.flags.writeable:
+        yield arg
+    elif isinstance(arg, tuple):
+        for part in arg:
+            yield from _written(part)
 
 
 def _native(result: Any) -> Any:

@@ -58,7 +58,7 @@ def _reach_planner() -> None:
     import meshwright as mw
     from meshwright import zoo
 
-    model = zoo.build("mlp", batch=8)
+    model = zoo.build("mlp", batch=64)  # sums over so many examples have kernels of their own
     for method in (mw.Auto(), mw.Auto(pipeline=True)):
         mw.plan(model.train_step, model.state, model.batch, cluster="2x1 h100", method=method, on_progress=_ignore)
 

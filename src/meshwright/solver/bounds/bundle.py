@@ -6,7 +6,7 @@ the function; the next prices maximise the model less a penalty for the distance
 
 import numpy as np
 
-from meshwright.jit import kernel
+from meshwright.jit import kernel, pause
 from meshwright.solver.tuning import TUNING, Tuning
 
 
@@ -50,7 +50,7 @@ class Bundle:
         return gained > 0.0
 
 
-@kernel(interpretable=False)
+@kernel(pauses=True)
 def highest(slopes, values, center, step, rounds):
     """Prices p ≥ 0 with the highest min_k values_k + slopes_k·(p - center) less |p - center|²/(2·step).
 
@@ -62,6 +62,7 @@ def highest(slopes, values, center, step, rounds):
     weights[np.argmin(values)] = 1.0
     prices = np.empty(num_times)
     for _ in range(rounds):
+        pause()
         for t in range(num_times):
             total = 0.0
             for k in range(num_cuts):
@@ -78,7 +79,8 @@ def highest(slopes, values, center, step, rounds):
                 high = k
         apart = 0.0
         for t in range(num_times):
-            apart += (slopes[low, t] - slopes[high, t]) ** 2
+            between = slopes[low, t] - slopes[high, t]
+            apart += between * between
         if apart == 0.0 or part[high] - part[low] <= 1e-9 * abs(part[low]):
             break
         moved = min(weights[high], (part[high] - part[low]) / (step * apart))

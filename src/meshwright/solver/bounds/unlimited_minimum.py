@@ -5,11 +5,12 @@ a node is the node and its open neighbours; its table holds the least cost of al
 combination of the neighbours' states.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.jit import inline, kernel, place
+from meshwright.jit import inline, kernel, pause, place
 from meshwright.solver.model.half_edges import Links
 
 
@@ -39,7 +40,7 @@ def arrange(links: Links, off: np.ndarray, alive: np.ndarray, most: float, most_
     return arranged(links, off, alive, most)
 
 
-@kernel(interpretable=False)
+@kernel(pauses=True)
 def arranged(links, off, alive, most):
     num_nodes = len(off) - 1
     count, state, weight = np.zeros(num_nodes, np.int64), np.zeros(len(alive), np.int64), np.empty(num_nodes)
@@ -48,7 +49,7 @@ def arranged(links, off, alive, most):
             if alive[off[u] + s]:
                 state[off[u] + count[u]] = s
                 count[u] += 1
-        weight[u] = np.log(max(count[u], 1))
+        weight[u] = math.log(max(count[u], 1))
     order, step, parent = np.full(num_nodes, -1), np.empty(num_nodes, np.int64), np.full(num_nodes, -1)
     first, table = np.zeros(num_nodes + 1, np.int64), np.zeros(num_nodes + 1, np.int64)
     scope = np.empty(4 * len(links.far), np.int64)
@@ -58,8 +59,9 @@ def arranged(links, off, alive, most):
         size[u] = _size(u, weight, near, nfirst, nlast)
     total = 0.0
     for k in range(num_nodes):
+        pause()
         u = int(np.argmin(size))
-        total += np.exp(size[u])
+        total += math.exp(size[u])
         if total > most:
             break
         around = near[nfirst[u] : nlast[u]].copy()
@@ -117,6 +119,7 @@ def _fill_in(near, end, nfirst, nlast, u, around):
         near = np.concatenate((near, np.empty(need, dtype=np.int64)))
     for v in around:
         begin, i, j = end, nfirst[v], 0
+        pause()
         while i < nlast[v] or j < len(around):
             if j == len(around) or (i < nlast[v] and near[i] <= around[j]):
                 w = near[i]
@@ -132,7 +135,7 @@ def _fill_in(near, end, nfirst, nlast, u, around):
     return near, end
 
 
-@kernel(interpretable=False)
+@kernel(pauses=True)
 def cheapest(links, off, cost, buckets):
     """The least that a choice of the states that are alive costs, memory apart, and that choice."""
     num_nodes = len(off) - 1
@@ -155,6 +158,7 @@ def cheapest(links, off, cost, buckets):
             _add(buckets, k, sums, least, buckets.table[c], own, jump)
             c = following[c]
         for s in range(len(sums)):
+            pause()
             for j in range(size):
                 if sums[s, j] < least[begin + j]:
                     least[begin + j], best[begin + j] = sums[s, j], s
@@ -210,6 +214,7 @@ def _add(buckets, k, sums, table, begin, own, jump):
     run, step = (buckets.sizes[buckets.scope[last]], jump[-1]) if len(jump) else (1, 0)
     seats, at = np.zeros(len(jump), np.int64), begin
     for j in range(0, sums.shape[1], run):
+        pause()
         for s in range(len(sums)):
             line, here = place(at + s * own), place(j)
             for t in range(place(run)):

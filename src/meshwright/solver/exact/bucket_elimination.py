@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.jit import inline, kernel
+from meshwright.jit import inline, kernel, pause
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.unlimited_minimum import arrange
 from meshwright.solver.exact.elimination_tables import (
@@ -87,7 +87,7 @@ def eliminate(duals: Sequence[Dual], goal: float, effort: float, tuning: Tuning 
     return Found(choice if choice[0] >= 0 else None, int(made), goal - lowered)
 
 
-@kernel(interpretable=False)
+@kernel(pauses=True)
 def eliminate_all(costs, order, limits):
     """Eliminates all nodes in turn; returns by how much the goal was lowered, the cheapest choice (-1: none), the rows.
 
@@ -190,8 +190,10 @@ def _join(costs, pool, tables, s, t, table, others, new, beam):
     keys, mine, far, made = keys[order], pool.excess, pool.excess[begin:end][order], new.excess
     n = 0
     for a in range(tables.first[s], tables.first[s + 1]):
+        pause()
         key = hash_of(pool.seats, a, own_seat, shared)
         for place in range(np.searchsorted(keys, key), len(keys)):
+            pause()
             if keys[place] != key or mine[a, strict] + far[place, strict] > limit[strict]:
                 break
             if n == beam.most:
@@ -252,6 +254,7 @@ def _decide(costs, pool, tables, s, u, table, nodes, others, new, beam):
     begin, end = (tables.first[s], tables.first[s + 1]) if s >= 0 else (0, 1)
     scope, n = tables.scope[table], 0
     for r in range(begin, end):
+        pause()
         for j in range(before):
             if j != at:
                 seats[j if at < 0 or j < at else j - 1] = pool.seats[r, j]
@@ -282,6 +285,7 @@ def _around(costs, nodes, u, state, edges, first, width, scope, seats, excess, o
     if depth < width:
         seats[depth] = -1
     while depth >= first:
+        pause()
         if depth == width:
             if n == beam.most:
                 n = _trim(costs, new, n, limit, beam)
@@ -362,6 +366,7 @@ def _keep(costs, pool, tables, table, others, new, n, compare):
             mine[t] = max(new.load[c, t], costs.cap[t] - others.most[t])
         size, within = min(group, len(loads)), False
         for g in range(size):
+            pause()
             pairs += 1
             within = True
             for t in range(num_times):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshwright.jit import inline, kernel
+from meshwright.jit import inline, kernel, pause
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import Links
 from meshwright.solver.model.model import Model
@@ -22,7 +22,7 @@ def mended(model: Model, links: Links, choice: np.ndarray, tuning: Tuning = TUNI
     return State.of(model, choice)
 
 
-@kernel(interpretable=False)
+@kernel(pauses=True)
 def mend(links, off, cost, usage, cap, choice, load, most_pairs):
     """Changes the choice in place, and the load with it; usage is over (state, time)."""
     num_nodes = len(off) - 1
@@ -36,6 +36,7 @@ def mend(links, off, cost, usage, cap, choice, load, most_pairs):
         over = _excess(load, cap)
         best, least = -1, np.inf
         for i in range(len(cost)):
+            pause()
             now = off[node[i]] + choice[node[i]]
             rise = here[i] - here[now]
             if i == now or not rise < np.inf or (over == 0.0 and rise >= -tiny):
@@ -73,6 +74,7 @@ def _pair(links, off, usage, cap, choice, load, node, here, tiny, most):
         saved = here[i] - here[now]
         if not saved < least:
             continue
+        pause()
         for j in range(len(here)):
             v = node[j]
             then = off[v] + choice[v]
