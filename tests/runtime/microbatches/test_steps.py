@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax import lax
 
+from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.microbatches import accumulated
 from tests.runtime.microbatches.test_microbatches import assert_same, draw
 
@@ -141,6 +142,54 @@ def test_float16_with_a_scaled_loss():
 
     cut = accumulated(step, (W, BATCH), (1,), 4)
     assert_same(*jax.jit(lambda w, b: (step(w, b), cut(w, b)))(W, BATCH), rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["scan", "checkpoint", "cond"])
+def test_float16_inside_of_layers_is_added_up_in_float32(kind):
+    """A part of the sum overflows where the whole one does not: parts leave the layer as float32."""
+
+    def layer(x, k):
+        return x + k, None
+
+    def run(x, ks):
+        if kind == "scan":
+            return lax.scan(layer, x, ks)[0]
+        for k in ks:
+            many = {
+                "checkpoint": jax.checkpoint(layer),
+                "cond": lambda x, k: (lax.cond(k[0] < 9, _sum, _less, x, k), 0),
+            }
+            x = many[kind](x, k)[0]
+        return x
+
+    def step(ks, b):
+        return jax.grad(lambda ks: jnp.sum(run(b["x"], ks).astype(jnp.float32) * b["weight"][:, None]))(ks)
+
+    weights = np.repeat(np.float32([4e4, 4e4, -4e4, -3e4]), 2)
+    batch = {"x": np.ones((8, 4), np.float16), "weight": weights}
+    ks = np.zeros((3, 4), np.float16)
+    cut = accumulated(step, (ks, batch), (1,), 4)
+    found = jax.jit(cut)(ks, batch)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.full((3, 4), np.float16(2e4)))
+
+
+def _sum(x, k):
+    return x + k
+
+
+def _less(x, k):
+    return x - k
+
+
+def test_float16_added_up_from_trip_to_trip_is_not_cut():
+    def step(k, b):
+        trips = lambda k: lax.scan(lambda x, _: (x * k, None), b["x"], None, length=2)[0]  # noqa: E731
+        return jax.grad(lambda k: jnp.sum(trips(k).astype(jnp.float32)))(k)
+
+    args = np.zeros(4, np.float16), {"x": np.ones((8, 4), np.float16)}
+    with pytest.raises(CannotCut, match="known only after the whole batch"):
+        accumulated(step, args, (1,), 4)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

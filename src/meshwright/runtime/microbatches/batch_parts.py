@@ -156,8 +156,6 @@ class Analysis:
         if inner is not None:
             return self._checkpoint(number, unit, given, Units.of(inner))
         form = self.forms[number] = form_of(unit, given, self.cut, self.is_zero(unit.ins[0]))
-        if not self.top and "sum" in form.results and unit.eqn.outvars[0].aval.dtype == jnp.float16:
-            raise CannotCut(f"{unit} adds up float16 in a checkpoint or loop, where sums of parts may overflow")
         return list(form.results)
 
     def _late(self, unit: Unit, given: list[Status]) -> list[Status]:
@@ -171,6 +169,10 @@ class Analysis:
         sums = [s == "sum" for s in given]
         if len(unit.outs) != 1 or any(s != "sum" and s != ALIKE for s in given):
             return False
+        if unit.eqn.invars[sums.index(True)].aval.dtype == jnp.float16:
+            # Parts are float32 there, and stay so until all are added up: float16 may overflow for a part alone. They
+            # may be moved; what else one device makes of the rounded sum, which may be infinite, no part can tell.
+            return unit.name in _LINEAR and unit.eqn.invars[0].aval.size == unit.eqn.outvars[0].aval.size
         zeros = [is_sum or self.is_zero(v) for is_sum, v in zip(sums, unit.ins, strict=True)]
         if unit.name in _ADDING:
             return all(zeros)
@@ -204,6 +206,8 @@ class Analysis:
             known = numbers | {num_consts + i: 0 for i in zero if carry[i] == ALIKE}
             inner = self._inside(unit, program, [*consts, *carry, *xs], known)
             joined = [self._join(inner, i, carry[i], i in zero, unit) for i in range(num_carry)]
+            if any(s == "sum" and v.aval.dtype == jnp.float16 for s, v in zip(joined, unit.eqn.outvars, strict=False)):
+                raise CannotCut(f"{unit} adds up float16 from trip to trip, where sums of parts may overflow")
             stays = {i for i in zero if joined[i] == "sum"}
             if joined == carry and stays == zero:
                 self.bodies[number] = Body(inner, True, num_consts, num_carry)
@@ -236,6 +240,8 @@ class Analysis:
         found = {analysis.results()[place] for analysis in analyses}
         if len(found) == 1:
             return found.pop()
+        if "sum" in found and unit.eqn.outvars[place].aval.dtype == jnp.float16:
+            raise CannotCut(f"{unit} adds up float16 in one branch alone, where sums of parts may overflow")
         split = found - {ALIKE}
         other = split.pop()
         zeros = [a.is_zero(a.program.outputs[place]) for a in analyses if a.results()[place] == ALIKE]
