@@ -109,10 +109,3 @@ def test_axes_say_which_wires_they_cross():
     assert found.mesh((2, 8)).link_of(1) == "nvlink4 x 8"
     assert found.mesh((16,)).link_of(0) == "nvlink4 x 8, then infiniband x 2"
     assert Mesh.abstract((2,), 1, 1).link_of(0) == "abstract"
-
-
-def test_the_outer_link_is_crossed_by_axes_that_span_hosts():
-    mesh = cluster("2x8 h100").mesh((2, 8))
-    assert mesh.outer_beta((1,)) == mesh.outer_beta(()) == 0.0
-    assert mesh.outer_beta((0,)) == mesh.outer_beta((1, 0)) > 0.0
-    assert Mesh.abstract((4,), 1.0, 1.0).outer_beta((0,)) == 0.0

@@ -32,4 +32,4 @@ def plain_liveness(graph: Graph) -> Liveness:
     pin_ends(graph, stored, stop, num_ops)
     nothing = Copies(none, none, none, none.astype(float))
     fuses = np.zeros(num_ops, bool)
-    return Liveness(stored, start, stop, nothing, fuses, step, start + 1, step, plain_traffic(graph))
+    return Liveness(stored, start, stop, nothing, fuses, step, start + 1, step, step * 0 - 1, plain_traffic(graph))

@@ -173,17 +173,6 @@ class Mesh:
         """
         return least_s([(start * alpha, beta) for alpha, beta in self.alternatives(kind, axes)], num_bytes)
 
-    def outer_beta(self, axes: Sequence[int]) -> float:
-        """Seconds per byte of an all-reduce in which every device sends all through its own share of the outer link.
-
-        0 where no outer link is crossed, and on an abstract mesh.
-        """
-        used = tuple(sorted(axis for axis in axes if self.sizes[axis] > 1))
-        if self.cluster is None or not used:
-            return 0.0
-        group = group_of(self.cluster, self.sizes, used)
-        return 2 / group.device_bandwidth if group.num_domains > 1 else 0.0
-
     def _find_ways(self, kind: str, axes: tuple[int, ...]) -> tuple[Way, ...]:
         if kind not in KINDS:
             raise ClusterError(f"unknown collective {kind!r}: use one of {', '.join(KINDS)}.")

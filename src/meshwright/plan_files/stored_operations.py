@@ -69,8 +69,9 @@ def check_axes(spec: Sequence[Sequence[str]], axes: Sequence[str], where: str) -
 
 def _row(op: OpPlan) -> list[Any]:
     specs = (_specs_text(s) for s in (op.operands, op.partial, op.results, op.via))
-    load = [list(astuple(op.load))] if op.load else []
-    return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits), op.live_bytes, *load]
+    load = [list(astuple(op.load))] if op.load else [None] if op.barrier else []
+    barrier = [op.barrier] if op.barrier else []
+    return [op.serial, op.label, op.phase, *specs, list(op.sums), list(op.waits), op.live_bytes, *load, *barrier]
 
 
 def _parse(row: Sequence[Any], where: str) -> OpPlan:
@@ -79,7 +80,8 @@ def _parse(row: Sequence[Any], where: str) -> OpPlan:
     for place, kind in enumerate([str] * 4 + [list[str]] * 2, 3):
         checked(row[place], kind, f"{where}[{place}]")
     specs, axes = (_parse_specs(text) for text in row[3:7]), map(tuple, row[7:9])
-    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *(built(Load, load, f"{where}[10]") for load in row[10:]))
+    load = [None if load is None else built(Load, load, f"{where}[10]") for load in row[10:11]]
+    return OpPlan(*row[:3], *specs, *axes, *row[9:10], *load, *row[11:12])
 
 
 def _specs_text(specs: tuple[Spec | None, ...]) -> str:

@@ -77,8 +77,12 @@ class Task:
         refined: Refinements | None = None,
         corrections: Corrections | None = None,
         num_devices: int | None = None,
+        barriers: bool = True,
     ):
-        """Groups and folds; refinements that fail are errors unless a fallback is given for them."""
+        """Groups and folds; refinements that fail are errors unless a fallback is given for them.
+
+        On accelerators the program has barriers between its layers, unless they are turned off to compare.
+        """
         self.traced = traced
         self.corrections = corrections
         self.method = method
@@ -93,7 +97,7 @@ class Task:
         self.live = self.refined(
             "The model of fusion",
             "every value counts as stored",
-            lambda: liveness(self.graph, self.grouping.nests, num_devices),
+            lambda: liveness(self.graph, self.grouping.nests, num_devices, barriers and not self.graph.on_cpu),
             lambda: plain_liveness(self.graph),
         )
         pins, traffic = method.pins(self.graph, self.roles), self.live.traffic

@@ -90,6 +90,7 @@ class OpPlan:
         waits: Axes over which its result is left partial, because a loop adds it up first.
         live_bytes: Memory of one device that is taken while it runs.
         load: Its work on one device; None where there is none.
+        barrier: How many places after its own its result passes a barrier, together with others; 0 for none.
     """
 
     serial: Size
@@ -103,3 +104,4 @@ class OpPlan:
     waits: tuple[str, ...] = ()
     live_bytes: Size = 0
     load: Load | None = None
+    barrier: Size = 0

@@ -1,8 +1,9 @@
 """Makes the work of a plan that is one program over one mesh: its operations and collectives as tasks.
 
 The purpose of a collective determines its dependencies. Reductions of gradients overlap the backward pass, and the
-update waits for them. Copies of arguments and of their casts (ZeRO-3's parameters) are prefetched during the operations
-before the one that reads them. Every other collective blocks the operation that needs it.
+update waits for them; where the plan has barriers between layers, the second layer after them does. Copies of arguments
+and of their casts (ZeRO-3's parameters) are prefetched during the operations before the one that reads them. Every
+other collective blocks the operation that needs it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -113,6 +114,8 @@ class _Phase:
         self.tasks_: list[Task] = []
         self.waits: list[int] = []  # tasks that the next operation waits for
         self.last: tuple[int, ...] = ()  # the last operation
+        self.recent: list[int] = []  # reductions of gradients since the last barrier
+        self.behind: list[int] = []  # those before it, which the next barrier waits for
         self.live = 0.0  # the most memory since then
         self.fetched: list[tuple[float, int]] = []  # bytes of each fetch; the operation before its reader
 
@@ -124,7 +127,12 @@ class _Phase:
                 around.setdefault(item.serial, []).append(item)
         for item in around.pop(-1, ()):
             self._in_the_way(item)
-        for op in (op for op in plan.ops if op.phase == phase):
+        ops = [op for op in plan.ops if op.phase == phase]
+        barriers = sorted({op.serial + op.barrier for op in ops if op.barrier})
+        for op in ops:
+            while barriers and barriers[0] <= op.serial:
+                barriers.pop(0)
+                self.waits, self.behind, self.recent = [*self.waits, *self.behind], self.recent, []
             mine = around.pop(op.serial, [])
             self._before(item for item in mine if item.purpose in ("reshard", "halo"))
             self._compute(op)
@@ -162,6 +170,7 @@ class _Phase:
         places = self._add(replace(item, bytes=item.bytes * self.software.gradients), GRADIENTS, self.last)
         if not self.software.overlap:
             self.waits += places
+        self.recent += places
 
     def _compute(self, op: OpPlan) -> None:
         self.live = max(self.live, float(op.live_bytes))

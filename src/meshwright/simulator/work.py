@@ -10,7 +10,7 @@ from meshwright.schedules.instructions import Instruction, instructions_in_a_row
 
 COMPUTE, COLLECTIVE, TRANSFER = "compute", "collective", "transfer"
 
-#: The lane on which gradients are exchanged: only the update waits for it.
+#: The lane on which gradients are exchanged: only the update waits for it, and barriers between layers.
 GRADIENTS = "gradients"
 
 

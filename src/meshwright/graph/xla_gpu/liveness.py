@@ -5,7 +5,8 @@ This is a model of XLA's GPU compiler; each of its rules was derived from XLA's 
 - **Fusion.** `fusion.py` finds which values are in memory at all, and which overwrite others.
 - **Gradients wait.** No operation of a backward pass reads a weight's gradient, so a gradient that is reduced over
   devices is computed just before its first reader, to overlap with reductions; until then its operands are in memory.
-  This module computes that time; a choice decides which gradients are reduced (`planner.pricing.memory`).
+  Barriers end the wait after the next layer (`layer_barriers.py`). This module computes that time; a choice decides
+  which gradients are reduced (`planner.pricing.memory`).
 - **Sent ahead.** The operands of an operation are sent while the contraction before it runs.
 - **Layout copies.** A contraction's result is copied once, to the layout and type in which it is read, and so is a
   value that one loop stacks for another. A convolution's filter has its own layout: an argument is copied to that, and
@@ -23,6 +24,7 @@ from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
 from meshwright.graph.xla_gpu.fusion import fuse, written_over
+from meshwright.graph.xla_gpu.layer_barriers import layer_barriers
 from meshwright.graph.xla_gpu.traffic import Traffic, traffic
 from meshwright.jit import kernel
 from meshwright.rules.base import LoopNest
@@ -58,6 +60,7 @@ class Liveness:
             beginning.
         runs: For each operation the latest time at which it runs: its own, or for a gradient that of its first reader.
             A gradient's result is live from then on; the intervals of its operands end as if it did not wait.
+        barriers: For each operation the one before which its result passes a barrier; -1 where it passes none.
         traffic: How often kernels read and write each value.
     """
 
@@ -69,6 +72,7 @@ class Liveness:
     before: Ints
     ready: Ints
     runs: Ints
+    barriers: Ints
     traffic: Traffic
 
     @property
@@ -76,16 +80,19 @@ class Liveness:
         return len(self.runs)
 
 
-def liveness(graph: Graph, nests: Sequence[LoopNest], num_devices: int | None = None) -> Liveness:
+def liveness(
+    graph: Graph, nests: Sequence[LoopNest], num_devices: int | None = None, barriers: bool = False
+) -> Liveness:
     """Finds which values are stored, and their intervals; a donated argument and its next value are one buffer.
 
     Args:
         graph: The graph.
         nests: The loop nest of each operation.
         num_devices: The number of devices that share the batch; None where that is not known.
+        barriers: Whether the program has barriers between layers of its backward pass.
     """
     facts, columns = Facts(graph, nests), graph.columns
-    found, runs = fuse(facts), _moments(facts)
+    found, (runs, passes) = fuse(facts), _moments(facts, barriers)
     stored, again = found.stored.copy(), found.stored & ~found.kept
     start, stop = _intervals(facts, found.kept, runs)
     stop[again] = start[again]
@@ -105,6 +112,7 @@ def liveness(graph: Graph, nests: Sequence[LoopNest], num_devices: int | None = 
         _contraction_before(facts),
         np.where(given, 0, start + 1),
         runs,
+        passes,
         traffic(facts, found, num_devices),
     )
 
@@ -122,8 +130,11 @@ def pin_ends(graph: Graph, stored: Bools, stop: Ints, num_steps: int) -> None:
     stored[made[over]] = False
 
 
-def _moments(facts: Facts) -> Ints:
-    """The latest time at which each operation runs: a weight's gradient, and operations fused to it, may wait."""
+def _moments(facts: Facts, barriers: bool) -> tuple[Ints, Ints]:
+    """The latest time at which each operation runs, and the barrier that its result passes, if any.
+
+    A weight's gradient may wait, and so may operations that are fused to it.
+    """
     columns = facts.columns
     aside = columns.phase == PHASES.index(UPDATE)  # no operation of the backward pass reads these
     aside[facts.stacks] = True
@@ -138,8 +149,16 @@ def _moments(facts: Facts) -> Ints:
     made = facts.made[backward[facts.maker] & waits[facts.made] & (facts.num_readers[facts.made] > 0)]
     may_wait = backward & (columns.num_made == 1) & (facts.fusible | facts.contracts)
     maker = np.where(np.append(may_wait, False)[columns.producer], columns.producer, -1)
-    _wait(columns.reads, columns.start, maker, facts.fusible, facts.num_readers == 1, made, first, runs)
-    return runs
+    chains = columns.reads, columns.start, maker, facts.fusible, facts.num_readers == 1, made
+    _wait(*chains, first, runs)
+    passes = np.full(len(runs), -1)
+    if barriers:
+        own = np.arange(len(runs))
+        passes = layer_barriers(facts, made, runs > own)
+        held = passes[columns.producer[made]]
+        first[made] = np.where(held < 0, first[made], held)
+        _wait(*chains, first, runs)
+    return runs, passes
 
 
 @kernel

@@ -7,7 +7,6 @@ others.
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -38,6 +37,7 @@ class MemoryModel(Usage):
         examples: For the first columns, which hold values, one value of each; the columns after them are temporary.
         group: For each span, the group whose strategy decides how many bytes it takes.
         raw_gradients: The temporary columns that hold gradients before they are reduced.
+        waiting: For each class of gradients that may wait, and for each of its strategies, whether they do.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class MemoryModel(Usage):
         self.mesh = mesh
         super().__init__(live.num_steps)
         self.raw_gradients: set[int] = set()
+        self.waiting: dict[int, Bools] = {}
         self._growing: dict[tuple[int, int, float], int | None] = {}  # columns by class, operation there and factor
         held = self._held()
         held = held.only(self.grouping.placed.home[held.value] >= 0)
@@ -163,7 +164,7 @@ class MemoryModel(Usage):
                 continue
             ops, table = leader[late], self.tables[which]
             nest, made = self.grouping.nests[ops[0]], self.grouping.graph.columns.first_made[ops[0]]
-            waiting = self._waiting(nest, table, self._local(made, table.codes[0]))
+            waiting = self.waiting[which] = self._waiting(nest, table)
             column = self._add_partial(which, self._local(made, table.codes[0]) * ~waiting, int(made))
             at = runs[ops].tolist()
             yield from ((column, *span, 1.0) for span in zip(late.tolist(), ops.tolist(), at, strict=True))
@@ -177,25 +178,16 @@ class MemoryModel(Usage):
                 yield column, group, until[value], time + 1, 1.0
                 until[value] = time + 1
 
-    def _waiting(self, nest: LoopNest, table: GroupTable, size: Array) -> Bools:
-        """For each strategy, whether a gradient waits, which it does if reducing it takes no longer than computing it.
+    def _waiting(self, nest: LoopNest, table: GroupTable) -> Bools:
+        """For each strategy, whether a gradient waits, which it does if it is reduced over devices.
 
-        XLA computes one gradient while another is reduced. If that does not fill the time of the reduction, as XLA
-        estimates between hosts, where it assumes one network card for each device, it fills the time with the backward
-        pass itself, and computes gradients in program order. XLA's CPU backend orders operations depth first from the
-        results: there all gradients of weights are computed last.
+        XLA's CPU backend orders operations depth first from the results: there all gradients of weights are computed
+        last.
         """
         if self.mesh.is_cpu:
-            return np.ones(len(size), bool)
-        along = reducing_axes(nest, table.assignments[0], nest.results[0])
-        sets = along @ (1 << np.arange(self.axes.num_axes))
-        return (sets > 0) & (self._outer_beta[sets] * size <= table.compute)
-
-    @cached_property
-    def _outer_beta(self) -> Array:
-        """`Mesh.outer_beta` of each set of axes, indexed by a bit mask of the axes."""
-        every = product((False, True), repeat=self.axes.num_axes)
-        return np.array([self.mesh.outer_beta(np.flatnonzero(chosen[::-1]).tolist()) for chosen in every])
+            return np.ones(len(table.compute), bool)
+        found: Bools = np.any(reducing_axes(nest, table.assignments[0], nest.results[0]), axis=1)
+        return found
 
     def _expanded(self) -> Iterator[Span]:
         """The memory that operations without a kernel take on CPUs while they run."""

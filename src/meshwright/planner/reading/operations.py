@@ -47,7 +47,23 @@ class OpPlans:
                 self._let_wait(plans, index, accumulated.chain)
         for leader, path in self.grouping.joining.paths.items():
             self._let_join(plans, leader, path)
+        self._hold(plans)
         return tuple(plans.values())
+
+    def _hold(self, plans: dict[int, OpPlan]) -> None:
+        """Marks the operations whose results pass barriers, where gradients would wait without them."""
+        barriers, serial = self.formulation.live.barriers, self.graph.columns.serial
+        passing = [index for index in np.flatnonzero(barriers >= 0).tolist() if index in plans]
+        needed = {int(barriers[index]) for index in passing if self._waits(index)}
+        for index in passing:
+            if int(barriers[index]) in needed:
+                plans[index] = replace(plans[index], barrier=int(serial[barriers[index]] - serial[index]))
+
+    def _waits(self, index: int) -> bool:
+        """Whether an operation is of a gradient that would wait for the reductions of others."""
+        which = self.folded.group_class[int(self.grouping.placed.group[index])]
+        waiting = self.formulation.memory.waiting.get(which)
+        return waiting is not None and bool(waiting[self.choice[which]])
 
     def _keeps_apart(self, index: int) -> bool:
         """Whether each device can compute its contribution to an operation's sums on its own."""

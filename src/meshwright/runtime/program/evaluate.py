@@ -19,6 +19,7 @@ from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.program import corrected
+from meshwright.runtime.program.barriers import Barriers, Copies
 from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
 from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
 from meshwright.runtime.program.meshes import constrain
@@ -48,6 +49,7 @@ class Evaluator:
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # by value and phase, then by sharding
         self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with its narrow original
         self._wanted: dict[Any, set[Spec | None]] = {}  # shardings its readers need; None: unspecified
+        self.barriers = Barriers(plan.ops, self._all_copies, self._adopt)
         self._loose: dict[int, list[Any]] = {}  # unconstrained values, with their later constrained form
 
     def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
@@ -73,9 +75,11 @@ class Evaluator:
         for eqn in closed.jaxpr.eqns:
             outs, serial = self._equation(eqn, [read(v) for v in eqn.invars], serial)
             env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in closed.jaxpr.outvars], serial
+        return [self.barriers.beyond(read(v)) for v in closed.jaxpr.outvars], serial
 
     def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
+        self.barriers.reach(serial)
+        ins = [self.barriers.beyond(entry) for entry in ins]
         name = eqn.primitive.name
         inner = jax_compat.called_jaxpr(eqn)
         if inner is not None:
@@ -92,7 +96,9 @@ class Evaluator:
             return self._cond(eqn, ins, serial)
         op, eqn = self.ops.get(serial), on_devices(eqn, self.mesh)
         with jax_compat.at_source(eqn):  # traces its collectives to the user's line
-            return self._operation(eqn, op, ins), serial + 1
+            outs = self._operation(eqn, op, ins)
+        self.barriers.record(serial, outs)
+        return outs, serial + 1
 
     def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
         even = op is not None and is_even(eqn, op)
@@ -300,6 +306,24 @@ class Evaluator:
             if wanted not in copies:
                 copies[wanted] = self._to((copies[have], have, phase), wanted)
         return copies[way[-1]].astype(wide) if copies[way[-1]].dtype != wide else copies[way[-1]]
+
+    def _all_copies(self, known: Entry) -> Copies:
+        """A value in its own and all other shardings in which its own phase reads it so far, in its narrow form."""
+        value, spec, phase = self._firm(known)
+        _, copies = self._copies.get((id(known[0]), phase), (value, {}))
+        return list(copies.items()) or [(spec, self._narrow(value))]
+
+    def _adopt(self, known: Entry, copies: Copies) -> Any:
+        """A value that reads these as all its copies."""
+        value, spec, phase = known
+        held = [(need, self._held(copy, need)) for need, copy in copies]
+        narrow = adopted = held[0][1]
+        if narrow.dtype != value.dtype:
+            adopted = narrow.astype(value.dtype)
+            self._widened[id(adopted)] = adopted, narrow.dtype
+        if not isinstance(spec, Waiting):
+            self._copies[id(adopted), phase] = adopted, dict(held)
+        return adopted
 
     def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> Any:
         """A virtual value in a sharding. It is computed anew for each: XLA would compute it in one and reshard it.
