@@ -158,13 +158,6 @@ class Options:
         return self.transient.shape[1]
 
     @property
-    def work(self) -> Array:
-        """The least time that each layer takes in a step: forward and backward passes, and what is done once."""
-        num_microbatches = self._catalogue.rows.batch // self.num_rows
-        found: Array = np.diff(num_microbatches * self.sums[:, MICROBATCH] + self.sums[:, ONCE]).min(axis=0)
-        return found
-
-    @property
     def limit(self) -> float:
         return self._catalogue.limits[self.group]
 

@@ -1,6 +1,6 @@
 """Recipes: pipelines of equal stages, as experts lay them out by hand, and their costs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,8 +13,6 @@ from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATC
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options
 from meshwright.planner.methods import Method
 from meshwright.schedules import SCHEDULES, find_schedule
-
-_EQUAL = 1 + 1e-9  # sums of equal work, in another order
 
 
 @dataclass(frozen=True)
@@ -85,19 +83,22 @@ class Priced(NamedTuple):
 
 
 class Split:
-    """Layers distributed over stages in chunks, so that the busiest chunk has as little work as possible.
+    """Layers distributed over stages in chunks, as evenly as possible.
 
     Args:
         work: The work of each layer.
-        loop: First and number of the layers that are the trips of one loop, if there is one: chunks have equally many
-            of them where that costs nothing, since arrays that are stacked over the trips are then arrays of JAX.
+        loop: First and number of the layers that are the trips of one loop, if there is one: chunks then have equally
+            many of them where that is possible, since arrays that are stacked over a loop's trips are split evenly.
     """
 
     def __init__(self, work: Array, loop: tuple[int, int] = (0, 0)):
         self.loop = loop
-        work = np.asarray(work, float) / max(np.sum(work), 1e-30)
-        self.work = np.concatenate([[0.0], np.cumsum(work if work.all() else work + work.max() / 1000)])
+        self.work = np.concatenate([[0.0], np.cumsum(np.asarray(work, float) / max(np.sum(work), 1e-30))])
         self._ends: dict[int, Ints] = {}
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.work) - 1
 
     def chunks(self, num_stages: int, interleave: int) -> tuple[Ints, Ints]:
         """First layer and end of each chunk, stages by rows, chunks by columns."""
@@ -106,35 +107,24 @@ class Split:
         return first.reshape(interleave, num_stages).T, last.reshape(interleave, num_stages).T
 
     def _edges(self, count: int) -> Ints:
-        """Edges of so many chunks; of those whose busiest one has the least work, the ones with the least squares."""
+        """Edges of so many chunks with the least sum of squares of their work."""
+        first, trips = self.loop
+        if count not in self._ends and trips and trips % count == 0:
+            inside = first + np.arange(1, count) * (trips // count)
+            self._ends[count] = np.array([0, *inside, self.num_layers])
         if count not in self._ends:
             size = self.work[None, :] - self.work[:, None]
-            size = np.where(np.triu(np.ones(size.shape, bool), 1), size, np.inf)
-            least = np.diff(self.work[_cheapest(size, count, np.maximum)]).max()
-            even, squares = self._even(count), np.where(size <= least * _EQUAL, size**2, np.inf)
-            is_best = len(even) > 0 and np.diff(self.work[even]).max() <= least * _EQUAL
-            self._ends[count] = even if is_best else _cheapest(squares, count, np.add)
+            cost = np.where(np.triu(np.ones(size.shape, bool), 1), size**2, np.inf)
+            best, came = cost[0], []
+            for _ in range(count - 1):
+                total = best[:, None] + cost
+                came.append(total.argmin(axis=0))
+                best = total.min(axis=0)
+            edges = [len(self.work) - 1]
+            for table in reversed(came):
+                edges.append(int(table[edges[-1]]))
+            self._ends[count] = np.array([0, *reversed(edges)])
         return self._ends[count]
-
-    def _even(self, count: int) -> Ints:
-        """Edges with equally many trips of the loop in each chunk; none if there are none."""
-        first, trips = self.loop
-        if not trips or trips % count:
-            return np.array([], int)
-        return np.array([0, *(first + np.arange(1, count) * (trips // count)), len(self.work) - 1])
-
-
-def _cheapest(cost: Array, count: int, join: Callable[[Array, Array], Array]) -> Ints:
-    """The edges of so many chunks with the least total cost, given that of each pair of edges, as costs are joined."""
-    best, came = cost[0], []
-    for _ in range(count - 1):
-        total = join(best[:, None], cost)
-        came.append(total.argmin(axis=0))
-        best = total.min(axis=0)
-    edges = [len(cost) - 1]
-    for table in reversed(came):
-        edges.append(int(table[edges[-1]]))
-    return np.array([0, *reversed(edges)])
 
 
 def price_recipe(options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, near: Bools) -> Priced:

@@ -49,11 +49,12 @@ class Search:
     ):
         self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, beat_s
         self.budget, self._is_cut = budget or Budget(), False
-        layers = catalogue.layers
+        layers, forward = catalogue.layers, flow.forward
+        work = layers.gather(layers.places.unit[forward], flow.flops[forward])
         self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
         loops = [(int(a), int(n)) for a, n in zip(layers.first, layers.count, strict=True) if n > 1]
-        self._loop = loops[0] if len(loops) == 1 else (0, 0)
-        self._splits: dict[bytes, Split] = {}  # by the layers' work
+        loop = loops[0] if len(loops) == 1 else (0, 0)
+        self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000, loop)
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
         self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
         self.best: Found | None = None
@@ -65,10 +66,6 @@ class Search:
         self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
         self._outside_s = np.inf  # a bound on plans that are no pipelines
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
-
-    @property
-    def num_layers(self) -> int:
-        return self.catalogue.layers.num_layers
 
     @property
     def best_s(self) -> float:
@@ -111,7 +108,7 @@ class Search:
         if cluster.mixed:
             return
         self.say("pricing pipelines of equal stages")
-        shapes = list(equal_stages(cluster.num_devices, cluster.devices_per_host, self.num_layers))
+        shapes = list(equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers))
         for tensor in self.catalogue.tensor_sizes(0, cluster.num_devices):
             if self.catalogue.least_s(0, (tensor,), TENSOR) >= self.best_s:
                 continue
@@ -158,10 +155,7 @@ class Search:
     def _recipe(self, options: Options, num_stages: int, rows: int, pipeline: Pipeline) -> None:
         """Prices a pipeline of equal stages, and keeps it if it is the best."""
         self.tried += 1
-        devices, chunks = (
-            options.options[0].mesh.num_devices,
-            self._split(options).chunks(num_stages, pipeline.interleave),
-        )
+        devices, chunks = options.options[0].mesh.num_devices, self.split.chunks(num_stages, pipeline.interleave)
         near = neighbours(place(self.catalogue.cluster, [(options.group, devices)] * num_stages))
         priced = price_recipe(options, chunks, pipeline.schedule, pipeline.num_microbatches, near)
         if np.isinf(priced.total_s):
@@ -179,11 +173,6 @@ class Search:
         )
         self.best = Found(priced.total_s, pipeline, stages)
 
-    def _split(self, options: Options) -> Split:
-        """The layers, weighed by their time in a whole step: a loss may compute gradients in its forward pass."""
-        work = options.work
-        return self._splits.setdefault(work.tobytes(), Split(work, self._loop))
-
     def note_misfit(self, needed_bytes: float, words: str) -> None:
         """Records the pipeline that came nearest to fitting."""
         if needed_bytes < self.nearest_bytes:
@@ -197,7 +186,7 @@ class Search:
         if self.trains and num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
             yield "zb-h1", 1
         if num_microbatches % num_stages == 0:
-            for interleave in range(2, self.num_layers // num_stages + 1):
+            for interleave in range(2, self.split.num_layers // num_stages + 1):
                 yield ("interleaved" if self.trains else "inference"), interleave
 
     # Stages of any size, by dynamic programming.
