@@ -124,7 +124,7 @@ def repriced(plan):
 
 def test_depth_needs_no_more_solves():
     shallow, deep = (searched(*mlp(128, layers=n, rows=8), "2x2 h100") for n in (4, 12))
-    assert deep.split.num_layers == 12
+    assert deep.num_layers == 12
     assert deep.catalogue.num_solves == shallow.catalogue.num_solves
 
 

@@ -28,8 +28,10 @@ def compilations(monkeypatch):
 
 def test_equal_stages_are_compiled_once_and_run_on_their_own_devices(compilations):
     with jax.enable_x64(True):
-        worst, step = compared(*build(layers=8, width=32), mw.ThreeD(pipeline=4, microbatch=4, checkpoint="full"))
+        worst, step = compared(*build(layers=10, width=32), mw.ThreeD(pipeline=4, microbatch=4, checkpoint="full"))
         assert worst < 1e-12
+        sizes = [last - first for first, last in (stage.layers for stage in step.last_plan.stages)]
+        assert len(set(sizes[:3])) == 1 and len(sizes) == 4  # the last stage has the head besides
         programs = step.recent.engine.lowered
         like = set()
         for one in programs.values():

@@ -1,6 +1,7 @@
 """The ways to split a stage on one submesh, each as sums over layers, so that any range is priced by a subtraction."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.hardware import Mesh
-from meshwright.pipeline.layers.forward_pass import Array, Ints
+from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue, View, Way, submesh
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
 from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
@@ -158,6 +159,13 @@ class Options:
         return self.transient.shape[1]
 
     @property
+    def work(self) -> Array:
+        """The least time that each layer takes in a step: forward and backward passes, and what is done once."""
+        num_microbatches = self._catalogue.rows.batch // self.num_rows
+        found: Array = np.diff(num_microbatches * self.sums[:, MICROBATCH] + self.sums[:, ONCE]).min(axis=0)
+        return found
+
+    @property
     def limit(self) -> float:
         return self._catalogue.limits[self.group]
 
@@ -186,17 +194,35 @@ class Options:
 
     def least_bytes(self, most: int) -> Array:
         """The least bytes that any option needs for a range: by microbatches in flight (minus one), and layers."""
-        num_options, num_layers = self.transient.shape
+        fixed, held = self._needs(slice(None))
+        return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
+
+    def fits(self, number: int, in_flight: Sequence[int], interleave: int) -> Bools:
+        """Whether ranges fit by one option: by stage, first layer and end.
+
+        Args:
+            number: The option's.
+            in_flight: For each stage, the microbatches (times chunks) that it holds.
+            interleave: The chunks of a stage; each may need its share of the memory.
+        """
+        fixed, held = self._needs(slice(number, number + 1))
+        found: Bools = interleave * fixed + np.array(in_flight)[:, None, None] * held <= self.limit
+        return found
+
+    def _needs(self, some: slice) -> tuple[Array, Array]:
+        """Bytes that ranges need by some options, and bytes for each microbatch: by option, first layer and end."""
+        sums, transient = self.sums[some], self.transient[some]
+        num_options, num_layers = transient.shape
         fixed, held = np.full((2, num_options, num_layers, num_layers + 1), np.inf)
         for first in range(num_layers):
-            part = self.sums[:, :, first + 1 :] - self.sums[:, :, first, None]
-            peak = np.maximum.accumulate(self.transient[:, first:], axis=1)
+            part = sums[:, :, first + 1 :] - sums[:, :, first, None]
+            peak = np.maximum.accumulate(transient[:, first:], axis=1)
             fixed[:, first, first + 1 :], held[:, first, first + 1 :] = part[:, STATE] + peak, part[:, ACTIVATIONS]
         inside = np.arange(num_layers)[:, None], np.arange(num_layers + 1)
-        for (owner, other), size in zip(self.ties.tolist(), self.tie_bytes.T, strict=True):
+        for (owner, other), size in zip(self.ties.tolist(), self.tie_bytes[some].T, strict=True):
             owns, copies = ((inside[0] <= layer) & (layer < inside[1]) for layer in (owner, other))
             fixed += size[:, None, None] * (copies & ~owns)
-        return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
+        return fixed, held
 
     def transfer(self, near: bool) -> Array:
         """For each option, seconds, there and back, over the cut before each layer and after the last.

@@ -1,6 +1,6 @@
 """Recipes: pipelines of equal stages, as experts lay them out by hand, and their costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATC
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options
 from meshwright.planner.methods import Method
 from meshwright.schedules import SCHEDULES, find_schedule
+
+_EQUAL = 1 + 1e-9  # sums of equal work, in another order
 
 
 @dataclass(frozen=True)
@@ -74,57 +76,93 @@ class ThreeD(Method):
 class Priced(NamedTuple):
     """A pipeline of equal submeshes: the time of a step, the option of each stage, and the bytes that it needs.
 
-    Where a stage does not fit, the time is infinite, and every option is the one that needs least memory.
+    Where a stage does not fit, the time is infinite, and every option is the one that needs least memory; with
+    unlimited memory it would be ``free_s``.
     """
 
     total_s: float
     option: Ints
     peak_bytes: Array
+    free_s: float
 
 
 class Split:
-    """Layers distributed over stages in chunks, as evenly as possible.
+    """Layers distributed over stages in chunks, so that the busiest chunk has as little work as possible.
 
     Args:
         work: The work of each layer.
-        loop: First and number of the layers that are the trips of one loop, if there is one: chunks then have equally
-            many of them where that is possible, since arrays that are stacked over a loop's trips are split evenly.
+        loop: First and number of the layers that are the trips of one loop, if there is one: chunks have equally many
+            of them where that costs nothing, since arrays that are stacked over the trips are then arrays of JAX.
     """
 
     def __init__(self, work: Array, loop: tuple[int, int] = (0, 0)):
         self.loop = loop
-        self.work = np.concatenate([[0.0], np.cumsum(np.asarray(work, float) / max(np.sum(work), 1e-30))])
-        self._ends: dict[int, Ints] = {}
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.work) - 1
+        work = np.asarray(work, float) / max(np.sum(work), 1e-30)
+        self.work = np.concatenate([[0.0], np.cumsum(work if work.all() else work + work.max() / 1000)])
+        size = self.work[None, :] - self.work[:, None]
+        self._size = np.where(np.triu(np.ones(size.shape, bool), 1), size, np.inf)
+        self._edges: dict[int, Ints] = {}
 
     def chunks(self, num_stages: int, interleave: int) -> tuple[Ints, Ints]:
         """First layer and end of each chunk, stages by rows, chunks by columns."""
-        edges = self._edges(num_stages * interleave)
-        first, last = edges[:-1], edges[1:]
-        return first.reshape(interleave, num_stages).T, last.reshape(interleave, num_stages).T
+        count = num_stages * interleave
+        if count not in self._edges:
+            found, even = _balanced(np.broadcast_to(self._size, (count, *self._size.shape))), self._even(count)
+            assert found is not None  # there are no more chunks than layers
+            busiest = np.diff(self.work[found]).max()
+            is_best = len(even) > 0 and np.diff(self.work[even]).max() <= busiest * _EQUAL
+            self._edges[count] = even if is_best else found
+        return _by_stage(self._edges[count], num_stages)
 
-    def _edges(self, count: int) -> Ints:
-        """Edges of so many chunks with the least sum of squares of their work."""
+    def fitting_chunks(self, fits: Bools, interleave: int) -> tuple[Ints, Ints] | None:
+        """As `chunks`, of those that fit: given by stage, first layer and end; None if there are none."""
+        size = np.tile(self._size, (len(fits) * interleave, 1, 1))
+        size[:, :-1][~np.tile(fits, (interleave, 1, 1))] = np.inf
+        edges = _balanced(size)
+        return None if edges is None else _by_stage(edges, len(fits))
+
+    def _even(self, count: int) -> Ints:
+        """Edges with equally many trips of the loop in each chunk; none if there are none."""
         first, trips = self.loop
-        if count not in self._ends and trips and trips % count == 0:
-            inside = first + np.arange(1, count) * (trips // count)
-            self._ends[count] = np.array([0, *inside, self.num_layers])
-        if count not in self._ends:
-            size = self.work[None, :] - self.work[:, None]
-            cost = np.where(np.triu(np.ones(size.shape, bool), 1), size**2, np.inf)
-            best, came = cost[0], []
-            for _ in range(count - 1):
-                total = best[:, None] + cost
-                came.append(total.argmin(axis=0))
-                best = total.min(axis=0)
-            edges = [len(self.work) - 1]
-            for table in reversed(came):
-                edges.append(int(table[edges[-1]]))
-            self._ends[count] = np.array([0, *reversed(edges)])
-        return self._ends[count]
+        if not trips or trips % count:
+            return np.array([], int)
+        return np.array([0, *(first + np.arange(1, count) * (trips // count)), len(self.work) - 1])
+
+
+def _by_stage(edges: Ints, num_stages: int) -> tuple[Ints, Ints]:
+    return edges[:-1].reshape(-1, num_stages).T, edges[1:].reshape(-1, num_stages).T
+
+
+def _balanced(size: Array) -> Ints | None:
+    """Edges of chunks whose busiest one has the least work; of those, the ones with the least squares.
+
+    Args:
+        size: The work by chunk, first layer and end; infinite where it may not be.
+    """
+    edges = _cheapest(size, np.maximum)
+    if edges is None:
+        return None
+    least = size[np.arange(len(size)), edges[:-1], edges[1:]].max()
+    return _cheapest(np.where(size <= least * _EQUAL, size**2, np.inf), np.add)
+
+
+def _cheapest(cost: Array, join: Callable[[Array, Array], Array]) -> Ints | None:
+    """The edges of chunks with the least total cost, as costs are joined; None if there are none.
+
+    Args:
+        cost: By chunk, first layer and end.
+    """
+    best, came = cost[0, 0], []
+    for one in cost[1:]:
+        total = join(best[:, None], one)
+        came.append(total.argmin(axis=0))
+        best = total.min(axis=0)
+    if not np.isfinite(best[-1]):
+        return None
+    edges = [len(best) - 1]
+    for table in reversed(came):
+        edges.append(int(table[edges[-1]]))
+    return np.array([0, *reversed(edges)])
 
 
 def price_recipe(options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, near: Bools) -> Priced:
@@ -154,11 +192,18 @@ def price_recipe(options: Options, chunks: tuple[Ints, Ints], name: str, num_mic
     rest = (num_microbatches - 1) * np.maximum(own, sent) + (own - fill) + once
     fits = needed <= options.limit
     stage = np.arange(num_stages)
+    _, free_s = _quickest(adds, rest)
     if not fits.any(axis=0).all():
         option = needed.argmin(axis=0)
-        return Priced(np.inf, option, needed[option, stage])
-    option = choose(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
-    return Priced(float(adds[option, stage].sum() + rest[option, stage].max()), option, needed[option, stage])
+        return Priced(np.inf, option, needed[option, stage], free_s)
+    option, total_s = _quickest(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
+    return Priced(total_s, option, needed[option, stage], free_s)
+
+
+def _quickest(adds: Array, rest: Array) -> tuple[Ints, float]:
+    """The option of each stage, as of `choose`, and the time of a step."""
+    option, stage = choose(adds, rest), np.arange(adds.shape[1])
+    return option, float(adds[option, stage].sum() + rest[option, stage].max())
 
 
 def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Array, Array]:

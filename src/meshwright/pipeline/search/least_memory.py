@@ -31,7 +31,7 @@ def _least(search: Search, rows: int, checkpoint: str, line: Line) -> tuple[floa
     found = [(g, n, options) for g, n, options in tried if options is not None]
     if not found:
         return np.inf, 0
-    most = min(search.split.num_layers, line.num_units)
+    most = min(search.num_layers, line.num_units)
     schedule = "1f1b" if search.trains else "inference"  # these hold no more than any other schedule
     held = in_flight(schedule, most, search.catalogue.rows.batch // rows)[::-1]
     need = np.array([options.least_bytes(max(held)) / options.limit for _, _, options in found])

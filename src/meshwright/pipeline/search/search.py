@@ -11,11 +11,12 @@ import numpy as np
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
-from meshwright.pipeline.layers.forward_pass import Array, Flow
+from meshwright.pipeline.layers.forward_pass import Array, Bools, Flow, Ints
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue
+from meshwright.pipeline.prices.kernels import ACTIVATIONS, MICROBATCH, STATE
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options, find_options
 from meshwright.pipeline.search.device_line import Line, neighbours, orders, place
-from meshwright.pipeline.search.equal_stages import Split, ThreeD, check_recipe, equal_stages, price_recipe
+from meshwright.pipeline.search.equal_stages import Priced, Split, ThreeD, check_recipe, equal_stages, price_recipe
 from meshwright.pipeline.search.result import Found, FoundStage
 from meshwright.pipeline.search.unequal_stages import Programme
 from meshwright.planner.budget import Budget
@@ -50,11 +51,11 @@ class Search:
         self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, beat_s
         self.budget, self._is_cut = budget or Budget(), False
         layers, forward = catalogue.layers, flow.forward
-        work = layers.gather(layers.places.unit[forward], flow.flops[forward])
+        self._forward = layers.gather(layers.places.unit[forward], flow.flops[forward])
         self.flops = layers.gather(layers.places.unit, flow.flops * ~flow.recomputed)
         loops = [(int(a), int(n)) for a, n in zip(layers.first, layers.count, strict=True) if n > 1]
-        loop = loops[0] if len(loops) == 1 else (0, 0)
-        self.split = Split(work if work.all() else work + max(work.max(), 1.0) / 1000, loop)
+        self._loop = loops[0] if len(loops) == 1 else (0, 0)
+        self._splits: dict[bytes, Split] = {}  # by the layers' work
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
         self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
         self.best: Found | None = None
@@ -66,6 +67,10 @@ class Search:
         self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
         self._outside_s = np.inf  # a bound on plans that are no pipelines
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
+
+    @property
+    def num_layers(self) -> int:
+        return self.catalogue.layers.num_layers
 
     @property
     def best_s(self) -> float:
@@ -108,7 +113,7 @@ class Search:
         if cluster.mixed:
             return
         self.say("pricing pipelines of equal stages")
-        shapes = list(equal_stages(cluster.num_devices, cluster.devices_per_host, self.split.num_layers))
+        shapes = list(equal_stages(cluster.num_devices, cluster.devices_per_host, self.num_layers))
         for tensor in self.catalogue.tensor_sizes(0, cluster.num_devices):
             if self.catalogue.least_s(0, (tensor,), TENSOR) >= self.best_s:
                 continue
@@ -155,9 +160,40 @@ class Search:
     def _recipe(self, options: Options, num_stages: int, rows: int, pipeline: Pipeline) -> None:
         """Prices a pipeline of equal stages, and keeps it if it is the best."""
         self.tried += 1
-        devices, chunks = options.options[0].mesh.num_devices, self.split.chunks(num_stages, pipeline.interleave)
+        devices = options.options[0].mesh.num_devices
         near = neighbours(place(self.catalogue.cluster, [(options.group, devices)] * num_stages))
-        priced = price_recipe(options, chunks, pipeline.schedule, pipeline.num_microbatches, near)
+        for turn, chunks in enumerate(self._chunks(options, num_stages, pipeline)):
+            priced = price_recipe(options, chunks, pipeline.schedule, pipeline.num_microbatches, near)
+            self._keep(options, chunks, pipeline, priced, near)
+            if turn == 0 and priced.free_s >= self.best_s:  # more memory would not help
+                return
+
+    def _chunks(self, options: Options, num_stages: int, pipeline: Pipeline) -> Iterator[tuple[Ints, Ints]]:
+        """Layers weighed by their time in a whole step, since a loss may compute gradients in its forward pass.
+
+        What comes after is for tight memory: the same weights with stages that fit by each of the options, quick ones
+        and lean ones, and forward FLOPs, which no option's memory shapes.
+        """
+        work, interleave = self._split(options.work), pipeline.interleave
+        yield work.chunks(num_stages, interleave)
+        held = in_flight(pipeline.schedule, num_stages, pipeline.num_microbatches, interleave)
+        whole = options.sums[:, :, -1]
+        least_bytes = whole[:, STATE] + min(held) / interleave * whole[:, ACTIVATIONS]  # of all stages together
+        least_s = pipeline.num_microbatches / num_stages * whole[:, MICROBATCH]
+        least_s[least_bytes > num_stages * options.limit] = np.inf
+        for number in least_s.argsort(kind="stable").tolist():
+            if least_s[number] >= self.best_s:
+                break
+            found = work.fitting_chunks(options.fits(number, held, interleave), interleave)
+            if found is not None:
+                yield found
+        yield self._split(self._forward).chunks(num_stages, interleave)
+
+    def _keep(
+        self, options: Options, chunks: tuple[Ints, Ints], pipeline: Pipeline, priced: Priced, near: Bools
+    ) -> None:
+        """Keeps a pipeline of equal stages if it is the best, and notes what it needs if it does not fit."""
+        num_stages = len(near)
         if np.isinf(priced.total_s):
             words = f"pipeline={num_stages} by {pipeline.schedule} with checkpoint={pipeline.checkpoint}"
             self.note_misfit(float(priced.peak_bytes.max()), words)
@@ -173,6 +209,12 @@ class Search:
         )
         self.best = Found(priced.total_s, pipeline, stages)
 
+    def _split(self, work: Array) -> Split:
+        key = work.tobytes()
+        if key not in self._splits:
+            self._splits[key] = Split(work, self._loop)
+        return self._splits[key]
+
     def note_misfit(self, needed_bytes: float, words: str) -> None:
         """Records the pipeline that came nearest to fitting."""
         if needed_bytes < self.nearest_bytes:
@@ -186,7 +228,7 @@ class Search:
         if self.trains and num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
             yield "zb-h1", 1
         if num_microbatches % num_stages == 0:
-            for interleave in range(2, self.split.num_layers // num_stages + 1):
+            for interleave in range(2, self.num_layers // num_stages + 1):
                 yield ("interleaved" if self.trains else "inference"), interleave
 
     # Stages of any size, by dynamic programming.
