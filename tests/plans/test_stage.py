@@ -23,7 +23,8 @@ def staged(cluster):
         submesh = Submesh(host, 1, 0, group.devices_per_host, group.chip.name)
         view = submesh.machines(cluster).mesh((2, group.devices_per_host // 2))
         times = [StageTime(float(i), 0.5) for i in range(5)]
-        tensors = (Tensor("w", (16, 16), "float32", ((), ("y",)), "parameters"),)
+        path = next(tensor.path for tensor in plain.arguments if tensor.shape == (16, 16))
+        tensors = (Tensor(path, (16, 16), "float32", ((), ("y",)), "parameters"),)
         layers, sizes = (first, first + 1), (64.0, 1e-3, 10, 20, 30, 60)
         found.append(Stage(layers, submesh, view, "words", *times, 0.5, *sizes, (layers,), tensors))
     whole = mw.Mesh((cluster.num_devices,), cluster)
