@@ -152,13 +152,26 @@ def _moments(facts: Facts, barriers: bool) -> tuple[Ints, Ints]:
     chains = columns.reads, columns.start, maker, facts.fusible, facts.num_readers == 1, made
     _wait(*chains, first, runs)
     passes = np.full(len(runs), -1)
-    if barriers:
-        own = np.arange(len(runs))
-        passes = layer_barriers(facts, made, runs > own)
-        held = passes[columns.producer[made]]
-        first[made] = np.where(held < 0, first[made], held)
-        _wait(*chains, first, runs)
-    return runs, passes
+    if not barriers:
+        return runs, passes
+    before = layer_barriers(facts, made, runs > np.arange(len(runs)))
+    held, ended = before[columns.producer[made]], np.arange(len(runs))
+    first[made] = np.where(held < 0, first[made], held)
+    _wait(*chains, first, ended)
+    return (ended, before) if _peak(facts, ended) <= _peak(facts, runs) else (runs, passes)
+
+
+def _peak(facts: Facts, runs: Ints) -> int:
+    """The most bytes of whole values that are live at once, if operations run at these times and all are stored."""
+    columns = facts.columns
+    start, stop = np.zeros((2, columns.num_values), np.int64)
+    start[facts.made] = runs[facts.maker]
+    stop[facts.made] = start[facts.made] + 1
+    np.maximum.at(stop, columns.reads, runs[columns.reader] + 1)
+    change = np.zeros(len(runs) + 2, np.int64)
+    np.add.at(change, start, facts.graph.num_bytes)
+    np.subtract.at(change, stop, facts.graph.num_bytes)
+    return int(np.cumsum(change).max(initial=0))
 
 
 @kernel
