@@ -1,6 +1,6 @@
 """A sample of what people combine: each cell is equal to one device; `python benchmarks/matrix.py` tries all pairs.
 
-The cells are such that each precision, program, framework and mode that is quick enough occurs at least once.
+The sample is of cells that are quick.
 """
 
 from itertools import combinations, product
