@@ -1,6 +1,6 @@
 """A sample of what people combine: each cell is equal to one device; `python benchmarks/matrix.py` tries all pairs.
 
-The sample is of cells that are quick.
+Each precision and framework occurs in the sample, in cells that are quick.
 """
 
 from itertools import combinations, product
@@ -17,6 +17,12 @@ SAMPLE = [
     "float32/scan/haiku/spmd/1",
     "float32/embedding/plain/1f1b/0",
     "float32/embedding/nnx/spmd/1",
+    "float32/scan/equinox/spmd/1",
+    "bf16 compute/embedding/linen/spmd/0",
+    "bf16 parameters/tied embedding/plain/microbatches/1",
+    "float16 scaled/checkpoint/equinox/microbatches/0",
+    "fp8 products/dropout/nnx/spmd/0",
+    "int8 with LoRA/embedding/plain/spmd/0",
 ]
 
 

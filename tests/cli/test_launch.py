@@ -109,7 +109,8 @@ def test_a_process_that_was_stopped_is_named_and_not_the_one_that_lost_it(tmp_pa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_every_process_once(tmp_path, number):
     code = f"import signal\nsignal.signal({int(number)}, lambda *_: print('asked', flush=True) or sys.exit(0))\n"
-    launcher = start(tmp_path, code + "print('ready', flush=True)\ntime.sleep(600)")
+    # A signal that comes just before a sleep is heeded after it, so sleeps are short.
+    launcher = start(tmp_path, code + "print('ready', flush=True)\nwhile True:\n    time.sleep(0.05)")
     assert {launcher.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
     launcher.send_signal(number)
     status, out, errors = end(launcher)
