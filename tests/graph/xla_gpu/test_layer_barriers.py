@@ -11,7 +11,7 @@ from meshwright.graph.xla_gpu.liveness import liveness
 from tests.graph.examples import shaped, traced
 
 
-def residual_step(checkpoint=False, layers=4, scan=False):
+def residual_step(checkpoint=False, layers=4, scan=False, rows=256):
     """A train step over residual layers of two products each, and the shapes of its arguments."""
 
     def layer(x, weights):
@@ -31,8 +31,8 @@ def residual_step(checkpoint=False, layers=4, scan=False):
 
     shape = {"up": (8, 32), "down": (32, 8)}
     if scan:
-        return step, {name: shaped(layers, *dims) for name, dims in shape.items()}, shaped(256, 8)
-    return step, [{name: shaped(*dims) for name, dims in shape.items()} for _ in range(layers)], shaped(256, 8)
+        return step, {name: shaped(layers, *dims) for name, dims in shape.items()}, shaped(rows, 8)
+    return step, [{name: shaped(*dims) for name, dims in shape.items()} for _ in range(layers)], shaped(rows, 8)
 
 
 def barriers_of(function, *args):
@@ -73,6 +73,11 @@ def test_gradients_run_before_their_barrier():
     ends = {op.outputs[0]: int(live.barriers[i]) for i, op in enumerate(graph.ops) if live.barriers[i] >= 0}
     for index in ended:
         assert int(live.runs[index]) in ends.values()
+
+
+def test_where_gradients_are_larger_than_what_they_wait_with_there_are_no_barriers():
+    graph, live, places = barriers_of(*residual_step(rows=1))
+    assert places == {} and (live.runs == liveness(graph, traced(*residual_step(rows=1))[1]).runs).all()
 
 
 def test_without_barriers_nothing_passes_one():
