@@ -21,9 +21,9 @@ from report import table
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.replays.replay import PlanReplay, replay_plans
-from meshwright.replays.table import PlanValidation
-from meshwright.simulator.published.replay import read_rows
+from meshwright.validation.plan_table import PlanValidation
+from meshwright.validation.replay import read_rows
+from meshwright.validation.replay_plans import PlanReplay, replay_plans
 
 DATA = Path(os.environ.get("MESHWRIGHT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 GPU_MODELS: list[tuple[str, dict[str, Any]]] = [

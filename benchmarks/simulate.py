@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import table
 
 from meshwright.simulator.engine import simulate_work
-from meshwright.simulator.published.row import Row, recipe_of
 from meshwright.simulator.transformer.work import recipe_work
+from meshwright.validation.row import Row, recipe_of
 
 SHAPE = {"source": "Megatron-LM SC'21", "vocab": "51200", "seq": "2048", "precision": "fp16", "recompute": "full"}
 CASES = (

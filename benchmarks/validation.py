@@ -20,10 +20,10 @@ from report import table
 from meshwright.hardware.attention import generation
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.kernels import kernels
-from meshwright.simulator.published.replay import read_rows, replay_rows
-from meshwright.simulator.published.row import Row, recipe_of
-from meshwright.simulator.published.validation import Validation
 from meshwright.simulator.transformer.work import recipe_work
+from meshwright.validation.replay import read_rows, replay_rows
+from meshwright.validation.row import Row, recipe_of
+from meshwright.validation.validation import Validation
 
 DATA = Path(os.environ.get("MESHWRIGHT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 #: What is fitted, with the change by which its effect is read off; generations are their `sustained` rates.

@@ -10,7 +10,7 @@ ROOT = Path(meshwright.__file__).parent
 #: From the ground up; what stands on one line may be imported by every line below it.
 FLOORS = (
     "errors names units lazy",
-    "schema output screen refinement jit beside progress jax_versions jax_compat jax_kernels",
+    "schema output console fallback jit background_compile progress jax_versions jax_compat jax_kernels",
     "hardware",
     "rules",
     "strategy",
@@ -21,7 +21,7 @@ FLOORS = (
     "priced",
     "schedules",
     "plans",
-    "judging",
+    "parallelism",
     "plan_files",
     "runtime",
     "planner",
@@ -38,7 +38,7 @@ FLOORS = (
     "ray",
     "exploration",
     "zoo",
-    "replays",
+    "validation",
     "warm",
     "cli __main__",
 )

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 import meshwright as mw
-from meshwright.cli.screen import fail, note, show
+from meshwright.cli.console import fail, note, show
+from meshwright.console import Table
 from meshwright.names import one_line, printable
-from meshwright.screen import Table
 
 MARKUP = ("[/x]", "w[bias]", "[red]", ":smile:", "[link=file:///etc/passwd]")
 ESCAPES = ("\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\b", "\u202e", "\ud800", "a\nb")

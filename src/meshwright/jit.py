@@ -27,7 +27,7 @@ import numba
 import numpy as np
 import scipy
 
-from meshwright import beside
+from meshwright import background_compile
 
 # Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan is set, not ninf. No flag
 # may change the rounding, which has to be that of the interpreter.
@@ -189,8 +189,8 @@ class Kernel(CPUDispatcher):
         if self.interpretable and not self.is_kept and self.spent_s < self.patience_s and _is_small(args):
             return self._interpret
         if not self.is_kept:
-            beside.start()
-        with compiling.making(self), beside.claimed(self.lock_path):
+            background_compile.start()
+        with compiling.making(self), background_compile.claimed(self.lock_path):
             return super()._compile_for_args(*args, **named)  # type: ignore[misc]
 
     @property
@@ -231,7 +231,7 @@ class Needed:
 
     def compile(self) -> None:
         """Compiles it to disk, unless that is done or another process is doing it."""
-        with beside.claimed(self.kernel.lock_path, patient=False) as free:
+        with background_compile.claimed(self.kernel.lock_path, patient=False) as free:
             if free:
                 self.kernel.compile(self.types)
 

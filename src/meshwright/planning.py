@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.facade import Plan
+from meshwright.fallback import Refinements
 from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.graph.tracing.planned_mesh import planned
@@ -20,7 +21,6 @@ from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
-from meshwright.refinement import Refinements
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
 
 

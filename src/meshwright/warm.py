@@ -16,7 +16,7 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from meshwright.beside import claimed
+from meshwright.background_compile import claimed
 from meshwright.jit import Needed, noting
 from meshwright.solver.warm import reach_kernels
 

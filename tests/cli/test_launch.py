@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from meshwright.cli.console import CommandError
 from meshwright.cli.launch import device_settings
-from meshwright.cli.screen import CommandError
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.judging.parallelism.sentence import plain_sentence
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.sentence import plain_sentence
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.report.page import page as build_page
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel

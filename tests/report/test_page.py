@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.judging.words import bytes_on_device
+from meshwright.parallelism.words import bytes_on_device
 from meshwright.report.page import page
 from tests.explain.plans import plan_of, tensor_parallel
 from tests.plans.records.test_staged_record import planned

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.simulator.published.replay import RowsError, read_rows, replay, replay_rows
-from meshwright.simulator.published.row import Row, RowError, recipe_of
-from meshwright.simulator.published.validation import Validation, ordered_pairs
+from meshwright.validation.replay import RowsError, read_rows, replay, replay_rows
+from meshwright.validation.row import Row, RowError, recipe_of
+from meshwright.validation.validation import Validation, ordered_pairs
 
 pytestmark = pytest.mark.slow
 

@@ -3,9 +3,9 @@
 import pytest
 
 from meshwright.errors import ClusterError
-from meshwright.simulator.published.machines import machines
-from meshwright.simulator.published.words import dtype_of, recompute_of, stack_of, zero_of
 from meshwright.simulator.transformer.recompute import ALTERNATE, ATTENTION, DOTS, FULL, MINIMAL, NONE
+from meshwright.validation.machines import machines
+from meshwright.validation.words import dtype_of, recompute_of, stack_of, zero_of
 
 
 @pytest.mark.parametrize(

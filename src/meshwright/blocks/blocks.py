@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from meshwright.blocks.block import Block, Segment
+from meshwright.console import Printed, Table
 from meshwright.graph import FORWARD, Graph
-from meshwright.screen import Printed, Table
 from meshwright.units import format_seconds
 
 

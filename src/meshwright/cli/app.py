@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 import meshwright
 from meshwright.cli import see
 from meshwright.cli.compare import find_comparison
+from meshwright.cli.console import Stages, fail, note, show, write_json, write_text
 from meshwright.cli.explore import explore_command
 from meshwright.cli.launch import SETTINGS, launch_command
 from meshwright.cli.measuring.blocks import blocks_command
@@ -38,7 +39,6 @@ from meshwright.cli.options import (
     takes_zoo_options,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
-from meshwright.cli.screen import Stages, fail, note, show, write_json, write_text
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command
 from meshwright.cli.validate import validate_command

@@ -4,9 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright import zoo
+from meshwright.console import Table
 from meshwright.hardware import Chip, chips, find_chip
 from meshwright.hardware.storage import to_plain
-from meshwright.screen import Table
 from meshwright.units import format_bytes
 
 _SOURCE_WIDTH = 25

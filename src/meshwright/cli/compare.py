@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshwright.cli import plan
-from meshwright.cli.screen import CommandError, Stages
+from meshwright.cli.console import CommandError, Stages
 from meshwright.errors import ShardingError
 
 if TYPE_CHECKING:

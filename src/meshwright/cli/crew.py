@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, BinaryIO
 
-from meshwright.cli.screen import note
+from meshwright.cli.console import note
 from meshwright.runtime.processes.peers import ENDS_TOO
 
 _TICK_S = 0.2  # between looks at the clock

@@ -9,6 +9,7 @@ import typer
 
 import meshwright
 from meshwright.cli import plan
+from meshwright.cli.console import CommandError, Stages, note, show, write_json
 from meshwright.cli.options import (
     NO_OPTIONS,
     ArgsOption,
@@ -18,7 +19,6 @@ from meshwright.cli.options import (
     ZooOptions,
     takes_zoo_options,
 )
-from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 
 
 @takes_zoo_options

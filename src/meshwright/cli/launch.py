@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.cli.console import CommandError, note
 from meshwright.cli.crew import Crew
-from meshwright.cli.screen import CommandError, note
 from meshwright.plan_files import PLANS
 from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.screen import CommandError
+from meshwright.cli.console import CommandError
 from meshwright.zoo.options import ATTENTION, CHECKPOINTS
 
 METHOD_NAMES = (

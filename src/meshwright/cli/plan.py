@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import meshwright
-from meshwright.cli.screen import CommandError, Stages
+from meshwright.cli.console import CommandError, Stages
 from meshwright.errors import DoesNotFit, ShardingError, raised_at
 from meshwright.units import format_bytes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import meshwright
-from meshwright.cli.screen import note, show
+from meshwright.cli.console import note, show
 from meshwright.errors import PlanFileError
 
 if TYPE_CHECKING:

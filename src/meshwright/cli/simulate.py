@@ -12,6 +12,7 @@ from rich.text import Text
 
 import meshwright
 from meshwright.cli import plan
+from meshwright.cli.console import CommandError, Stages, note, show, write_json
 from meshwright.cli.options import (
     NO_OPTIONS,
     ArgsOption,
@@ -23,7 +24,6 @@ from meshwright.cli.options import (
     ZooOptions,
     takes_zoo_options,
 )
-from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:

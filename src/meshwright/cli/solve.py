@@ -57,7 +57,7 @@ class _Display:
     def __init__(self, quiet: bool, limit: float):
         from rich.live import Live
 
-        from meshwright.screen import Console
+        from meshwright.console import Console
 
         self.quiet, self.limit = quiet, limit
         self.console = Console(stderr=True)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright import validation
 from meshwright.cli import plan
-from meshwright.cli.screen import CommandError, note, show, write_json
-from meshwright.simulator import published
+from meshwright.cli.console import CommandError, note, show, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.simulator.published.row import Row
+    from meshwright.validation.row import Row
 
 _NAME = "published.csv"
 
@@ -35,7 +35,7 @@ def validate_command(
     """Replay published training results: predicted and published step time and memory, row by row."""
     plan.check_writable(json_path)
     path = rows if rows is not None else _default()
-    from meshwright.simulator.published.replay import read_rows
+    from meshwright.validation.replay import read_rows
 
     table = read_rows(path)
     note(f"{'planning and ' if plans else ''}simulating {len(table)} rows of {path}")
@@ -47,8 +47,8 @@ def validate_command(
 
 
 def _as_recipes(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], RenderableType]":
-    from meshwright.simulator.published.replay import replay_rows
-    from meshwright.simulator.published.validation import Validation, validation_view
+    from meshwright.validation.replay import replay_rows
+    from meshwright.validation.validation import Validation, validation_view
 
     found = Validation(tuple(replay_rows(table)))
     if len(found.problems) == len(found.rows):
@@ -57,8 +57,8 @@ def _as_recipes(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], Render
 
 
 def _as_plans(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], RenderableType]":
-    from meshwright.replays.replay import replay_plans
-    from meshwright.replays.table import PlanValidation, plan_validation_view
+    from meshwright.validation.plan_table import PlanValidation, plan_validation_view
+    from meshwright.validation.replay_plans import replay_plans
 
     rows = []
     for number, row in enumerate(replay_plans(table), 1):
@@ -74,7 +74,7 @@ def _default() -> Path:
     """The table of the user's data folder; the few rows that come with the package where none is named."""
     given = os.environ.get("MESHWRIGHT_DATA")
     if not given:
-        return Path(published.__file__).with_name("examples.csv")
+        return Path(validation.__file__).with_name("examples.csv")
     if not (Path(given) / _NAME).is_file():
         raise CommandError(
             f"MESHWRIGHT_DATA is {given}, which holds no {_NAME}: give --rows FILE.csv, or leave it unset"

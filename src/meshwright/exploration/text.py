@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Table
 from meshwright.exploration.offer import Offer
-from meshwright.screen import Table
 from meshwright.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 60, 14

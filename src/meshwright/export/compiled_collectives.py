@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.judging.words import label_words
-from meshwright.screen import Printed, plain_table
+from meshwright.console import Printed, plain_table
+from meshwright.parallelism.words import label_words
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:

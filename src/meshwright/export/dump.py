@@ -12,8 +12,8 @@ from meshwright.errors import MeshwrightError, OutputError
 from meshwright.explain.show.solver_log import solver_lines
 from meshwright.explain.show.tensor_table import TensorTable, plan_rows
 from meshwright.export.program_files import PROGRAM_FILES, write_csv
-from meshwright.judging.subject.subject import Subjects
 from meshwright.names import one_line
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.plan_files.storage import save_plan
 from meshwright.plans.stage_text import layers_text
 from meshwright.simulator.simulate import simulate

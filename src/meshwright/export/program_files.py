@@ -7,11 +7,11 @@ from typing import Any
 
 from meshwright.explain.show.program_text import program_lines
 from meshwright.explain.show.tensor_table import TensorTable, plan_rows
-from meshwright.judging.notation import notation
-from meshwright.judging.subject.memory_timeline import memory_over_time
-from meshwright.judging.subject.subject import Subject
 from meshwright.names import one_line
 from meshwright.output import ESCAPED
+from meshwright.parallelism.notation import notation
+from meshwright.parallelism.subject.memory_timeline import memory_over_time
+from meshwright.parallelism.subject.subject import Subject
 from meshwright.plans.records.record import MEMORY_ROLES
 from meshwright.plans.records.traced_program import VIRTUAL
 

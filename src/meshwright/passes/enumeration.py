@@ -20,6 +20,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 
 from meshwright.blocks import Blocks, Segment, blocks_of
+from meshwright.console import Printed, Table
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced, trace
 from meshwright.hardware import Cluster, Mesh
@@ -31,7 +32,6 @@ from meshwright.rehearsal.measuring import Candidate, compiled_ahead, repeats, t
 from meshwright.rehearsal.part_program import PartFunction, PartProgram
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import device_mesh
-from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes, format_seconds
 
 PREDICTORS = {"sent_bytes": "bytes sent", "price_s": "planner's price", "profile_s": "profile"}

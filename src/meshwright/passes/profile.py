@@ -9,6 +9,7 @@ import jax
 from rich.console import Group, RenderableType
 
 from meshwright.blocks import Blocks, Segment
+from meshwright.console import Printed, Table
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.profiler.measurements import Database, Measurement
@@ -17,7 +18,6 @@ from meshwright.rehearsal.combinations import Combination, choices_of, some_comb
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.search import EXPLORERS, MOST_CANDIDATES
 from meshwright.runtime.spmd import device_mesh
-from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes, format_seconds
 
 MOST_PLANNED = 100  # combinations of one segment that are planned and ranked; of more, a random sample

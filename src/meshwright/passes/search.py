@@ -9,6 +9,7 @@ import jax
 from rich.console import Group, RenderableType
 
 from meshwright.blocks import Block, Blocks
+from meshwright.console import Printed, Table
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster
 from meshwright.planner.methods import Auto
@@ -16,7 +17,6 @@ from meshwright.planning import plan_traced
 from meshwright.plans.plan import PlanData
 from meshwright.rehearsal.learning import leaders
 from meshwright.rehearsal.whole_steps import Step
-from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes, format_seconds
 
 RUNS = 3

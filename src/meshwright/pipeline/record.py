@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.hardware import Cluster, Mesh
-from meshwright.judging.judge import judge_stages
+from meshwright.parallelism.judge import judge_stages
 from meshwright.pipeline.layers.batch_sizes import Resized, Rows
 from meshwright.pipeline.layers.forward_pass import Bools, Ints
 from meshwright.pipeline.layers.layers import Layers

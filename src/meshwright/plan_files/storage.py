@@ -82,7 +82,7 @@ class SavedDetails:
 
         saved = self.data.get("judgement")
         if saved is None or (plan.pipeline is not None and self.data.get("record") is None):
-            from meshwright.judging.parallelism.without_program import judge_at_rest
+            from meshwright.parallelism.without_program import judge_at_rest
 
             return judge_at_rest(plan)
         with _damage("judgement"):

@@ -10,6 +10,7 @@ import numpy as np
 
 import meshwright
 from meshwright.errors import TraceError
+from meshwright.fallback import Refinements
 from meshwright.graph import Graph, Traced
 from meshwright.graph.low_precision import slow_remarks
 from meshwright.graph.plain_liveness import plain_liveness
@@ -34,7 +35,6 @@ from meshwright.planner.solving.view_search import Search, search
 from meshwright.planner.splitting import uneven_batch, uneven_state
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
-from meshwright.refinement import Refinements
 from meshwright.rules import Signature, has_rule, kernel_name, loop_nest
 from meshwright.rules.attention import most_parts
 from meshwright.rules.pallas import made_for, why_whole

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from meshwright.console import Table
 from meshwright.plans.stage import Stage
-from meshwright.screen import Table
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

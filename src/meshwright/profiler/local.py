@@ -130,7 +130,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from meshwright.screen import Console
+    from meshwright.console import Console
 
     with Console(file=sys.stderr).status("measuring this machine, once") as status:
         yield lambda stage: status.update(f"measuring this machine, once: {stage}")

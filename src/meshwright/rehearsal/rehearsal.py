@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Printed, plain_table
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.trace import Traced, trace
 from meshwright.plans.plan import Cost, PlanData
@@ -22,7 +23,6 @@ from meshwright.rehearsal.program import Share
 from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
 from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
-from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes, format_seconds
 
 log = logging.getLogger("meshwright")

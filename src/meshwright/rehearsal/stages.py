@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Printed, plain_table
 from meshwright.graph import Traced
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_text import pipeline_text
@@ -28,7 +29,6 @@ from meshwright.runtime.stages.cutting.stage_programs import PREPARE
 from meshwright.runtime.stages.engine import Engine
 from meshwright.schedules.base import FORWARD
 from meshwright.schedules.instructions import UPDATE
-from meshwright.screen import Printed, plain_table
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.staged import staged_work

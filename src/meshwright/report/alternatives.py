@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.explain.alternatives.explanation import Explanation
 from meshwright.explain.alternatives.why import Explainer
 from meshwright.explain.show.tensor_table import Row
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 
 _CHANGES = 3
 _ROUNDS = 2  # rounds of solving: a third one would have hardly more time per tensor than the second

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.show.plan_text import memory_text, step_text
 from meshwright.explain.show.tensor_table import Row, plan_rows, which
-from meshwright.judging.parallelism.sentence import plain_sentence
-from meshwright.judging.subject.subject import Subjects
-from meshwright.judging.words import bytes_on_device, label_words
+from meshwright.parallelism.sentence import plain_sentence
+from meshwright.parallelism.subject.subject import Subjects
+from meshwright.parallelism.words import bytes_on_device, label_words
 from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text, status_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives

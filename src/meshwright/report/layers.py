@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.judging.notation import notation
-from meshwright.judging.parallelism.axis_uses import Facts
-from meshwright.judging.words import label_words
+from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.notation import notation
+from meshwright.parallelism.words import label_words
 from meshwright.plans.records.traced_program import VIRTUAL, Program
 from meshwright.strategy.reshard import SLICE, Resharding
 

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.judging.subject.memory_timeline import memory_over_time
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.memory_timeline import memory_over_time
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.plans.records.record import MEMORY_ROLES, Record
 from meshwright.plans.text import stages_text
 from meshwright.report.layers import layer_data

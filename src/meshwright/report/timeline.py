@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshwright.judging.words import label_words
+from meshwright.parallelism.words import label_words
 from meshwright.simulator.timeline import DeviceTimeline
 from meshwright.simulator.work import COMPUTE, TRANSFER
 

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 
 from meshwright.errors import RuleError
-from meshwright.refinement import is_strict
+from meshwright.fallback import is_strict
 from meshwright.rules.base import Loop, LoopNest, Rule, Signature
 from meshwright.rules.written import written
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.screen import Table
+from meshwright.console import Table
 from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.timeline import KINDS, DeviceTimeline
 from meshwright.units import format_bytes, format_seconds

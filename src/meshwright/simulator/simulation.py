@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from meshwright.console import Printed
 from meshwright.names import one_line
-from meshwright.screen import Printed
 from meshwright.simulator.show import simulation_json, simulation_view
 from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.timeline import DeviceTimeline

@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflat
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster, Mesh
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.planner.methods import METHOD_NAMES, Method, find_methods
 from meshwright.runtime.checking.compiled import collectives_of
 from meshwright.runtime.checking.verify_stages import verify_program

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Printed, Table
 from meshwright.facade import Plan
 from meshwright.plans.text import cost_text
-from meshwright.screen import Printed, Table
 from meshwright.units import format_bytes
 
 _NOTHING = "–"

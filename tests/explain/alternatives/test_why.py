@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.explain.alternatives.why import Explainer
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from tests.explain.plans import found, plan_of, tensor_parallel
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.console import plain_text
 from meshwright.explain.show.tensor_table import TensorTable
-from meshwright.screen import plain_text
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
 

@@ -8,7 +8,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.explain.alternatives.step_effects import Effects
 from meshwright.graph import trace
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.pipeline.planner import start_search
 from meshwright.pipeline.prices.stage_problem import Own
 from meshwright.pipeline.search.refine import refine

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import meshwright as mw
 from meshwright import zoo
 from meshwright.explain.alternatives.forced import Pricing
-from meshwright.judging.parallelism.dim_names import connected
-from meshwright.judging.subject.memory_timeline import memory_over_time
+from meshwright.parallelism.dim_names import connected
+from meshwright.parallelism.subject.memory_timeline import memory_over_time
 from meshwright.plan_files.packing import pack, unpack
 from meshwright.plans.records.record import MEMORY_ROLES, Record
 from meshwright.solver import price

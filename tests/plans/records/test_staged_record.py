@@ -17,7 +17,7 @@ from meshwright import zoo
 from meshwright.explain.alternatives.step_effects import Effects
 from meshwright.explain.alternatives.why import Explainer
 from meshwright.explain.show.tensor_table import plan_rows
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.pipeline.step_time import seconds_of, step_s
 from meshwright.plans.tensor import Tensor
 

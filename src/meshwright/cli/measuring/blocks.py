@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.console import Stages, show, write_json
 from meshwright.cli.options import (
     NO_OPTIONS,
     ArgsOption,
@@ -15,7 +16,6 @@ from meshwright.cli.options import (
     takes_zoo_options,
 )
 from meshwright.cli.plan import Request, function_of
-from meshwright.cli.screen import Stages, show, write_json
 
 if TYPE_CHECKING:
     from meshwright.blocks import Blocks

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.console import CommandError, Stages, note, show, write_json
 from meshwright.cli.measuring.blocks import model_request
 from meshwright.cli.options import (
     NO_OPTIONS,
@@ -17,7 +18,6 @@ from meshwright.cli.options import (
     takes_zoo_options,
 )
 from meshwright.cli.plan import check_writable, function_of, machine_of
-from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 
 MOST = 1000  # combinations; more are not measured unless a sample is asked for
 

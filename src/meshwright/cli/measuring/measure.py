@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.screen import CommandError, Stages, note, show, write_json
-from meshwright.screen import Table
+from meshwright.cli.console import CommandError, Stages, note, show, write_json
+from meshwright.console import Table
 from meshwright.units import format_bytes, format_seconds
 
 

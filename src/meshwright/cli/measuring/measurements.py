@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.screen import CommandError, note, show, write_json
-from meshwright.screen import Table
+from meshwright.cli.console import CommandError, note, show, write_json
+from meshwright.console import Table
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from meshwright.cli.console import CommandError, Stages, note, show, write_json
 from meshwright.cli.measuring import measurements
 from meshwright.cli.measuring.blocks import model_request
 from meshwright.cli.options import (
@@ -25,7 +26,6 @@ from meshwright.cli.options import (
     takes_zoo_options,
 )
 from meshwright.cli.plan import Request, function_of, machine_of, parse_mesh
-from meshwright.cli.screen import CommandError, Stages, note, show, write_json
 
 if TYPE_CHECKING:
     from meshwright.hardware import Cluster

@@ -9,13 +9,13 @@ import typer
 
 import meshwright
 from meshwright.cli import plan as planning
+from meshwright.cli.console import CommandError, Stages, show, write_json
 from meshwright.cli.options import (
     NO_OPTIONS,
     ArgsOption,
     ZooOptions,
     takes_zoo_options,
 )
-from meshwright.cli.screen import CommandError, Stages, show, write_json
 
 
 @takes_zoo_options

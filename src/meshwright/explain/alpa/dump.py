@@ -16,14 +16,14 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Printed
 from meshwright.errors import PlanFileError
 from meshwright.explain.alpa.repr_parser import Call, parse
 from meshwright.explain.show.tensor_table import TensorTable, rows_of
 from meshwright.hardware.clusters import AXIS_NAMES
-from meshwright.judging.parallelism.without_program import judge_tensors
+from meshwright.parallelism.without_program import judge_tensors
 from meshwright.plans.records.judgement import Judgement
 from meshwright.plans.tensor import Spec, Tensor
-from meshwright.screen import Printed
 
 INPUTS, OUTPUTS = "_input_placement_specs.txt", "_output_placement_specs.txt"
 _OPTIMIZER = ("opt_state", "optimizer", "mu", "nu", "trace", "count")

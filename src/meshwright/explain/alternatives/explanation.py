@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Printed, plain_table
 from meshwright.explain.alternatives.forced import Change
 from meshwright.plans.text import cost_text
-from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.judging.words import label_words
+from meshwright.parallelism.words import label_words
 from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.planner.solving.held_memory import Moments
 from meshwright.planner.solving.tuning import VIEW_TUNING

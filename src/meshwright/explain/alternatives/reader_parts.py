@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.judging.parallelism.axis_uses import looked_up, place_of
-from meshwright.judging.parallelism.dim_names import major_loops
+from meshwright.parallelism.axis_uses import looked_up, place_of
+from meshwright.parallelism.dim_names import major_loops
 from meshwright.plans.records.traced_program import Program
 
 

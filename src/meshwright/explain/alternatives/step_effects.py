@@ -3,7 +3,7 @@
 import numpy as np
 
 from meshwright.explain.alternatives.explanation import Effect
-from meshwright.judging.subject.subject import Subject
+from meshwright.parallelism.subject.subject import Subject
 from meshwright.pipeline.step_time import seconds_of, step_s
 from meshwright.plans.records.record import MEMORY_ROLES
 from meshwright.plans.records.traced_program import Ints

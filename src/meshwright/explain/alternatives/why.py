@@ -10,8 +10,8 @@ from meshwright.errors import ShardingError
 from meshwright.explain.alternatives.explanation import BARELY, Alternative, Effect, Explanation
 from meshwright.explain.alternatives.forced import Priced, Pricing
 from meshwright.explain.alternatives.reader_parts import dim_parts
-from meshwright.judging.subject.subject import Subject, Subjects
-from meshwright.judging.words import sharding_words, symbols
+from meshwright.parallelism.subject.subject import Subject, Subjects
+from meshwright.parallelism.words import sharding_words, symbols
 from meshwright.plans.text import cost_text
 from meshwright.units import format_bytes
 

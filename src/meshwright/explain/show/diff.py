@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Printed, plain_table
 from meshwright.explain.show.plan_text import sums_of
 from meshwright.explain.show.tensor_table import Row, plan_rows, which
 from meshwright.plans.text import cost_text, mesh_text
-from meshwright.screen import Printed, plain_table
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _sent_by(plan: "PlanData") -> list["Collective"]:
     """All collectives of a step, of all stages together."""
     if not plan.stages:
         return list(plan.collectives)
-    from meshwright.judging.subject.subject import Subjects
+    from meshwright.parallelism.subject.subject import Subjects
 
     return [item for subject in Subjects(plan) for item in subject.collectives]
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.console import Table, plain_table, plain_text
 from meshwright.explain.show.tensor_table import Row, plan_rows
-from meshwright.judging.parallelism.sentence import plain_sentence
+from meshwright.parallelism.sentence import plain_sentence
 from meshwright.plans.stage_text import pipeline_text, stages_view
 from meshwright.plans.text import cost_text, gap_text, mesh_text, status_text
-from meshwright.screen import Table, plain_table, plain_text
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from meshwright.judging.notation import notation
-from meshwright.judging.parallelism.axis_uses import Facts
-from meshwright.judging.words import label_words, symbols
+from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.notation import notation
+from meshwright.parallelism.words import label_words, symbols
 from meshwright.plans.records.traced_program import VIRTUAL
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.judging.subject.subject import Subject, Subjects
+from meshwright.parallelism.subject.subject import Subject, Subjects
 from meshwright.plans.text import cost_text
 from meshwright.units import format_seconds
 

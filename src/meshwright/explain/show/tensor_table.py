@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
-from meshwright.judging.words import bytes_on_device, sharding_words, symbols
-from meshwright.screen import Printed, Table, plain_table
+from meshwright.console import Printed, Table, plain_table
+from meshwright.parallelism.words import bytes_on_device, sharding_words, symbols
 from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from meshwright.judging.subject.subject import Subjects
+    from meshwright.parallelism.subject.subject import Subjects
     from meshwright.plans.plan import PlanData
     from meshwright.plans.records.judgement import Judgement
     from meshwright.plans.tensor import Tensor
@@ -134,7 +134,7 @@ def _stage_mesh(plan: "PlanData") -> Callable[["Tensor"], Mapping[str, int]]:
 
     @cache
     def subjects() -> "Subjects":
-        from meshwright.judging.subject.subject import Subjects
+        from meshwright.parallelism.subject.subject import Subjects
 
         return Subjects(plan)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError, raised_at
+from meshwright.fallback import Refinements
 from meshwright.graph.tracing.batched_conditions import with_single_conditions
 from meshwright.graph.tracing.counted_indices import pair_counted_indices
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
 from meshwright.hardware import Cluster
 from meshwright.names import one_line
-from meshwright.refinement import Refinements
 
 log = logging.getLogger("meshwright")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.fallback import Refinements
 from meshwright.graph import BACKWARD, UPDATE, Graph
 from meshwright.graph.accumulation import Accumulated, find_accumulated
 from meshwright.graph.columns import Lazy
@@ -22,7 +23,6 @@ from meshwright.planner.grouping.joined_sums import Joining, find_joining
 from meshwright.planner.grouping.numbering import Numbers, sort_by
 from meshwright.planner.grouping.placement import Facts, Placed, follow_gradients, place
 from meshwright.planner.grouping.shared_starts import find_starts
-from meshwright.refinement import Refinements
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.islands import ISLAND
 from meshwright.rules.written import written

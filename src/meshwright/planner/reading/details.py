@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.judging.judge import judge_plan
-from meshwright.judging.subject.subject import facts_of
+from meshwright.parallelism.judge import judge_plan
+from meshwright.parallelism.subject.subject import facts_of
 from meshwright.planner.reading.operations import OpPlans
 from meshwright.planner.reading.readback import Readback
 from meshwright.planner.reading.record import make_record

@@ -14,8 +14,8 @@ from typing import Any
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced
-from meshwright.judging.subject.subject import Subjects
-from meshwright.judging.words import bytes_on_device
+from meshwright.parallelism.subject.subject import Subjects
+from meshwright.parallelism.words import bytes_on_device
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
 from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of

@@ -4,7 +4,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from meshwright.runtime.checking.stage_memory import _slot_bytes
 from meshwright.runtime.stages.cutting.recomputation import _must_gather
 from meshwright.runtime.stages.pipeline_program import PipelineProgram

@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.judging.subject.subject import Subjects
+from meshwright.parallelism.subject.subject import Subjects
 from tests.runtime.stages.models import build, compared
 
 pytestmark = pytest.mark.devices

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from meshwright import jax_compat
-from meshwright.judging.subject.subject import spread_of
+from meshwright.parallelism.subject.subject import spread_of
 from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage

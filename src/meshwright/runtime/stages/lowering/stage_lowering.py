@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.judging.subject.subject import spread_of
+from meshwright.parallelism.subject.subject import spread_of
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Spec

@@ -1,1 +1,0 @@
-"""Names the kinds of parallelism that a plan amounts to."""
