@@ -3,9 +3,11 @@
 With `jax_compat.py`, whose rules hold here, the only file that touches private or unstable JAX.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, wraps
+from functools import wraps
+from threading import Lock
 from typing import Any
 
 import jax
@@ -31,21 +33,23 @@ _CUDNN_VERSION = 91100
 _FUSED_ATTENTION = 8
 
 
-def imitating(client: Any) -> Any:
-    """A context in which code that is traced and asks JAX for its devices finds those of a client.
+@contextmanager
+def imitating(client: Any) -> Iterator[None]:
+    """A context in which code that is traced by this thread and asks JAX for its devices finds those of a client.
 
     Args:
         client: It has the properties and methods of a client that are asked for, and says by `answers` of which
-            platforms.
+            platforms; None for the devices at hand.
     """
-    _intercept()
-    return _imitated(client)
+    with _interception, _imitated(client):
+        yield
 
 
-def choosing(platforms: tuple[str, ...]) -> Any:
-    """A context in which `jax.lax.platform_dependent` is traced as its branch for one of these names of a platform."""
-    _intercept()
-    return _chosen(platforms)
+@contextmanager
+def choosing(platforms: tuple[str, ...]) -> Iterator[None]:
+    """A context in which this thread traces `jax.lax.platform_dependent` as its branch for one of these platforms."""
+    with _interception, _chosen(platforms):
+        yield
 
 
 def platform_at_hand() -> str:
@@ -53,22 +57,76 @@ def platform_at_hand() -> str:
     return str(xla_bridge.canonicalize_platform(jax.default_backend()))
 
 
-@cache
-def _intercept() -> None:
-    """Puts the client before JAX's own look-ups: whoever asks for devices comes to one of these."""
-    get_backend, cudnn_version = xla_bridge.get_backend, cudnn_attention.check_cudnn_version
-    platform_index = conditionals.platform_index_p.bind
+class _Interception:
+    """Stands before JAX's look-ups of devices as long as some thread traces for other devices than those at hand.
 
-    def imitated() -> Any:
-        """The client that is found; values that are computed while a function is traced are on real devices."""
-        return None if _is_computing() else _imitated.value
+    JAX has no parameter for them: it asks these functions. They are the process's, and what they answer is each
+    thread's: without a client of its own in context, a thread gets the answers of the functions that were replaced.
+    """
 
-    def found_backend(platform: Any = None) -> Any:
-        client = imitated()
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_contexts = 0
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, the original, what stands in its place
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_contexts:
+                self._replace()
+            self._num_contexts += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_contexts -= 1
+            if not self._num_contexts:
+                self._restore()
+
+    def _replace(self) -> None:
+        get_backend, local_devices = _backend_lookup(xla_bridge.get_backend), _uncached(xla_bridge.local_devices)
+        process_count, primitive = _uncached(xla_bridge.process_count), conditionals.platform_index_p
+        for owner, name, instead in (
+            (xla_bridge, "get_backend", get_backend),
+            (jax.extend.backend, "get_backend", get_backend),
+            (xla_bridge, "local_devices", local_devices),
+            (jax, "local_devices", local_devices),
+            (xla_bridge, "process_count", process_count),
+            (jax, "process_count", process_count),
+            (cudnn_attention, "check_cudnn_version", _version_lookup(cudnn_attention.check_cudnn_version)),
+            (primitive, "bind", _branch_choice(primitive.bind)),
+        ):
+            self._replaced.append((owner, name, vars(owner).get(name), instead))
+            setattr(owner, name, instead)
+
+    def _restore(self) -> None:
+        while self._replaced:
+            owner, name, original, instead = self._replaced.pop()
+            if vars(owner).get(name) is not instead:  # whoever replaced ours meanwhile calls it, and it still answers
+                continue
+            if original is None:  # a primitive has `bind` of its class
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+_interception = _Interception()
+
+
+def _imitated_client() -> Any:
+    """The client that this thread's code finds; values computed while a function is traced are on real devices."""
+    return None if _is_computing() else _imitated.value
+
+
+def _backend_lookup(get_backend: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(platform: Any = None) -> Any:
+        client = _imitated_client()
         return get_backend(platform) if client is None or not client.answers(platform) else client
 
-    def found_version() -> int:
-        client = imitated()
+    return _like(get_backend, answer)
+
+
+def _version_lookup(cudnn_version: Callable[[], int]) -> Callable[[], int]:
+    def answer() -> int:
+        client = _imitated_client()
         if client is None or not client.answers("cuda"):
             return cudnn_version()
         capability = str(getattr(client.devices()[0], "compute_capability", ""))
@@ -79,27 +137,41 @@ def _intercept() -> None:
             )
         return _CUDNN_VERSION
 
-    def found_index(*, platforms: Any) -> Any:
-        """The branch of `jax.lax.platform_dependent`; that for all other platforms has no platforms of its own."""
+    return _like(cudnn_version, answer)
+
+
+def _branch_choice(bind: Callable[..., Any]) -> Callable[..., Any]:
+    """The branch of `jax.lax.platform_dependent`; that for all other platforms has no platforms of its own."""
+
+    def answer(*, platforms: Any) -> Any:
         chosen = _chosen.value
         if chosen is None or _is_computing():
-            return platform_index(platforms=platforms)
+            return bind(platforms=platforms)
         for index, names in enumerate(platforms):
             if names is None or set(names) & set(chosen):
                 return np.int32(index)
-        known = ", ".join(name for names in platforms for name in names)
-        raise NotImplementedError(f"jax.lax.platform_dependent has branches for {known}, but not for {chosen[-1]}")
+        branches = ", ".join(name for names in platforms for name in names)
+        raise NotImplementedError(f"jax.lax.platform_dependent has branches for {branches}, but not for {chosen[-1]}")
 
-    def asked_afresh(kept: Any) -> Any:
-        """A function of JAX that keeps its answers, which must not be those about a client."""
-        inner = getattr(kept, "__wrapped__", kept)
-        return wraps(kept)(lambda *args, **kwargs: (kept if imitated() is None else inner)(*args, **kwargs))
+    return _like(bind, answer)
 
-    conditionals.platform_index_p.bind = found_index
-    xla_bridge.get_backend, cudnn_attention.check_cudnn_version = found_backend, found_version
-    jax.extend.backend.get_backend = found_backend
-    jax.local_devices = xla_bridge.local_devices = asked_afresh(xla_bridge.local_devices)
-    jax.process_count = xla_bridge.process_count = asked_afresh(xla_bridge.process_count)
+
+def _uncached(lookup: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of JAX that keeps its answers, which must not be those about a client."""
+    inner = getattr(lookup, "__wrapped__", lookup)
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return (lookup if _imitated_client() is None else inner)(*args, **kwargs)
+
+    return _like(lookup, answer)
+
+
+def _like(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in an original's place, with its name and, where it keeps answers, the functions that forget them."""
+    for name in ("cache_clear", "cache_info"):
+        if hasattr(original, name):
+            setattr(instead, name, getattr(original, name))
+    return wraps(original)(instead)
 
 
 def _is_computing() -> bool:

@@ -50,4 +50,5 @@ def add_threads() -> None:
     """
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     if (platforms or "").split(",")[0] == "cpu":
+        # XLA reads it when its client starts, which is later and once: so it stays set, and a user's own value counts.
         os.environ.setdefault("NPROC", str(max(_NUM_THREADS, os.cpu_count() or 1)))

@@ -11,6 +11,7 @@ from typing import Any
 
 def drop_late_writes() -> None:
     """From now on `sys.unraisablehook` drops such errors; it may be called again, also after others have set a hook."""
+    # It stays: nothing tells when TensorStore's last write has ended. All other errors go to the hook that was there.
     if not getattr(sys.unraisablehook, "drops_late_writes", False):
         before = sys.unraisablehook
 

@@ -34,6 +34,7 @@ def _watch(function: Callable[[], None]) -> None:
         if code is outermost and threading.current_thread() is threading.main_thread():
             function()
 
+    # The tool's number stays taken, as the event is the end of the program; others that watch it are not affected.
     watcher.use_tool_id(tool, "meshwright")
     for event in (watcher.events.PY_RETURN, watcher.events.PY_UNWIND):
         watcher.register_callback(tool, event, on_leaving)

@@ -5,7 +5,7 @@ trace another program, or none, if they find a laptop. The answers are those of 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -35,7 +35,7 @@ def traced_for(cluster: Cluster | None) -> Iterator[None]:
     """
     client = _client(cluster)
     platforms = (jax_kernels.platform_at_hand(),) if client is None else client.platforms
-    with jax_kernels.choosing(platforms), nullcontext() if client is None else jax_kernels.imitating(client):
+    with jax_kernels.choosing(platforms), jax_kernels.imitating(client):
         yield
 
 

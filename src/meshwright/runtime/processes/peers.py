@@ -58,6 +58,7 @@ class Peers:
         Thread(target=self._listen, name="meshwright-peers", daemon=True).start()
         os.register_at_fork(after_in_child=self._close)  # a child would keep the connections open for its parent
         atexit.register(self._at_exit)
+        # The two hooks of `sys` below stay until the process ends: what they report is why it ends. They pass on all.
         before = sys.excepthook
 
         def last_words(kind: Any, error: BaseException, trace: Any) -> None:
