@@ -14,6 +14,8 @@ QUICKLY := -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire
 # Bytecode is kept even where the environment says otherwise: tests start many processes, which would all compile again
 # what they import, and each worker would rewrite the assertions of every test.
 export PYTHONDONTWRITEBYTECODE :=
+# A model that fails is an error in every verb, not a remark on a plan.
+export MESHWRIGHT_STRICT := 1
 
 .PHONY: setup kernels demo test tests quick check docs docs-check bench browser ray clean
 

@@ -1,7 +1,7 @@
 """Gives every test eight virtual CPU devices and the catalogue's figures of them: set before anything imports JAX.
 
 Programs are compiled without optimising their machine code: they run once or twice. What `mw.cluster("local")` measures
-would be another number each time; tests that measure say so themselves. A refinement that fails is an error here.
+would be another number each time; tests that measure say so themselves. A model that fails is an error here.
 The cyclic garbage collector runs rarely: traces and plans are kept for later tests, and it would scan them repeatedly.
 A test that leaves the process in another state than it found it in fails, since the tests after it would depend on it.
 """
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+import hypothesis
 import pytest
 
 from tests.compiling import FLAGS
@@ -24,6 +25,11 @@ os.environ["MESHWRIGHT_STRICT"] = "1"
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 os.environ["MESHWRIGHT_COMPILE_BESIDE"] = "0"
 gc.set_threshold(100_000, 10, 10)
+# A busy machine is no mistake of the code: neither an example nor the drawing of all has a time limit.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has the commands it runs with `&` ignore interrupts
 
 

@@ -1,25 +1,32 @@
-"""Refinements that meet what they do not expect: the plan is made in the plain way, and says so."""
+"""Models that meet what they do not expect: a plan is made without three of them, and says so; others are errors."""
+
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.fallback import STRICT, Refinements
+from meshwright.fallback import STRICT, with_fallback
 from meshwright.plan_files.storage import plan_from_json, plan_to_json
 from meshwright.rules import registry
 
+ROOT = Path(__file__).parents[1]
 X, W = (jax.ShapeDtypeStruct((8, 8), jnp.float32) for _ in range(2))
 
-# Where a refinement is called, and how its remark begins.
-REFINEMENTS = {
-    "meshwright.planner.grouping.groups.find_accumulated": "The search for sums that a loop adds up",
-    "meshwright.planner.grouping.groups.find_joining": "The search for sums that can be settled together",
-    "meshwright.planner.grouping.groups.find_starts": "The search for sums that start together",
+# Where a model is called that a plan can do without, and how its remark begins.
+MODELS = {
     "meshwright.planner.planner.liveness": "The model of fusion",
     "meshwright.planner.planner.proven": "The lower bound",
-    "meshwright.planner.pricing.memory.MemoryModel._unsettled": "The search with all refinements",
 }
+# Steps that a plan cannot do without.
+NEEDED = [
+    "meshwright.graph.tracing.call.pair_counted_indices",
+    "meshwright.planner.grouping.groups.find_accumulated",
+    "meshwright.planner.grouping.groups.find_joining",
+    "meshwright.planner.grouping.groups.find_starts",
+    "meshwright.planner.planner.fold",
+]
 
 
 def step(w, x):
@@ -34,23 +41,39 @@ def fails(*args, **kwargs):
     raise KeyError(30)
 
 
-@pytest.mark.parametrize("place", REFINEMENTS)
-def test_a_refinement_that_fails_is_left_out_and_the_plan_says_so(place, monkeypatch):
+@pytest.mark.parametrize("place", MODELS)
+def test_a_plan_is_made_without_a_model_that_fails_and_says_so(place, monkeypatch):
     monkeypatch.setattr(place, fails)
     with pytest.raises(KeyError):
         mw.plan(step, W, X, cluster="local", mesh=(8,))
     monkeypatch.setenv(STRICT, "0")
     plan = mw.plan(step, W, X, cluster="local", mesh=(8,))
-    assert [remark.startswith(REFINEMENTS[place]) and "KeyError: 30" in remark for remark in plan.remarks] == [True]
+    assert [remark.startswith(MODELS[place]) and "KeyError: 30" in remark for remark in plan.remarks] == [True]
     assert plan.memory.peak_bytes >= 2 * 8 * 8 * 4 / 8 and plan.solution.lower_bound >= 0
     assert "failed unexpectedly" in str(plan)
 
 
-def test_the_search_for_stages_gives_way_to_one_program(monkeypatch):
+@pytest.mark.parametrize("place", NEEDED)
+def test_what_else_fails_is_an_error(place, monkeypatch):
+    monkeypatch.setattr(place, fails)
+    monkeypatch.setenv(STRICT, "0")
+    with pytest.raises(KeyError):
+        mw.plan(step, W, X, cluster="local", mesh=(8,))
+
+
+def test_a_search_for_stages_that_fails_is_an_error(monkeypatch):
     monkeypatch.setattr("meshwright.pipeline.planner.start_search", fails)
     monkeypatch.setenv(STRICT, "0")
-    plan = mw.plan(step, W, X, cluster="1x4 a100-40gb", method=mw.Auto(pipeline=True))
-    assert not plan.stages and "The search for stages" in plan.remarks[0]
+    with pytest.raises(KeyError):
+        mw.plan(step, W, X, cluster="1x4 a100-40gb", method=mw.Auto(pipeline=True))
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+def test_every_benchmark_that_plans_counts_a_model_that_fails_as_an_error(file):
+    text = file.read_text(encoding="utf-8")
+    sets = 'os.environ.setdefault("MESHWRIGHT_STRICT", "1")'
+    assert (sets in text) == (file.stem == "report")
+    assert "import report" in text or "from report import" in text or "mw.plan(" not in text
 
 
 def test_nothing_is_left_out_of_an_ordinary_plan():
@@ -63,12 +86,13 @@ def test_errors_of_the_user_are_not_taken_for_failures(monkeypatch):
     def refuses():
         raise mw.ShardingError("no such axis")
 
-    refined = Refinements()
+    remarks: list[str] = []
     with pytest.raises(mw.ShardingError):
-        refined("It", "nothing is done", refuses, dict)
-    assert refined("It", "nothing is done", fails, dict) == {}
-    assert refined("It", "nothing is done", fails, dict) == {}  # is said once
-    assert refined.remarks == ["It failed unexpectedly (KeyError: 30) and was skipped: nothing is done."]
+        with_fallback(remarks, "It", "nothing is done", refuses, dict)
+    with pytest.raises(KeyError):
+        with_fallback(None, "It", "nothing is done", fails, dict)
+    assert with_fallback(remarks, "It", "nothing is done", fails, dict) == {}
+    assert remarks == ["It failed unexpectedly (KeyError: 30) and was skipped: nothing is done."]
 
 
 def test_a_rule_that_fails_leaves_its_operation_whole(monkeypatch):

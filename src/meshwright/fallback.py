@@ -1,7 +1,9 @@
-"""Refinements: optional steps that improve a plan or the accuracy of its figures, with a fallback for each.
+"""Models that a plan can do without: where one fails unexpectedly, the plan is valid all the same, and says so.
 
-A refinement that fails unexpectedly is skipped, and the plan says so in its remarks: a function is planned in the plain
-way rather than not at all. Where `MESHWRIGHT_STRICT` is set, as in our tests, it fails instead.
+There are three. Without the model of XLA's fusion (`graph/xla_gpu`), every value counts as stored, so that no plan uses
+more memory than predicted. Without the lower bound, the plan is the same and the gap to the best plan is not known.
+Without a built-in rule (`rules/registry.py`), every device runs the operation whole, and `plan.unsplittable` names it.
+Any other failure is an error. Where `MESHWRIGHT_STRICT` is set, as in our tests and benchmarks, these are errors, too.
 """
 
 import os
@@ -16,52 +18,29 @@ STRICT = "MESHWRIGHT_STRICT"
 
 
 def is_strict() -> bool:
-    """Whether a refinement that fails is an error."""
+    """Whether a model that fails is an error."""
     return os.environ.get(STRICT, "") not in ("", "0")
 
 
-class Refinements:
-    """Runs the refinements of one plan.
+def with_fallback(
+    remarks: list[str] | None, what: str, instead: str, model: Callable[[], T], plain: Callable[[], T]
+) -> T:
+    """The result of a model, or of doing without it if it fails.
 
-    Attributes:
-        remarks: The refinements that were skipped, with the reason; a sentence each.
-        plain: Whether all of them are left out.
-        strict: Whether one that fails is an error.
+    Args:
+        remarks: Gets a sentence about a model that failed; without a list, failing is an error.
+        what: The model, as a sentence begins: "The model of fusion".
+        instead: The consequence of doing without, as the end of a sentence: "every value counts as stored".
+        model: Applies it.
+        plain: Does without.
     """
-
-    def __init__(self, remarks: list[str] | None = None, plain: bool = False, strict: bool = False):
-        self.remarks: list[str] = [] if remarks is None else remarks
-        self.plain = plain
-        self.strict = strict or is_strict()
-
-    def __call__(self, what: str, instead: str, refine: Callable[[], T], plain: Callable[[], T]) -> T:
-        """The result of a refinement, or of the plain way if it fails.
-
-        Args:
-            what: The refinement, as a sentence begins: "The model of fusion".
-            instead: The consequence of skipping it, as the end of a sentence: "every value counts as stored".
-            refine: Does it.
-            plain: Does without.
-        """
-        if self.plain:
-            return plain()
-        try:
-            return refine()
-        except (MeshwrightError, MemoryError):  # these are about the user's input and machine
-            raise
-        except Exception as error:
-            if self.strict:
-                raise
-            said = f"{type(error).__name__}: {error}".replace("\n", " ")
-            remark = f"{what} failed unexpectedly ({said:.200}) and was skipped: {instead}."
-            if remark not in self.remarks:
-                self.remarks.append(remark)
-            return plain()
-
-    def without(self) -> "Refinements":
-        """The same with all refinements left out; remarks are shared."""
-        return Refinements(self.remarks, plain=True, strict=self.strict)
-
-    def again(self) -> "Refinements":
-        """The same with none left out."""
-        return Refinements(self.remarks, strict=self.strict)
+    if remarks is None or is_strict():
+        return model()
+    try:
+        return model()
+    except (MeshwrightError, MemoryError):  # these are about the user's input and machine
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".replace("\n", " ")
+        remarks.append(f"{what} failed unexpectedly ({said:.200}) and was skipped: {instead}.")
+        return plain()

@@ -6,7 +6,6 @@ from typing import Any
 
 from meshwright.errors import ShardingError
 from meshwright.facade import Plan
-from meshwright.fallback import Refinements
 from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.graph.tracing.planned_mesh import planned
@@ -129,16 +128,7 @@ def _told(factors: Mapping[str, float]) -> str:
 
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:
     refuse_stages(traced.graph)
-    if not isinstance(method, Auto) or cluster.mixed:  # only stages are possible
-        return plan_stages(traced, cluster, method, say, budget)
-    whole, refined = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), Refinements()
-    found = refined(
-        "The search for stages",
-        "the plan is one program over all devices",
-        lambda: plan_stages(traced, cluster, method, say, budget),
-        lambda: plan_program(traced, whole.meshes(cluster), whole, say, budget),
-    )
-    return replace(found, remarks=(*refined.remarks, *found.remarks))
+    return plan_stages(traced, cluster, method, say, budget)
 
 
 def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:

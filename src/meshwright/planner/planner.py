@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 import meshwright
 from meshwright.errors import TraceError
-from meshwright.fallback import Refinements
+from meshwright.fallback import with_fallback
 from meshwright.graph import Graph, Traced
 from meshwright.graph.low_precision import slow_remarks
 from meshwright.graph.plain_liveness import plain_liveness
@@ -56,14 +56,8 @@ def plan_program(
     meshes = meshes_as_written(traced.graph, meshes)
     if meshes[0].is_cpu:
         traced = replace(traced, graph=traced.graph.for_cpu())
-    refined = Refinements()
-    task = partial(Task, traced, method, True, corrections=corrections, num_devices=meshes[0].num_devices)
-    return refined(
-        "The search with all refinements",
-        "memory, sums and the lower bound are computed by simpler models",
-        lambda: task(refined).plan(meshes, say, budget),
-        lambda: task(refined.without()).plan(meshes, say, budget),
-    )
+    task = Task(traced, method, corrections=corrections, num_devices=meshes[0].num_devices, remarks=[])
+    return task.plan(meshes, say, budget)
 
 
 class Task:
@@ -74,12 +68,12 @@ class Task:
         traced: Traced,
         method: Method,
         folding: bool = True,
-        refined: Refinements | None = None,
         corrections: Corrections | None = None,
         num_devices: int | None = None,
         barriers: bool = True,
+        remarks: list[str] | None = None,
     ):
-        """Groups and folds; refinements that fail are errors unless a fallback is given for them.
+        """Groups and folds; a model that fails is an error, unless there is a list of remarks to say so in.
 
         On accelerators the program has barriers between its layers, unless they are turned off to compare.
         """
@@ -87,26 +81,20 @@ class Task:
         self.corrections = corrections
         self.method = method
         self.graph = traced.graph
-        self.refined = Refinements(strict=True) if refined is None else refined
-        self._alone = self.refined.again()  # independent refinements are tried even if others failed
-        self.grouping = Grouping(self.graph, refined=self.refined)
+        self.remarks = remarks
+        self.grouping = Grouping(self.graph)
         if not len(self.grouping.placed.leader):
             name = getattr(traced.function, "__name__", repr(traced.function))
             raise TraceError(f"{name} neither takes arrays nor computes any: there is nothing to split; give it arrays")
         self.roles = find_roles(self.graph)
-        self.live = self.refined(
+        self.live = with_fallback(
+            remarks,
             "The model of fusion",
             "every value counts as stored",
             lambda: liveness(self.graph, self.grouping.nests, num_devices, barriers and not self.graph.on_cpu),
             lambda: plain_liveness(self.graph),
         )
-        pins, traffic = method.pins(self.graph, self.roles), self.live.traffic
-        self.folded = self._alone(
-            "Folding of repeated layers",
-            "each layer is split for itself",
-            lambda: fold(self.grouping, pins, traffic, folding),
-            lambda: fold(self.grouping, pins, traffic, False),
-        )
+        self.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, folding)
 
     def formulate(self, mesh: Mesh) -> MeshProblem:
         """The choice problem on one mesh."""
@@ -158,7 +146,8 @@ class Task:
     def _read_back(self, tied: ViewState, considered: list[Considered], budget: Budget) -> PlanData:
         assert tied.latest is not None
         was_over, limit = budget.is_over, self.limit(tied.formulation.mesh)
-        solved, bound = self._alone(
+        solved, bound = with_fallback(
+            self.remarks,
             "The lower bound",
             "the gap between the plan and the best plan is not known",
             lambda: proven(tied, limit, budget),
@@ -194,7 +183,7 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
-            remarks=(*self.refined.remarks, *what_holds(solved, bound, was_over), *self._remarks(back)),
+            remarks=(*(self.remarks or ()), *what_holds(solved, bound, was_over), *self._remarks(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,

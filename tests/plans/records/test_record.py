@@ -89,7 +89,7 @@ nested = st.recursive(
 
 
 @given(nested, arrays.arrays(np.int64, st.integers(0, 6)), arrays.arrays(np.float64, (2, 3)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_packed_comes_back(data, whole, real):
     found = unpack(pack({"data": data, "arrays": [whole, real]}))
     assert found["data"] == data
@@ -105,7 +105,7 @@ def test_damaged_text_is_said(text):
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=14))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_components_are_those_that_walking_finds(edges):
     one, other = (np.array([e[side] for e in edges], np.int64) for side in (0, 1))
     found = connected(12, one, other)

@@ -1,7 +1,6 @@
 """Calls a function once with types in place of arrays, and separates the arrays of a pytree from its other leaves."""
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +10,12 @@ from typing import Any
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError, raised_at
-from meshwright.fallback import Refinements
 from meshwright.graph.tracing.batched_conditions import with_single_conditions
 from meshwright.graph.tracing.counted_indices import pair_counted_indices
 from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, replaced
 from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
 from meshwright.hardware import Cluster
 from meshwright.names import one_line
-
-log = logging.getLogger("meshwright")
 
 # Numbers are traced, as by `jax.jit`, unless the function's own Python code reads them: then booleans and, if that is
 # not enough, all Python numbers are passed unchanged. Those in an Equinox module always are, as by `eqx.filter_jit`:
@@ -112,13 +108,16 @@ def call_abstractly(
         tried.add(arguments.positions)
         try:
             with traced_for(cluster):
-                return _call(function, arguments, arrays, numbers, names)
+                call = _call(function, arguments, arrays, numbers, names)
+            break
         except (ChangedInPlace, ShardingError):
             raise
         except Exception as error:
             failure = error
-    assert failure is not None
-    raise TraceError(_trace_failure(function, failure, cluster)) from failure
+    else:
+        assert failure is not None
+        raise TraceError(_trace_failure(function, failure, cluster)) from failure
+    return replace(call, jaxpr=pair_counted_indices(call.jaxpr))
 
 
 def _call(
@@ -147,11 +146,6 @@ def _call(
     if changed:
         check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None
-    refined = Refinements()
-    what, instead = "The search for indices that count", "rows at such indices cannot be split"
-    jaxpr = refined(what, instead, lambda: pair_counted_indices(jaxpr), lambda: jaxpr)
-    for remark in refined.remarks:
-        log.warning(remark)
     return Call(jaxpr, arguments, results)
 
 

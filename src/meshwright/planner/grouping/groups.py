@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.fallback import Refinements
 from meshwright.graph import BACKWARD, UPDATE, Graph
 from meshwright.graph.accumulation import Accumulated, find_accumulated
 from meshwright.graph.columns import Lazy
 from meshwright.graph.low_precision import dequantized
 from meshwright.graph.phases import PHASES
-from meshwright.planner.grouping.joined_sums import Joining, find_joining
+from meshwright.planner.grouping.joined_sums import find_joining
 from meshwright.planner.grouping.numbering import Numbers, sort_by
 from meshwright.planner.grouping.placement import Facts, Placed, follow_gradients, place
 from meshwright.planner.grouping.shared_starts import find_starts
@@ -122,9 +121,8 @@ class Grouping:
         slots: The reads that are slots, as columns.
     """
 
-    def __init__(self, graph: Graph, known: Mapping[int, LoopNest] | None = None, refined: Refinements | None = None):
+    def __init__(self, graph: Graph, known: Mapping[int, LoopNest] | None = None):
         """Groups a graph; ``known`` holds loop nests, by signature's number, that the rules could not provide."""
-        refined = Refinements(strict=True) if refined is None else refined
         columns = graph.columns
         self.graph = graph
         nests = known or {n: loop_nest(columns.signatures[n]) for n in columns.examples}
@@ -141,24 +139,9 @@ class Grouping:
         self.groups = Groups(self)
         self.gradients = _gradients(graph, facts)
         self.dequantized = dequantized(graph)
-        self.accumulated: dict[int, Accumulated] = refined(
-            "The search for sums that a loop adds up",
-            "they are settled in each trip",
-            lambda: self._in_groups(find_accumulated(graph)),
-            dict,
-        )
-        self.joining = refined(
-            "The search for sums that can be settled together",
-            "each is settled separately",
-            lambda: find_joining(graph, self.placed, self.accumulated),
-            lambda: Joining({}, {}, {}, {}),
-        )
-        self.starts = refined(
-            "The search for sums that start together",
-            "each is priced with its own start",
-            lambda: find_starts(graph, nests, self.gradients, self.accumulated),
-            lambda: np.ones(len(columns.signature)),
-        )
+        self.accumulated = self._in_groups(find_accumulated(graph))
+        self.joining = find_joining(graph, self.placed, self.accumulated)
+        self.starts = find_starts(graph, nests, self.gradients, self.accumulated)
 
     def _in_groups(self, found: dict[int, Accumulated]) -> dict[int, Accumulated]:
         """The operations whose results are real: an outer product of vectors is virtual, being larger than they are."""
