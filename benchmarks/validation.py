@@ -1,8 +1,8 @@
 """How far off are simulated steps from published ones, on rows that were fitted and on sources that were held out?
 
-Prints every row and the summary of `meshwright validate`, then fits the constants of `kernels.toml` again without each
-source in turn, and predicts that source with what the others tell. The constants enter the fit by their first-order
-effect on the logarithm of each step's time; each source weighs as the root of its number of rows.
+Prints every row and the summary of `meshwright validate`, then fits the constants of `cost/rates.toml` again without
+each source in turn, and predicts that source with what the others tell. The constants enter the fit by their
+first-order effect on the logarithm of each step's time; each source weighs as the root of its number of rows.
 """
 
 import os
@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from report import table
 
-from meshwright.hardware.attention import generation
+from meshwright.cost.attention import generation
+from meshwright.cost.rates import step_rates
 from meshwright.simulator.engine import simulate_work
-from meshwright.simulator.kernels import kernels
 from meshwright.simulator.transformer.work import recipe_work
 from meshwright.validation.replay import read_rows, replay_rows
 from meshwright.validation.row import Row, recipe_of
@@ -43,7 +43,7 @@ _HOLD = 0.02
 def log_error(row: Row, change: dict[str, float]) -> float:
     """Logarithm of predicted over published time, with some constants changed."""
     recipe = recipe_of(row)
-    prices = kernels(recipe.cluster.chip)
+    prices = step_rates(recipe.cluster.chip)
     own = {name: getattr(prices.constants, name) + by for name, by in change.items() if hasattr(prices.constants, name)}
     sustained = prices.sustained + change.get(generation(recipe.cluster.chip), 0.0)
     prices = replace(prices, constants=replace(prices.constants, **own), sustained=sustained)

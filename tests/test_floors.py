@@ -15,6 +15,7 @@ FLOORS = (
     "rules",
     "strategy",
     "graph",
+    "cost",
     "blocks",
     "solver",
     "profiler",

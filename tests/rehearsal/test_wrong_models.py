@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.planner.pricing.compute_cost import load_s
+from meshwright.cost.rates import catalogue_rates
 from meshwright.profiler.measurements import measured_now
 from meshwright.rehearsal import search
 from meshwright.rehearsal.measuring import Measuring
@@ -43,7 +43,7 @@ def true_s(plan, serials=None, trips=1.0):
     """Seconds of a plan, or of some of its operations, on the true machine."""
     mesh, names = TRUE.mesh(plan.mesh.sizes), plan.mesh.names
     ops = [op for op in plan.ops if op.load is not None and (serials is None or op.serial in serials)]
-    found = sum(load_s(mesh.chip, op.load) * op.load.trips for op in ops)
+    found = sum(catalogue_rates(mesh.chip).load_s(op.load) * op.load.trips for op in ops)
     for item in plan.collectives:
         if serials is None or item.serial in serials:
             axes = [names.index(axis) for axis in item.axes]

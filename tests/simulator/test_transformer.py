@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.cost.rates import step_rates
 from meshwright.hardware import cluster, find_chip
 from meshwright.simulator.engine import simulate_work
-from meshwright.simulator.kernels import kernels
 from meshwright.simulator.transformer import memory
 from meshwright.simulator.transformer.layer import Layer
 from meshwright.simulator.transformer.recipe import Recipe, Stack
@@ -43,7 +43,7 @@ def test_a_mixture_counts_the_experts_that_are_used():
 
 
 def test_tensor_parallelism_splits_products():
-    chip = kernels(find_chip("a100-80gb"))
+    chip = step_rates(find_chip("a100-80gb"))
     whole = {k.name: k for k in Layer(recipe(microbatch=4), chip).attention_block()}
     split = {k.name: k for k in Layer(recipe(microbatch=4, tensor=4, data=2), chip).attention_block()}
     for name in ("query", "out", "attention"):
@@ -51,7 +51,7 @@ def test_tensor_parallelism_splits_products():
 
 
 def test_backward_takes_about_twice_forward():
-    chip = kernels(find_chip("a100-80gb"))
+    chip = step_rates(find_chip("a100-80gb"))
     block = list(Layer(recipe(microbatch=4), chip).feed_forward_block())
     forward, backward = (sum(getattr(k, part) for k in block) for part in ("forward_s", "backward_s"))
     assert 1.9 < backward / forward < 2.2

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields, replace
 from typing import Any
 
-from meshwright.plans.operations import Load, OpPlan
+from meshwright.cost.load import Load
+from meshwright.plans.operations import OpPlan
 from meshwright.plans.tensor import Spec, parse_spec, spec_text
 from meshwright.schema import built, checked
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 import meshwright
+from meshwright.cost.plain_liveness import plain_liveness
+from meshwright.cost.xla_gpu.liveness import liveness
 from meshwright.errors import TraceError
 from meshwright.fallback import with_fallback
 from meshwright.graph import Graph, Traced
 from meshwright.graph.low_precision import slow_remarks
-from meshwright.graph.plain_liveness import plain_liveness
 from meshwright.graph.remarks import carried_remarks
-from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Chip, Mesh
 from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import fold

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from meshwright.cost.load import Load
 from meshwright.plans.tensor import Spec
-from meshwright.schema import Amount, Place, Rate, Size
+from meshwright.schema import Amount, Place, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,42 +36,6 @@ class Collective:
     trips: Amount = 1.0
     serial: Place = -1
     argument: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The work of one operation on one device in one trip; its time follows from the chip.
-
-    Attributes:
-        flops: FLOPs of products; 0 for everything else.
-        num_bytes: Bytes read from and written to memory.
-        dtype: Type of the operands.
-        kernel: Whether it is a kernel of its own; if not, it is fused with others.
-        trips: How often it runs in one step.
-        recomputed: Whether it repeats forward work because of `jax.checkpoint`.
-        fetches: How many rows of pixels under a convolution's window are fetched; 0 for everything else.
-        special: How many divisions, roots, exponentials and the like are taken.
-        num_parts: The number of devices that share the work; the others repeat it. 0 in plans of earlier versions,
-            which do not record it.
-        attention: ``"forward"`` or ``"backward"`` for a fused attention kernel, else empty.
-        keys: For such a kernel, how many keys each query sees on average.
-        head_dim: For such a kernel, the size of a head.
-        aligned: Part of a product's rate that is left where rows of its operands do not start at even addresses.
-    """
-
-    flops: Amount
-    num_bytes: Amount
-    dtype: str
-    kernel: bool
-    trips: Amount
-    recomputed: bool
-    fetches: Amount = 0.0
-    special: Amount = 0.0
-    num_parts: Size = 0
-    attention: str = ""
-    keys: Amount = 0.0
-    head_dim: Size = 0
-    aligned: Rate = 1.0
 
 
 @dataclass(frozen=True, slots=True)

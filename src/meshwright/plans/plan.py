@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
 from meshwright.plans.operations import Collective as Collective
-from meshwright.plans.operations import Load as Load
 from meshwright.plans.operations import OpPlan as OpPlan
 from meshwright.plans.paths import match_paths, nearest
 from meshwright.plans.pytree_json import rebuild

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from meshwright.cost.rates import catalogue_rates
 from meshwright.graph import Graph
 from meshwright.hardware import Chip
-from meshwright.planner.pricing.compute_cost import load_s
 from meshwright.planner.pricing.corrections import CollectiveFactors, Corrections
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.database import cache_folder
@@ -84,13 +84,13 @@ def _work(row: Measured, graph: Graph, factors: CollectiveFactors) -> Measuremen
 
 def modelled_by_class(plan: PlanData, graph: Graph, operations: Iterable[int], chip: Chip) -> dict[str, float]:
     """Modelled compute of one run of some operations, by class."""
-    plans, found = {op.serial: op for op in plan.ops}, dict[str, float]()
+    plans, found, rates = {op.serial: op for op in plan.ops}, dict[str, float](), catalogue_rates(chip)
     for index in operations:
         op = graph.ops[index]
         load = plans[op.serial].load if op.serial in plans else None
         if load is not None:
             name = class_of(op.signature, load.flops, chip)
-            found[name] = found.get(name, 0.0) + load_s(chip, load)
+            found[name] = found.get(name, 0.0) + rates.load_s(load)
     return found
 
 

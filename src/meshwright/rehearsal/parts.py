@@ -11,9 +11,9 @@ from math import prod
 from meshwright.blocks.blocks import Blocks
 from meshwright.blocks.find import blocks_of
 from meshwright.blocks.fingerprint import fingerprint
+from meshwright.cost.rates import catalogue_rates
 from meshwright.graph import UPDATE, Graph
 from meshwright.hardware import Chip, Mesh
-from meshwright.planner.pricing.compute_cost import load_s
 from meshwright.planner.pricing.corrections import SHARES, CorrectedTimes
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.plans.plan import Collective, OpPlan, PlanData
@@ -192,7 +192,10 @@ def stand_in_s(mesh: Mesh, item: Collective) -> float:
 
 def modelled_s(chip: Chip | None, ops: Iterable[OpPlan]) -> float:
     """Modelled compute of one trip of some operations."""
-    return 0.0 if chip is None else sum(load_s(chip, op.load) for op in ops if op.load is not None)
+    if chip is None:
+        return 0.0
+    rates = catalogue_rates(chip)
+    return sum(rates.load_s(op.load) for op in ops if op.load is not None)
 
 
 def _split(op: OpPlan) -> str:

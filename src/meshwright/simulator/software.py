@@ -8,7 +8,7 @@ class Software:
     """How a framework runs the operations of a plan.
 
     Attributes:
-        attention: The fused attention kernel, a name of `hardware/attention.toml`; empty for the one that JAX calls.
+        attention: The fused attention kernel, a name of `cost/attention.toml`; empty for the one that JAX calls.
         separate: How much longer operations of layers other than products take, because they are not fused.
         gradients: Size of gradients as they are exchanged, relative to the plan's.
         message_bytes: Parameters and gradients are exchanged in messages of this size where they are smaller.

@@ -9,10 +9,10 @@ other collective blocks the operation that needs it.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from meshwright.cost.rates import Rates, cluster_rates
 from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.plans.plan import Collective, OpPlan, PlanData
-from meshwright.simulator.kernels import Kernels, cluster_kernels
 from meshwright.simulator.software import XLA, Software
 from meshwright.simulator.sustained import link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
@@ -37,7 +37,7 @@ def spmd_work(plan: PlanData, mesh: Mesh, software: Software = XLA) -> Work:
             "the plan does not say what its operations do, because an earlier Meshwright saved it; make it again"
         )
     cluster = mesh.cluster
-    prices = cluster_kernels(cluster)
+    prices = cluster_rates(cluster)
     phases = [_Phase(mesh, prices, software).tasks(phase, plan) for phase in _PHASES]
     trains = bool(phases[1])
     state = float(sum(plan.memory.argument_bytes.values()))
@@ -105,7 +105,7 @@ def peak_flops(plan: PlanData, chip: Chip) -> float:
 class _Phase:
     """The tasks of one phase, in the making."""
 
-    def __init__(self, mesh: Mesh, prices: Kernels, software: Software):
+    def __init__(self, mesh: Mesh, prices: Rates, software: Software):
         assert mesh.cluster is not None
         self.mesh = mesh
         self.prices = prices

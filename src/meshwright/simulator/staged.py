@@ -8,6 +8,7 @@ depends.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.cost.rates import Rates, cluster_rates
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.groups import group_of
@@ -16,7 +17,6 @@ from meshwright.pipeline.search.device_line import neighbours
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
-from meshwright.simulator.kernels import Kernels, cluster_kernels
 from meshwright.simulator.spmd import counted, num_tokens
 from meshwright.simulator.transformer.exchange import SHARED_ADAPTER
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
@@ -124,7 +124,7 @@ class _Prices:
         is_measured: Whether compute was measured, so that it is what a real step takes.
     """
 
-    kernels: Kernels
+    kernels: Rates
     outside: float
     inside: float
     sends: float
@@ -135,7 +135,7 @@ class _Prices:
     def of(cls, stage: Stage, cluster: Cluster, near: bool) -> "_Prices":
         """The prices of a stage; ``near`` if it sends to one on its host."""
         machines, sizes = stage.submesh.machines(cluster), stage.mesh.sizes
-        found = cluster_kernels(machines, cluster.num_devices)
+        found = cluster_rates(machines, cluster.num_devices)
         network = found.constants.network
         outside, inside = (
             network if group_of(machines, sizes, tuple(axes)).num_domains > 1 else 1.0

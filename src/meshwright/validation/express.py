@@ -7,10 +7,11 @@ from math import ceil
 from typing import Any
 
 from meshwright import zoo
+from meshwright.cost.attention import MATERIALISED
+from meshwright.cost.rates import step_rates
 from meshwright.hardware import Cluster, Mesh
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.planner.methods import DataParallel, Method, TensorParallel, Zero
-from meshwright.simulator.kernels import MATERIALISED, kernels
 from meshwright.simulator.software import Software
 from meshwright.simulator.transformer.layer import Layer
 from meshwright.simulator.transformer.recipe import Recipe
@@ -146,7 +147,7 @@ def _build(recipe: Recipe, layers: int) -> zoo.Example:
 
 
 def _software(recipe: Recipe) -> Software:
-    stack, prices = recipe.stack, kernels(recipe.cluster.chip)
+    stack, prices = recipe.stack, step_rates(recipe.cluster.chip)
     fused, separate = (
         sum(_streamed(replace(recipe, stack=replace(stack, fused=fuses)))) for fuses in (True, stack.fused)
     )
@@ -162,6 +163,6 @@ def _software(recipe: Recipe) -> Software:
 
 def _streamed(recipe: Recipe) -> list[float]:
     """Seconds of the kernels of a layer that only move bytes."""
-    layer = Layer(recipe, kernels(recipe.cluster.chip))
+    layer = Layer(recipe, step_rates(recipe.cluster.chip))
     found = (*layer.attention_block(), *layer.feed_forward_block())
     return [k.forward_s + k.backward_s for k in found if k.name in ("norm", "rotary", "residual", "activation")]

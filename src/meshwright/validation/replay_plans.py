@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.cost.rates import step_rates
 from meshwright.errors import MeshwrightError
 from meshwright.planning import plan
 from meshwright.plans.plan import PlanData
 from meshwright.simulator.engine import simulate_work
-from meshwright.simulator.kernels import kernels
 from meshwright.simulator.spmd import spmd_work
 from meshwright.simulator.staged import staged_work
 from meshwright.simulator.work import COMPUTE, GRADIENTS, Task, Tasks, Work
@@ -131,5 +131,5 @@ def _accumulating(tasks: Tasks, program: Program, layers: int) -> Tasks:
         for place in kept
     ]
     added = 8.0 if recipe.stack.fused_accumulation else 2 + 2 * recipe.stack.gradient_bytes
-    seconds = kernels(recipe.cluster.chip).stream_s(added * layers * recipe.layer_params / recipe.tensor)
+    seconds = step_rates(recipe.cluster.chip).stream_s(added * layers * recipe.layer_params / recipe.tensor)
     return (*found, Task("accumulate gradients", COMPUTE, "compute", seconds))

@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright.simulator.kernels import MATERIALISED
+from meshwright.cost.attention import MATERIALISED
 from meshwright.simulator.transformer.recipe import Stack
 from meshwright.simulator.transformer.recompute import (
     ALTERNATE,

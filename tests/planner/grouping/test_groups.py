@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from meshwright.cost.xla_gpu.traffic import plain_traffic
 from meshwright.graph import trace
-from meshwright.graph.xla_gpu.traffic import plain_traffic
 from meshwright.planner.grouping.folding import fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.likeness import tokens_of

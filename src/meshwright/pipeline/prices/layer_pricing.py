@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
+from meshwright.cost.xla_gpu.held import held_for_backward
+from meshwright.cost.xla_gpu.liveness import liveness
 from meshwright.errors import ShardingError
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
-from meshwright.graph.xla_gpu.held import held_for_backward
-from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.hardware import Mesh
 from meshwright.pipeline.layers.batch_sizes import Resized
 from meshwright.pipeline.layers.forward_pass import Array, Bools, Flow, Ints

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.xla_gpu.traffic import Traffic
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
-from meshwright.graph.xla_gpu.traffic import Traffic
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.likeness import tokens_of
 from meshwright.planner.grouping.numbering import number_rows, number_stretches, pack, ranges, sort_by, starts

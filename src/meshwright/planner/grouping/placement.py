@@ -12,7 +12,7 @@ Bools = NDArray[np.bool_]
 
 _EXPANDING = 2  # a result this many times its operands' size is cheaper to recompute than to move
 # The most operations that a reader recomputes for a value that depends on real ones: a longer chain is worth computing
-# once. The model of fusion searches as many for values that kernels recompute (`graph.xla_gpu.fusion`).
+# once. The model of fusion searches as many for values that kernels recompute (`cost.xla_gpu.fusion`).
 _MOST_AGAIN = 64
 _OWN, _STATE, _PARAMETER = 2**62, 2**61, 2**60  # ranks above those of leaders
 

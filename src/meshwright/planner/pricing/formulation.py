@@ -22,8 +22,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.xla_gpu.liveness import Liveness
 from meshwright.errors import ShardingError
-from meshwright.graph.xla_gpu.liveness import Liveness
 from meshwright.planner.grouping.folding import Folded
 from meshwright.planner.grouping.groups import Group
 from meshwright.planner.grouping.numbering import sort_by

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.plans.plan import Load
+from meshwright.cost.load import Load
 from meshwright.priced.problem import joined_s
 from meshwright.strategy.candidates import Assignment, Candidates
 from meshwright.strategy.sharding import Codes

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph.xla_gpu.liveness import Copies, Liveness
+from meshwright.cost.xla_gpu.liveness import Copies, Liveness
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.folding import Folded
 from meshwright.planner.grouping.groups import Grouping

@@ -5,19 +5,20 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.load import Loads
+from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.work import loads_of
+from meshwright.cost.xla_gpu.traffic import Traffic
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import Accumulated
-from meshwright.graph.xla_gpu.traffic import Traffic
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
-from meshwright.planner.pricing.compute_cost import alignment, attention_call, compute_s
 from meshwright.planner.pricing.corrections import CorrectedTimes, Corrections
 from meshwright.planner.pricing.group_table import Event, GroupTable
 from meshwright.planner.pricing.user_shardings import as_written, refusal
-from meshwright.plans.plan import Load
-from meshwright.rules.base import multiplied_dtype, settled_itemsize
+from meshwright.rules.base import settled_itemsize
 from meshwright.strategy.candidates import (
     Assignment,
     Candidates,
@@ -67,6 +68,7 @@ class Pricer:
         self.times = CorrectedTimes(mesh, {} if corrections is None else corrections.collectives)
         self.resharding = Resharding(self.times, self.axes)
         self.traffic = traffic
+        self.rates = None if mesh.chip is None else catalogue_rates(mesh.chip)
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
 
@@ -183,32 +185,31 @@ class _Walk:
             along = tuple(self.pricer.mesh.names.index(name) for name in sent.axes)
             size = np.full(self.size, sent.num_bytes)
             self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
-        dtype = self.pricer.dtype_of(index) or multiplied_dtype(op.signature)
-        chip, call = self.pricer.mesh.chip, attention_call(op.signature, nest)
-        aligned = alignment(chip, op.signature)
-        fused = int(self.pricer.traffic.computed[index]), bool(self.pricer.traffic.starts[index])
-        seconds = op.trips * compute_s(chip, op.signature, nest, parts, moved, fetches, dtype, call, aligned, *fused)
+        work = self._work(index, parts, moved, fetches)
+        seconds = np.zeros(self.size) if self.pricer.rates is None else op.trips * self.pricer.rates.loads_s(work)
         if self.pricer.corrections is not None:
             chosen = None if self.table.candidates is None else self.table.candidates.loops
             seconds = seconds * self.pricer.corrections.factors(axes.sizes, index, self.group.leader, chosen)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
         if self.size == 1:
-            flops, special = (float(amount / parts[0]) for amount in (nest.flops, fused[0] * nest.num_special))
-            work = (
-                flops,
-                float(moved[0]),
-                dtype,
-                fused[1],
-                op.trips,
-                op.recomputed,
-                float(fetches[0]),
-                special,
-                int(parts[0]),
-                *(("backward" if call.backward else "forward", call.keys, call.head_dim) if call else ("", 0.0, 0)),
-                aligned,
-            )
-            self.table.loads.append(Load(*work))
+            self.table.loads.append(work.first)
+
+    def _work(self, index: int, parts: NDArray[np.int64], moved: Array, fetches: Array) -> Loads:
+        op, nest, traffic = self.graph.ops[index], self.grouping.nests[index], self.pricer.traffic
+        return loads_of(
+            self.pricer.mesh.chip,
+            op.signature,
+            nest,
+            parts,
+            moved,
+            fetches,
+            self.pricer.dtype_of(index),
+            int(traffic.computed[index]),
+            bool(traffic.starts[index]),
+            op.trips,
+            op.recomputed,
+        )
 
     def _hand_on(self, member: int, index: int, followed: int, loops: Assignment) -> None:
         """Follows the group's sum to the additions at which it joins another or is joined."""

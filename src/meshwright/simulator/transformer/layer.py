@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.hardware.attention import backward_flops
-from meshwright.simulator.kernels import MATERIALISED, Kernels
+from meshwright.cost.attention import MATERIALISED, backward_flops
+from meshwright.cost.rates import Rates
 from meshwright.simulator.transformer.recipe import Recipe
 
 #: Bytes per element: forward fused, forward in separate kernels, backward fused, backward in separate kernels.
@@ -53,7 +53,7 @@ class Layer:
     """Prices one layer of a recipe on its chip."""
 
     recipe: Recipe
-    kernels: Kernels
+    kernels: Rates
 
     def attention_block(self) -> Iterator[Kernel]:
         """The kernels from the residual stream through attention back to it."""

@@ -1,6 +1,6 @@
 """Memory of a recipe on one device: state, activations of each layer, temporaries."""
 
-from meshwright.simulator.kernels import MATERIALISED
+from meshwright.cost.attention import MATERIALISED
 from meshwright.simulator.transformer.recipe import Recipe
 
 #: Bytes per logit at the worst moment: with their gradients in 16 bits; in single precision; and with what eager

@@ -13,7 +13,7 @@ class Stack:
 
     Attributes:
         name: A word for people.
-        attention: ``"materialised"`` or a fused kernel of `hardware/attention.toml`.
+        attention: ``"materialised"`` or a fused kernel of `cost/attention.toml`.
         fused: Whether elementwise operations are fused into few kernels.
         fused_softmax: Whether materialised attention has a kernel of its own for mask and softmax.
         loss: ``"fused"`` (logits are kept in 16 bits), ``"in place"`` (in single precision, once) or ``"separate"``.

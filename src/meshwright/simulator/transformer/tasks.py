@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from meshwright.simulator.kernels import Kernels
+from meshwright.cost.rates import Rates
 from meshwright.simulator.transformer.exchange import Exchange
 from meshwright.simulator.transformer.layer import Kernel, Layer
 from meshwright.simulator.transformer.recipe import Recipe
@@ -57,7 +57,7 @@ class StageTasks:
     """
 
     recipe: Recipe
-    kernels: Kernels
+    kernels: Rates
     exchange: Exchange
     layers: int
     first: bool

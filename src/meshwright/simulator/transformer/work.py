@@ -3,8 +3,8 @@
 from dataclasses import replace
 from functools import cache
 
-from meshwright.hardware.attention import half_type
-from meshwright.simulator.kernels import Kernels, kernels
+from meshwright.cost.attention import half_type
+from meshwright.cost.rates import Rates, step_rates
 from meshwright.simulator.transformer import memory
 from meshwright.simulator.transformer.exchange import Exchange
 from meshwright.simulator.transformer.recipe import Recipe
@@ -12,7 +12,7 @@ from meshwright.simulator.transformer.tasks import StageTasks
 from meshwright.simulator.work import COMPUTE, Chunk, Task, Tasks, Work
 
 
-def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Work:
+def recipe_work(recipe: Recipe, name: str, prices: Rates | None = None) -> Work:
     """The work of one step of a recipe.
 
     Args:
@@ -20,7 +20,7 @@ def recipe_work(recipe: Recipe, name: str, prices: Kernels | None = None) -> Wor
         name: A name for people.
         prices: Prices of kernels; those that ship by default.
     """
-    prices = prices or kernels(recipe.cluster.chip)
+    prices = prices or step_rates(recipe.cluster.chip)
     constants = prices.constants
     exchange = Exchange(recipe.cluster, constants.network)
     num_chunks = recipe.pipeline * recipe.interleave
@@ -69,7 +69,7 @@ def _chunk(tasks: StageTasks) -> Chunk:
     )
 
 
-def _update(recipe: Recipe, prices: Kernels, exchange: Exchange, stage: int) -> Tasks:
+def _update(recipe: Recipe, prices: Rates, exchange: Exchange, stage: int) -> Tasks:
     """The optimizer, after gradients that were not exchanged beside the backward pass."""
     params = memory.stage_params(recipe, stage)
     stack = recipe.stack

@@ -10,13 +10,13 @@ from itertools import accumulate
 
 import numpy as np
 
+from meshwright.cost.xla_gpu.held import held_for_backward
+from meshwright.cost.xla_gpu.liveness import liveness
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.facts import Bools
 from meshwright.graph.graph import Columns
 from meshwright.graph.phases import FORWARD, PHASES, UPDATE
-from meshwright.graph.xla_gpu.held import held_for_backward
-from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.plans.plan import PlanData
 from meshwright.plans.records.staged_record import StagedRecord
 from meshwright.rules import loop_nest

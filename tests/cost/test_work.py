@@ -1,4 +1,4 @@
-"""The roofline of one operation: what splits its work, and what does not."""
+"""The work of one operation and its time: what splits it, and what does not."""
 
 from dataclasses import replace
 
@@ -9,16 +9,21 @@ import pytest
 from jax import lax
 
 import meshwright as mw
+from meshwright.cost.attention import backward_flops
+from meshwright.cost.load import Load
+from meshwright.cost.rates import catalogue_rates, measured_rates
+from meshwright.cost.work import alignment, attention_call, loads_of
 from meshwright.graph import trace
 from meshwright.hardware import find_chip
-from meshwright.hardware.attention import backward_flops
-from meshwright.planner.pricing.compute_cost import alignment, attention_call, compute_s
 from meshwright.rules import loop_nest
 from meshwright.rules.base import Loop, LoopNest, Signature, TensorType
-from meshwright.simulator.kernels import measured_kernels
 from meshwright.zoo.attention import attend
 
 CHIP = replace(find_chip("cpu"), fetch_s=1e-8, special_s=1e-9)
+
+
+def compute_s(chip, op, nest, parts, moved, *more):
+    return catalogue_rates(chip).loads_s(loads_of(chip, op, nest, np.array(parts), np.array(moved), *more))
 
 
 def ops(function, *shapes):
@@ -63,7 +68,7 @@ def test_a_convolution_fetches_what_lies_under_its_windows(options, fetches):
 
 def test_splitting_features_does_not_spread_the_fetches():
     op = convolution()
-    nest, parts, moved = loop_nest(op.signature), np.array([1, 2, 2]), np.zeros(3)
+    nest, parts, moved = loop_nest(op.signature), [1, 2, 2], [0.0] * 3
     fetches = nest.num_fetches / np.array([1, 2, 1])
     whole, batch, features = compute_s(CHIP, op.signature, nest, parts, moved, fetches)
     assert whole > features > batch
@@ -74,7 +79,7 @@ def test_splitting_features_does_not_spread_the_fetches():
 def test_special_functions_cost_time_even_where_nothing_is_moved(function, is_special):
     (op,) = ops(function, (32, 8))
     nest = loop_nest(op.signature)
-    seconds = compute_s(CHIP, op.signature, nest, np.array([1, 8]), np.zeros(2))
+    seconds = compute_s(CHIP, op.signature, nest, [1, 8], [0.0, 0.0])
     assert seconds.tolist() == pytest.approx([256e-9, 32e-9] if is_special else [0, 0])
 
 
@@ -99,9 +104,8 @@ def test_fused_attention_is_slower_than_products_of_as_many_flops():
     nest = LoopNest((Loop(256),), (((0,),),) * 3, (((0,),),), 2.0 * 256 * 1024 * 1024 * 8 * 64, leads=True)
     call = attention_call(op, nest)
     assert (call.backward, call.keys, call.head_dim) == (False, 512.0, 64)
-    fused, product = (
-        compute_s(find_chip("h200"), op, nest, np.array([1]), np.zeros(1), attention=c) for c in (call, None)
-    )
+    ordinary = replace(op, primitive="dot_general_of_another_name")
+    fused, product = (compute_s(find_chip("h200"), one, nest, [1], [0.0]) for one in (op, ordinary))
     assert 1.2 * product[0] < fused[0] < 4 * product[0]
 
 
@@ -115,11 +119,26 @@ def test_splash_attention_takes_what_its_table_of_rates_says():
     for op in trace(loss, q, cluster=cluster).graph.ops:
         if op.primitive == "pallas_call":
             nest = loop_nest(op.signature)
-            call = attention_call(op.signature, nest)
-            seconds += compute_s(chip, op.signature, nest, np.array([1]), np.zeros(1), attention=call).tolist()
-    prices = measured_kernels(chip)
+            seconds += compute_s(chip, op.signature, nest, [1], [0.0]).tolist()
+    prices = measured_rates(chip)
     flops = 4.0 * batch * heads * seq * seq / 2 * width
     forward = prices.attention_s("splash", flops, seq, width, backward=False)
     backward = prices.attention_s("splash", backward_flops("splash") * flops, seq, width, backward=True)
     # Blocks of 512 on the diagonal are computed whole: an eighth more scores than the mask leaves.
     assert sum(seconds) == pytest.approx((forward + backward) * (1 + 512 / seq), rel=0.03)
+
+
+@pytest.mark.parametrize("function", [jnp.tanh, lambda x: x @ x, lambda x: x + 1], ids=["special", "product", "moved"])
+def test_what_a_plan_records_costs_what_the_strategy_was_priced_at(function):
+    op = ops(function, (32, 32))[-1]
+    nest, parts, moved = loop_nest(op.signature), np.array([3, 1]), np.array([7e5, 2e6])
+    loads = loads_of(CHIP, op.signature, nest, parts, moved, kernel=True)
+    rates = catalogue_rates(CHIP)
+    assert rates.load_s(loads.first) == rates.loads_s(loads)[0] > 0
+    assert loads.first.flops == nest.flops / 3
+
+
+def test_catalogue_rates_are_the_chips_own():
+    chip, load = find_chip("h100"), Load(1e12, 1e6, "bfloat16", True, 1.0, False)
+    assert catalogue_rates(chip).load_s(load) == chip.launch_s + chip.matmul_s(1e12, "bfloat16", 1e6)
+    assert catalogue_rates(chip).load_s(replace(load, flops=0.0)) == chip.launch_s + chip.memory_s(1e6)

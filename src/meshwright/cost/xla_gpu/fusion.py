@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.xla_gpu.dim_orders import Orders
 from meshwright.graph.facts import COSTLY, Bools, Facts
-from meshwright.graph.xla_gpu.dim_orders import Orders
 from meshwright.jit import kernel
 
 Ints = NDArray[np.int64]

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.graph.xla_gpu.liveness import liveness
-from meshwright.graph.xla_gpu.traffic import plain_traffic
+from meshwright.cost.xla_gpu.liveness import liveness
+from meshwright.cost.xla_gpu.traffic import plain_traffic
 from tests.graph.examples import shaped, traced
 
 

@@ -6,10 +6,10 @@ fused into its kernels, had both passes been one program.
 
 import numpy as np
 
+from meshwright.cost.xla_gpu.liveness import Liveness
 from meshwright.graph.facts import Bools
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
-from meshwright.graph.xla_gpu.liveness import Liveness
 
 
 def held_for_backward(graph: Graph, live: Liveness) -> Bools:

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.xla_gpu.dim_orders import Orders
+from meshwright.cost.xla_gpu.fusion import Fusion
 from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.graph import Graph
-from meshwright.graph.xla_gpu.dim_orders import Orders
-from meshwright.graph.xla_gpu.fusion import Fusion
 from meshwright.jit import kernel
 
 Ints = NDArray[np.int64]

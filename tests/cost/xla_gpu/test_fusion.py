@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from meshwright.cost.xla_gpu.dim_orders import Orders
+from meshwright.cost.xla_gpu.fusion import _read_in_place, fuse
+from meshwright.cost.xla_gpu.liveness import liveness
 from meshwright.graph.facts import Facts
-from meshwright.graph.xla_gpu.dim_orders import Orders
-from meshwright.graph.xla_gpu.fusion import _read_in_place, fuse
-from meshwright.graph.xla_gpu.liveness import liveness
 from meshwright.planner.grouping.groups import Grouping
 from tests.graph.examples import shaped, traced
 from tests.planner.examples import traced_zoo

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.xla_gpu.fusion import fuse, written_over
+from meshwright.cost.xla_gpu.layer_barriers import layer_barriers
+from meshwright.cost.xla_gpu.traffic import Traffic, traffic
 from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
-from meshwright.graph.xla_gpu.fusion import fuse, written_over
-from meshwright.graph.xla_gpu.layer_barriers import layer_barriers
-from meshwright.graph.xla_gpu.traffic import Traffic, traffic
 from meshwright.jit import kernel
 from meshwright.rules.base import LoopNest
 

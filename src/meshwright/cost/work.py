@@ -1,21 +1,15 @@
-"""Time of one operation's own work on one device: a roofline over matrix products and memory traffic.
-
-A convolution is a product once the pixels under its windows are fetched; the number of fetches does not depend on the
-number of features, so with few features fetching takes most of the time. Special functions cost time even if they are
-fused with their producers or readers.
-"""
+"""What an operation does on one device under each of its strategies, given which axes split its loops."""
 
 from collections.abc import Iterator
 from math import gcd, prod
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.attention import CUDNN, SPLASH, AttentionCall, backward_flops
+from meshwright.cost.load import Load, Loads
 from meshwright.graph.facts import product_dims
 from meshwright.hardware import Chip
-from meshwright.hardware.attention import CUDNN, SPLASH, AttentionCall, attention_flops_s, backward_flops, fused_kernel
-from meshwright.plans.operations import Load
 from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
 from meshwright.rules.registry import kernel_name
 
@@ -30,72 +24,50 @@ _ALIGNED = {2: 0.43, 4: 0.65, 8: 0.85}
 _ATTENTION = {"dot_product_attention_": CUDNN, "splash_": SPLASH}  # by how the names of operations begin
 
 
-class ChipTimes(Protocol):
-    """The properties of a chip that the roofline needs."""
-
-    @property
-    def launch_s(self) -> float: ...
-
-    @property
-    def fetch_s(self) -> float: ...
-
-    @property
-    def special_s(self) -> float: ...
-
-    def matmul_s(self, flops: Any, dtype: str = ..., num_bytes: Any = ...) -> Any: ...
-
-    def memory_s(self, num_bytes: Any) -> Any: ...
-
-
-def load_s(chip: ChipTimes, load: Load) -> float:
-    """Seconds of one trip of a plan's operation on one device, as `compute_s` has them for its strategy."""
-    if load.attention and isinstance(chip, Chip):
-        call = AttentionCall(load.attention == "backward", load.keys, load.head_dim)
-        return chip.launch_s + load.flops / attention_flops_s(chip, fused_kernel(chip), call)
-    if load.flops:
-        product_s = chip.matmul_s(load.flops / load.aligned, load.dtype, load.num_bytes / load.aligned)
-        return float(chip.launch_s + product_s + chip.fetch_s * load.fetches)
-    return float(chip.launch_s * load.kernel + chip.memory_s(load.num_bytes) + chip.special_s * load.special)
-
-
-def compute_s(
-    chip: ChipTimes | None,
+def loads_of(
+    chip: Chip | None,
     op: Signature,
     nest: LoopNest,
     num_parts: NDArray[np.int64],
     moved_bytes: Array,
     num_fetches: Array | float = 0.0,
     dtype: str | None = None,
-    attention: AttentionCall | None = None,
-    aligned: float = 1.0,
     computed: int = 1,
-    is_kernel: bool = False,
-) -> Array:
-    """Seconds on one device for each strategy.
+    kernel: bool = False,
+    trips: float = 1.0,
+    recomputed: bool = False,
+) -> Loads:
+    """The work of an operation on one device under each strategy.
 
     Args:
-        chip: The chip; None on an abstract mesh, where compute is free.
+        chip: The chip; None on an abstract mesh.
         op: The operation.
         nest: Its loop nest.
         num_parts: Over how many devices each strategy spreads the work; every device repeats work that is not split.
         moved_bytes: Bytes that one device reads from and writes to memory.
         num_fetches: How many rows of pixels under a convolution's window one device fetches.
         dtype: The dtype in which a product runs; by default its operands'.
-        attention: The call, if it is a fused attention kernel, which reaches less than products do.
-        aligned: Part of a product's rate that is left: see `alignment`.
         computed: How many kernels compute it.
-        is_kernel: Whether it stands for a kernel, or is fused with an operation that does.
+        kernel: Whether it stands for a kernel, or is fused with an operation that does.
+        trips, recomputed: As in `Load`.
     """
-    if chip is None:
-        return np.zeros(len(num_parts))
-    if attention is not None and isinstance(chip, Chip):
-        return chip.launch_s + nest.flops / num_parts / attention_flops_s(chip, fused_kernel(chip), attention)
-    if nest.flops:
-        work = nest.flops / num_parts / aligned
-        product_s = chip.matmul_s(work, dtype or multiplied_dtype(op), moved_bytes / aligned)
-        return chip.launch_s + product_s + chip.fetch_s * num_fetches
-    moving_s = chip.launch_s * is_kernel + chip.memory_s(moved_bytes)
-    return moving_s + chip.special_s * computed * nest.num_special / num_parts
+    flops, special = nest.flops / num_parts, computed * nest.num_special / num_parts
+    fetches = np.broadcast_to(num_fetches, num_parts.shape)
+    call = attention_call(op, nest)
+    first = Load(
+        float(flops[0]),
+        float(moved_bytes[0]),
+        dtype or multiplied_dtype(op),
+        kernel,
+        trips,
+        recomputed,
+        float(fetches[0]),
+        float(special[0]),
+        int(num_parts[0]),
+        *(("backward" if call.backward else "forward", call.keys, call.head_dim) if call else ("", 0.0, 0)),
+        alignment(chip, op),
+    )
+    return Loads(first, flops, moved_bytes, fetches, special)
 
 
 def attention_call(op: Signature, nest: LoopNest) -> AttentionCall | None:
@@ -112,9 +84,9 @@ def attention_call(op: Signature, nest: LoopNest) -> AttentionCall | None:
     return AttentionCall(backward, nest.flops / per_key, query[-1])
 
 
-def alignment(chip: ChipTimes | None, op: Signature) -> float:
+def alignment(chip: Chip | None, op: Signature) -> float:
     """Part of a product's rate that is left on GPUs where rows of operands or result are not multiples of 16 bytes."""
-    if op.primitive != "dot_general" or not isinstance(chip, Chip) or chip.vendor != "NVIDIA":
+    if op.primitive != "dot_general" or chip is None or chip.vendor != "NVIDIA":
         return 1.0
     halves = [t for t in (*op.operands, *op.results) if t.itemsize == 2]
     rows = {2 * size for size in _rows(op)} if halves else set()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from meshwright.cost.xla_gpu.liveness import liveness
 from meshwright.graph.phases import BACKWARD
-from meshwright.graph.xla_gpu.liveness import liveness
 from tests.graph.examples import shaped, traced
 
 

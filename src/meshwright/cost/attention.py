@@ -14,6 +14,8 @@ _BACKWARD_FLOPS = 2.5
 #: The kernels that JAX calls on GPUs and on TPUs.
 CUDNN = "cudnn"
 SPLASH = "splash"
+#: Attention without a fused kernel.
+MATERIALISED = "materialised"
 #: Heads of 64 reach 0.875 of the rate of heads of 128 (arXiv:2407.08608 fig. 5, FlashAttention-2); linear between.
 _SMALL_HEADS = 0.25
 
@@ -83,4 +85,4 @@ def _of_generation(table: Mapping[str, Any], chip: Chip) -> Mapping[str, float]:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    return tomllib.loads(files("meshwright.hardware").joinpath("attention.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("meshwright.cost").joinpath("attention.toml").read_text(encoding="utf-8"))

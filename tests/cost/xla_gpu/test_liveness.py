@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwright.graph.xla_gpu.liveness import liveness
+from meshwright.cost.xla_gpu.liveness import liveness
 from tests.graph.examples import shaped, traced
 
 

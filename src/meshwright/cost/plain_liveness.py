@@ -5,9 +5,9 @@ This is the fallback if the model of XLA's compiler fails on a program.
 
 import numpy as np
 
+from meshwright.cost.xla_gpu.liveness import Copies, Liveness, pin_ends
+from meshwright.cost.xla_gpu.traffic import plain_traffic
 from meshwright.graph.graph import Graph
-from meshwright.graph.xla_gpu.liveness import Copies, Liveness, pin_ends
-from meshwright.graph.xla_gpu.traffic import plain_traffic
 
 
 def plain_liveness(graph: Graph) -> Liveness:
