@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from inspect import signature
 from typing import Any
@@ -28,6 +28,7 @@ warn_of_newer()
 Literal = jex_core.Literal
 Jaxpr = jex_core.Jaxpr
 ClosedJaxpr = jex_core.ClosedJaxpr
+Equation = jex_core.JaxprEqn
 
 # Primitives that only call another jaxpr on their operands, and the parameter that holds it. The names are unstable:
 # both spellings of each are kept.
@@ -52,7 +53,7 @@ _HAS_LIVE_INPUTS = "live_inputs" in signature(partial_eval.dce_jaxpr).parameters
 _copy_arrays = getattr(jax_lib.xla_client, "batched_copy_array_to_devices_with_sharding", None)
 
 
-def abstract(leaf: Any) -> Any:
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """The type of an array or number. Only scalars stay weakly typed: so a plan and its run trace the same program."""
     leaf = getattr(leaf, "array_type", leaf)  # of a pipeline's stacks, which are not JAX's own arrays
     aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
@@ -65,12 +66,14 @@ def _struct(shape: tuple[int, ...], dtype: Any, weak: bool) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
 
 
-def trace(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+def trace(function: Callable[..., Any], args: Sequence[Any]) -> jex_core.ClosedJaxpr:
     """Traces ``function(*args)`` and returns its closed jaxpr."""
     return jax.make_jaxpr(function)(*args)
 
 
-def abstract_mesh(sizes: Sequence[int], names: Sequence[str], explicit: Sequence[str] = (), devices: Any = None) -> Any:
+def abstract_mesh(
+    sizes: Sequence[int], names: Sequence[str], explicit: Sequence[str] = (), devices: Any = None
+) -> jax.sharding.AbstractMesh:
     """A mesh without devices; the axes are of JAX's automatic type unless they are named as explicit.
 
     It names the kind of some devices (of a mesh, by default the local ones): JAX does not mix it with a mesh of other
@@ -83,7 +86,7 @@ def abstract_mesh(sizes: Sequence[int], names: Sequence[str], explicit: Sequence
     return jax.sharding.AbstractMesh(tuple(sizes), tuple(names), axis_types=types, abstract_device=device)
 
 
-def in_mesh(mesh: Any | None) -> Any:
+def in_mesh(mesh: Any | None) -> AbstractContextManager:
     """A context in which an abstract mesh is JAX's mesh in context; None changes nothing."""
     return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
 
@@ -95,7 +98,7 @@ def context_without_mesh(context: Any) -> Any:
         return core.JaxprEqnContext()
 
 
-def without_compilation_cache() -> Any:
+def without_compilation_cache() -> AbstractContextManager:
     """A context in which programs are compiled, even if a cache on disk has them."""
     return config.enable_compilation_cache(False)
 
@@ -127,12 +130,12 @@ def call_operands(eqn: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     return (*operands[first : first + lengths.solve], *right_hand_sides)
 
 
-def close(jaxpr: Any) -> Any:
+def close(jaxpr: Any) -> jex_core.ClosedJaxpr:
     """A closed jaxpr, whether it was open or closed."""
     return jaxpr if hasattr(jaxpr, "jaxpr") else ClosedJaxpr(jaxpr, ())
 
 
-def variable(aval: Any) -> Any:
+def variable(aval: Any) -> jex_core.Var:
     """A new variable of a jaxpr."""
     return core.Var(aval)
 
@@ -175,7 +178,7 @@ def source_line(eqn: Any) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
-def at_source(eqn: Any) -> Any:
+def at_source(eqn: Any) -> AbstractContextManager:
     """A context in which whatever is traced is said to come from where the user wrote the equation."""
     return source_info_util.user_context(eqn.source_info.traceback)
 
@@ -306,7 +309,7 @@ def key_shape(dtype: Any) -> tuple[int, ...]:
     return tuple(dtype._impl.key_shape)
 
 
-def keys_of_bits(bits: Any, dtype: Any) -> Any:
+def keys_of_bits(bits: Any, dtype: Any) -> jax.Array:
     """Typed random keys of some dtype, made of their bits: the inverse of `jax.random.key_data`."""
     return jax.random.wrap_key_data(bits, impl=dtype._impl)
 

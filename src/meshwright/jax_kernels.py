@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.extend.backend
 import numpy as np
+from jax.extend import core as jex_core
 
 from meshwright import jax_compat
 from meshwright.jax_versions import private
@@ -224,7 +225,7 @@ def _without_mesh(value: Any) -> Any:
     return value.replace(eqns=equations)
 
 
-def _literal_without_mesh(operand: Any) -> Any:
+def _literal_without_mesh(operand: Any) -> jex_core.Var | jex_core.Literal:
     """An operand; a copy of a literal takes its type, which names a mesh, from where it is used."""
     is_array = isinstance(operand, jax_compat.Literal) and isinstance(operand.val, np.ndarray)
     return jax_compat.Literal(operand.val.copy(), operand.aval) if is_array else operand

@@ -48,7 +48,7 @@ from meshwright.errors import MeshwrightError
 class _PlainFlags:
     """Shows a flag in the help as it is typed, without a type: `--scan` takes no value."""
 
-    def get_params(self, ctx: Any) -> Any:
+    def get_params(self, ctx: Any) -> list[Any]:
         found = super().get_params(ctx)  # type: ignore[misc]
         for param in found:
             if getattr(param, "is_flag", False):
@@ -59,7 +59,7 @@ class _PlainFlags:
 class _Command(_PlainFlags, TyperCommand):
     """One command."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spelled_out(args))
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, BinaryIO
@@ -181,7 +181,7 @@ def _shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _ending_with_parent() -> Any:
+def _ending_with_parent() -> Callable[[], None] | None:
     """What a child does first, so that it is killed with its parent; None where the system has no such thing."""
     if not sys.platform.startswith("linux"):
         return None

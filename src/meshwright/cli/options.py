@@ -96,18 +96,19 @@ def _zoo_options(
         if value is not None and value not in known:
             raise CommandError(f"--{name} is {value!r:.60}; give one of {', '.join(known)}")
     given = {"batch": batch, "seq": seq, "layers": layers, "scan": scan or None, "checkpoint": checkpoint}
-    found = {name: value for name, value in (given | {"attention": attention}).items() if value is not None}
+    options: dict[str, Any] = given | {"attention": attention}
+    options = {name: value for name, value in options.items() if value is not None}
     for text in option or []:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not name.isidentifier():
             raise CommandError(f"--option is {text!r:.60}; write NAME=VALUE, such as dtype=float32")
         if name in (*given, "attention"):
             raise CommandError(f"--option is {text!r:.60}, which has an option of its own: write --{name}")
-        found[name] = _value(value)
-    return found
+        options[name] = _value(value)
+    return options
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> bool | int | float | str:
     """A number or a truth value where the text is one; else the text."""
     if text in ("true", "false"):
         return text == "true"

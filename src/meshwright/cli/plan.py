@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import meshwright
 from meshwright.cli.console import CommandError, Stages
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MESH = re.compile(r"\d{1,9}([x×]\d{1,9})*", re.IGNORECASE)
 _AXIS = re.compile(r"(\w+)\s*=\s*(\d{1,9})")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def load_name(text: str, option: str) -> Any:
     return found
 
 
-def _guard(function: Callable[[], Any], what: str) -> Any:
+def _guard(function: Callable[[], T], what: str) -> T:
     try:
         return function()
     except Exception as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,8 @@ from meshwright.cli.console import note, show
 from meshwright.errors import PlanFileError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from meshwright.facade import Plan
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A saved plan.")]
@@ -25,7 +27,7 @@ def show_command(
     show(_view(path, glob))
 
 
-def _view(path: Path, glob: str | None) -> Any:
+def _view(path: Path, glob: str | None) -> "RenderableType":
     if path.is_dir() and not (path / "plan.json").exists():
         from meshwright.explain.alpa.dump import is_dump, read_dump
 
@@ -37,7 +39,7 @@ def _view(path: Path, glob: str | None) -> Any:
     return plan_view(plan) if glob is None else plan.show(glob)
 
 
-def plan_view(plan: "Plan") -> Any:
+def plan_view(plan: "Plan") -> "RenderableType":
     """A plan for the screen."""
     from meshwright.explain.show.plan_text import plan_view
 

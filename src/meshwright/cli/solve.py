@@ -4,11 +4,14 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwright.errors import ProblemError
+
+if TYPE_CHECKING:
+    from meshwright.solver import Solution
 
 
 def solve_command(
@@ -37,7 +40,7 @@ def solve_command(
     print(json.dumps(solution.choice.tolist()))
 
 
-def _solve(path: Path, seconds: float, workers: int, seed: int, quiet: bool, begin: float) -> Any:
+def _solve(path: Path, seconds: float, workers: int, seed: int, quiet: bool, begin: float) -> "Solution":
     from meshwright.solver import ChoiceProblem, solve
 
     if not seconds > 0:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.hardware.link import Link
 from meshwright.schema import Amount, Count, Rate, Size
+from meshwright.units import Numeric
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +99,7 @@ class Chip:
                 return rates[candidate]
         return self.vector_flops
 
-    def matmul_s(self, flops: Any, dtype: str = "bfloat16", num_bytes: Any = 0) -> Any:
+    def matmul_s(self, flops: Numeric, dtype: str = "bfloat16", num_bytes: Any = 0) -> Numeric:
         """Seconds of a matrix product: the slower of arithmetic and memory.
 
         Arithmetic reaches ``best · f / (f + half)`` of the peak for a product of ``f`` FLOPs.
@@ -116,7 +117,7 @@ class Chip:
         compute = np.where(work > 0, (work + half) / (peak * self.best_fraction), 0.0)
         return _unwrap(np.maximum(compute, np.asarray(self.memory_s(num_bytes))))
 
-    def memory_s(self, num_bytes: Any) -> Any:
+    def memory_s(self, num_bytes: Numeric) -> Numeric:
         """Seconds to stream bytes through the chip's memory; a number or an array."""
         import numpy as np
 

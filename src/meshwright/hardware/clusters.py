@@ -20,6 +20,7 @@ from meshwright.hardware.link import Host, Link, complete
 from meshwright.hardware.storage import SavedCluster, SavedGroups, SavedMesh, to_plain
 from meshwright.hardware.torus import divisors, torus_shape
 from meshwright.schema import Count, built, checked
+from meshwright.units import Numeric
 
 MOST_DEVICES = 2**20  # several times the largest machine; views of a mesh are counted by its divisors
 CATALOGUE = "modelled: catalogue figures"
@@ -160,7 +161,7 @@ class Mesh:
             found = self._ways[key] = self._find_ways(kind, key[1])
         return found
 
-    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Any, start: float = 1.0) -> Any:
+    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Numeric, start: float = 1.0) -> Numeric:
         """Seconds (or the abstract mesh's units) of a collective; a number or an array, like ``num_bytes``.
 
         Args:

@@ -20,6 +20,7 @@ from typing import Any
 
 from meshwright.hardware.groups import Group
 from meshwright.hardware.link import Link, Protocol
+from meshwright.units import Numeric
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
@@ -50,18 +51,19 @@ def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
     return prune(found)
 
 
-def least_s(found: Sequence[Way], num_bytes: Any) -> Any:
+def least_s(ways: Sequence[Way], num_bytes: Numeric) -> Numeric:
     """Seconds of the fastest of some ways; a number or an array, like ``num_bytes``."""
     if isinstance(num_bytes, int | float):
-        return min(alpha + beta * num_bytes for alpha, beta in found) if num_bytes > 0 else 0.0
+        return min(alpha + beta * num_bytes for alpha, beta in ways) if num_bytes > 0 else 0.0
     import numpy as np  # here, so that a plan is read and printed without it
 
     sizes = np.asarray(num_bytes, dtype=float)
-    times = found[0][0] + found[0][1] * sizes
-    for alpha, beta in found[1:]:
+    times = ways[0][0] + ways[0][1] * sizes
+    for alpha, beta in ways[1:]:
         times = np.minimum(times, alpha + beta * sizes)
     times = np.where(sizes > 0, times, 0.0)
-    return float(times) if times.ndim == 0 else times
+    seconds: Any = float(times) if times.ndim == 0 else times  # NumPy's own numbers become Python's
+    return seconds
 
 
 def prune(found: Iterable[Way]) -> tuple[Way, ...]:

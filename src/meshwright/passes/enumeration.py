@@ -155,10 +155,10 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     ranks = [_ranks(values) for values in (one, other)]
     if any(np.ptp(r) == 0 for r in ranks):
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _ranks(values: Sequence[float]) -> Any:
+def _ranks(values: Sequence[float]) -> np.ndarray:
     _, inverse, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return ((ends - counts + 1 + ends) / 2)[inverse]

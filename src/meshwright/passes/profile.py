@@ -144,7 +144,7 @@ def profile_segments(
     return Profile(blocks.segments, tuple(rows), max(known, 0), tuple(remarks), time.perf_counter() - started)
 
 
-def _device(mesh: Mesh) -> Any:
+def _device(mesh: Mesh) -> jax.Device | None:
     kinds = () if mesh.chip is None else mesh.chip.device_kinds
     return next((device for device in jax.local_devices() if device.device_kind in kinds), None)
 
@@ -170,6 +170,6 @@ def _time(found: Measurement | None) -> float:
     return float("inf") if found is None or found.seconds is None else found.seconds
 
 
-def _mesh(one: Combination) -> Any:
+def _mesh(one: Combination) -> jax.sharding.Mesh | None:
     here = 1 < one.plan.mesh.num_devices <= len(jax.local_devices()) and jax.process_count() == 1
     return device_mesh(one.plan) if here else None

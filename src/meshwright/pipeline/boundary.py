@@ -1,11 +1,13 @@
 """Marks where a user wants layers to begin; the mark does not change the computation."""
 
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MARK = "meshwright.boundary"
 
 
-def boundary(x: Any) -> Any:
+def boundary(x: T) -> T:
     """Returns its argument, a pytree of arrays, as it is; in a pipelined plan a new layer begins there.
 
     Examples:

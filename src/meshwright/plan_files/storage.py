@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
@@ -21,6 +21,11 @@ from meshwright.plans.stage import Pipeline, Stage, Submesh
 from meshwright.plans.tensor import Tensor, parse_spec, spec_text
 from meshwright.schema import Count, built, checked, parse_json
 from meshwright.solver.problem.gap import relative_gap
+
+if TYPE_CHECKING:
+    from meshwright.plans.records.judgement import Judgement
+    from meshwright.plans.records.record import Record
+    from meshwright.plans.records.staged_record import StagedRecord
 
 FORMAT = "meshwright-plan"
 VERSION = 6
@@ -60,7 +65,7 @@ class SavedDetails:
         with _damage("ops"):
             return parse_ops(checked(self.data["ops"], list, "ops"), self.axes, "ops")
 
-    def make_record(self, limit: float | None) -> Any:
+    def make_record(self, limit: float | None) -> "Record | StagedRecord | None":
         """See `Details`."""
         from meshwright.plan_files.packing import unpack
         from meshwright.plan_files.record_checks import check_record, check_staged
@@ -76,7 +81,7 @@ class SavedDetails:
                 return check_staged(StagedRecord.from_data(found), self.num_stages)
             return check_record(Record.from_data(found))
 
-    def make_judgement(self, plan: PlanData) -> Any:
+    def make_judgement(self, plan: PlanData) -> "Judgement":
         """See `Details`."""
         from meshwright.plans.records.judgement import Judgement
 

@@ -32,12 +32,12 @@ def looped(
     spec = PartitionSpec(AXES)
     spread = tuple(_spread(array, NamedSharding(mesh, spec)) for array in arrays)
 
-    def trip(_: Any, kept: Any) -> Any:
+    def trip(_: Any, kept: Any) -> tuple[jax.Array, ...]:
         for _ in range(unroll):
             kept = body(*kept)
         return kept
 
-    def repeat(trips: Any, *kept: Any) -> Any:
+    def repeat(trips: Any, *kept: Any) -> tuple[jax.Array, ...]:
         return lax.fori_loop(0, trips, trip, kept)
 
     specs = (spec,) * len(spread)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -53,38 +54,38 @@ class Probe:
         return tuple(drawn.astype(dtype))
 
 
-def _matmul(x: Any, w: Any) -> Any:
+def _matmul(x: Any, w: Any) -> tuple[jax.Array, ...]:
     return jnp.matmul(x, w), w
 
 
-def _stream(x: Any) -> Any:
+def _stream(x: Any) -> tuple[jax.Array, ...]:
     return (x * jnp.asarray(0.5, x.dtype) + jnp.asarray(1, x.dtype),)
 
 
-def _special(x: Any) -> Any:
+def _special(x: Any) -> tuple[jax.Array, ...]:
     return (x / (jnp.sqrt(x) + jnp.asarray(1, x.dtype)),)  # values that begin at 1 stay above 0 for any number of trips
 
 
-def _all_reduce(x: Any) -> Any:
+def _all_reduce(x: Any) -> tuple[jax.Array, ...]:
     return (lax.psum(x, "group"),)
 
 
-def _all_gather(x: Any) -> Any:
+def _all_gather(x: Any) -> tuple[jax.Array, ...]:
     return (lax.all_gather(x, "group", tiled=True)[: x.shape[0]],)
 
 
-def _reduce_scatter(x: Any) -> Any:
+def _reduce_scatter(x: Any) -> tuple[jax.Array, ...]:
     # Written as a plan's reduce-scatter reaches XLA: backends that have none of their own sum the whole and cut.
     part = x.shape[0] // lax.axis_size("group")
     mine = lax.dynamic_slice(lax.psum(x, "group"), (lax.axis_index("group") * part,), (part,))
     return (lax.dynamic_update_slice(x, mine[:1], (0,)),)
 
 
-def _all_to_all(x: Any) -> Any:
+def _all_to_all(x: Any) -> tuple[jax.Array, ...]:
     return (lax.all_to_all(x, "group", 0, 0, tiled=True),)
 
 
-def _permute(x: Any) -> Any:
+def _permute(x: Any) -> tuple[jax.Array, ...]:
     count = lax.axis_size("group")
     return (lax.ppermute(x, "group", [(i, (i + 1) % count) for i in range(count)]),)
 

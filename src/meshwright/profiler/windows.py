@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -69,7 +70,7 @@ class WindowProbe:
         made = np.zeros((self.batch, self._positions, self._positions, self.outputs))
         return tuple(array.astype(self.dtype) for array in (image, kernel, made))
 
-    def body(self, image: Any, kernel: Any, made: Any) -> Any:
+    def body(self, image: Any, kernel: Any, made: Any) -> tuple[jax.Array, ...]:
         """The body of the loop."""
         made = lax.conv_general_dilated(image, kernel, (self.stride,) * 2, "SAME", dimension_numbers=_LAYOUT)
         first = (0, 0, 0, 0)

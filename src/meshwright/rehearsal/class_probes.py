@@ -27,30 +27,30 @@ Say = Callable[[str], None]
 Probe = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
 
-def _products(x: Any, w: Any) -> Any:
+def _products(x: Any, w: Any) -> jax.Array:
     return jax.nn.relu(x @ w) @ w.T
 
 
-def _small_products(x: Any, w: Any) -> Any:
+def _small_products(x: Any, w: Any) -> jax.Array:
     return jnp.einsum("bnsh,bnth->bnst", x * w, x)
 
 
-def _convolutions(x: Any, w: Any) -> Any:
+def _convolutions(x: Any, w: Any) -> jax.Array:
     conv = partial(jax.lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"), padding="SAME")
     return conv(jax.nn.relu(conv(x, w, (1, 1))), w, (1, 1))
 
 
-def _elementwise(x: Any, w: Any) -> Any:
+def _elementwise(x: Any, w: Any) -> jax.Array:
     wide = x.astype(jnp.float32)
     normal = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(wide.var(-1, keepdims=True) + 1e-5)
     return x + jax.nn.gelu(normal.astype(x.dtype) * w)
 
 
-def _look_ups(tokens: Any, table: Any) -> Any:
+def _look_ups(tokens: Any, table: Any) -> jax.Array:
     return table[tokens]
 
 
-def _attention(x: Any, w: Any) -> Any:
+def _attention(x: Any, w: Any) -> jax.Array:
     return jax.nn.dot_product_attention(x * w, x, x, is_causal=True, implementation="cudnn")
 
 
@@ -59,10 +59,10 @@ def probes(platform: str, num_devices: int) -> list[Probe]:
     small = platform == "cpu"
     dtype, batch, width = ("float32", 4, 64) if small else ("bfloat16", 16, 2048)
 
-    def kind(*shape: int, dtype: str = dtype) -> Any:
+    def kind(*shape: int, dtype: str = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((shape[0] * num_devices, *shape[1:]), dtype)
 
-    def whole(*shape: int) -> Any:
+    def whole(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     side, features = (16, 8) if small else (56, 256)
@@ -113,7 +113,7 @@ def calibrate(cluster: Cluster, database: Database, say: Say = lambda _: None, s
 def _step(function: Callable[..., Any]) -> Callable[..., Any]:
     """The gradient of a function by its weights and, where it can be, by its data."""
 
-    def step(x: Any, w: Any) -> Any:
+    def step(x: Any, w: Any) -> jax.Array | tuple[jax.Array, jax.Array]:
         by = (0, 1) if jnp.issubdtype(x.dtype, jnp.inexact) else 1
         return jax.grad(lambda x, w: jnp.sum(function(x, w).astype(jnp.float32) ** 2), by)(x, w)
 

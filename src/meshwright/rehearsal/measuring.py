@@ -112,7 +112,7 @@ class StepProgram(PartProgram):
 
     share: Share = field(kw_only=True)
 
-    def run(self) -> Any:
+    def run(self) -> list[jax.Array]:
         """Starts one step."""
         self.values[:] = self.share.step(self.compiled, self.values)
         return self.values

@@ -53,7 +53,7 @@ class PartProgram:
         """The arguments."""
         return self.draw()
 
-    def run(self) -> Any:
+    def run(self) -> list[jax.Array]:
         """Starts one run."""
         return (self.call or self.compiled)(*self.values)
 
@@ -192,7 +192,7 @@ class PartFunction:
 
         return lax.fori_loop(0, laps, lap, [_zeros(kind) for kind in kinds])
 
-    def dtype(self, value: int) -> Any:
+    def dtype(self, value: int) -> np.dtype:
         """JAX's own dtype of a value: those of random keys have no name that numpy knows."""
         name = self.graph.types[value].dtype
         for op in self.graph.ops if name.startswith("key<") else ():
@@ -202,7 +202,7 @@ class PartFunction:
         return jnp.dtype(name)
 
 
-def _zeros(kind: Any) -> Any:
+def _zeros(kind: Any) -> jax.Array:
     if jax_compat.is_key_dtype(kind.dtype):
         bits = jnp.zeros((*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")
         return jax_compat.keys_of_bits(bits, kind.dtype)

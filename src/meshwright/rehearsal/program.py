@@ -57,7 +57,7 @@ class Share:
 
         return cls(run, taken, made, types, dict(traced.graph.state), rehearser)
 
-    def compile(self, device: Any) -> Any:
+    def compile(self, device: Any) -> jax.stages.Compiled:
         """The compiled program for a device; arguments that the plan donates are donated.
 
         Raises:
@@ -103,7 +103,7 @@ class Share:
         return following
 
 
-def drawn(tensor: Tensor, kind: Any, seed: int, highest: int) -> Any:
+def drawn(tensor: Tensor, kind: Any, seed: int, highest: int) -> np.ndarray | jax.Array:
     """Values that a step can be run on: the optimiser's state begins at zero, as optimisers begin.
 
     NumPy draws them, since JAX would compile its generator for every shape. Large arrays repeat a pool of values: how

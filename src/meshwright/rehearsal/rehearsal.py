@@ -21,7 +21,7 @@ from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.parts import parts_of, stand_in_s
 from meshwright.rehearsal.program import Share
 from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
-from meshwright.runtime.checking.compiled import flops_of
+from meshwright.runtime.checking.compiled import flops_of, text_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
 from meshwright.units import format_bytes, format_seconds
 
@@ -200,7 +200,7 @@ def rehearse(
         measured_s,
         sum(stand_in_s(plan.mesh, item) for item in plan.collectives),
         Compared(plan.memory.peak_bytes, memory_bytes),
-        Compared(plan.flops, flops_of(compiled.as_text())),
+        Compared(plan.flops, flops_of(text_of(compiled))),
         peak,
         compile_s,
         ROUNDS * steps,

@@ -246,7 +246,7 @@ class Search:
             found += ranked[:MOST_CANDIDATES] + rest[:: max(1, len(rest) // EXPLORERS)][:EXPLORERS]
         return found
 
-    def _device(self, plan: PlanData) -> Any:
+    def _device(self, plan: PlanData) -> jax.Device | None:
         chip = plan.mesh.chip
         return next((d for d in jax.local_devices() if chip is not None and d.device_kind in chip.device_kinds), None)
 
@@ -254,7 +254,7 @@ class Search:
         """Whether all devices of a plan's mesh are in this process."""
         return 1 < plan.mesh.num_devices <= len(jax.local_devices()) and jax.process_count() == 1
 
-    def _mesh(self, plan: PlanData) -> Any:
+    def _mesh(self, plan: PlanData) -> jax.sharding.Mesh | None:
         return device_mesh(plan) if self._is_here(plan) else None
 
     def _known(self, plan: PlanData) -> list[Measured]:

@@ -75,7 +75,7 @@ class StageShare:
         self.types = _shards(lowered.types, lowered.places)
         self.results = _shards(lowered.results, lowered.shardings)
 
-    def lower(self, device: Any) -> Any:
+    def lower(self, device: Any) -> jax.stages.Lowered:
         """JAX's lowering for a device.
 
         Raises:
@@ -131,14 +131,14 @@ class StageShare:
         sums = zip(program.totals, args[len(program.inputs) :], strict=True)
         return [*(values[key] for key in program.outputs), *(self._add(v, x, values[v, None]) for v, x in sums)]
 
-    def _add(self, value: int, total: Any, mine: Any) -> Any:
+    def _add(self, value: int, total: Any, mine: Any) -> jax.Array:
         """A total with the contribution of one more microbatch, scattered over the replicas where each has a part."""
         held, mine = self.own.totals[value], mine.astype(total.dtype)
         if held.part is not None:
             mine = stand_ins.reduce_scatter(mine, held.part, self.own.devices.num_replicas)
         return held.combined(total, mine.reshape(total.shape))
 
-    def _enter(self, key: Key, x: Any, index: Any) -> Any:
+    def _enter(self, key: Key, x: Any, index: Any) -> jax.Array:
         """An input as a part sees it, as `StageLowering` has it: its own rows, and parameters whole."""
         own = self.own
         if own.is_batch(key) or (key in own.step.sliced and key[1] is not None):
@@ -169,7 +169,7 @@ class StageShare:
         made = [fitted(env[key], kind.shape) for key, kind in zip(program.outputs, self.results, strict=False)]
         return [*made, *packed]
 
-    def _total(self, value: int, parts: Sequence[Any]) -> Any:
+    def _total(self, value: int, parts: Sequence[Any]) -> jax.Array:
         """A value of the update: the stand-in of the sum over replicas is the own total, scattered where state is."""
         own = self.own
         if value in self.program.totals and value in own.totals:
@@ -228,7 +228,7 @@ class _Pieces(PlannedPieces):
             return evaluator._plain((value, spec, "forward")), spec
         return value, spec
 
-    def type_of(self, key: Key, entry: Entry) -> Any:
+    def type_of(self, key: Key, entry: Entry) -> jax.ShapeDtypeStruct:
         aval, (value, dim) = self.step.program.types[key[0]], key
         status = self.step.analysis.status[value]
         where = status if dim is None and isinstance(status, int) else dim
@@ -236,7 +236,7 @@ class _Pieces(PlannedPieces):
         return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
-def fitted(value: Any, shape: Sequence[int]) -> Any:
+def fitted(value: Any, shape: Sequence[int]) -> jax.Array:
     """A value of some shape: of dims that are longer the first part, and dims that are shorter repeated."""
     for dim, (size, wanted) in enumerate(zip(value.shape, shape, strict=True)):
         if size > wanted:

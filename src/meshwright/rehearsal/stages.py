@@ -21,7 +21,7 @@ from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_text import pipeline_text
 from meshwright.rehearsal.parts import stand_in_s
 from meshwright.rehearsal.stage_share import StageShare, described_engine
-from meshwright.runtime.checking.compiled import flops_of
+from meshwright.runtime.checking.compiled import flops_of, text_of
 from meshwright.runtime.checking.stage_memory import Key, key_of, peak_bytes
 from meshwright.runtime.checking.verify import Compared
 from meshwright.runtime.checking.verify_stages import planned_flops
@@ -223,7 +223,7 @@ def _seconds(share: StageShare, compiled: Any, device: Any, steps: int) -> float
 
     values, heirs = share.draw(device), _heirs(share)
 
-    def run() -> Any:
+    def run() -> list["jax.Array"]:
         kept = {place: values[place].copy() for place in share.lowered.donated if place not in heirs}
         made = compiled(*values)
         for place in share.lowered.donated:
@@ -269,7 +269,7 @@ def _stage(
             ("update", lambda work: work == UPDATE),
         )
     }
-    flops = sum(runs[key] * flops_of(programs.compiled[key].as_text()) for key in own)
+    flops = sum(runs[key] * flops_of(text_of(programs.compiled[key])) for key in own)
     return StageRehearsal(
         by_work["forward"],
         by_work["backward"],

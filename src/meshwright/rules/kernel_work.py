@@ -19,7 +19,7 @@ Number = NDArray[Any] | None  # a scalar at each position of the grid; None: not
 _MOST_POSITIONS = 2**18  # of the grid; beyond it they are spread evenly
 
 
-def _quotient(a: Any, b: Any) -> Any:
+def _quotient(a: Any, b: Any) -> NDArray[Any]:
     """JAX's division: integers are rounded towards zero."""
     exact = np.true_divide(a, b)
     return np.trunc(exact).astype(np.int64) if a.dtype.kind in "iu" else exact
@@ -149,7 +149,7 @@ class _Program:
             return 0.0, [_SCALARS[name](*known) if len(known) == len(ins) else None]
         return self._call(params, ins)
 
-    def _while(self, params: Any, ins: list[Number]) -> Any:
+    def _while(self, params: Any, ins: list[Number]) -> float | NDArray[Any]:
         """FLOPs of a loop that counts up to a bound, as `jax.lax.fori_loop` does; of one trip if the bound is open."""
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])

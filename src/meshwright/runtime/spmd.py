@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import accumulate, pairwise
 from threading import local
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +179,7 @@ class Program:
             self._ran.add(id(variant))
             return made
 
-    def compile(self, *args: Any) -> Any:
+    def compile(self, *args: Any) -> jax.stages.Compiled:
         """The compiled program for arguments or their types; a call with their like finds it compiled."""
         variant, arrays = self._variant(args)
         types = [
@@ -189,7 +189,7 @@ class Program:
         with self._allow_tracing():
             return variant.jitted.lower(*variant.arguments.bare.fill(types)).compile()
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: Any) -> jax.stages.Lowered:
         """JAX's lowering for these arguments, with None in place of leaves that are not arrays."""
         variant, arrays = self._variant(args)
         kinds = map(jax_compat.abstract, arrays)  # types only: arrays may have other shardings
@@ -264,7 +264,7 @@ def _try_memory(compiled: Any, mesh: DeviceMesh) -> None:
         room.block_until_ready().delete()
 
 
-def _strange(*args: Any) -> Any:
+def _strange(*args: Any) -> NoReturn:
     raise Strange
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.strategy.sharding import Axes, Codes
+from meshwright.units import Numeric
 
 SLICE = "slice"
 
@@ -23,7 +24,7 @@ class CollectiveTimes(Protocol):
     @property
     def sizes(self) -> tuple[int, ...]: ...
 
-    def collective_s(self, kind: str, axes: tuple[int, ...], num_bytes: NDArray[np.float64] | float) -> NDArray: ...
+    def collective_s(self, kind: str, axes: tuple[int, ...], num_bytes: Numeric) -> Numeric: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Normalises calls: arguments by position, static arguments apart, and a key that is equal for like calls."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -34,7 +34,7 @@ class Bound:
     numbers: tuple[int, ...]
     static: tuple[Any, ...]
 
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """A key that is equal for calls that can use the same plan."""
         leaves, tree = tree_flatten(self.values)
         found = self.static, self.names, tree, tuple(map(_type, leaves))
@@ -54,7 +54,7 @@ class Bound:
             i for i, (leaf, tensor) in enumerate(leaves) if isinstance(leaf, _NUMBERS) and tensor.role == "static"
         )
 
-    def key_of_read(self, read: Collection[int]) -> Any:
+    def key_of_read(self, read: Collection[int]) -> tuple[Hashable, ...]:
         """For each leaf whether it is a Python number, and which one where it is read."""
         return tuple(
             isinstance(leaf, _NUMBERS) and (i not in read or (type(leaf), leaf))
@@ -204,7 +204,7 @@ def _first_free(taken: Collection[int]) -> tuple[int, ...]:
     return (next(i for i in range(len(taken) + 1) if i not in taken),)
 
 
-def _type(leaf: Any) -> Any:
+def _type(leaf: Any) -> Hashable:
     """The part of a leaf that JAX compiles for: an array's type; the leaf itself if it is not an array."""
     try:
         aval = jax_compat.abstract(leaf)

@@ -6,17 +6,22 @@ import re
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import jax
 
 from meshwright.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from etils import epath
+    from orbax.checkpoint import CheckpointManager
+
 _ITEMS = ("arrays", "leaves")
 
 
-def orbax() -> Any:
+def orbax() -> ModuleType:
     """The library that writes and reads checkpoints."""
     try:
         import orbax.checkpoint as ocp
@@ -27,7 +32,7 @@ def orbax() -> Any:
     return ocp
 
 
-def full_path(directory: str | PathLike[str]) -> Any:
+def full_path(directory: str | PathLike[str]) -> "epath.Path":
     """The directory's absolute path, as Orbax has paths: it may be in a bucket.
 
     Raises:
@@ -58,7 +63,7 @@ def full_path(directory: str | PathLike[str]) -> Any:
     return path
 
 
-def manager(directory: str | PathLike[str], *, is_async: bool = False, **options: Any) -> Any:
+def manager(directory: str | PathLike[str], *, is_async: bool = False, **options: Any) -> "CheckpointManager":
     """Orbax's manager of a directory.
 
     With several processes Orbax would wait for all of them by a program on their devices, which may never end while
@@ -77,7 +82,7 @@ def manager(directory: str | PathLike[str], *, is_async: bool = False, **options
 
 
 @cache
-def _manager_class() -> Any:
+def _manager_class() -> type["CheckpointManager"]:
     base: Any = orbax().CheckpointManager
 
     class Manager(base):

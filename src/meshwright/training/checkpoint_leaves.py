@@ -69,7 +69,7 @@ class SavedLeaf:
             self.number  # noqa: B018 - raises where the text is not a number
 
     @property
-    def number(self) -> Any:
+    def number(self) -> bool | int | float | complex:
         """The value of a Python number."""
         return _NUMBERS[self.dtype](self.text)
 
@@ -79,7 +79,7 @@ class SavedLeaf:
         return (*self.shape, self.words) if self.kind == "key" else self.shape
 
     @property
-    def stored_dtype(self) -> Any:
+    def stored_dtype(self) -> np.dtype:
         return jnp.dtype("uint32" if self.kind == "key" else self.dtype)
 
     @property
@@ -126,7 +126,7 @@ def describe(path: str, leaf: Any) -> SavedLeaf:
     return SavedLeaf(path, "key", str(aval.dtype), tuple(aval.shape), text=name, words=words)
 
 
-def stored(record: SavedLeaf, leaf: Any, of_some: bool = False) -> Any:
+def stored(record: SavedLeaf, leaf: Any, of_some: bool = False) -> np.ndarray | jax.Array:
     """The plain array that is stored for a leaf; ``of_some``: only some processes have it, and all take part."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CheckpointError(

@@ -52,7 +52,7 @@ def _shared(names: list[str], sums: Mapping[str, Any]) -> dict[str, tuple[int, i
     return {name: tuple(found[first[i], i, 1:].tolist()) for i, name in enumerate(names)}
 
 
-def _on_device(array: Any) -> Any:
+def _on_device(array: Any) -> jax.Array:
     """An array, moved from the host's memory to the device's where needed: programs read only the latter."""
     if not isinstance(array, jax.Array):
         return array
@@ -99,7 +99,7 @@ def _places(shape: tuple[int, ...], number: int) -> jax.Array:
     return found
 
 
-def _mix(word: Any) -> Any:
+def _mix(word: Any) -> jax.Array:
     """MurmurHash3's finaliser: one to one on 32 bits, and every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     word = (word ^ (word >> np.uint32(13))) * np.uint32(0xC2B2AE35)

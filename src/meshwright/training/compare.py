@@ -7,14 +7,15 @@ from statistics import median
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+import numpy as np
+from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster, Mesh
 from meshwright.parallelism.subject.subject import Subjects
 from meshwright.planner.methods import METHOD_NAMES, Method, find_methods
-from meshwright.runtime.checking.compiled import collectives_of
+from meshwright.runtime.checking.compiled import collectives_of, text_of
 from meshwright.runtime.checking.verify_stages import verify_program
 from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes.sharing import put
@@ -180,7 +181,7 @@ def _bytes(compiled: Any, plan: Plan) -> tuple[int | None, int]:
     if isinstance(compiled, PipelineProgram):
         found = verify_program(compiled)
         return int(found.memory.compiled), int(max(stage.bytes.compiled for stage in found.stages))
-    made = collectives_of(compiled.as_text(), plan.mesh.shape)
+    made = collectives_of(text_of(compiled), plan.mesh.shape)
     return _allocated_bytes(compiled), sum(c.bytes * c.trips for c in made)
 
 
@@ -225,7 +226,7 @@ def _following(args: Sequence[Any], made: Any) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def _types(value: Any) -> Any:
+def _types(value: Any) -> tuple[PyTreeDef, list[tuple[tuple[int, ...], np.dtype]]]:
     return tree_structure(value), [(x.shape, x.dtype) for x in tree_leaves(value)]
 
 

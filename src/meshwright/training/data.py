@@ -219,7 +219,7 @@ def _own(leaf: Any) -> Any:
     return np.array(leaf) if not isinstance(leaf, jax.Array) and hasattr(leaf, "__array__") else leaf
 
 
-def _type(leaf: Any, num_parts: int) -> Any:
+def _type(leaf: Any, num_parts: int) -> tuple[tuple[int, ...], str] | None:
     """Shape and dtype of the whole array that a part belongs to; None for leaves that are not arrays."""
     try:
         aval = jax_compat.abstract(leaf)

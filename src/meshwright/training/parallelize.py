@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, update_wrapper, wraps
 from os import PathLike
@@ -214,7 +214,7 @@ class Parallelized:
         """
         return self._plan(self._arguments.bind(args, kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """JAX's lowering for these arguments, as `jax.jit` has it."""
         bound = self._arguments.bind(args, kwargs)
         return self._program(bound).lower(*bound.values)
@@ -223,7 +223,7 @@ class Parallelized:
         """The program for these arguments, which runs as planned; of a pipeline all stages are compiled."""
         return self._program(self._arguments.bind(args, kwargs))
 
-    def compiled(self, *args: Any, **kwargs: Any) -> Any:
+    def compiled(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """The compiled program for these arguments: `lower` and compile."""
         return self.lower(*args, **kwargs).compile()
 
@@ -263,7 +263,7 @@ class Parallelized:
             program.compile(say)
         return program
 
-    def _key(self, bound: Bound) -> Any:
+    def _key(self, bound: Bound) -> Hashable:
         """A key that is equal for calls with the same plan; a Python number counts as an array unless code reads it."""
         key = bound.key()
         return (key, bound.key_of_read(self._read[key])) if key in self._read else key

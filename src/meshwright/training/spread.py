@@ -29,7 +29,7 @@ def of_some_processes(arrays: Sequence[Any]) -> list[bool]:
     return (partly & (found == found[:1]).all(axis=(0, 2))).tolist()
 
 
-def gathered(own: Any) -> Any:
+def gathered(own: Any) -> np.ndarray:
     """An array of each process, stacked, in all of them; all must ask together."""
     gather = in_turn(process_allgather, jax.devices())
     return np.asarray(gather(own)).reshape(-1, *own.shape)
@@ -44,7 +44,7 @@ def _first_and_count(array: Any) -> tuple[int, int]:
     return min(processes), len(processes)
 
 
-def spread(array: Any) -> Any:
+def spread(array: Any) -> jax.Array:
     """An array of some processes, spread over all."""
     return reshard(array, spread_sharding(array.shape))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import jaxpr_as_fun
@@ -16,6 +16,7 @@ from meshwright.graph.tracing.call import Call, call_abstractly
 from meshwright.planner.methods import Auto
 from meshwright.planning import plan_traced
 from meshwright.plans.plan import partition_spec
+from meshwright.plans.tensor import Spec
 from meshwright.progress import progress
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.placement import argument_shardings
@@ -25,8 +26,10 @@ from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackShard
 from meshwright.runtime.stages.placing import absent, from_host, is_here
 from meshwright.training.parallelize import Parallelized, Settings, parallelize
 
+T = TypeVar("T")
 
-def create_state(init: Callable[..., Any], *args: Any, like: Parallelized, example: Sequence[Any] = ()) -> Any:
+
+def create_state(init: Callable[..., T], *args: Any, like: Parallelized, example: Sequence[Any] = ()) -> T:
     """Runs ``init(*args)`` so that every array of its result is created in parts, each on its own device.
 
     Args:
@@ -119,7 +122,7 @@ def _make_on(mesh: Any, call: Call, args: Sequence[Any], parts: Sequence[_Part])
     return dict(zip(names, in_turn(make, mesh.devices.ravel())(*given), strict=True))
 
 
-def _rows(array: Any, rows: slice) -> Any:
+def _rows(array: Any, rows: slice) -> jax.Array:
     return array if rows.stop is None else array[rows]
 
 
@@ -204,7 +207,7 @@ class Follower(Parallelized):
         return plan_traced(traced, None, plan.mesh, method)
 
 
-def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Any:
+def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Spec | None:
     """The plan's sharding of the state's leaf whose path is, or ends in, this one; None if there is none."""
     kept = [t for t in plan.arguments if t.role in ("parameters", "optimizer") and t.shape == shape]
     exact = [t.spec for t in kept if t.path == path]

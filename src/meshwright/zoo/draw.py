@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = Any
+Array = jax.Array
 Source = Any  # a JAX key or a numpy.random.Generator
 
 

@@ -124,7 +124,7 @@ def _functions(name: str, family: str, config: Any) -> tuple[Any, Callable[..., 
 
     module = import_module(f"meshwright.zoo.{family}")
 
-    def loss(params: PyTree, batch: PyTree) -> Any:
+    def loss(params: PyTree, batch: PyTree) -> "jax.Array":
         return module.loss(config, params, batch)
 
     def init(key: Any) -> PyTree:

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.zoo.draw import integers, split
 
-Array = Any
+Array = jax.Array
 PyTree = Any
 Layer = Callable[..., PyTree]  # (weights, x) to x
 
@@ -56,7 +56,7 @@ def init_stack(init_layer: Callable[[Array], PyTree], key: Array, count: int, *,
     return jax.tree.map(_stacked, *layers) if scan else layers
 
 
-def _stacked(*weights: Any) -> Any:
+def _stacked(*weights: Any) -> Array:
     """Several arrays as one, of NumPy where arrays are wanted now: JAX would compile a program for every shape."""
     return jnp.stack(weights) if isinstance(weights[0], jax.core.Tracer) else jax.device_put(np.stack(weights))
 

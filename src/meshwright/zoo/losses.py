@@ -60,7 +60,9 @@ def _fused_forward(chunks: int, head: Array, x: Array, labels: Array) -> tuple[A
     def pieces(y: Array) -> Array:
         return jnp.moveaxis(y.reshape(y.shape[0], chunks, -1, *y.shape[2:]), 1, 0)
 
-    def piece(carry: tuple[Array, ...], inputs: tuple[Array, Array]) -> tuple[tuple[Array, ...], Array]:
+    def piece(
+        carry: tuple[Array, Array, Array], inputs: tuple[Array, Array]
+    ) -> tuple[tuple[Array, Array, Array], Array]:
         (total, head, gradient), (x, labels) = carry, inputs
         logits = jnp.einsum("bsd,vd->bsv", x, head).astype(jnp.float32)
         peak = jnp.max(logits, axis=-1, keepdims=True)

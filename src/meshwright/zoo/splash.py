@@ -1,5 +1,6 @@
 """Splash attention, JAX's fused kernel for TPUs, for a group of query heads that shares one head of keys."""
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ _BLOCKS = (512, 256, 128)  # tokens of a block, the largest that divides the seq
 @cache
 def splash_kernel(
     seq: int, group: int, causal: bool, window: int | None, name: str | None = None, interpret: bool = False
-) -> Any:
+) -> Callable[..., jax.Array]:
     """The kernel, `kernel(q, k, v, sinks=None)`; all layers share one, so that its masks are computed once.
 
     Args:
@@ -40,7 +41,7 @@ def splash_kernel(
 class _Band(splash.LocalMask):
     """A causal mask or a window; blocks that lie within or outside of it are not compared position by position."""
 
-    def __getitem__(self, index: tuple[slice, slice]) -> Any:
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         rows, columns = (range(size)[part] for size, part in zip(self.shape, index, strict=True))
         left = self.shape[0] if self.window_size[0] is None else self.window_size[0]
         if columns[-1] <= rows[0] and columns[0] >= rows[-1] - left:
@@ -51,5 +52,5 @@ class _Band(splash.LocalMask):
 
 
 @lru_cache(maxsize=8)
-def _filled(value: bool, rows: int, columns: int) -> Any:
+def _filled(value: bool, rows: int, columns: int) -> np.ndarray:
     return np.full((rows, columns), value)

@@ -33,7 +33,7 @@ def init_state(params: PyTree) -> PyTree:
     }
 
 
-def _zeros_like(x: Any) -> Any:
+def _zeros_like(x: Any) -> jax.Array:
     """Zeros, of NumPy where arrays are wanted now: JAX would compile a program for every shape."""
     return jnp.zeros_like(x) if isinstance(x, jax.core.Tracer) else jax.device_put(np.zeros(x.shape, x.dtype))
 
@@ -66,7 +66,7 @@ def update(optimizer: AdamW, state: PyTree, grads: PyTree) -> PyTree:
     correction1 = 1 - b1 ** step.astype(jnp.float32)
     correction2 = 1 - b2 ** step.astype(jnp.float32)
 
-    def move(p: Any, m: Any, v: Any) -> Any:
+    def move(p: Any, m: Any, v: Any) -> jax.Array:
         direction = (m / correction1) / (jnp.sqrt(v / correction2) + optimizer.epsilon)
         if optimizer.weight_decay:
             direction += optimizer.weight_decay * p

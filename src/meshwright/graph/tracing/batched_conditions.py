@@ -8,6 +8,7 @@ not hold keeps its values. The program is changed to say so itself before anythi
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
@@ -15,7 +16,7 @@ from meshwright import jax_compat
 from meshwright.graph.tracing.bodies import bodies_of, with_bodies
 
 
-def with_single_conditions(closed: Any) -> Any:
+def with_single_conditions(closed: Any) -> jax_compat.ClosedJaxpr:
     """The program, a closed jaxpr, with one condition for each loop; the same object where all have one already."""
     return _rewritten(closed, {})
 
@@ -33,7 +34,7 @@ def _rewritten(closed: Any, memory: dict[int, Any]) -> Any:
     return new if closed is jaxpr else closed.replace(jaxpr=new)
 
 
-def _equation(eqn: Any, memory: dict[int, Any]) -> Any:
+def _equation(eqn: Any, memory: dict[int, Any]) -> jax_compat.Equation:
     if not bodies_of(eqn):
         return eqn
     eqn = with_bodies(eqn, lambda inner: _rewritten(inner, memory))
@@ -41,14 +42,14 @@ def _equation(eqn: Any, memory: dict[int, Any]) -> Any:
     return _with_single_condition(eqn) if is_batched else eqn
 
 
-def _with_single_condition(eqn: Any) -> Any:
+def _with_single_condition(eqn: Any) -> jax_compat.Equation:
     """A loop that computes the same; its body also reads what its conditions read."""
     params = eqn.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     condition, body = (jax_compat.close(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     hold, advance = jaxpr_as_fun(condition), jaxpr_as_fun(body)
 
-    def any_holds(*values: Any) -> Any:
+    def any_holds(*values: Any) -> jax.Array:
         (holds,) = hold(*values)
         return lax.reduce_or(holds, range(holds.ndim))
 
@@ -70,10 +71,10 @@ def _with_single_condition(eqn: Any) -> Any:
     )
 
 
-def _where(holds: Any, new: Any, old: Any) -> Any:
+def _where(holds: Any, new: Any, old: Any) -> jax.Array:
     """An example's new value where its condition holds; conditions are of the leading dims."""
     return lax.select(lax.broadcast_in_dim(holds, new.shape, range(holds.ndim)), new, old)
 
 
-def _traced(function: Callable[..., Any], types: Sequence[Any]) -> Any:
+def _traced(function: Callable[..., Any], types: Sequence[Any]) -> jax_compat.ClosedJaxpr:
     return jax_compat.trace(function, types)

@@ -13,7 +13,7 @@ def bodies_of(eqn: Any) -> list[Any]:
     return jax_compat.inner_jaxprs(eqn)
 
 
-def with_bodies(eqn: Any, rewritten: Callable[[Any], Any]) -> Any:
+def with_bodies(eqn: Any, rewritten: Callable[[Any], Any]) -> jax_compat.Equation:
     """An equation each of whose jaxprs, closed or open, is rewritten; the same object where all stay as they are."""
     params, changed = dict(eqn.params), False
     for name, value in eqn.params.items():

@@ -8,6 +8,8 @@ from functools import wraps
 from itertools import chain, count
 from typing import Any
 
+import jax
+
 from meshwright import jax_compat
 from meshwright.errors import ShardingError, TraceError, raised_at
 from meshwright.graph.tracing.batched_conditions import with_single_conditions
@@ -194,7 +196,7 @@ def _key(key: Any) -> str:
     return one_line(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))))
 
 
-def _type(array: Any, path: str) -> Any:
+def _type(array: Any, path: str) -> "jax.ShapeDtypeStruct":
     try:
         return jax_compat.abstract(array)
     except (TypeError, OverflowError) as error:

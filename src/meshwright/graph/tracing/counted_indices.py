@@ -24,7 +24,7 @@ _NAMES = {
 }
 
 
-def pair_counted_indices(closed: Any) -> Any:
+def pair_counted_indices(closed: Any) -> jax_compat.ClosedJaxpr:
     """The program, a closed jaxpr, with batching dims in place of indices that count; the same object without any."""
     return _rewritten(closed, (), {})[0] if _has_candidates(closed.jaxpr, {}) else closed
 
@@ -80,7 +80,7 @@ def _equation(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> list[Any]:
     return [eqn]
 
 
-def _with_bodies(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> Any:
+def _with_bodies(eqn: Any, facts: "_Facts", memory: dict[Any, Any]) -> jax_compat.Equation:
     is_call = jax_compat.called_jaxpr(eqn) is not None and len(jax_compat.inner_jaxprs(eqn)) == 1
     known = tuple(facts.get(v) for v in eqn.invars) if is_call else ()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -144,7 +144,7 @@ class PlannedDevice:
         known = {"compute_capability": self.chip.compute_capability, _CORES[self.chip.vendor]: self.chip.cores}
         return known[name] if known.get(name) else self._unknown(name)
 
-    def _unknown(self, name: str) -> Any:
+    def _unknown(self, name: str) -> NoReturn:
         raise AttributeError(
             f"the function asks for {name!r} of the device it is planned for, a {self.chip.name}, whose file in the "
             "catalogue does not have it"

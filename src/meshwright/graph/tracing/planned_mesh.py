@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import jax
+
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
@@ -39,7 +41,7 @@ def planned(mesh: Mesh | Shape | None, devices: Any = None) -> Iterator[None]:
         _CURRENT.reset(before)
 
 
-def current_mesh() -> Any:
+def current_mesh() -> jax.sharding.Mesh | jax.sharding.AbstractMesh:
     """The mesh that the function around is planned for, to be called inside of it.
 
     It is known while the function is traced for planning and for running, where ``mesh=`` says which mesh it is.

@@ -6,7 +6,6 @@ one for the time of starting, and one for the time per byte.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from meshwright.hardware import Mesh
 from meshwright.hardware.collectives import Way, least_s
 from meshwright.strategy.candidates import Assignment
+from meshwright.units import Numeric
 
 SHARES = ("start", "bytes")  # of a collective's time
 CollectiveFactors = Mapping[tuple[str, str], float]
@@ -70,7 +70,7 @@ class CorrectedTimes:
     def sizes(self) -> tuple[int, ...]:
         return self.mesh.sizes
 
-    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Any, start: float = 1.0) -> Any:
+    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Numeric, start: float = 1.0) -> Numeric:
         """As `Mesh.collective_s`."""
         return least_s([(start * alpha, beta) for alpha, beta in self._ways(kind, axes)], num_bytes)
 

@@ -5,11 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import MeshwrightError
 from meshwright.rules.attention import unmasked_scores
+
+if TYPE_CHECKING:
+    import jax
 
 _KINDS = {
     "all-reduce": "all_reduce",
@@ -62,6 +67,18 @@ class CompiledCollective:
     name: str = field(default="", compare=False)
     operation: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
+
+
+def text_of(compiled: "jax.stages.Compiled") -> str:
+    """The text of a compiled program.
+
+    Raises:
+        MeshwrightError: The backend does not show it.
+    """
+    text = compiled.as_text()
+    if text is None:
+        raise MeshwrightError("this backend does not show what it compiled; compare the plan on a CPU or a GPU")
+    return text
 
 
 def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollective]:

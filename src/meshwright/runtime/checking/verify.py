@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.errors import ShardingError
 from meshwright.graph import trace
 from meshwright.plans.plan import PlanData
-from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of, frames_of
+from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of, frames_of, text_of
 from meshwright.runtime.checking.figures import (
     Compared,
     Kind,
@@ -93,7 +93,7 @@ def verify(
     with heard() as warnings:
         compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
     seconds = time.perf_counter() - started
-    text = compiled.as_text()
+    text = text_of(compiled)
     made = collectives_of(text, plan.mesh.shape)
     scatters = _devices(devices)[0].platform != "cpu"
     return Verification(

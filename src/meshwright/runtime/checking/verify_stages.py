@@ -18,7 +18,7 @@ from meshwright.parallelism.subject.subject import Subjects
 from meshwright.parallelism.words import bytes_on_device
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
-from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of
+from meshwright.runtime.checking.compiled import CompiledCollective, collectives_of, flops_of, text_of
 from meshwright.runtime.checking.figures import (
     Compared,
     Kind,
@@ -195,7 +195,7 @@ class _Compiled:
 
     def __init__(self, plan: PlanData, engine: Engine, compiled: Mapping[Key, Any]):
         self.plan, self.engine, self.compiled = plan, engine, compiled
-        self.texts = {key: one.as_text() for key, one in compiled.items()}
+        self.texts = {key: text_of(one) for key, one in compiled.items()}
         self.runs = Counter(key_of(one.program) for one in engine.bound if one.program is not None)
         self.peaks = peak_bytes(engine, compiled)
         self.sent = self._sent()

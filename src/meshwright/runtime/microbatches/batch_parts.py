@@ -271,6 +271,6 @@ def _is_number(x: Any) -> bool:
     return not jax_compat.is_key_dtype(x.dtype) if hasattr(x, "dtype") else isinstance(x, bool | int | float | complex)
 
 
-def _converted(number: Any, unit: Unit) -> Any:
+def _converted(number: Any, unit: Unit) -> np.generic | np.ndarray:
     with np.errstate(all="ignore"):
         return np.asarray(number).astype(unit.eqn.outvars[0].aval.dtype)[()]

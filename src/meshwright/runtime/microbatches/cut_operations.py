@@ -70,19 +70,19 @@ class Cut:
         """The size that a loop's size must be a multiple of to be cut into the same parts."""
         return self.count * self.before
 
-    def parts(self, x: Any, dim: int) -> Any:
+    def parts(self, x: Any, dim: int) -> jax.Array:
         """The parts of a value, stacked."""
         shape = x.shape
         rows = x.reshape(*shape[:dim], self.before, self.count, shape[dim] // self.whole, *shape[dim + 1 :])
         return lax.collapse(jnp.moveaxis(rows, dim + 1, 0), dim + 1, dim + 3)
 
-    def rows(self, size: int, index: Any) -> Any:
+    def rows(self, size: int, index: Any) -> jax.Array:
         """The positions of a part's rows along a dim of this size."""
         block = size // self.whole
         along = jnp.arange(size // self.count, dtype=jnp.uint32)
         return (along // block * self.count + jnp.asarray(index, jnp.uint32)) * block + along % block
 
-    def join(self, x: Any, dim: int) -> Any:
+    def join(self, x: Any, dim: int) -> jax.Array:
         """Puts stacked parts together again."""
         shape = x.shape[1:]
         rows = x.reshape(self.count, *shape[:dim], self.before, shape[dim] // self.before, *shape[dim + 1 :])

@@ -18,7 +18,7 @@ def can_draw_parts(eqn: Any) -> bool:
     return "fry" in str(eqn.invars[0].aval.dtype) and bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
 
 
-def part_bits(keys: Any, bit_width: int, shape: Sequence[int], rows: Any, dim: int) -> Any:
+def part_bits(keys: Any, bit_width: int, shape: Sequence[int], rows: Any, dim: int) -> jax.Array:
     """The bits that a draw of `shape` from each key has at some rows along one dim of that shape.
 
     Args:

@@ -6,7 +6,7 @@ computed for the part; rows of other values are taken from the whole.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -347,7 +347,7 @@ class _Conditional:
         self.ins: list[Key] = [(unit.ins[0], None), *((unit.ins[1 + v], d) for v, d in self.given)]
 
     def __call__(self, env: Env, index: Any) -> None:
-        def branch(program: PartProgram, keys: list[Key]) -> Any:
+        def branch(program: PartProgram, keys: list[Key]) -> Callable[[Any, list[Any]], list[Any]]:
             def run(index: Any, values: list[Any]) -> list[Any]:
                 here = program.run(dict(zip(self.given, values, strict=True)), index)
                 return [here[key] for key in keys]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.extend import core as jex_core
 
 from meshwright import jax_compat
 from meshwright.runtime.microbatches.units import Unit, Units
@@ -42,7 +43,7 @@ def _sum_with(jaxpr: Any, place: int) -> int | None:
         var = made
 
 
-def _made_by(eqn: Any, place: int) -> Any:
+def _made_by(eqn: Any, place: int) -> jex_core.Var | None:
     """The result of an equation that is an operand plus something; None if there is none."""
     name = eqn.primitive.name
     if name in _ADDING or (name == "sub" and place == 0):

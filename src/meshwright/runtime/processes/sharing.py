@@ -124,7 +124,7 @@ def _check_types(name: str, traced: Traced) -> None:
     )
 
 
-def _gather(value: bool) -> Any:
+def _gather(value: bool) -> np.ndarray:
     """The value of every process, in all of them."""
     from jax.experimental.multihost_utils import process_allgather
 
@@ -148,7 +148,7 @@ def put(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
         ) from error
 
 
-def _put_global(array: Any, sharding: Any) -> Any:
+def _put_global(array: Any, sharding: Any) -> jax.Array:
     if not isinstance(array, jax.Array):
         return jax.device_put(array, sharding)
     if jax_compat.is_key_dtype(array.dtype):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -23,7 +24,7 @@ class Words(NamedTuple):
     extra: int = 0
 
 
-def ordered(x: Any, largest: bool) -> Any:
+def ordered(x: Any, largest: bool) -> jax.Array:
     """Integers in the order of floats; −0 precedes +0, and NaN is at the end that is sought, so that NaN wins.
 
     Args:
@@ -34,7 +35,7 @@ def ordered(x: Any, largest: bool) -> Any:
     return jnp.where(jnp.isnan(x), _nan(key.dtype, largest), key)
 
 
-def from_ordered(key: Any, dtype: Any, largest: bool) -> Any:
+def from_ordered(key: Any, dtype: Any, largest: bool) -> jax.Array:
     """The inverse of `ordered`."""
     nan = jnp.asarray(jnp.nan, dtype)
     return jnp.where(key == _nan(key.dtype, largest), nan, lax.bitcast_convert_type(_flipped(key), dtype))
@@ -63,14 +64,14 @@ def words_of(dtype: Any, *, in_pairs: bool = False) -> Words:
     return Words(_bits, lambda words: lax.bitcast_convert_type(words, dtype))
 
 
-def _bits(x: Any) -> Any:
+def _bits(x: Any) -> jax.Array:
     return lax.bitcast_convert_type(x, _INTEGERS[8 * x.dtype.itemsize])
 
 
-def _flipped(bits: Any) -> Any:
+def _flipped(bits: Any) -> jax.Array:
     """Reverses the order of negative floats, whose magnitude grows with their bits; it is its own inverse."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
-def _nan(integers: Any, largest: bool) -> Any:
+def _nan(integers: Any, largest: bool) -> jax.Array:
     return jnp.asarray(jnp.iinfo(integers).max if largest else jnp.iinfo(integers).min, integers)

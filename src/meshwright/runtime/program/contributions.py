@@ -108,7 +108,7 @@ class Contributions:
             ready.append(value)
             exposed.append(held)
 
-        def function(*xs: Any) -> Any:
+        def function(*xs: Any) -> jax.Array:
             return jax_compat.bind(eqn, xs)[0]
 
         for axis in reversed(axes):
@@ -120,7 +120,7 @@ class Contributions:
 
         own = own_part(eqn, op.operands, self.mesh)
 
-        def contribution(*xs: Any) -> Any:
+        def contribution(*xs: Any) -> jax.Array:
             return jnp.expand_dims(jax_compat.bind(own, xs)[0], range(len(axes)))
 
         function = on_each_device(
@@ -131,7 +131,7 @@ class Contributions:
         )
         return self.waiting(function(*operands), op, axes)
 
-    def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> Any:
+    def _expose(self, value: Any, spec: Spec, axes: Sequence[str]) -> jax.Array:
         """Splits the dims that some axes shard, and moves the dims that count devices to the front."""
         shape: list[int] = []
         names: list[str | None] = []
@@ -149,7 +149,7 @@ class Contributions:
         exposed = jnp.transpose(value.reshape(shape), order)
         return self._constrain(exposed, (*((axis,) for axis in axes), *rest))
 
-    def counted_once(self, value: Any, axes: Sequence[str]) -> Any:
+    def counted_once(self, value: Any, axes: Sequence[str]) -> jax.Array:
         """A value as the contribution of the first device, with nothing from the others."""
         sizes = [self.mesh.shape[axis] for axis in axes]
         first = jnp.zeros(sizes, bool).at[(0,) * len(sizes)].set(True).reshape(*sizes, *(1,) * value.ndim)
@@ -160,11 +160,11 @@ class Contributions:
         partial, settled = op.partial[0] or (), op.results[0] or ()
         return self._constrain(value, (*((axis,) for axis in axes), *partial)), Waiting(axes, partial, settled)
 
-    def stacked(self, values: Any, op: OpPlan) -> Any:
+    def stacked(self, values: Any, op: OpPlan) -> jax.Array:
         """Contributions of a loop's trips, stacked in their first dim: their own leading dims come before it."""
         return jnp.moveaxis(values, 0, len(op.waits))
 
-    def add_up(self, value: Any, spec: Waiting) -> Any:
+    def add_up(self, value: Any, spec: Waiting) -> jax.Array:
         """Adds contributions up as was priced: dim by dim where the sum is left scattered, then over all other axes."""
         axes, partial = spec.axes, spec.partial
         for dim, together in scattered_sums(spec.axes, spec.settled):
@@ -187,5 +187,5 @@ class Contributions:
         merged = self._constrain(merged, (together, *((axis,) for axis in left), *partial))
         return merged.sum(axis=0, dtype=value.dtype), left
 
-    def _constrain(self, value: Any, spec: Spec) -> Any:
+    def _constrain(self, value: Any, spec: Spec) -> jax.Array:
         return constrain(value, self.mesh, spec)

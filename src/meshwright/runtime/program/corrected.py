@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -71,7 +72,7 @@ def make_virtual(
     return [constrain(x, mesh, spec) for x, spec in zip(results, made, strict=True)]
 
 
-def _clamped(start: Any, high: int) -> Any:
+def _clamped(start: Any, high: int) -> np.generic | np.ndarray | jax.Array:
     """A start position between 0 and the last one, in its own dtype."""
     dtype = jnp.result_type(start)
     zero, last = np.asarray(0, dtype), np.asarray(min(high, int(jnp.iinfo(dtype).max)), dtype)
@@ -128,13 +129,13 @@ def _is_compared(eqn: Any, op: OpPlan) -> bool:
     return bool(op.sums) and is_float and eqn.primitive.name in (*_LARGEST, *_LEAST)
 
 
-def _compared(eqn: Any, op: OpPlan, mesh: DeviceMesh, operands: Sequence[Any]) -> Any:
+def _compared(eqn: Any, op: OpPlan, mesh: DeviceMesh, operands: Sequence[Any]) -> jax.Array:
     """The largest or least numbers: first on each device, then over all devices as integers in the floats' order."""
     largest, is_scatter = eqn.primitive.name in _LARGEST, eqn.primitive.name in _SCATTERS
     dtype = eqn.outvars[0].aval.dtype
     wide = jnp.dtype(jnp.float32) if dtype.itemsize < NARROWEST else dtype  # as priced
 
-    def own(*parts: Any) -> Any:
+    def own(*parts: Any) -> jax.Array:
         made = _own_scatter(eqn, op, mesh, *parts) if is_scatter else jax_compat.bind(eqn, parts)
         keys = ordered(made[0].astype(wide), largest)
         keys = lax.pmax(keys, op.sums) if largest else lax.pmin(keys, op.sums)
@@ -148,13 +149,13 @@ def _is_looked_up(eqn: Any, op: OpPlan) -> bool:
     return bool(op.sums) and eqn.primitive.name == "gather" and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
 
 
-def _looked_up(eqn: Any, op: OpPlan, contributions: Contributions, operands: Sequence[Any]) -> Any:
+def _looked_up(eqn: Any, op: OpPlan, contributions: Contributions, operands: Sequence[Any]) -> jax.Array:
     """Each device looks up the rows it has; they are added as integers to the zeros of the devices without them."""
     kind, whole, mesh = eqn.outvars[0].aval, eqn.invars[0].aval.shape, contributions.mesh
     sent = _sent(kind.dtype, mesh)
     words = words_of(sent, in_pairs=_is_paired(kind.shape, sent, op, mesh))
 
-    def own(table: Any, indices: Any) -> Any:
+    def own(table: Any, indices: Any) -> jax.Array:
         positions, has = _own_positions(eqn, op, mesh, indices)
         rows = zip(eqn.params["slice_sizes"], whole, table.shape, strict=True)
         sizes = tuple(part if taken == size else taken for taken, size, part in rows)
@@ -222,7 +223,7 @@ def _is_paired(shape: tuple[int, ...], dtype: Any, op: OpPlan, mesh: DeviceMesh)
     return even and dtype.itemsize == 2 and mesh.devices.flat[0].platform != "cpu"
 
 
-def _sent(dtype: Any, mesh: DeviceMesh) -> Any:
+def _sent(dtype: Any, mesh: DeviceMesh) -> np.dtype:
     """The dtype in which floats are sent: XLA's CPU backend sends bfloat16 as float32."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     return jnp.dtype(jnp.float32 if on_cpu and cpu_itemsize(str(dtype), dtype.itemsize) == 4 else dtype)

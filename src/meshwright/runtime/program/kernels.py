@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat, jax_kernels
@@ -78,7 +79,7 @@ def _loops(nest: LoopNest, op: OpPlan, mesh: DeviceMesh) -> dict[str, int]:
     return found
 
 
-def _own_part(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> Any:
+def _own_part(eqn: Any, op: OpPlan, mesh: DeviceMesh) -> JaxprEqn:
     """A kernel for the parts of one device."""
     if eqn.primitive.name != PALLAS:
         return eqn  # its parameters do not depend on the shapes

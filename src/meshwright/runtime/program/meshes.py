@@ -19,7 +19,7 @@ from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
 
 
-def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> Any:
+def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> jax.Array:
     """A value constrained to a sharding."""
     return lax.with_sharding_constraint(value, NamedSharding(_around(mesh), partition_spec(spec)))
 
@@ -67,6 +67,6 @@ def part_shape(shape: Sequence[int], spec: PartitionSpec | Spec, mesh: Any) -> t
     return tuple(n // prod(mesh.shape[axis] for axis in some) for n, some in zip_longest(shape, axes, fillvalue=()))
 
 
-def _around(mesh: DeviceMesh) -> Any:
+def _around(mesh: DeviceMesh) -> DeviceMesh | jax.sharding.AbstractMesh:
     around = jax.sharding.get_abstract_mesh()
     return around if around.manual_axes else mesh

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 
@@ -10,7 +11,7 @@ from meshwright import jax_compat, jax_kernels
 _SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 
 
-def on_devices(eqn: Any, mesh: DeviceMesh) -> Any:
+def on_devices(eqn: Any, mesh: DeviceMesh) -> JaxprEqn:
     """An equation as it runs on real devices, without what it says of shardings: its results' constraints say that.
 
     A `jax.shard_map` keeps its specs, on the real mesh. The context of the user's mesh is left: inside of it, JAX would
@@ -30,7 +31,7 @@ def on_devices(eqn: Any, mesh: DeviceMesh) -> Any:
     return eqn.replace(params=params, ctx=jax_compat.context_without_mesh(eqn.ctx))
 
 
-def _memory_on(target: Any, mesh: DeviceMesh) -> Any:
+def _memory_on(target: Any, mesh: DeviceMesh) -> NamedSharding | None:
     """The target of a `jax.device_put` inside a function: nothing, unless it names another memory than the devices'."""
     if not hasattr(target, "spec"):
         return target

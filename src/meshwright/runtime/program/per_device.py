@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
@@ -37,7 +38,7 @@ def do_alone(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Seq
     return list(function(*operands))
 
 
-def own_part(eqn: Any, operands: Specs, mesh: DeviceMesh) -> Any:
+def own_part(eqn: Any, operands: Specs, mesh: DeviceMesh) -> JaxprEqn:
     """One device's part of an operation: for a convolution, its own groups, the major part of the output features."""
     if not in_groups(eqn):
         return eqn

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh as DeviceMesh
 
@@ -86,7 +87,7 @@ class Virtual:
 
     def made_as(
         self, value: Any, target: Spec, bring: Callable[[tuple[Any, Spec, str], Spec], Any], purpose: Hashable = None
-    ) -> Any:
+    ) -> jax.Array:
         """The same value, computed anew in a sharding.
 
         Args:

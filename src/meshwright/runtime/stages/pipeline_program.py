@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.tree_util import tree_flatten
@@ -130,7 +130,7 @@ class PipelineProgram:
             found.setdefault(place, []).append(array)
         return [self._stack(place, found[place]) if place in stacks else found[place][0] for place in sorted(found)]
 
-    def _stack(self, place: int, pieces: Sequence[Any]) -> Any:
+    def _stack(self, place: int, pieces: Sequence[Any]) -> jax.Array | LayerStack:
         """The next value of a stack."""
         sharding = self.shardings[self._state[place]]
         assert sharding is not None
@@ -142,7 +142,7 @@ class PipelineProgram:
             self.engine.compile(say)
             self._is_compiled = True
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: Any) -> NoReturn:
         raise ShardingError("a pipeline is several programs: its `engine.lowered` has them by kind, stage and place")
 
 

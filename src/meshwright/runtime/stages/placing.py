@@ -20,7 +20,7 @@ def is_here(sharding: NamedSharding) -> bool:
     return any(device.process_index == jax.process_index() for device in sharding.mesh.devices.flat)
 
 
-def from_host(value: Any, sharding: NamedSharding) -> Any:
+def from_host(value: Any, sharding: NamedSharding) -> jax.Array:
     """A value that every process with some of the devices has; the others need not ask."""
     if sharding.is_fully_addressable:
         return put([value], [sharding])[0]
@@ -31,7 +31,7 @@ def from_host(value: Any, sharding: NamedSharding) -> Any:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def absent(kind: Any, sharding: NamedSharding) -> Any:
+def absent(kind: Any, sharding: NamedSharding) -> jax.Array:
     """An array that other processes have."""
     return jax.make_array_from_single_device_arrays(tuple(kind.shape), sharding, [], dtype=kind.dtype)
 
@@ -39,7 +39,7 @@ def absent(kind: Any, sharding: NamedSharding) -> Any:
 def placer(place: NamedSharding) -> Callable[[Any], Any]:
     """Puts an argument where a stage reads it."""
 
-    def placed(x: Any) -> Any:
+    def placed(x: Any) -> jax.Array:
         if getattr(x, "sharding", None) == place:
             return x
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -53,7 +53,7 @@ def placer(place: NamedSharding) -> Callable[[Any], Any]:
 def number_placer(place: NamedSharding) -> Callable[[Any], Any]:
     """Puts a single number that all stages have where one of them reads it: its own copies, where it has some."""
 
-    def placed(x: Any) -> Any:
+    def placed(x: Any) -> jax.Array:
         if isinstance(x, jax.Array) and not jax_compat.is_key_dtype(x.dtype):
             held = {shard.device: shard.data for shard in x.addressable_shards}
             own = [held[device] for device in place.addressable_devices if device in held]
@@ -67,7 +67,7 @@ def number_placer(place: NamedSharding) -> Callable[[Any], Any]:
 def batch_placer(place: NamedSharding, count: int) -> Callable[[Any], Any]:
     """Puts a batch, as a stack of microbatches, where a stage reads it; with several processes all of them must ask."""
 
-    def placed(x: Any) -> Any:
+    def placed(x: Any) -> jax.Array | None:
         x = x if hasattr(x, "reshape") else np.asarray(x)
         stack = x.reshape(count, x.shape[0] // count, *x.shape[1:])
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -77,7 +77,7 @@ def batch_placer(place: NamedSharding, count: int) -> Callable[[Any], Any]:
     return placed
 
 
-def joined(copies: Sequence[Any], sharding: NamedSharding) -> Any:
+def joined(copies: Sequence[Any], sharding: NamedSharding) -> jax.Array:
     """One array of the copies of a single number that stages have; stages may share devices."""
     if jax_compat.is_key_dtype(copies[0].dtype):
         words = joined([jax.random.key_data(copy) for copy in copies], sharding)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
@@ -50,7 +51,7 @@ class Printing:
                 jax_compat.bind(unit.eqn, [_on_host(x) for x in found], unit.stack)
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: Any) -> np.ndarray | jax.Array:
     """A value as an ordered effect takes it, which may have no arrays of several devices."""
     is_here = isinstance(value, jax.Array) and value.is_fully_addressable
     return jax.device_get(value) if is_here and not jax_compat.is_key_dtype(value.dtype) else value

@@ -72,7 +72,7 @@ class Permutes:
                 f"({str(error).splitlines()[0]:.200}); its own output may say why"
             ) from error
 
-    def _pack(self, moves: Sequence[Move], length: int, pieces: Mapping[Any, Any]) -> Any:
+    def _pack(self, moves: Sequence[Move], length: int, pieces: Mapping[Any, Any]) -> jax.Array:
         """One array with what each device sends in a round, and zeros where it sends nothing."""
         boxes = {move.source: move.box for move in moves}
         shards = [

@@ -38,7 +38,7 @@ def cutting(boxes: tuple[Box, ...]) -> Program:
 def joining(boxes: tuple[Box, ...]) -> Program:
     """A program that takes the pieces of a shard, in the order of their boxes, and returns the shard."""
 
-    def join(*pieces: Any) -> Any:
+    def join(*pieces: Any) -> jax.Array:
         kind = pieces[0].dtype
         narrow = jnp.issubdtype(kind, jnp.integer) and jnp.iinfo(kind).bits < _NARROWEST
         wide = [piece.astype(jnp.int8) for piece in pieces] if narrow else pieces
@@ -56,7 +56,7 @@ def compiling(program: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, dev
     return _compilers.submit(lowered.compile)
 
 
-def _join(pieces: Sequence[tuple[Box, Any]]) -> Any:
+def _join(pieces: Sequence[tuple[Box, Any]]) -> jax.Array:
     """Concatenates pieces along a dim in which they form slabs, and those of each slab first.
 
     Pieces are the cells of a grid, some of which are split once more, so there always is such a dim.

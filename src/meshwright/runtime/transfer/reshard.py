@@ -20,7 +20,7 @@ from meshwright.runtime.transfer.transports import Keys, Transport
 _KEPT = 1024  # transfers that `reshard` remembers
 
 
-def reshard(array: Any, sharding: Any) -> Any:
+def reshard(array: Any, sharding: Any) -> jax.Array:
     """Moves an array to the devices of a sharding, split as the sharding says.
 
     The devices may be the array's own, others, or some of both, in any number. Each device receives only what it needs
@@ -118,7 +118,7 @@ class Transfer:
 
         self._steps = None if self._is_plain or self._is_aligned else Steps(self.route, held, needed, dtype, connect)
 
-    def __call__(self, array: Any) -> Any:
+    def __call__(self, array: Any) -> jax.Array:
         """Moves one array; takes the arguments of `start`, and raises its errors."""
         if self._copy is None:
             return self.start(array)()
@@ -155,7 +155,7 @@ class Transfer:
         return lambda: moved
 
     def _run(self, finish: Callable[[], list[Any]]) -> Callable[[], Any]:
-        def assemble() -> Any:
+        def assemble() -> jax.Array:
             return jax.make_array_from_single_device_arrays(self.shape, self.target, finish(), dtype=self.dtype)
 
         if not self._is_local:
@@ -163,7 +163,7 @@ class Transfer:
         moved = assemble()
         return lambda: moved
 
-    def _checked(self, array: Any) -> Any:
+    def _checked(self, array: Any) -> jax.Array:
         """The array, committed to its devices: JAX runs programs of one that is not on the default device."""
         _check_array(array)
         if array.shape != self.shape or array.dtype != self.dtype or array.sharding != self.source:
@@ -179,7 +179,7 @@ def _transfer(shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> T
     return Transfer(shape, dtype, source, target)
 
 
-def _from_host(value: Any, sharding: Any) -> Any:
+def _from_host(value: Any, sharding: Any) -> jax.Array:
     """A number or an array of the host, which must be the same in all processes."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise ShardingError(f"array is {value}, a type without values; give an array")

@@ -239,7 +239,7 @@ class _Splitting:
             made.append([env[v] for v in branch.outputs])
         return [self._selected(number, ins[0], cases) for cases in zip(*made, strict=True)]
 
-    def _selected(self, number: int, which: Any, cases: Sequence[Any]) -> Any:
+    def _selected(self, number: int, which: Any, cases: Sequence[Any]) -> Pieces | jax.Array:
         """One of some values, in pieces where one of them is."""
         pieces = next((x for x in cases if isinstance(x, Pieces)), None)
         if pieces is None:
@@ -293,7 +293,7 @@ class _Splitting:
                 found.append(_rows(whole, 0, begin, end, parts))
         return Pieces(0, parts, tuple(found))
 
-    def _whole(self, x: Any) -> Any:
+    def _whole(self, x: Any) -> jax.Array:
         with jax.named_scope(_ADDED):
             return jnp.concatenate(x.arrays, x.dim) if isinstance(x, Pieces) else x
 
@@ -324,13 +324,13 @@ class _Splitting:
         return [*carry, *(Pieces(0, parts, tuple(arrays)) for arrays in stacked)]
 
 
-def _select(which: Any, cases: Sequence[Any]) -> Any:
+def _select(which: Any, cases: Sequence[Any]) -> jax.Array:
     """The case of a number; two cases are selected by a Boolean, as `jnp.where` does."""
     index = lax.ne(which, jnp.zeros_like(which)) if len(cases) == 2 else which
     return lax.select_n(index, *map(jnp.asarray, cases))
 
 
-def _rows(x: Any, dim: int, begin: int, end: int, parts: Parts) -> Any:
+def _rows(x: Any, dim: int, begin: int, end: int, parts: Parts) -> jax.Array:
     """The rows of some layers along a dim that begins with the layers."""
     step = jnp.shape(x)[dim] // parts[-1][2]
     with jax.named_scope(_ADDED):

@@ -4,7 +4,7 @@ An array of JAX has equal parts on all its devices. So where stages have equally
 one array of JAX (`layout.stacked_mesh`). Otherwise it is a `LayerStack`: one array of JAX for each virtual stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -55,7 +55,7 @@ class LayerStack:
         return (self.sharding.bounds[-1][1], *self.pieces[0].shape[1:])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.pieces[0].dtype
 
     @property
@@ -91,10 +91,10 @@ class LayerStack:
         jax.block_until_ready(self.pieces)
         return self
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.concatenate([np.asarray(piece) for piece in self.pieces]).astype(dtype or self.dtype, copy=False)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> np.ndarray:
         return np.asarray(self)[index]
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ def stacked(array: Any, sharding: StackSharding) -> LayerStack:
             return array
         array = array.array()
     if not isinstance(array, jax.Array):
-        pieces = [np.asarray(array)[begin:end] for begin, end in sharding.bounds]
+        pieces: list[np.ndarray] | list[jax.Array] = [np.asarray(array)[begin:end] for begin, end in sharding.bounds]
     else:
         place = spread_sharding(array.shape, first=1)
         cut = in_turn(_cutting(sharding.bounds, place), jax.devices())
@@ -120,7 +120,7 @@ def stacked(array: Any, sharding: StackSharding) -> LayerStack:
     return LayerStack([reshard(piece, own) for piece, own in zip(pieces, sharding.pieces, strict=True)], sharding)
 
 
-def placed(array: Any, sharding: NamedSharding | StackSharding) -> Any:
+def placed(array: Any, sharding: NamedSharding | StackSharding) -> jax.Array | LayerStack:
     """An array in a sharding of either kind."""
     if isinstance(sharding, StackSharding):
         return stacked(array, sharding)
@@ -128,7 +128,7 @@ def placed(array: Any, sharding: NamedSharding | StackSharding) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _cutting(bounds: tuple[tuple[int, int], ...], place: NamedSharding) -> Any:
+def _cutting(bounds: tuple[tuple[int, int], ...], place: NamedSharding) -> Callable[[Any], list[jax.Array]]:
     return jax.jit(lambda x: [x[begin:end] for begin, end in bounds], out_shardings=[place] * len(bounds))
 
 

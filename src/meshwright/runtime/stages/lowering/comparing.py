@@ -6,6 +6,7 @@ docs/compiler-faults.md has the fault.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,7 +23,7 @@ _REDUCE: dict[str, Callable[..., Any]] = {
 }
 
 
-def reduced(kind: str, x: Any, dims: tuple[int, ...]) -> Any:
+def reduced(kind: str, x: Any, dims: tuple[int, ...]) -> jax.Array:
     """A reduction over dims that devices may have in parts; floats are compared as integers in their order."""
     if kind not in ("max", "min") or not jnp.issubdtype(x.dtype, jnp.floating):
         return _REDUCE[kind](x, dims)

@@ -185,7 +185,7 @@ def in_pieces(array: Any, stages: Sequence[StageDevices]) -> list[Any]:
     return found
 
 
-def of_pieces(pieces: Sequence[Any], sharding: NamedSharding) -> Any:
+def of_pieces(pieces: Sequence[Any], sharding: NamedSharding) -> jax.Array:
     """The inverse of `in_pieces`."""
     shape = (pieces[0].shape[0] * len(pieces), *pieces[0].shape[1:])
     data = [shard.data for piece in pieces for shard in piece.addressable_shards]

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -34,7 +34,7 @@ class _Split:
     def make_record(self, limit: float | None) -> None:
         return None
 
-    def make_judgement(self, plan: PlanData) -> Any:
+    def make_judgement(self, plan: PlanData) -> NoReturn:
         raise NotImplementedError("a replica is judged as part of its stage")
 
 
@@ -158,7 +158,7 @@ class PlannedPieces:
         """Whether an operation's sum over devices, which is added to a total, is left to the end of the step."""
         return op is not None and bool(op.sums) and not op.waits and self._may_wait(value, op.partial[0], op.results[0])
 
-    def type_of(self, key: Key, entry: Entry) -> Any:
+    def type_of(self, key: Key, entry: Entry) -> jax.ShapeDtypeStruct:
         """The type of a value in one replica; of one that is yet to be added up, that of the sum."""
         value, spec, _ = entry
         kind = jax_compat.abstract(value)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
@@ -250,7 +251,7 @@ class StageLowering:
             shape = (count, shape[0] // count, *shape[1:])
         return [jax.ShapeDtypeStruct(shape, aval.dtype)]
 
-    def _whole(self, value: int, parts: Sequence[Any], program: StageProgram) -> Any:
+    def _whole(self, value: int, parts: Sequence[Any], program: StageProgram) -> jax.Array:
         """A value for the update, from the arrays that it is given for it."""
         if value in program.totals and value in self.totals:
             total = self.totals[value].added_up(parts[0], self.update_spec(value))
@@ -331,7 +332,7 @@ class StageLowering:
             places.append(place)
         return types, places
 
-    def _enter(self, key: Key, x: Any, index: Any) -> Any:
+    def _enter(self, key: Key, x: Any, index: Any) -> jax.Array:
         """An input as a part sees it: its own rows."""
         if self.is_batch(key) or (key in self.step.sliced and key[1] is not None):
             return lax.dynamic_index_in_dim(x, index, keepdims=False)
@@ -347,7 +348,7 @@ class StageLowering:
         assert isinstance(found, int)
         return found
 
-    def _wide(self, value: int) -> Any:
+    def _wide(self, value: int) -> np.dtype:
         """The dtype of a total: half-precision sums are added up in float32."""
         dtype = self.types[value].dtype
         adds = self.step.analysis.status[value] == "sum" and is_half(dtype)
@@ -358,7 +359,7 @@ class StageLowering:
         return {(v, None): x for v, x in self.step.program.constants.items()}
 
     @property
-    def _devices(self) -> Any:
+    def _devices(self) -> np.ndarray:
         return self.devices.mesh.devices.ravel()
 
     def _lower(

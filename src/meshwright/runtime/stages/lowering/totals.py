@@ -82,11 +82,11 @@ class Total:
     def _lead(self) -> Spec:
         return ((REPLICAS,),) * self._has_replicas
 
-    def start(self) -> Any:
+    def start(self) -> jax.Array:
         """The total before the first microbatch."""
         return jnp.full(self.type.shape, start(self.kind, self.dtype), self.dtype)
 
-    def add(self, total: Any, mine: Any) -> Any:
+    def add(self, total: Any, mine: Any) -> jax.Array:
         """The total with the contributions of one more microbatch, which replicas hold in a leading dim."""
         if self.part is not None:
             mine = constrain(mine.sum(0, dtype=self.dtype), self.mesh, self.spec)
@@ -96,11 +96,11 @@ class Total:
             mine = mine.reshape(self.type.shape)
         return self.combined(total, mine)
 
-    def combined(self, total: Any, more: Any) -> Any:
+    def combined(self, total: Any, more: Any) -> jax.Array:
         """Two totals as one."""
         return COMBINE[self.kind](total, more)
 
-    def added_up(self, total: Any, target: Spec) -> Any:
+    def added_up(self, total: Any, target: Spec) -> jax.Array:
         """The total of all devices, split over the replicas where an update splits it so."""
         lead = self._lead
         if self.own.axes:
@@ -115,7 +115,7 @@ class Total:
             total = self._over_replicas(total, target)
         return constrain(total, self.mesh, target) if is_spread(target) else total
 
-    def _over_replicas(self, totals: Any, target: Spec) -> Any:
+    def _over_replicas(self, totals: Any, target: Spec) -> jax.Array:
         if self.kind != "sum":
             return reduced(self.kind, totals, (0,))
         inner = without_replicas(target)
@@ -130,7 +130,7 @@ def _refines(spec: Spec, other: Sequence[tuple[str, ...]]) -> bool:
     return all(axes[: len(held)] == held for axes, held in zip(spec, known, strict=True))
 
 
-def start(kind: str, dtype: Any) -> Any:
+def start(kind: str, dtype: Any) -> bool | int | float:
     """What a total starts with, so that it changes nothing."""
     if kind in ("sum", "or"):
         return False if dtype == jnp.bool_ else 0
