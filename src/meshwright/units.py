@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 #: A number, or an array of numbers, in the unit that the name says: what is computed of one is as many.
-Numeric = TypeVar("Numeric", float, "np.ndarray")
+Numeric = TypeVar("Numeric", float, "np.ndarray", "float | np.ndarray")
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
