@@ -32,6 +32,7 @@ FLOORS = (
     "rehearsal",
     "export",
     "report",
+    "step_search",
     "facade",
     "planning",
     "training",

@@ -47,10 +47,15 @@ class DoesNotFit(MeshwrightError):
     Attributes:
         needed_bytes: The least memory per device for which a plan was found; a plan that needs less may exist.
         limit_bytes: The memory per device that was allowed.
+        microbatches: A number of microbatches, and about what a device would need with it: the fewest that would fit,
+            or else as many as the batch has rows for. None where no number helps.
     """
 
-    def __init__(self, message: str, *, needed_bytes: int, limit_bytes: int):
+    def __init__(
+        self, message: str, *, needed_bytes: int, limit_bytes: int, microbatches: tuple[int, int] | None = None
+    ):
         super().__init__(message)
+        self.microbatches = microbatches
         self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
 

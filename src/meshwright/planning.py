@@ -1,6 +1,6 @@
 """`mw.plan`: traces a function, plans it as one program or in stages, and returns the plan."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
+from meshwright.step_search.microbatches import decided
 
 
 def plan(
@@ -29,6 +30,7 @@ def plan(
     cluster: Cluster | str | None = None,
     mesh: Mesh | Shape | None = None,
     method: Method | str | None = None,
+    batch_argnums: int | Sequence[int] | None = None,
     on_progress: Progress | None = None,
 ) -> Plan:
     """Finds how to split a function's tensors over a cluster.
@@ -43,6 +45,8 @@ def plan(
             names ``{"data": 4, "model": 8}``, or a JAX mesh. Shardings that the function itself asks for are honoured
             on a mesh that has their axes: see ``docs/guides/own-shardings.md``.
         method: A method or its short name, such as ``"zero3"``; `Auto` by default.
+        batch_argnums: Positions of the arguments whose leaves are examples stacked along their first dim, which may be
+            cut into microbatches: by default the first that is neither state nor parameters.
         on_progress: Called with a sentence on each stage; else a line on stderr shows it (`progress.py`).
 
     Returns:
@@ -50,7 +54,7 @@ def plan(
 
     Raises:
         TraceError: JAX could not trace the function.
-        DoesNotFit: No plan fits the memory; it names the least memory that suffices.
+        DoesNotFit: No plan fits the memory, with any number of microbatches; it names the least memory that suffices.
         ShardingError: The shapes or the mesh do not allow a method or a fixed sharding.
 
     Examples:
@@ -68,7 +72,7 @@ def plan(
         machines = where if isinstance(where, Cluster) else where[0].cluster
         with planned(mesh):
             traced = trace(function, *args, cluster=machines)
-        return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, budget))
+        return Plan.of(_decided(traced, where, mesh, method, batch_numbers(batch_argnums, len(args)), say, budget))
 
 
 def plan_traced(
@@ -76,12 +80,13 @@ def plan_traced(
     cluster: Cluster | str | None,
     mesh: Mesh | Shape | None,
     method: Method,
+    batch: Sequence[int] | None = None,
     on_progress: Progress | None = None,
 ) -> Plan:
     """As `plan`, for a function that is traced already."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     with progress(on_progress) as say:
-        return Plan.of(_plan(traced, _divided(traced, where, mesh, method), method, say, Budget(method.seconds)))
+        return Plan.of(_decided(traced, where, mesh, method, batch, say, Budget(method.seconds)))
 
 
 def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> str | None:
@@ -90,6 +95,38 @@ def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | N
     where = _divided(traced, where, mesh, method)
     chip = where.chip if isinstance(where, Cluster) else where[0].chip
     return plan_key(traced, method, where, known_efficiencies(chip))
+
+
+def batch_numbers(given: int | Sequence[int] | None, count: int) -> tuple[int, ...] | None:
+    """The positions of the batch among so many arguments; None where they are not given."""
+    if given is None:
+        return None
+    numbers = (given,) if isinstance(given, int) else tuple(given)
+    for number in numbers:
+        if type(number) is not int or not -count <= number < count:
+            raise ShardingError(f"batch_argnums is {given!r}; give positions of the {count} arguments, from 0")
+    return tuple(number % count for number in numbers)
+
+
+def _decided(
+    traced: Traced,
+    where: Cluster | list[Mesh],
+    mesh: Mesh | Shape | None,
+    method: Method,
+    batch: Sequence[int] | None,
+    say: Progress,
+    budget: Budget,
+) -> PlanData:
+    """The plan of a function, with as many microbatches as its method says or as are best."""
+    if isinstance(where, Cluster):
+        return _plan(traced, where, method, say, budget)
+
+    def solve(traced: Traced, method: Method) -> PlanData:
+        own = where if mesh is not None else method.meshes(where[0].cluster) if where[0].cluster else where
+        return _plan(traced, _divided(traced, own, mesh, method), method, say, budget)
+
+    with planned(mesh):  # a step that is cut is traced again
+        return decided(traced, batch, method, where, solve, say)
 
 
 def _divided(

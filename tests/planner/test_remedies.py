@@ -45,7 +45,7 @@ def test_microbatches_and_checkpoints_come_with_about_what_they_would_need():
     peak = plan_of("llama-tiny", (2,), mw.DataParallel(), **model).memory.peak_bytes
     message, error = refused(plan_of, "llama-tiny", (2,), mw.DataParallel(), int(0.6 * peak), **model)
     count, cut, layers, kept = re.search(
-        r"With microbatches=(\d+) \(mw.parallelize\) it would need about ([\d.]+ \w+)\. With jax.checkpoint around "
+        r"With microbatches=(\d+) it would need about ([\d.]+ \w+)\. With jax.checkpoint around "
         r"each of the (\d+) layers it would need about ([\d.]+ \w+)\. Or use",
         message,
     ).groups()

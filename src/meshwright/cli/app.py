@@ -31,6 +31,7 @@ from meshwright.cli.options import (
     MemoryOption,
     MeshOption,
     MethodOption,
+    MicrobatchesOption,
     ModelArgument,
     PipelineOption,
     RecipeOption,
@@ -38,7 +39,7 @@ from meshwright.cli.options import (
     spelled_out,
     takes_zoo_options,
 )
-from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh
+from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh, parse_microbatches
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command
 from meshwright.cli.validate import validate_command
@@ -120,6 +121,7 @@ def plan(
     mesh: MeshOption = None,
     zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
+    microbatches: MicrobatchesOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
     memory_fraction: MemoryOption = None,
@@ -139,6 +141,7 @@ def plan(
         zoo=zoo,
         method=method,
         memory_fraction=memory_fraction,
+        microbatches=parse_microbatches(microbatches),
         pipeline=pipeline,
         recipe=recipe,
     )
@@ -164,6 +167,7 @@ def compare(
     mesh: Annotated[str | None, typer.Option(help="One mesh view for all methods, instead of each one's own.")] = None,
     zoo: ZooOptions = NO_OPTIONS,
     methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
+    microbatches: MicrobatchesOption = "auto",
     memory_fraction: MemoryOption = None,
     steps: Annotated[int, typer.Option(help="Compile, and time this many steps on the devices here.")] = 0,
     json_path: Annotated[
@@ -180,6 +184,7 @@ def compare(
         zoo=zoo,
         method="auto",
         memory_fraction=memory_fraction,
+        microbatches=parse_microbatches(microbatches),
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         found = find_comparison(request, methods, steps, Stages())

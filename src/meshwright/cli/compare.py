@@ -23,6 +23,7 @@ def find_comparison(request: plan.Request, methods: str, steps: int, stages: Sta
         chosen = find_methods(methods)
     except ShardingError as error:
         raise CommandError(f"--methods: {error}") from None
+    chosen = tuple(replace(method, microbatches=request.microbatches) for method in chosen)
     if request.memory_fraction is not None:
         chosen = tuple(replace(method, memory_fraction=request.memory_fraction) for method in chosen)
     machine = plan.machine_of(request)

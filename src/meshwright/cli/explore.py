@@ -14,6 +14,7 @@ from meshwright.cli.options import (
     NO_OPTIONS,
     ArgsOption,
     MemoryOption,
+    MicrobatchesOption,
     ModelArgument,
     PipelineOption,
     ZooOptions,
@@ -33,6 +34,7 @@ def explore_command(
     price: Annotated[
         list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
     ] = None,
+    microbatches: MicrobatchesOption = "auto",
     pipeline: PipelineOption = False,
     memory_fraction: MemoryOption = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed against price as an SVG file.")] = None,
@@ -54,6 +56,7 @@ def explore_command(
         zoo=zoo,
         method="auto",
         memory_fraction=memory_fraction,
+        microbatches=plan.parse_microbatches(microbatches),
         pipeline=pipeline,
     )
     machines = [meshwright.cluster(name) for name in names]
@@ -65,7 +68,7 @@ def explore_command(
             arguments,
             clusters=machines,
             objective=objective,
-            method=plan.staged_method(request) or plan.method_of("auto", memory_fraction),
+            method=plan.staged_method(request) or plan.method_of("auto", memory_fraction, request.microbatches),
             prices=_prices(price or []),
             on_progress=stages.say,
         )

@@ -37,6 +37,9 @@ MethodOption = Annotated[
 MemoryOption = Annotated[
     float | None, typer.Option(help="Part of each device's memory that the plan may use.  [default: 0.9]")
 ]
+MicrobatchesOption = Annotated[
+    str, typer.Option(metavar="auto|N", help="Parts of the batch, run one after the other; auto: as memory needs.")
+]
 PipelineOption = Annotated[bool, typer.Option("--pipeline", help="Look for pipelines, too: stages on submeshes.")]
 RecipeOption = Annotated[
     str | None,

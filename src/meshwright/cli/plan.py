@@ -40,6 +40,7 @@ class Request:
         zoo: The options of a zoo model that were given; without ``checkpoint`` memory decides about it.
         method: A name of `--method`.
         memory_fraction: Part of the memory that the plan may use; None for the method's own.
+        microbatches: Parts of the batch, or auto.
         pipeline: Whether to look for pipelines, too.
         recipe: A recipe of `--recipe`; None for none.
     """
@@ -51,13 +52,14 @@ class Request:
     zoo: Mapping[str, Any]
     method: str
     memory_fraction: float | None
+    microbatches: int | str = "auto"
     pipeline: bool = False
     recipe: str | None = None
 
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
     """Makes the requested plan, and shows every stage."""
-    method = staged_method(request) or method_of(request.method, request.memory_fraction)
+    method = staged_method(request) or method_of(request.method, request.memory_fraction, request.microbatches)
     machine = machine_of(request)
     with stages:
         if ":" in request.model:
@@ -205,7 +207,7 @@ def _kind(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def method_of(name: str, memory_fraction: float | None) -> "Method":
+def method_of(name: str, memory_fraction: float | None, microbatches: int | str = "auto") -> "Method":
     """The method of a name of `--method`."""
     from meshwright.planner.methods import find_method
 
@@ -213,7 +215,8 @@ def method_of(name: str, memory_fraction: float | None) -> "Method":
         found = find_method(name)
     except ShardingError as error:
         raise CommandError(f"--method: {error}") from None
-    return found if memory_fraction is None else replace(found, memory_fraction=memory_fraction)
+    fraction = found.memory_fraction if memory_fraction is None else memory_fraction
+    return replace(found, memory_fraction=fraction, microbatches=microbatches)
 
 
 def staged_method(request: Request) -> "Method | None":
@@ -221,8 +224,9 @@ def staged_method(request: Request) -> "Method | None":
     options: dict[str, Any] = {} if request.memory_fraction is None else {"memory_fraction": request.memory_fraction}
     if not request.pipeline and request.recipe is None:
         return None
-    for option, given in (("--mesh", request.mesh is not None), ("--method", request.method != "auto")):
-        if given:
+    own = (("--mesh", None), ("--method", "auto"), ("--microbatches", "auto"))
+    for option, default in own:
+        if getattr(request, option[2:]) != default:
             raise CommandError(f"{option} is for plans without stages; leave it out, or --pipeline and --recipe")
     if request.recipe is None:
         return meshwright.Auto(pipeline=True, **options)
@@ -243,6 +247,15 @@ def _parse_recipe(text: str) -> dict[str, Any]:
             raise CommandError(f"--recipe: {name} is {value!r:.60}; give a whole number")
         found[name] = int(value) if name in numbers else value
     return found
+
+
+def parse_microbatches(text: str) -> int | str:
+    """Reads ``auto`` or a number."""
+    if text == "auto":
+        return text
+    if not (text.isdecimal() and 0 < int(text) < 2**16):
+        raise CommandError(f"--microbatches is {text!r:.60}; give a whole number, 1 or more, or auto")
+    return int(text)
 
 
 def parse_mesh(text: str | None) -> tuple[int, ...] | dict[str, int] | None:

@@ -19,6 +19,7 @@ from meshwright.cli.options import (
     MemoryOption,
     MeshOption,
     MethodOption,
+    MicrobatchesOption,
     PipelineOption,
     RecipeOption,
     ZooOptions,
@@ -44,6 +45,7 @@ def simulate_command(
     mesh: MeshOption = None,
     zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
+    microbatches: MicrobatchesOption = "auto",
     pipeline: PipelineOption = False,
     recipe: RecipeOption = None,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
@@ -76,6 +78,7 @@ def simulate_command(
             zoo=zoo,
             method=method,
             memory_fraction=memory_fraction,
+            microbatches=plan.parse_microbatches(microbatches),
             pipeline=pipeline,
             recipe=recipe,
         )

@@ -11,11 +11,6 @@ from meshwright.exploration.offer import Offer
 from meshwright.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 60, 14
-_WHOLE_BATCH = (
-    "Plans without stages take the whole batch at once, so that memory for activations weighs more than it would with "
-    "microbatches: a cluster with more memory in all may rank above one with faster devices. Plans with stages "
-    "(pipeline=True, --pipeline) choose microbatches."
-)
 _MARKS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -27,8 +22,6 @@ def exploration_view(offers: Sequence[Offer], pareto: Sequence[Offer], objective
     sources = dict.fromkeys(o.price_source for o in offers if o.price_source)
     if sources:
         parts += [Text(), Text("prices: " + "; ".join(sources))]
-    if any(offer.plan is not None and not offer.plan.stages for offer in offers):
-        parts += [Text(), Text(_WHOLE_BATCH)]
     problems = [f"{offer.cluster.name}: {offer.problem}" for offer in offers if offer.problem]
     if problems:
         parts += [Text(), Text("\n".join(problems))]

@@ -208,6 +208,8 @@ class Graph:
         branches: Index ranges of operations that are alternatives, of which one runs.
         state: For each output position, the input position whose next value it is.
         on_cpu: Whether its types are those of XLA's CPU backend.
+        microbatches: Into how many parts, run one after the other, its batch is cut.
+        batch_argnums: Positions of the arguments that are cut; none where the batch is whole.
     """
 
     kinds: tuple[TensorType, ...]
@@ -225,6 +227,8 @@ class Graph:
     branches: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
     on_cpu: bool = False
+    microbatches: int = 1
+    batch_argnums: tuple[int, ...] = ()
 
     @cached_property
     def ops(self) -> Ops:

@@ -24,7 +24,8 @@ _PLAIN = {
 def plain_sentence(plan: "PlanData") -> str:
     """A plan in words: ``Fully sharded data parallel across 50 hosts, tensor parallel inside each host``."""
     if not plan.stages:
-        return _capital(_sentence(plan.verdict, plan.mesh) or str(plan.verdict))
+        parts = f", {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+        return _capital(_sentence(plan.verdict, plan.mesh) or str(plan.verdict)) + parts
     head = f"Pipeline of {len(plan.stages)} stages over {_devices(plan.mesh.num_devices, plan.mesh.cluster)}"
     meshes = [stage.mesh for stage in plan.stages]
     said = {_sentence(verdict, mesh) for verdict, mesh in zip(plan.stage_verdicts, meshes, strict=True)}

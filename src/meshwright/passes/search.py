@@ -121,7 +121,7 @@ def search_plan(
     """
     started = time.perf_counter()
     say("searching")
-    plan = plan_traced(traced, cluster, mesh, Auto(profile=True, profile_seconds=seconds), say)
+    plan = plan_traced(traced, cluster, mesh, Auto(profile=True, profile_seconds=seconds), on_progress=say)
     taken = time.perf_counter() - started
     return Found(plan, tuple(_chosen(plan, blocks)), tuple(_run(plan, traced, steps, say)), steps, taken)
 

@@ -82,6 +82,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
         provenance=provenance(traced, mesh) | {"stages": stages_from},
         pipeline=found.pipeline,
         stages=stages,
+        microbatches=found.pipeline.num_microbatches,
         origin=traced,
         in_tree=call.arguments.tree,
         out_tree=call.results.tree,

@@ -17,7 +17,7 @@ from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.pytree_json import checked_structure, skeleton
 from meshwright.plans.search_log import Considered
-from meshwright.plans.stage import Pipeline, Stage, Submesh
+from meshwright.plans.stage import Microbatches, Pipeline, Stage, Submesh
 from meshwright.plans.tensor import Tensor, parse_spec, spec_text
 from meshwright.schema import Count, built, checked, parse_json
 from meshwright.solver.problem.gap import relative_gap
@@ -188,6 +188,8 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "considered": [_considered_to_json(c) for c in plan.considered],
         "provenance": dict(plan.provenance),
         "remarks": list(plan.remarks),
+        "microbatches": plan.microbatches,
+        "batch_argnums": list(plan.batch_argnums),
         "arguments": [_tensor_to_json(t) for t in plan.arguments],
         "results": [_tensor_to_json(t) for t in plan.results],
         "judgement": plan.judgement.to_json(),
@@ -237,6 +239,8 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         considered=built(tuple[Considered, ...], data["considered"], "considered"),
         provenance=data["provenance"],
         remarks=built(tuple[str, ...], data.get("remarks", ()), "remarks"),
+        microbatches=built(Microbatches, data.get("microbatches", 1), "microbatches"),
+        batch_argnums=built(tuple[Count, ...], data.get("batch_argnums", ()), "batch_argnums"),
         in_structure=checked_structure(data["in_structure"], len(arguments), "in_structure"),
         out_structure=checked_structure(data["out_structure"], len(results), "out_structure"),
         pipeline=built(Pipeline, data["pipeline"], "pipeline") if "pipeline" in data else None,
@@ -285,6 +289,8 @@ _TYPES: dict[str, Any] = {
     "considered": tuple[Considered, ...],
     "provenance": dict[str, Any],
     "remarks": tuple[str, ...],
+    "microbatches": Microbatches,
+    "batch_argnums": tuple[Count, ...],
     "pipeline": Pipeline | None,
     "stages": tuple[Stage, ...],
 }

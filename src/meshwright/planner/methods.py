@@ -18,6 +18,8 @@ from meshwright.planner.pricing.formulation import Restrictions
 from meshwright.planner.splitting import divided_view, finer_view, most_split, split_batch, split_over
 from meshwright.strategy.sharding import Axes
 
+AUTO = "auto"  # what is left to the search
+
 
 @dataclass(frozen=True)
 class Method:
@@ -28,16 +30,26 @@ class Method:
             runtime's own buffers. An abstract mesh's memory is used whole.
         seconds: The time that all of planning may take, tracing included. None lets it take the time it needs, and
             limits only the search for plans that fit the memory. The best plan found by then is returned, with its gap.
+        microbatches: Into how many parts a train step cuts its batch; they run one after the other, and their gradients
+            are added up. ``"auto"`` takes as many as the memory needs. A method of stages decides it by itself.
     """
 
     memory_fraction: float = field(default=0.9, kw_only=True)
     seconds: float | None = field(default=None, kw_only=True)
+    microbatches: int | str = field(default=AUTO, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory_fraction, int | float) or not 0 < self.memory_fraction <= 1:
             raise ShardingError(f"memory_fraction is {self.memory_fraction!r}; give a fraction above 0 and at most 1")
         if self.seconds is not None and not (isinstance(self.seconds, int | float) and self.seconds > 0):
             raise ShardingError(f"seconds is {self.seconds!r}; give a number above 0, or None for no limit")
+        count = self.microbatches
+        if count != AUTO and (type(count) is not int or count < 1):
+            raise ShardingError(f"microbatches is {count!r}; give a whole number, 1 or more, or {AUTO!r}")
+        if self.staged and count not in (AUTO, 1):
+            raise ShardingError(
+                f"microbatches is {count}, but {self.name} chooses the microbatches of a pipeline itself; leave it out"
+            )
 
     @property
     def name(self) -> str:

@@ -60,6 +60,13 @@ def plan_program(
     return task.plan(meshes, say, budget)
 
 
+def least_live_bytes(traced: Traced, mesh: Mesh) -> tuple[float, float]:
+    """The least bytes that all devices of a mesh hold together at the peak, and bytes of the arguments among them."""
+    graph = traced.graph.for_cpu() if mesh.is_cpu else traced.graph
+    task = Task(replace(traced, graph=graph), Auto(), num_devices=mesh.num_devices, remarks=[])
+    return task.live_bytes, float(graph.num_bytes[list(graph.inputs)].sum())
+
+
 class Task:
     """A traced function and a method: all that does not depend on the mesh."""
 
@@ -137,11 +144,16 @@ class Task:
         limit = self.limit(mesh)
         if limit is None:
             return True
+        return self.live_bytes <= limit * mesh.num_devices
+
+    @property
+    def live_bytes(self) -> float:
+        """Bytes of all values that are live at once, at the most."""
         live, graph = self.live, self.graph
         values = np.flatnonzero(live.stored & (live.stop > live.start) & (self.grouping.placed.home >= 0))
         size = graph.num_bytes[values]
         taken, freed = (np.bincount(at[values], size, live.num_steps + 1) for at in (live.start, live.stop))
-        return bool(np.cumsum(taken - freed).max(initial=0.0) <= limit * mesh.num_devices)
+        return float(np.cumsum(taken - freed).max(initial=0.0))
 
     def _read_back(self, tied: ViewState, considered: list[Considered], budget: Budget) -> PlanData:
         assert tied.latest is not None
@@ -183,6 +195,8 @@ class Task:
                 for one in considered
             ),
             provenance=provenance(self.traced, mesh),
+            microbatches=self.graph.microbatches,
+            batch_argnums=self.graph.batch_argnums,
             remarks=(*(self.remarks or ()), *what_holds(solved, bound, was_over), *self._remarks(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,

@@ -26,8 +26,8 @@ _WIDE = 0.2  # gap above which a plan says what keeps it from being better
 _REMADE = ("checkpoint", "remat")  # in the name scopes of recomputed operations
 
 
-def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) -> str:
-    """Sentences on the remedies that would help.
+def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) -> tuple[str, tuple[int, int] | None]:
+    """Sentences on the remedies that would help, and what microbatches would do (see `DoesNotFit`).
 
     Args:
         formulation: The problem of the mesh that needs least.
@@ -38,7 +38,7 @@ def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) 
     found = _Fullest(formulation, choice)
     told = [*found.uneven(needed, limit), *found.microbatches(needed, limit), *found.checkpointed(needed)]
     rest = "use more devices, a smaller batch, or devices with more memory."
-    return " ".join([*told, f"Or {rest}" if told else rest.capitalize()])
+    return " ".join([*told, f"Or {rest}" if told else rest.capitalize()]), found.cut(needed, limit)
 
 
 def what_holds(state: "ViewState", bound: float, is_over: bool) -> list[str]:
@@ -116,17 +116,23 @@ class _Fullest:
 
     def microbatches(self, needed: int, limit: float) -> Iterator[str]:
         """The fewest microbatches with which the plan fits; or a sentence that no number suffices."""
-        rows = self._rows_on_device()
+        if found := self.cut(needed, limit):
+            count, size = found
+            even = "With" if size <= limit else "Even with"
+            yield f"{even} microbatches={count} it would need about {format_bytes(size)}."
+
+    def cut(self, needed: int, limit: float) -> tuple[int, int] | None:
+        """See `DoesNotFit.microbatches`."""
+        rows, already = self._rows_on_device(), self.graph.microbatches
         counts = [2**n for n in range(1, rows.bit_length()) if rows % 2**n == 0]
-        gradients = max(self.held.get(name, 0.0) for name in ("gradients", "parameters"))  # all are accumulated
-        sizes = [(count, self.staying + gradients + self.passing / count) for count in counts]
+        held = self.held.get
+        gradients = held("gradients", 0.0)
+        if already == 1:  # all of them will be accumulated
+            gradients = max(gradients, held("parameters", 0.0))
+        sizes = [(already * count, int(self.staying + gradients + self.passing / count)) for count in counts]
         enough = [(count, size) for count, size in sizes if size <= limit]
-        if enough:
-            count, size = enough[0]
-            yield f"With microbatches={count} (mw.parallelize) it would need about {format_bytes(size)}."
-        elif sizes and sizes[-1][1] < needed:
-            count, size = sizes[-1]
-            yield f"Even with microbatches={count} (mw.parallelize) it would need about {format_bytes(size)}."
+        found = enough[0] if enough else sizes[-1] if sizes else None
+        return found if found is not None and found[1] < needed else None
 
     def _rows_on_device(self) -> int:
         """Rows of the batch on one device; 1 if there is no batch."""
@@ -139,7 +145,7 @@ class _Fullest:
                 code = self.formulation.tables[which].codes[0][self.choice[which]]
                 split = prod(self.mesh.sizes[a] for a in self.formulation.axes.dims(int(code), len(shape))[0])
                 best = max(best, shape[0] // split)
-        return best
+        return max(best // self.graph.microbatches, 1)
 
     def checkpointed(self, needed: int) -> Iterator[str]:
         """The memory needed if each layer is recomputed: the layers' inputs, and one layer with its gradients."""

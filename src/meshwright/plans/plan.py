@@ -122,6 +122,8 @@ class PlanData:
     pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
     stages: tuple[Stage, ...] = ()
     remarks: tuple[str, ...] = ()  # remarks for the user on how it was made, a sentence each
+    microbatches: int = 1  # parts of the batch that run one after the other; also those of a pipeline
+    batch_argnums: tuple[int, ...] = ()  # positions of the arguments that one program cuts into them
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own structures, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
     in_structure: Any = field(default=None, repr=False)  # their JSON-like form, once it was saved and loaded

@@ -23,6 +23,7 @@ from meshwright.rehearsal.program import Share
 from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
 from meshwright.runtime.checking.compiled import flops_of, text_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes
+from meshwright.runtime.microbatches.planned_parts import traced_as_planned
 from meshwright.units import format_bytes, format_seconds
 
 log = logging.getLogger("meshwright")
@@ -229,13 +230,13 @@ def traced_function(plan: PlanData, function: Any, args: Sequence[Any]) -> Trace
         ShardingError: The plan was loaded and no function is given.
     """
     if function is not None:
-        return trace(function, *args, cluster=plan.mesh.cluster)
+        return traced_as_planned(plan, trace(function, *args, cluster=plan.mesh.cluster))
     if plan.origin is None:
         raise ShardingError(
             "a plan that was loaded does not know its function: call plan.rehearse(function, *arguments), with the "
             "arguments or their types"
         )
-    return plan.origin  # type: ignore[no-any-return]
+    return traced_as_planned(plan, plan.origin)
 
 
 def time_share(share: Share, compiled: Any, values: Sequence[Any], steps: int) -> float:

@@ -11,8 +11,9 @@ def blocks_data(plan: "PlanData") -> dict[str, Any] | None:
     if plan.origin is None:
         return None
     from meshwright.blocks import blocks_of  # here, since plans from files are reported without JAX
+    from meshwright.runtime.microbatches.planned_parts import traced_as_planned
 
-    found = blocks_of(plan.origin.graph)
+    found = blocks_of(traced_as_planned(plan, plan.origin).graph)
     if not found.blocks:
         return None
     order = sorted(

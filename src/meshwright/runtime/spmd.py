@@ -28,6 +28,7 @@ from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Tensor
 from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import in_turn
+from meshwright.runtime.microbatches.planned_parts import cut_as_planned
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.program.evaluate import Evaluator
 
@@ -213,7 +214,8 @@ class Program:
 
     def _make(self, args: tuple[Any, ...]) -> _Variant:
         with planned(self.plan.mesh, self.mesh):
-            call = call_abstractly(self._function, args, self.plan.mesh.cluster)
+            cluster = self.plan.mesh.cluster
+            call = call_abstractly(cut_as_planned(self.plan, self._function, args, cluster), args, cluster)
         arguments, results = call.arguments.bare, call.results.bare
         taken, made = _arrays(self.plan.arguments), _arrays(self.plan.results)
         check_types(taken, call.jaxpr.in_avals)

@@ -14,7 +14,7 @@ from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster, Mesh
 from meshwright.parallelism.subject.subject import Subjects
-from meshwright.planner.methods import METHOD_NAMES, Method, find_methods
+from meshwright.planner.methods import AUTO, METHOD_NAMES, Method, find_methods
 from meshwright.runtime.checking.compiled import collectives_of, text_of
 from meshwright.runtime.checking.verify_stages import verify_program
 from meshwright.runtime.placement import argument_shardings
@@ -92,6 +92,8 @@ def compare(
 def _with_method(function: Callable[..., Any], method: Method, cluster: Any, mesh: Any) -> Parallelized:
     if not isinstance(function, Parallelized):
         return parallelize(function, cluster=cluster, mesh=mesh, method=method)
+    if method.microbatches == AUTO and not method.staged:
+        method = replace(method, microbatches=function.settings.method.microbatches)
     settings = replace(function.settings, method=method)
     if cluster is not None or mesh is not None:
         settings = replace(settings, cluster=cluster, mesh=mesh)

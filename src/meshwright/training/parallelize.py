@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, update_wrapper, wraps
+from functools import cached_property, partial, update_wrapper
 from os import PathLike
 from typing import Any
 
@@ -23,12 +23,11 @@ from meshwright.hardware.load import is_local
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.plan_files import PLANS
 from meshwright.plan_files.known_plans import known_or_made, of_call
-from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.planner.methods import AUTO, Auto, Method, find_method
 from meshwright.planning import key_of, plan_traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
-from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
 from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
 from meshwright.runtime.spmd import Program, Strange, check_types, device_mesh, refuse_tracing
 from meshwright.runtime.stages.pipeline_program import PipelineProgram, why_not_cut
@@ -44,7 +43,7 @@ def parallelize(
     cluster: Cluster | str | None = None,
     mesh: Mesh | Shape | None = None,
     method: Method | PlanData | str | None = None,
-    microbatches: int = 1,
+    microbatches: int | str | None = None,
     donate_argnums: str | int | Sequence[int] = "auto",
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -63,8 +62,8 @@ def parallelize(
         method: A method or its short name, such as ``"zero3"``; `mw.Auto()` by default. Or a plan for these arguments,
             such as one from `mw.Plan.load`. With `mw.Auto(pipeline=True)` and `mw.ThreeD` the function runs in stages.
         microbatches: Into how many parts the batch is cut; the parts run one after the other and their gradients are
-            added up, so that a step needs less memory. The results are those of the whole batch, except for random bits
-            drawn for each example: each part draws its own. If equal results cannot be proven (batch norm), the batch
+            added up, so that a step needs less memory. By default the method decides: as many as the memory needs. The
+            results are those of the whole batch. If that cannot be proven for a given number (batch norm), the batch
             runs whole, and a warning and the plan's remarks say why.
         donate_argnums: Arguments whose memory the results may take over: they cannot be used after the call. By default
             these are the arguments that come back complete as results, such as a state.
@@ -99,7 +98,9 @@ def parallelize(
     plan = method if isinstance(method, PlanData) else None
     found = find_method(None if isinstance(method, PlanData) else method)
     numbers = _numbers(function, donate_argnums, static_argnums, static_argnames, batch_argnums, state_argnums)
-    return Parallelized(function, Settings(cluster, mesh, found, microbatches, plan=plan, plans=plans, **numbers))
+    if microbatches is not None:
+        found = replace(found, microbatches=microbatches)
+    return Parallelized(function, Settings(cluster, mesh, found, plan=plan, plans=plans, **numbers))
 
 
 def _numbers(function, donate, static, static_names, batch, state) -> dict[str, Any]:
@@ -127,7 +128,6 @@ class Settings:
     cluster: Cluster | str | None
     mesh: Mesh | Shape | None
     method: Method
-    microbatches: int
     donate_argnums: tuple[int, ...] | None
     static_argnums: tuple[int, ...]
     batch_argnums: tuple[int, ...]
@@ -143,15 +143,6 @@ class Settings:
         if isinstance(mesh, Mesh):
             return mesh.cluster
         return None if self.cluster is None or is_local(self.cluster) else find_cluster(self.cluster)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.microbatches, int) or self.microbatches < 1:
-            raise ShardingError(f"microbatches is {self.microbatches!r}; give a whole number, 1 or more")
-        if self.method.staged and self.microbatches > 1:
-            raise ShardingError(
-                f"microbatches is {self.microbatches}, but {self.method.name} chooses the microbatches of a pipeline "
-                "itself; leave it out"
-            )
 
 
 class Parallelized:
@@ -171,8 +162,6 @@ class Parallelized:
         self.recent: Program | PipelineProgram | None = None
         self._programs: dict[Any, Program | PipelineProgram] = {}
         self._plans: dict[Any, Plan] = {}
-        self._steps: dict[Any, Callable[..., Any]] = {}
-        self._remarks: dict[Any, tuple[str, ...]] = {}
         self._read: dict[Any, frozenset[int]] = {}  # by key of calls, the Python numbers that the function's code reads
         self._arguments = Arguments(function, settings.static_argnums, settings.static_argnames)
         update_wrapper(self, function, updated=())
@@ -255,8 +244,8 @@ class Parallelized:
 
     def _make(self, plan: Plan, bound: Bound) -> Program | PipelineProgram:
         if not plan.stages:
-            return Program(plan, self._step(bound), device_mesh(plan))
-        traced = self._donating(trace(self._step(bound), *bound.values, cluster=self.settings.planned_for), bound)
+            return Program(plan, bound.function, device_mesh(plan))
+        traced = self._donating(trace(bound.function, *bound.values, cluster=self.settings.planned_for), bound)
         with progress() as say:
             say(f"cutting {self.__name__} into stages")
             program = PipelineProgram(plan, traced, self._batch(traced))
@@ -272,17 +261,16 @@ class Parallelized:
         key = self._key(bound)
         plan = self._plans.get(key)
         if plan is None:
-            if self.settings.microbatches > 1 or isinstance(self.settings.method, ThreeD):
+            if self.settings.method.microbatches not in (AUTO, 1) or isinstance(self.settings.method, ThreeD):
                 bound.check_batch(self.settings.batch_argnums)
             announce(f"the planning of {self.__name__}", bound.names, bound.values, is_next=True)
             before = self.last_plan
             started = time.perf_counter()
             with planned(self._mesh):
                 cluster = self.settings.planned_for
-                traced = self._donating(trace(self._step(bound), *bound.values, cluster=cluster), bound)
+                traced = self._donating(trace(bound.function, *bound.values, cluster=cluster), bound)
             meet_to_measure(self.settings.cluster, self.settings.mesh)
             plan = Plan.of(shared_plan(self.__name__, traced, lambda: self._plan_traced(traced)))
-            plan = replace(plan, remarks=(*self._remarks.get(key, ()), *plan.remarks))
             if read := bound.read(plan.arguments):
                 self._read[bound.key()] = read | self._read.get(bound.key(), frozenset())
             self._plans[self._key(bound)] = plan
@@ -309,12 +297,12 @@ class Parallelized:
 
     def _plan_anew(self, traced: Traced) -> Plan:
         settings, method = self.settings, self.settings.method
-        plan = plan_traced(traced, settings.cluster, settings.mesh, method)
+        plan = plan_traced(traced, settings.cluster, settings.mesh, method, self._batch(traced))
         if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch(traced))):
             whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds)
             remark = f"The step runs as one program, although a pipeline would be quicker: {reason}."
             log.warning("%s: %s", self.__name__, remark)
-            plan = plan_traced(traced, settings.cluster, settings.mesh, whole)
+            plan = plan_traced(traced, settings.cluster, settings.mesh, whole, self._batch(traced))
             return replace(plan, remarks=(remark, *plan.remarks))
         return plan
 
@@ -322,24 +310,6 @@ class Parallelized:
         """Positions of the batch among the arguments that are not static."""
         static, batch = self.settings.static_argnums, self.settings.batch_argnums
         return [number - sum(n < number for n in static) for number in batch]
-
-    def _step(self, bound: Bound) -> Callable[..., Any]:
-        """The function of the arguments that are not static, cut into microbatches where asked for and possible."""
-        count = self.settings.microbatches
-        if count == 1:
-            return bound.function
-        key = self._key(bound)
-        if key not in self._steps:
-            batch = [i for i, number in enumerate(bound.numbers) if number in self.settings.batch_argnums]
-            try:
-                cut = accumulated(bound.function, bound.values, batch, count, self.settings.planned_for)
-                self._steps[key] = wraps(bound.function)(cut)  # its arguments keep their names in the plan
-            except CannotCut as reason:
-                remark = f"runs its batch whole instead of in {count} microbatches, which could change its numbers"
-                log.warning("%s: %s: %s", self.__name__, remark, reason)
-                self._steps[key] = bound.function
-                self._remarks[key] = (f"The step {remark}: {reason}.",)
-        return self._steps[key]
 
     def _donating(self, traced: Traced, bound: Bound) -> Traced:
         """The traced function with its donated arguments marked."""

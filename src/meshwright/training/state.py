@@ -169,8 +169,8 @@ def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) 
         raise ShardingError(f"follow: {wrong[0]} is the leader's; leave it out")
     own = leader.settings
     alike = {"batch_argnums": own.batch_argnums} if len(own.state_argnums) == 1 else {}
-    found = parallelize(function, **{"microbatches": own.microbatches, **alike, **settings}).settings
-    return Follower(function, replace(found, cluster=own.cluster, mesh=own.mesh, method=own.method), leader)
+    found = parallelize(function, **{"method": own.method, **alike, **settings}).settings
+    return Follower(function, replace(found, cluster=own.cluster, mesh=own.mesh), leader)
 
 
 def _check_parallelized(what: str, function: Any) -> None:
@@ -203,8 +203,9 @@ class Follower(Parallelized):
             for path, value in zip(graph.input_paths, graph.inputs, strict=True)
             if (spec := _spec_at(plan, path, graph.types[value].shape)) is not None
         }
-        method = Auto(fix=fix, memory_fraction=self.leader.settings.method.memory_fraction)
-        return plan_traced(traced, None, plan.mesh, method)
+        own = self.settings.method
+        method = Auto(fix=fix, memory_fraction=own.memory_fraction, microbatches=own.microbatches)
+        return plan_traced(traced, None, plan.mesh, method, self._batch(traced))
 
 
 def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Spec | None:

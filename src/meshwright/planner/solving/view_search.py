@@ -231,11 +231,13 @@ def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
     formulation = closest.formulate()
     choice, needed = least_memory(formulation)
     found = "no plan fits" if all(m.is_proven for m in misfits) else "no plan was found that fits"
+    told, cut = remedies(formulation, choice, needed, limit)
     return DoesNotFit(
         f"{found} {format_bytes(limit)} per device; the least for which a plan was found is "
-        f"{format_bytes(needed)}, on mesh {mesh.shape}. {remedies(formulation, choice, needed, limit)}",
+        f"{format_bytes(needed)}, on mesh {mesh.shape}. {told}",
         needed_bytes=needed,
         limit_bytes=int(limit),
+        microbatches=cut,
     )
 
 

@@ -43,6 +43,7 @@ def accumulated(
     batch: Sequence[int],
     count: int,
     cluster: Cluster | None = None,
+    call: Call | None = None,
 ) -> Callable[..., Any]:
     """The function with its batch cut into parts that run one after the other.
 
@@ -52,6 +53,7 @@ def accumulated(
         batch: Positions of the arguments whose leaves are examples stacked along their first dim.
         count: The number of parts.
         cluster: The cluster that it is traced for; the devices at hand by default.
+        call: The function as JAX sees it for these arguments, where it was traced already.
 
     Returns:
         A function of like arguments and results.
@@ -61,7 +63,7 @@ def accumulated(
         CannotCut: The numbers would change.
     """
     size = _batch_size(args, batch, count)
-    whole = call_abstractly(function, args, cluster)
+    whole = call_abstractly(function, args, cluster) if call is None else call
     is_batch = [i in batch for i, arg in enumerate(args) for _ in tree_leaves(arg)]
     pairs = zip(is_batch, whole.arguments.positions, strict=True)
     examples = [given for given, position in pairs if position is not None]

@@ -1,0 +1,203 @@
+"""Decides into how many microbatches a batch is cut: the fewest that fit, or more where the step is quicker by them.
+
+With fewer microbatches parameters are gathered less often and kernels are larger; with more of them less memory is
+taken, which leaves the choice among quicker splits. Plans are made for a few numbers of microbatches, from a lower
+bound on the memory upwards, and the quickest as simulated is kept; of plans that are nearly as quick, the simplest.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.graph import Traced
+from meshwright.hardware import Mesh
+from meshwright.planner.grouping.roles import find_roles
+from meshwright.planner.methods import AUTO, Auto, Method, Zero
+from meshwright.planner.planner import Progress, least_live_bytes
+from meshwright.plans.plan import PlanData
+from meshwright.runtime.microbatches.cut_operations import CannotCut
+from meshwright.runtime.microbatches.planned_parts import cut_traced
+from meshwright.step_search.ranking import simplest
+
+Solve = Callable[[Traced, Method], PlanData]
+log = logging.getLogger("meshwright")
+
+_BINDS = 1.02  # times the cost without a memory limit: from here more microbatches may leave room for a quicker split
+_NEAR = 1.25  # times the limit: what an estimate of memory may be wrong by
+
+
+def decided(
+    traced: Traced,
+    batch: Sequence[int] | None,
+    method: Method,
+    meshes: Sequence[Mesh],
+    solve: Solve,
+    say: Progress,
+) -> PlanData:
+    """The plan of a step as one program, with as many microbatches as its method says or as are best.
+
+    Args:
+        traced: The step, with its whole batch.
+        batch: Positions of the arguments that are the batch; None for those that look like it.
+        method: The method.
+        meshes: The views that it tries.
+        solve: Makes the plan of a traced step by a method.
+        say: Called with each stage.
+
+    Raises:
+        DoesNotFit: No plan fits, with any number of microbatches.
+        ShardingError: The batch does not divide into as many parts as the method says.
+    """
+    positions = batch_argnums(traced) if batch is None else tuple(batch)
+    if method.microbatches == AUTO:
+        return _Search(traced, positions, method, meshes, solve, say).best()
+    assert isinstance(method.microbatches, int)
+    if method.microbatches == 1:
+        return solve(traced, method)
+    try:
+        return solve(cut_traced(traced, positions, method.microbatches), method)
+    except CannotCut as reason:
+        remark = (
+            f"runs its batch whole instead of in {method.microbatches} microbatches, which could change its numbers"
+        )
+        log.warning("%s: %s: %s", getattr(traced.function, "__name__", "the step"), remark, reason)
+        found = solve(traced, method)
+        return replace(found, remarks=(f"The step {remark}: {reason}.", *found.remarks))
+
+
+def batch_argnums(traced: Traced) -> tuple[int, ...]:
+    """The arguments of data that are stacks of as many examples as the first one; none where no state is returned."""
+    graph, arguments = traced.graph, traced.call.arguments
+    data, first = set(find_roles(graph).data), 0
+    sizes: dict[int, set[int]] = {}
+    for number, child in enumerate(arguments.tree.children()):
+        places = arguments.positions[first : first + child.num_leaves]
+        first += child.num_leaves
+        values = [graph.inputs[place] for place in places if place is not None]
+        shapes = [graph.types[value].shape for value in values]
+        if graph.state and data.issuperset(values) and any(shapes):
+            sizes[number] = {shape[0] for shape in shapes if shape}
+    return tuple(number for number, found in sizes.items() if found == next(iter(sizes.values())))
+
+
+def batch_size(traced: Traced, positions: Sequence[int]) -> int:
+    """The number of examples; 0 where the arguments are no stacks of the same examples."""
+    import jax
+
+    args = traced.call.arguments.fill(traced.call.types)
+    leaves = [x for number in positions if number < len(args) for x in jax.tree_util.tree_leaves(args[number])]
+    sizes = {x.shape[0] for x in leaves if getattr(x, "shape", ())}
+    return int(sizes.pop()) if len(sizes) == 1 else 0
+
+
+@dataclass(frozen=True)
+class _Search:
+    traced: Traced
+    positions: tuple[int, ...]
+    method: Method
+    meshes: Sequence[Mesh]
+    solve: Solve
+    say: Progress
+
+    def best(self) -> PlanData:
+        """The plan with the best number of microbatches."""
+        counts = _divisors(batch_size(self.traced, self.positions))
+        count = self._least_count(counts)
+        plans: list[PlanData] = []
+        while count:
+            try:
+                found = self._plans(count)
+            except DoesNotFit as error:
+                if plans:
+                    break
+                following = self._after_misfit(error, count, counts)
+                if not following:
+                    raise _said(error, count) from None
+            except CannotCut as reason:
+                if plans:
+                    break
+                raise self._uncut(reason) from None
+            else:
+                gained = not plans or simplest([*plans, *found]) in found
+                plans += found
+                following = _following(counts, 2 * count) if gained and self._is_held(found[0]) else 0
+            count = following
+        return simplest(plans) if len(plans) > 1 else plans[0]
+
+    def _least_count(self, counts: Sequence[int]) -> int:
+        """The fewest microbatches with which a plan may fit: all devices together hold every live value once."""
+        limit = self.meshes[0].memory_bytes
+        if limit is None or len(counts) < 2:
+            return 1
+        room = limit * self.meshes[0].num_devices
+        live, arguments = least_live_bytes(self.traced, self.meshes[0])
+        if live <= room or arguments >= room:
+            return 1
+        return _following(counts, ceil((live - arguments) / (room - arguments))) or counts[-1]
+
+    def _plans(self, count: int) -> list[PlanData]:
+        """The plan with so many microbatches; beside the search's own those of fully sharded data parallelism."""
+        if count == 1:
+            return [self.solve(self.traced, self.method)]
+        self.say(f"cutting the batch into {count} microbatches")
+        traced = cut_traced(self.traced, self.positions, count)
+        found = [self.solve(traced, self.method)]
+        for method in self._plain():
+            try:
+                found.append(self.solve(traced, method))
+            except (DoesNotFit, ShardingError):  # the batch or the memory do not allow what it fixes
+                continue
+        return found
+
+    def _plain(self) -> list[Method]:
+        """The methods that are tried beside a free search on a cluster: FSDP over all devices, and over each host's."""
+        cluster = self.meshes[0].cluster
+        if self.method != Auto(memory_fraction=self.method.memory_fraction, seconds=self.method.seconds):
+            return []
+        if cluster is None or cluster.num_devices < 2:
+            return []
+        fsdp = Zero(3, memory_fraction=self.method.memory_fraction, seconds=self.method.seconds)
+        hosts = cluster.num_hosts > 1 and cluster.devices_per_host > 1
+        return [fsdp, *([replace(fsdp, group=cluster.devices_per_host)] if hosts else [])]
+
+    def _is_held(self, plan: PlanData) -> bool:
+        """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
+        rounds = [each for view in plan.considered for each in view.rounds if not each.num_held and each.progress]
+        free = [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
+        return bool(free) and plan.step_s > _BINDS * min(free)
+
+    def _after_misfit(self, error: DoesNotFit, count: int, counts: Sequence[int]) -> int:
+        """The number of microbatches to try where nothing fitted; 0 for none."""
+        if error.microbatches is None:
+            return 0
+        wanted, needed = error.microbatches
+        return _following(counts, max(wanted, count + 1)) if needed <= _NEAR * error.limit_bytes else 0
+
+    def _uncut(self, reason: CannotCut) -> DoesNotFit:
+        """The error of a step that does not fit whole, and cannot be cut."""
+        try:
+            self.solve(self.traced, self.method)
+        except DoesNotFit as error:
+            message = f"{error} Its batch cannot be cut into microbatches, which could change its numbers: {reason}."
+            return DoesNotFit(message, needed_bytes=error.needed_bytes, limit_bytes=error.limit_bytes)
+        raise AssertionError("a step fits that was found not to fit")
+
+
+def _divisors(size: int) -> list[int]:
+    return [n for n in range(1, size + 1) if size % n == 0] or [1]
+
+
+def _following(counts: Sequence[int], least: int) -> int:
+    """The first number of microbatches that is no smaller; 0 where there is none."""
+    return next((count for count in counts if count >= least), 0)
+
+
+def _said(error: DoesNotFit, count: int) -> DoesNotFit:
+    """An error that says with how many microbatches nothing fitted."""
+    if count == 1:
+        return error
+    return DoesNotFit(
+        f"with {count} microbatches {error}", needed_bytes=error.needed_bytes, limit_bytes=error.limit_bytes
+    )
