@@ -182,6 +182,7 @@ def test_methods_are_compared_as_json_and_run(own):
 
 def test_methods_of_which_none_fits_are_compared_with_layers_checkpointed():
     options = ("--cluster", "1x2 h100", "--methods", "data", "--batch", 2**18, "--seq", 64, "--layers", 8)
+    options = (*options, "--microbatches", 1)
     result = run("compare", "llama-tiny", *options)
     assert "no method fits as it is: comparing again with every layer checkpointed" in result.stderr
     assert result.stdout.splitlines()[2].split()[:2] == ["DataParallel", "2"]
@@ -233,12 +234,24 @@ def test_checkpointing_is_tried_when_nothing_else_fits():
     )
     assert checkpointed < plain
     fraction = (plain + checkpointed) / 2 / meshwright.cluster("1 a100-40gb").memory_bytes
-    result = run(*TIGHT, fraction, "--json", "-")
+    whole = ("--microbatches", 1)
+    result = run(*TIGHT, fraction, *whole, "--json", "-")
     assert "planning again with every layer checkpointed" in result.stderr
     assert json.loads(result.stdout)["memory"]["peak_bytes"] == checkpointed
-    assert "no plan fits" in refuse(*TIGHT, fraction, "--no-checkpoint")
-    message = refuse(*TIGHT, fraction / 100)
+    assert "no plan fits" in refuse(*TIGHT, fraction, *whole, "--no-checkpoint")
+    message = refuse(*TIGHT, fraction / 100, *whole)
     assert "no plan fits" in message and "more devices" in message
+
+
+def test_microbatches_are_decided_or_given():
+    whole, decided, given = (
+        json.loads(run(*TIGHT, 0.9, *options, "--json", "-").stdout)
+        for options in (("--microbatches", 1), (), ("--microbatches", 2))
+    )
+    assert [plan["microbatches"] for plan in (whole, decided, given)] == [1, 1, 2]
+    fraction = 0.8 * whole["memory"]["peak_bytes"] / meshwright.cluster("1 a100-40gb").memory_bytes
+    assert json.loads(run(*TIGHT, fraction, "--json", "-").stdout)["microbatches"] > 1
+    assert "--microbatches is 'few'; give a whole number" in refuse(*TIGHT, 0.9, "--microbatches", "few")
 
 
 @pytest.mark.parametrize("args", ["mine:arguments", "mine:make_arguments"])

@@ -38,7 +38,7 @@ def plan_like(mesh, parts):
     for name, axes, *rest in parts:
         share, text = rest[0] if rest else 1.0, rest[1] if len(rest) > 1 else f"{name} over {axes}"
         made.append(Part(name, tuple(axes), 1, share, text))
-    return SimpleNamespace(stages=(), verdict=Verdict(tuple(made)), mesh=mesh)
+    return SimpleNamespace(stages=(), microbatches=1, verdict=Verdict(tuple(made)), mesh=mesh)
 
 
 @pytest.mark.parametrize(("cluster", "shape", "parts", "sentence"), CASES, ids=lambda case: str(case)[:20])
