@@ -40,6 +40,7 @@ FLOORS = (
     "ray",
     "exploration",
     "zoo",
+    "trainer",
     "validation",
     "warm",
     "cli __main__",

@@ -34,6 +34,7 @@ NAMES = [
     "TensorParallel",
     "ThreeD",
     "TraceError",
+    "TrainingError",
     "Zero",
     "batches",
     "boundary",
@@ -56,6 +57,7 @@ NAMES = [
     "saved_steps",
     "simulate",
     "solve",
+    "train",
 ]
 
 

@@ -64,6 +64,10 @@ class OutputError(MeshwrightError, OSError):
     """A file or folder that cannot be written."""
 
 
+class TrainingError(MeshwrightError, ValueError):
+    """A training run that cannot begin or continue as its settings say; the message names the setting or the file."""
+
+
 class CheckpointError(MeshwrightError, RuntimeError):
     """A state that could not be saved or restored; what was saved earlier is intact."""
 

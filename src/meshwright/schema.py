@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -320,7 +321,9 @@ def _built_record(kind: Any) -> Builder:
             raise _Misfit(value, "a table")
         for name in value:
             if name not in inner():
-                raise _Misfit(value, "", f"has an entry {_shown(name)}, which is none of {', '.join(inner())}")
+                close = get_close_matches(str(name), inner(), n=1)
+                nearest = f"; the nearest is {close[0]!r}" if close else ""
+                raise _Misfit(value, "", f"has an entry {_shown(name)}, which is none of {', '.join(inner())}{nearest}")
         for name in needed:
             if name not in value:
                 misfit = _Misfit(value, "", "is missing")

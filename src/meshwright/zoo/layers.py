@@ -4,6 +4,7 @@ Weights are float32 and are cast at use to the dtype of the activations they mee
 dtype its first activation has. Softmax, norms and the loss are computed in float32.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
@@ -21,9 +22,17 @@ Layer = Callable[..., PyTree]  # (weights, x) to x
 FUSED_ATTENTION = "fused_attention"  # the name of what checkpoints keep of a kernel that is not one operation
 
 
+class Weight(ABC):
+    """A weight that multiplies in a way of its own: what stands in the parameters in place of an array."""
+
+    @abstractmethod
+    def project(self, spec: str, x: Array) -> Array:
+        """The product that the einsum `spec` says."""
+
+
 def project(spec: str, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Multiplies by a weight as the einsum `spec` says, in the activations' dtype, and adds a bias if there is one."""
-    y = jnp.einsum(spec, x, weight.astype(x.dtype))
+    y = weight.project(spec, x) if isinstance(weight, Weight) else jnp.einsum(spec, x, weight.astype(x.dtype))
     return y if bias is None else y + bias.astype(x.dtype)
 
 

@@ -1,0 +1,71 @@
+"""The `meshwright train` command: a training run from a TOML file, on this machine or as one of several processes."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.cli.console import CommandError
+
+
+def train_command(
+    config: Annotated[Path, typer.Argument(help="The run's settings, as TOML.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting in place of the file's, e.g. data.path=corpus."),
+    ] = None,
+    devices: Annotated[int | None, typer.Option(help="Virtual devices, where JAX runs on CPUs.")] = None,
+) -> None:
+    """Train a language model: plan it, print the plan, train, evaluate, save, and continue what was interrupted.
+
+    Under a launcher that says so (JAX_COORDINATOR_ADDRESS, or Slurm with several tasks), it is one of all processes.
+    """
+    given = overrides(settings or [])
+    import jax
+
+    import meshwright as mw
+
+    if devices is not None:
+        if devices < 1:
+            raise CommandError(f"--devices is {devices}; give 1 or more")
+        jax.config.update("jax_num_cpu_devices", devices)
+    if has_launcher(os.environ):
+        mw.initialize()
+    mw.train(config, **given)
+
+
+def overrides(settings: list[str]) -> dict[str, Any]:
+    """Settings of the command line as tables.
+
+    >>> overrides(["steps=3", "data.path=corpus"])
+    {'steps': 3, 'data': {'path': 'corpus'}}
+    """
+    found: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        *tables, last = name.strip().split(".")
+        if not equals or not all(part.isidentifier() for part in (*tables, last)):
+            raise CommandError(f"--set is {text!r:.60}; write NAME=VALUE, such as steps=100 or data.path=corpus")
+        table = found
+        for part in tables:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise CommandError(f"--set {name.strip()} is within a setting that --set gives as a whole; give one")
+        table[last] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    """What TOML reads in the text; the text itself where that is nothing."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def has_launcher(environment: Mapping[str, str]) -> bool:
+    """Whether this process was started as one of several."""
+    return "JAX_COORDINATOR_ADDRESS" in environment or environment.get("SLURM_NTASKS", "1") not in ("", "1")

@@ -1,0 +1,67 @@
+"""The pure functions of a run: its first state, its train step, and the loss of evaluation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.trainer.models import Model
+from meshwright.zoo.low_rank import adapted, init_adapters
+
+PyTree = Any
+
+
+def make_init(model: Model, optimizer: Any, adapters: PyTree) -> Callable[[Any], PyTree]:
+    """``init(key)``: parameters, the optimizer's state, and the number of steps taken.
+
+    Args:
+        model: The model.
+        optimizer: What optax made.
+        adapters: Shapes of low-rank adapters, which are trained while the model's own weights are ``frozen``; or None.
+    """
+
+    def init(key: Any) -> PyTree:
+        params = model.init(key)
+        if adapters is None:
+            return _state(params, optimizer)
+        return _state(init_adapters(adapters, jax.random.fold_in(key, 1)), optimizer) | {"frozen": params}
+
+    return init
+
+
+def _state(params: PyTree, optimizer: Any) -> PyTree:
+    return {"params": params, "optimizer": optimizer.init(params), "step": jnp.int32(0)}
+
+
+def make_train_step(model: Model, optimizer: Any, scale: float) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
+    """``train_step(state, batch) -> (state, {"loss", "grad_norm"})``, for one device."""
+    import optax
+
+    def train_step(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        def loss(params: PyTree) -> Any:
+            whole = adapted(state["frozen"], params, scale) if "frozen" in state else params
+            return model.loss(whole, batch)
+
+        value, grads = jax.value_and_grad(loss)(state["params"])
+        updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        after = state | {"params": params, "optimizer": moments, "step": state["step"] + 1}
+        return after, {"loss": value, "grad_norm": optax.tree.norm(grads)}
+
+    return train_step
+
+
+def make_evaluation(model: Model, scale: float, *, has_adapters: bool) -> Callable[..., Any]:
+    """The loss as a function of the state's parts, by the names that `mw.follow` finds their shardings by."""
+    if not has_adapters:
+
+        def held_out_loss(params: PyTree, batch: PyTree) -> Any:
+            return model.loss(params, batch)
+
+        return held_out_loss
+
+    def adapted_loss(params: PyTree, frozen: PyTree, batch: PyTree) -> Any:
+        return model.loss(adapted(frozen, params, scale), batch)
+
+    return adapted_loss

@@ -1,0 +1,298 @@
+"""`mw.train`: plans, trains, evaluates and saves as settings say, and continues by itself where it was interrupted."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+
+from meshwright import jax_compat
+from meshwright.errors import TrainingError
+from meshwright.facade import Plan
+from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.runtime.processes.preemption import preempted
+from meshwright.trainer.metrics import Meter, Planned, slower_than_planned
+from meshwright.trainer.models import Model, find_model
+from meshwright.trainer.optimizers import make_optimizer, nearest
+from meshwright.trainer.order import Windows, check_parts, ordered_batches
+from meshwright.trainer.run_folder import RunFolder
+from meshwright.trainer.settings import Settings, read_settings
+from meshwright.trainer.sinks import Sink, make_sinks
+from meshwright.trainer.steps import make_evaluation, make_init, make_train_step
+from meshwright.trainer.tokens import Tokens, read_tokens
+from meshwright.training.checkpoints import restore, save, saved_steps
+from meshwright.training.data import batches
+from meshwright.training.parallelize import Parallelized, parallelize
+from meshwright.training.state import create_state, follow
+from meshwright.zoo.low_rank import adapter_shapes, weight_names
+
+PyTree = Any
+Evaluate = Callable[[int, PyTree], Mapping[str, float]]
+_STORY = 4  # lines of a printed plan that tell it in short
+_LOOK_S = 0.5  # between looks whether another process is ready
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended.
+
+    Attributes:
+        state: Its last state: ``params``, the ``optimizer``'s, ``step``, and with adapters the ``frozen`` weights.
+        step: How many steps it has taken.
+        plan: The plan of its step.
+        figures: The last figures that were logged.
+    """
+
+    state: PyTree
+    step: int
+    plan: Plan
+    figures: Mapping[str, float]
+
+
+def train(
+    config: str | PathLike[str] | None = None,
+    *,
+    on_log: Sink | Sequence[Sink] = (),
+    evaluate: Evaluate | None = None,
+    **settings: Any,
+) -> Trained:
+    """Trains a language model as a TOML file, or keywords, say: ``meshwright train`` in Python.
+
+    The step is planned for the cluster, and the plan is printed. With a folder, the run saves there, and a run that is
+    started again with the same folder continues after its last checkpoint with the same batches, on any number of
+    processes and devices.
+
+    Args:
+        config: A TOML file; none if everything is given by keyword.
+        on_log: Called with the step and the figures of each line of the log; one function or several.
+        evaluate: Called with the step and the state at each evaluation; returns further figures for the log.
+        **settings: Settings in place of the file's: `meshwright.trainer.settings.Settings` has them all. Tables are
+            dicts, and are merged with the file's.
+
+    Raises:
+        TrainingError: A setting or the data cannot be used.
+
+    Examples:
+        >>> import tempfile, pathlib, meshwright as mw
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "text.txt").write_text("a mesh of ships and a ship of meshes. " * 50)
+        ...     trained = mw.train(
+        ...         model="llama-tiny", data=folder, seq=32, batch_tokens=256, steps=2, cluster="1x1 cpu"
+        ...     )  # doctest: +ELLIPSIS
+        Auto on mesh...
+        step 2: loss ...
+        >>> trained.step
+        2
+    """
+    chosen = read_settings(config, settings)
+    if chosen.folder is None and jax.process_count() > 1:
+        raise TrainingError("folder is missing; with several processes give one on a disk that all of them see")
+    with _folder(chosen) as folder:
+        hooks = [on_log] if callable(on_log) else list(on_log)
+        return _Run(chosen, folder).train(hooks, evaluate)
+
+
+@contextmanager
+def _folder(settings: Settings) -> Iterator[RunFolder]:
+    """The run's folder, or one that goes away with the run."""
+    if settings.folder is not None:
+        folder = RunFolder(Path(settings.folder).expanduser().absolute())
+        folder.make()
+        yield folder
+        return
+    with TemporaryDirectory(prefix="meshwright-run-") as scratch:
+        yield RunFolder(Path(scratch))
+
+
+class _Run:
+    """One run: its data, model, functions and plan. All of them are checked before anything is planned."""
+
+    def __init__(self, settings: Settings, folder: RunFolder):
+        self.settings, self.folder = settings, folder
+        check_parts(settings.rows, jax.process_count())
+        self.model = find_model(settings)
+        optimizer, self.rate = make_optimizer(settings)
+        self._read_data()
+        adapters, scale = _adapters(settings, self.model)
+        self.init = make_init(self.model, optimizer, adapters)
+        self.step: Parallelized = parallelize(
+            make_train_step(self.model, optimizer, scale),
+            cluster=settings.cluster,
+            method=_method(settings),
+            microbatches=settings.microbatches,
+            plans=folder.plans if settings.folder is not None else None,
+        )
+        loss = make_evaluation(self.model, scale, has_adapters=adapters is not None)
+        self.held_out_loss = follow(loss, self.step, batch_argnums=1 if adapters is None else 2)
+
+    def _read_data(self) -> None:
+        """Finds the windows to train on, and those that are held out."""
+        settings, asked = self.settings, self.settings.evaluation
+        tokens = _first_then_all(lambda: read_tokens(settings.data, self.folder.tokens))
+        share = asked.share if asked is not None and asked.path is None else 0.0
+        self.windows = Windows(tokens, settings.seq, self.model.vocab, last=1 - share)
+        if asked is not None and asked.path is not None:
+            other = replace(settings.data, path=asked.path)
+            tokens_held_out = _first_then_all(lambda: read_tokens(other, self.folder.tokens))
+            self.held_out = Windows(tokens_held_out, settings.seq, self.model.vocab)
+        elif asked is not None:
+            self.held_out = Windows(tokens, settings.seq, self.model.vocab, first=1 - share)
+        if settings.folder is not None:
+            self.folder.check(settings, tokens)
+
+    def train(self, hooks: Sequence[Sink], evaluate: Evaluate | None) -> Trained:
+        """Trains up to the last step, from the last checkpoint if there is one."""
+        plan = self._plan()
+        state, start = self._state()
+        is_first = jax.process_index() == 0
+        sinks = [*(make_sinks(self.settings, start) if is_first else ()), *hooks]
+        loop = _Loop(self, Meter(Planned.of(plan), self.settings.batch_tokens), sinks, evaluate)
+        state, step = loop.run(state, start)
+        return Trained(state, step, plan, loop.figures)
+
+    def _plan(self) -> Plan:
+        """Plans the step, and prints the plan."""
+        types = jax.eval_shape(self.init, jax.random.key(0))
+        plan = self.step.plan(types, self.model.batch)
+        if jax.process_index() == 0:
+            print(*str(plan).splitlines()[:_STORY], sep="\n", flush=True)
+        return plan
+
+    def _state(self) -> tuple[PyTree, int]:
+        """The state of the last checkpoint, or a fresh one, and how many steps it has taken."""
+        saved = saved_steps(self.folder.checkpoints)
+        if not saved:
+            return create_state(self.init, jax.random.key(self.settings.seed), like=self.step), 0
+        if jax.process_index() == 0:
+            print(f"continuing from step {saved[-1]} of {self.settings.steps}", flush=True)
+        return restore(self.folder.checkpoints, like=self.step, step=saved[-1]), saved[-1]
+
+    def batches(self, start: int) -> Iterator[PyTree]:
+        """The batches from a step on, on the devices."""
+        settings = self.settings
+        part, num_parts = jax.process_index(), jax.process_count()
+        order = ordered_batches(
+            self.windows, settings.rows, start, settings.steps, seed=settings.seed, part=part, num_parts=num_parts
+        )
+        return batches(order, self.step)
+
+    def evaluate(self, state: PyTree) -> float:
+        """The mean loss of the held-out batches."""
+        assert self.settings.evaluation is not None
+        rows, part, num_parts = self.settings.rows, jax.process_index(), jax.process_count()
+        count = min(self.settings.evaluation.batches, -(-len(self.held_out) // rows))
+        order = ordered_batches(self.held_out, rows, 0, count, seed=None, part=part, num_parts=num_parts)
+        weights = [state[name] for name in ("params", "frozen") if name in state]
+        losses = [self.held_out_loss(*weights, batch) for batch in batches(order, self.held_out_loss)]
+        return sum(map(float, losses)) / count
+
+
+class _Loop:
+    """The steps of one run, and what is done between them."""
+
+    def __init__(self, run: _Run, meter: Meter, sinks: Sequence[Sink], evaluate: Evaluate | None):
+        self._run, self._meter, self._sinks, self._hook = run, meter, sinks, evaluate
+        self._settings = run.settings
+        self._is_slow = False
+        self.figures: Mapping[str, float] = {}
+
+    def run(self, state: PyTree, start: int) -> tuple[PyTree, int]:
+        """The last state, and its step: that of the settings, or an earlier one where the run was asked to end."""
+        keeps = self._settings.folder is not None
+        results, step = None, start
+        feed = self._run.batches(start)
+        while step < self._settings.steps:
+            state, results = self._run.step(state, self._next(feed, results))
+            step += 1
+            self._meter.step()
+            if step == start + 1:  # planning and compiling are no part of a step
+                jax.block_until_ready(results)
+                self._meter.mark()
+            is_last = step == self._settings.steps or (keeps and preempted())
+            if is_last or step % self._settings.log.every == 0:
+                self._log(step, results)
+            self._between(step, state, is_last)
+            if is_last:
+                break
+        return state, step
+
+    def _next(self, feed: Iterator[PyTree], results: PyTree) -> PyTree:
+        """The next batch; waiting for it is lost if the devices are idle when it is there."""
+        begun = time.perf_counter()
+        batch = next(feed)
+        if results is not None and results["loss"].is_ready():
+            self._meter.lose_input(time.perf_counter() - begun)
+        return batch
+
+    def _log(self, step: int, results: PyTree) -> None:
+        found = {name: float(results[name]) for name in ("loss", "grad_norm")}
+        rate = {"learning_rate": float(self._run.rate(step - 1))}
+        self._say(step, found | rate | self._meter.mark())
+        line = slower_than_planned(self.figures)
+        if line is not None and not self._is_slow and jax.process_index() == 0:
+            print(line, flush=True)
+        self._is_slow = line is not None
+
+    def _between(self, step: int, state: PyTree, is_last: bool) -> None:
+        """Evaluates and saves where that is due."""
+        asked, checkpoints = self._settings.evaluation, self._settings.checkpoints
+        if asked is not None and (is_last or step % asked.every == 0):
+            jax.block_until_ready(state["step"])
+            with self._meter.waiting("evaluation"):
+                further = self._hook(step, state) if self._hook else {}
+                self._say(step, {"held_out_loss": self._run.evaluate(state), **further})
+        if self._settings.folder is not None and (is_last or step % checkpoints.every == 0):
+            jax.block_until_ready(state["step"])
+            with self._meter.waiting("checkpoints"):
+                save(self._run.folder.checkpoints, step, state, keep=checkpoints.keep, wait=is_last)
+
+    def _say(self, step: int, figures: Mapping[str, float]) -> None:
+        self.figures = {**self.figures, **figures}
+        for sink in self._sinks:
+            sink(step, figures)
+
+
+def _method(settings: Settings) -> Method:
+    if settings.pipeline:
+        if settings.method != "auto":
+            raise TrainingError(f"pipeline is for the method auto, not for {settings.method}; leave one of them out")
+        if settings.evaluation is not None:
+            raise TrainingError("evaluation runs on one mesh, and a pipeline has several; leave one of them out")
+        return Auto(pipeline=True)
+    return find_method(settings.method)
+
+
+def _adapters(settings: Settings, model: Model) -> tuple[PyTree | None, float]:
+    """Shapes of the adapters that are trained, and their scale; None where all weights are."""
+    if (lora := settings.lora) is None:
+        return None, 1.0
+    names = weight_names(model.loss, model.params, model.batch)
+    for name in lora.targets:
+        if name not in names:
+            raise TrainingError(
+                f"lora.targets has {name!r}, which is no weight of {model.name}; {nearest(name, names)}"
+            )
+    shapes = adapter_shapes(model.loss, model.params, model.batch, lora.rank, lora.targets)
+    return shapes, lora.alpha / lora.rank
+
+
+_reads = count()  # of tokens, by this process: in the same order in all processes
+
+
+def _first_then_all(read: Callable[[], Tokens]) -> Tokens:
+    """Reads in the first process, which may write a file, and then in the others."""
+    place = f"meshwright/tokens/{next(_reads)}"
+    if jax.process_index() > 0:
+        while jax_compat.read_published(place, _LOOK_S) is None:
+            pass
+        return read()
+    found = read()
+    if jax.process_count() > 1:
+        jax_compat.publish(place, "here")
+    return found

@@ -1,0 +1,38 @@
+"""`meshwright train`: settings of the command line, and errors as one line."""
+
+import pytest
+from typer.testing import CliRunner
+
+from meshwright.cli.app import app
+from meshwright.cli.console import CommandError
+from meshwright.cli.train import has_launcher, overrides
+
+
+def test_settings_are_read_as_toml_or_as_text():
+    found = overrides(["steps=3", "data.path=gs://bucket/x", "lora.targets=['q', 'v']", "data.text=body"])
+    assert found == {
+        "steps": 3,
+        "data": {"path": "gs://bucket/x", "text": "body"},
+        "lora": {"targets": ["q", "v"]},
+    }
+
+
+@pytest.mark.parametrize("text", ["steps", "=3", "a b=3", "data..path=x"])
+def test_settings_that_are_none_are_refused(text):
+    with pytest.raises(CommandError, match="write NAME=VALUE"):
+        overrides([text])
+    with pytest.raises(CommandError, match="within a setting that --set gives as a whole"):
+        overrides(["data=x", "data.path=y"])
+
+
+def test_launchers_are_known_by_their_variables():
+    assert has_launcher({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234"}) and has_launcher({"SLURM_NTASKS": "4"})
+    assert not has_launcher({}) and not has_launcher({"SLURM_NTASKS": "1"})
+
+
+def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('model = "llama-tiny"\ndata = "nowhere"\nstep = 3\n')
+    result = CliRunner().invoke(app, ["train", str(config)])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and "the nearest is 'steps'" in result.stderr

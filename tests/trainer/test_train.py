@@ -1,0 +1,149 @@
+"""Whole runs: they learn what one device learns, and continue to the bit where they were interrupted."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import meshwright as mw
+from meshwright import zoo
+from meshwright.errors import CheckpointError, TrainingError
+from meshwright.trainer.order import Windows, ordered_batches
+from meshwright.trainer.settings import Data
+from meshwright.trainer.tokens import read_tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.devices]
+
+STEPS = 6
+RUN = {
+    "model": "llama-tiny",
+    "shape": {"layers": 1},
+    "seq": 16,
+    "batch_tokens": 256,
+    "steps": STEPS,
+    "precision": "float32",
+    "cluster": "1x8 cpu",
+    "method": "zero3",
+    "optimizer": {"learning_rate": 1e-2, "options": {"weight_decay": 0.0}},
+    "checkpoints": {"every": 2},
+    "log": {"every": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    words = np.random.default_rng(0).choice(["mesh", "ship", "a", "the", "of"], 2000)
+    (folder / "a.txt").write_text(" ".join(words))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """A run that was not interrupted, with what it printed to its hook."""
+    logged = []
+    folder = tmp_path_factory.mktemp("whole")
+    settings = RUN | {"data": text, "folder": str(folder), "evaluation": {"every": 3, "batches": 1}}
+    trained = mw.train(**settings, on_log=lambda step, figures: logged.append((step, figures)), evaluate=_norm)
+    return trained, logged, folder, settings
+
+
+def _norm(step, state):
+    return {"weight_norm": float(optax.tree.norm(state["params"]))}
+
+
+def test_a_run_computes_what_one_device_does(whole, text, tmp_path):
+    trained, logged, _, _ = whole
+    example = zoo.build("llama-tiny", layers=1, batch=16, seq=16, dtype="float32")
+    windows = Windows(read_tokens(Data(path=text), tmp_path), 16, 256, last=0.95)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, weight_decay=0.0))
+
+    @jax.jit
+    def step(params, moments, batch):
+        loss, grads = jax.value_and_grad(example.loss)(params, batch)
+        updates, moments = optimizer.update(grads, moments, params)
+        return optax.apply_updates(params, updates), moments, loss, optax.tree.norm(grads)
+
+    params = jax.jit(lambda key: example.init(key)["params"])(jax.random.key(0))
+    moments, losses = optimizer.init(params), []
+    for batch in ordered_batches(windows, 16, 0, STEPS, seed=0):
+        params, moments, loss, norm = step(params, moments, batch)
+        losses.append((float(loss), float(norm)))
+    steps = [(figures["loss"], figures["grad_norm"]) for _, figures in logged if "loss" in figures]
+    np.testing.assert_allclose(steps, losses, rtol=2e-4)
+    assert trained.step == STEPS and losses[-1][0] < losses[0][0]
+    held_out = Windows(read_tokens(Data(path=text), tmp_path), 16, 256, first=0.95)
+    (batch,) = ordered_batches(held_out, 16, 0, 1, seed=None)
+    assert trained.figures["held_out_loss"] == pytest.approx(float(jax.jit(example.loss)(params, batch)), rel=2e-3)
+    assert trained.figures["weight_norm"] == pytest.approx(float(optax.tree.norm(params)), rel=1e-3)
+
+
+def test_a_run_that_ended_early_continues_to_the_bit(whole, text, tmp_path, monkeypatch, capsys):
+    """The scheduler's signal after three steps: the run saves and ends, and the next one does the other three."""
+    trained, _, folder, settings = whole
+    asked = iter([False, False, True])
+    monkeypatch.setattr("meshwright.trainer.train.preempted", lambda: next(asked, False))
+    settings = settings | {"folder": str(tmp_path / "run")}
+    assert mw.train(**settings).step == 3
+    assert "continuing" not in capsys.readouterr().out
+    resumed = mw.train(**settings)
+    assert "continuing from step 3 of 6" in capsys.readouterr().out
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, trained.state)
+    keys = ("step", "loss", "grad_norm", "held_out_loss")
+    lines = [
+        [{key: json.loads(line).get(key) for key in keys} for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (folder, tmp_path / "run")
+    ]
+    assert [line for line in lines[1] if line["loss"]] == [line for line in lines[0] if line["loss"]]
+    assert mw.saved_steps(tmp_path / "run" / "checkpoints") == [4, 6]
+    assert mw.train(**settings).step == STEPS  # and once more: there is nothing left to do
+
+
+def test_a_folder_of_another_run_is_refused(whole, text):
+    _, _, folder, settings = whole
+    with pytest.raises(TrainingError, match=r"began with seed = 0, not 1, so it cannot continue with the same batches"):
+        mw.train(**settings | {"seed": 1})
+    (folder / "other.txt").write_text("other text " * 200)
+    with pytest.raises(TrainingError, match=r"began with other data"):
+        mw.train(**settings | {"data": str(folder / "other.txt")})
+
+
+def test_adapters_are_trained_and_the_weights_stay(text, capsys):
+    settings = RUN | {"data": text, "lora": {"rank": 2, "targets": ["q", "v"]}, "steps": 2, "method": "auto"}
+    trained = mw.train(**settings)
+    assert sorted(trained.state["params"]) == ["layers/0/q", "layers/0/v"]
+    assert all(float(abs(pair["up"]).max()) > 0 for pair in trained.state["params"].values())
+    example = zoo.build("llama-tiny", layers=1, batch=16, seq=16, dtype="float32")
+    fresh = jax.jit(lambda key: example.init(key)["params"])(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, trained.state["frozen"], fresh)
+    assert re.match(r"plan +Auto on mesh", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "llama-tinny"}, "Unknown model .llama-tinny.. Did you mean .llama-tiny."),
+        ({"model": "wide-resnet-250m", "shape": {}}, "has no sequence"),
+        ({"shape": {"layer": 1}}, "no option 'layer'"),
+        ({"lora": {"targets": ["query"]}}, "lora.targets has 'query', which is no weight of llama-tiny; there are"),
+        ({"method": "zero3", "pipeline": True}, "pipeline is for the method auto"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_is_planned(change, message, text):
+    with pytest.raises(TrainingError, match=message):
+        mw.train(**RUN | {"data": text} | change)
+
+
+def test_a_save_that_fails_is_one_sentence(text, tmp_path, monkeypatch):
+    """A full disk, as Orbax meets it; `tests/training/test_saving.py` has what is left on disk then."""
+
+    def full(*_, **__):
+        raise CheckpointError("step 2 could not be saved: No space left on device")
+
+    monkeypatch.setattr("meshwright.trainer.train.save", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        mw.train(**RUN | {"data": text, "folder": str(tmp_path / "run")})
+    assert mw.saved_steps(tmp_path / "run" / "checkpoints") == []
