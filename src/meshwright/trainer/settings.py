@@ -146,7 +146,7 @@ class Settings:
     cluster: str = "local"
     method: str = "auto"
     pipeline: bool = False
-    microbatches: Count = 1
+    microbatches: Count | Literal["auto"] | None = None
     optimizer: Optimizer = Optimizer()
     schedule: Schedule | None = None
     checkpoints: Checkpoints = Checkpoints()

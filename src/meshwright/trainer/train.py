@@ -84,8 +84,8 @@ def train(
         ...     _ = pathlib.Path(folder, "text.txt").write_text("a mesh of ships and a ship of meshes. " * 50)
         ...     trained = mw.train(
         ...         model="llama-tiny", data=folder, seq=32, batch_tokens=256, steps=2, cluster="1x1 cpu"
-        ...     )  # doctest: +ELLIPSIS
-        Auto on mesh...
+        ...     )
+        plan ...
         step 2: loss ...
         >>> trained.step
         2
