@@ -40,6 +40,7 @@ FLOORS = (
     "ray",
     "exploration",
     "zoo",
+    "hf",
     "trainer",
     "validation",
     "warm",

@@ -60,6 +60,9 @@ NAMES = [
     "train",
 ]
 
+#: Packages whose names are used through the public one; they need extras.
+FOLDERS = {"hf": ["Model", "Tokenizer", "load", "save"]}
+
 
 def run(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -71,7 +74,14 @@ def test_the_public_names_are_these():
     assert mw.__all__ == NAMES
     for name in NAMES:
         assert getattr(mw, name) is not None
-    assert dir(mw) == sorted([*NAMES, "__version__"])
+    assert dir(mw) == sorted([*NAMES, *FOLDERS, "__version__"])
+
+
+def test_the_names_of_folders_are_these():
+    pytest.importorskip("safetensors", reason="meshwright.hf needs the extra [hf]")
+    pytest.importorskip("tokenizers", reason="meshwright.hf needs the extra [hf]")
+    for folder, names in FOLDERS.items():
+        assert getattr(mw, folder).__all__ == names
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

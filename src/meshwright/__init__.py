@@ -3,6 +3,7 @@
 Importing this package loads neither JAX nor numba: every public name is loaded when it is first used.
 """
 
+from importlib import import_module
 from typing import Any
 
 from meshwright import lazy
@@ -59,13 +60,15 @@ _PUBLIC = {
     "find_blocks": "blocks",
 }
 
+_FOLDERS = ("hf",)  # packages whose names are used through this one, such as `mw.hf.load`
+
 __version__ = "0.1.0"
-__all__ = sorted(_PUBLIC)
+__all__ = sorted(_PUBLIC)  # no folders: they need extras
 
 
 def __getattr__(name: str) -> Any:
-    return lazy.load(__name__, _PUBLIC, name)
+    return import_module(f"{__name__}.{name}") if name in _FOLDERS else lazy.load(__name__, _PUBLIC, name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_FOLDERS, "__version__"]

@@ -151,7 +151,7 @@ def test_paths_of_llama():
         (
             "gpt-tiny",
             {"hiden": 3},
-            r"'gpt-tiny' has no option 'hiden'; its options are attention, dropout, dtype, heads, hidden",
+            r"'gpt-tiny' has no option 'hiden'; its options are activation, attention, dropout, dtype, epsilon",
         ),
         ("unet-tiny", {"scan": True}, r"'unet-tiny' cannot be scanned"),
         ("mlp", {"batch": 0}, r"batch=0 must be a positive whole number"),

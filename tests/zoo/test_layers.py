@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwright.zoo import layers, llama, vision
+from meshwright.zoo import layers, rotary, vision
 
 RNG = np.random.default_rng(0)
 
@@ -26,8 +26,8 @@ def test_norms_centre_and_scale():
 
 def test_rotation_makes_scores_depend_on_distance_only():
     def scores(q, k):
-        rotation = llama.make_rotation(16, 8, 10_000.0)
-        return jnp.einsum("bqnh,bknh->qk", llama.rotate(q, rotation), llama.rotate(k, rotation))
+        rotation = rotary.make_rotation(16, 8, 10_000.0)
+        return jnp.einsum("bqnh,bknh->qk", rotary.rotate(q, rotation), rotary.rotate(k, rotation))
 
     q, k = (np.broadcast_to(draw(8), (1, 16, 1, 8)) for _ in range(2))
     table = np.asarray(jax.jit(scores)(q, k))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.graph.remarks import REMARK
-from meshwright.zoo.layers import FUSED_ATTENTION, Array
+from meshwright.zoo.layers import FUSED_ATTENTION, Array, capped
 
 # The largest heads of cuDNN's kernels, from a compute capability on: there are none before Ampere. The compute
 # capability of an AMD chip is no number.
@@ -29,6 +29,7 @@ def attend(
     window: int | None = None,
     scale: float | None = None,
     sinks: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Softmax attention; each group of query heads shares one head of keys and values.
 
@@ -41,6 +42,7 @@ def attend(
         window: With `causal`, how many positions, its own included, each one looks at; None for all.
         scale: The factor of the scores; `head_dim ** -0.5` by default.
         sinks: A score for each head that takes part in the softmax and stands for no position.
+        cap: What scores are bent to stay below; None for no cap.
 
     Returns:
         The mixed values, (batch, seq, heads, value_dim).
@@ -48,19 +50,19 @@ def attend(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     backend = jax.default_backend()
     if kind == "plain" or (kind is None and backend not in ("gpu", "tpu")):
-        return _plain(q, k, v, causal, window, scale, sinks)
-    refused = _why_refused(backend, q, sinks)
+        return _plain(q, k, v, causal, window, scale, sinks, cap)
+    refused = _why_refused(backend, q, sinks, cap)
     if kind is None and refused:
         remark = f"{REMARK}Attention's scores are written out: {refused}."
-        return _plain(checkpoint_name(q, remark), k, v, causal, window, scale, sinks)
-    if refused and (backend == "tpu" or sinks is not None):  # cuDNN gives its own reasons
+        return _plain(checkpoint_name(q, remark), k, v, causal, window, scale, sinks, cap)
+    if refused and (backend == "tpu" or sinks is not None or cap is not None):  # cuDNN gives its own reasons
         raise ValueError(f"attention='fused': {refused}; use other shapes, or attention='plain'")
     if backend == "tpu":
-        return _splash(q, k, v, causal, window, scale, sinks)
+        return _splash(q, k, v, causal, window, scale, sinks, cap)
     return _cudnn(q, k, v, causal, window, scale)
 
 
-def _why_refused(backend: str, q: Array, sinks: Array | None) -> str:
+def _why_refused(backend: str, q: Array, sinks: Array | None, cap: float | None) -> str:
     """Why the fused kernel of the chip for which the program is traced does not take these queries; "" if it does."""
     seq, head_dim = q.shape[1], q.shape[-1]
     if backend == "tpu":
@@ -71,6 +73,8 @@ def _why_refused(backend: str, q: Array, sinks: Array | None) -> str:
         return "cuDNN has no fused attention for this chip"
     if sinks is not None:
         return "cuDNN's fused attention knows no sinks"
+    if cap is not None:
+        return "cuDNN's fused attention knows no caps of scores"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"cuDNN's fused attention takes bfloat16 and float16, not {q.dtype}"
     if head_dim % 8 or head_dim > largest:
@@ -97,6 +101,7 @@ def _splash(
     window: int | None,
     scale: float,
     sinks: Array | None,
+    cap: float | None = None,
     interpret: bool = False,
 ) -> Array:
     """Splash attention for each sequence and each head of keys, with the group of query heads that shares it."""
@@ -105,7 +110,7 @@ def _splash(
     grouped = (q * scale).reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
     from meshwright.zoo.splash import splash_kernel  # here, since importing kernels for TPUs takes a while
 
-    kernel = splash_kernel(seq, heads // kv_heads, causal, window, FUSED_ATTENTION, interpret)
+    kernel = splash_kernel(seq, heads // kv_heads, causal, window, cap, FUSED_ATTENTION, interpret)
 
     def attend_group(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
         return kernel(q, k, v, sinks=sinks)
@@ -118,11 +123,22 @@ def _splash(
     return mixed.transpose(0, 2, 3, 1, 4).reshape(batch, seq, heads, v.shape[-1])
 
 
-def _plain(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale: float, sinks: Array | None) -> Array:
+def _plain(
+    q: Array,
+    k: Array,
+    v: Array,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    sinks: Array | None,
+    cap: float | None = None,
+) -> Array:
     batch, seq, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqngh,bknh->bngqk", grouped, k).astype(jnp.float32) * scale
+    if cap is not None:
+        scores = capped(scores, cap)
     if causal:
         rows, columns = jnp.arange(seq)[:, None], jnp.arange(seq)[None, :]
         seen = rows >= columns

@@ -17,6 +17,7 @@ from meshwright.zoo.catalogue import ZooError
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.moe import mixture
+from meshwright.zoo.rotary import make_rotation, rotate
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _init_attention(config: Config, key: Array) -> PyTree:
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers."""
     x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
-    rotation = llama.make_rotation(x.shape[1], config.rotated_dim, config.rope_theta)
+    rotation = make_rotation(x.shape[1], config.rotated_dim, config.rope_theta)
     x = run_stack(partial(_dense, config, rotation), params["dense_layers"], x, checkpoint=config.checkpoint)
     layer = partial(_experts, config, rotation)
     x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
@@ -143,9 +144,9 @@ def _attention(config: Config, weights: PyTree, x: Array, rotation: PyTree) -> A
     narrow = rms_norm(project("bsd,dr->bsr", x, weights["q_down"]), weights["q_norm"])
     latent = rms_norm(project("bsd,dr->bsr", x, weights["kv_down"]), weights["kv_norm"])
     plain, turned = (project("bsr,rnh->bsnh", narrow, weights[name]) for name in ("q_plain", "q_rotated"))
-    q = jnp.concatenate([plain, llama.rotate(turned, rotation)], axis=-1)
+    q = jnp.concatenate([plain, rotate(turned, rotation)], axis=-1)
     plain, v = (project("bsr,rnh->bsnh", latent, weights[name]) for name in ("k_plain", "v"))
-    shared = llama.rotate(project("bsd,dh->bsh", x, weights["k_rotated"])[:, :, None], rotation)
+    shared = rotate(project("bsd,dh->bsh", x, weights["k_rotated"])[:, :, None], rotation)
     shared = jnp.broadcast_to(shared, (*plain.shape[:3], config.rotated_dim))
     mixed = attend(q, jnp.concatenate([plain, shared], axis=-1), v, causal=True, kind=config.attention)
     return project("bsnh,nhd->bsd", mixed, weights["o"])

@@ -12,6 +12,7 @@ from meshwright.zoo.catalogue import Entry, ZooError, entry
 from meshwright.zoo.options import ATTENTION, CHECKPOINTS, DTYPES
 
 PyTree = Any
+_NAMED = {"attention": ATTENTION, "checkpoint": CHECKPOINTS}  # options that have one of some names
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,19 @@ def build(
     batch = _positive("batch", model.batch if batch is None else batch)
     seq = _positive("seq", model.seq if seq is None else seq) if model.seq else None
     _check(name, config, seq)
-    return _example(model, family, config, batch, seq)
+    return of_config(model.name, model.description, config, batch, seq)
 
 
-def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None) -> Example:
-    """The functions of a model, and the shapes of its state and batch."""
+def of_config(
+    name: str, description: str, config: Any, batch: int, seq: int | None, param_dtype: str = "float32"
+) -> Example:
+    """The functions of a model with some `Config` of a family, and the shapes of its state and batch."""
     import jax  # here, so that listing the zoo needs no JAX
 
     from meshwright.zoo.draw import source
 
-    train_step, loss, init = _functions(model.name, model.family, config)
+    family = import_module(type(config).__module__)
+    train_step, loss, init = _functions(name, config, param_dtype)
 
     def sample(key: Any) -> PyTree:
         return family.sample(config, source(key), batch, seq)
@@ -101,8 +105,8 @@ def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None
     key = jax.random.key(0)
     state = jax.eval_shape(init, key)
     return Example(
-        name=model.name,
-        description=model.description,
+        name=name,
+        description=description,
         config=config,
         train_step=train_step,
         loss=loss,
@@ -115,20 +119,23 @@ def _example(model: Entry, family: Any, config: Any, batch: int, seq: int | None
 
 
 @lru_cache(maxsize=64)  # JAX keeps what it traced and compiled for as long as the function is there
-def _functions(name: str, family: str, config: Any) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+def _functions(name: str, config: Any, param_dtype: str) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     """The train step, jitted, the loss and the initialiser of a model."""
     import jax
 
     from meshwright.zoo import train
     from meshwright.zoo.draw import source
 
-    module = import_module(f"meshwright.zoo.{family}")
+    module = import_module(type(config).__module__)
 
     def loss(params: PyTree, batch: PyTree) -> "jax.Array":
         return module.loss(config, params, batch)
 
     def init(key: Any) -> PyTree:
-        return train.init_state(module.init(config, source(key)))
+        params = module.init(config, source(key))
+        if param_dtype != "float32":
+            params = jax.tree.map(lambda weight: weight.astype(param_dtype), params)
+        return train.init_state(params)
 
     step = train.make_train_step(loss, getattr(module, "OPTIMIZER", train.AdamW()))
     step.__qualname__ = name  # what plans and pages call it
@@ -145,13 +152,11 @@ def _configure(
         raise ZooError(f"{model.name!r} has no option {unknown[0]!r}; its options are {known}.")
     for field in dataclasses.fields(config_class):
         if field.name in options:
-            _check_option(model.name, field, options[field.name])
+            check_option(model.name, field, options[field.name])
     if scan and "scan" not in fields:
         raise ZooError(f"{model.name!r} cannot be scanned, its layers differ in shape; leave out scan=True.")
     if checkpoint not in (*CHECKPOINTS, True, False):
         raise ZooError(f"checkpoint={checkpoint!r} is none of {', '.join(map(repr, CHECKPOINTS))}.")
-    if options.get("attention") not in (None, *ATTENTION) and "heads" in fields:
-        raise ZooError(f"attention={options['attention']!r} is none of {', '.join(map(repr, ATTENTION))}.")
     chosen: dict[str, Any] = model.shape | options
     chosen["checkpoint"] = checkpoint if isinstance(checkpoint, str) else "full" if checkpoint else "none"
     if scan:
@@ -161,7 +166,7 @@ def _configure(
     return config_class(**chosen)
 
 
-def _check_option(model: str, field: Any, value: Any) -> None:
+def check_option(model: str, field: Any, value: Any) -> None:
     """Refuses a value that is not of the type of a field of `Config`, a size below 1, and a dtype that is none."""
     kinds = {get_origin(kind) or kind for kind in get_args(field.type) or (field.type,)}
     if float in kinds:
@@ -175,6 +180,8 @@ def _check_option(model: str, field: Any, value: Any) -> None:
         raise ZooError(f"{field.name}={value} of {model!r} must be a positive whole number.")
     if field.name == "dtype" and value not in DTYPES:
         raise ZooError(f"dtype={value!r} of {model!r} is none of {', '.join(DTYPES)}.")
+    if field.name in _NAMED and value not in (None, *_NAMED[field.name]):
+        raise ZooError(f"{field.name}={value!r} is none of {', '.join(map(repr, _NAMED[field.name]))}.")
 
 
 def _check(name: str, config: Any, seq: int | None) -> None:
@@ -199,7 +206,9 @@ def _check(name: str, config: Any, seq: int | None) -> None:
 
 def _derived(config: Any, whole: str, part: str) -> bool:
     """Whether one field must be a multiple of another; a model whose heads have a size of their own has no such tie."""
-    own_size = any(field.name == "head_dim" for field in dataclasses.fields(config))
+    own_size = any(field.name == "head_dim" for field in dataclasses.fields(config)) or getattr(
+        config, "head_size", None
+    )
     return hasattr(config, part) and not (whole == "hidden" and own_size)
 
 

@@ -1,4 +1,7 @@
-"""Gemma 3: norms before and after each half, sliding windows on all but every sixth layer, GeGLU, tied embeddings."""
+"""Gemma 3: norms before and after each half, sliding windows on all but every sixth layer, GeGLU, tied embeddings.
+
+Gemma 2 has windows on every second layer and, instead of norms of queries and keys, caps on scores and logits.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,19 +11,34 @@ import jax.numpy as jnp
 
 from meshwright.zoo import llama
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.layers import Array, PyTree, capped, init_stack, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.rotary import make_rotation
+
+_QUERY_NORMS = ("q_norm", "k_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(llama.Decoder):
-    """The shape of one Gemma 3; one layer in `period`, the last of them, looks at the whole sequence."""
+    """The shape of one Gemma 2 or 3; one layer in `period`, the last of them, looks at the whole sequence.
+
+    Attributes:
+        query_width: Scores are divided by the root of it.
+        local_rope_theta: The base of the wavelengths of the layers with windows, whose `rope_scaling` is none.
+        norms_queries: Whether queries and keys have norms.
+        score_cap: What scores of attention stay below; None for no cap.
+        logit_cap: The same of logits.
+    """
 
     head_dim: int
     window: int
-    query_width: int  # scores are divided by the root of it
+    query_width: int
     period: int = 6
     rope_theta: float = 1_000_000.0
     local_rope_theta: float = 10_000.0
+    epsilon: float = 1e-6
+    norms_queries: bool = True
+    score_cap: float | None = None
+    logit_cap: float | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -39,7 +57,7 @@ def _init_layer(config: Config, key: Array) -> PyTree:
     norms = ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm")
     return {
         **{name: jnp.zeros(d) for name in norms},
-        **{name: jnp.zeros(config.head_dim) for name in ("q_norm", "k_norm")},
+        **{name: jnp.zeros(config.head_dim) for name in _QUERY_NORMS if config.norms_queries},
         **llama.init_attention(attention_key, d, config.heads, config.kv_heads, config.head_dim),
         **llama.init_swiglu(split(mlp_key, 3), d=d, ffn=config.ffn),
     }
@@ -47,23 +65,34 @@ def _init_layer(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    x = params["embed"][batch["tokens"]].astype(config.dtype) * config.hidden**0.5  # B S D
-    near, far = (
-        llama.make_rotation(x.shape[1], config.head_dim, theta)
-        for theta in (config.local_rope_theta, config.rope_theta)
-    )
+    x = _decode(config, params, batch["tokens"])
+    return llama.next_token_loss(params, x, batch["labels"], config.loss_chunks, config.logit_cap)
+
+
+def logits(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The scores of each position's next token, B S to B S V."""
+    scores = llama.head(params, _decode(config, params, tokens))
+    return scores if config.logit_cap is None else capped(scores, config.logit_cap)
+
+
+def _decode(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The activations after the last norm, B S to B S D."""
+    x = params["embed"][tokens].astype(config.dtype) * config.hidden**0.5  # B S D
+    near = make_rotation(x.shape[1], config.head_dim, config.local_rope_theta)
+    far = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
     local = partial(_layer, config, near, config.window)
     layers = (*(local,) * (config.period - 1), partial(_layer, config, far, None))
     x = run_stack(layers, params["layers"], x, checkpoint=config.checkpoint)
-    return llama.next_token_loss(params, _norm(x, params["norm"]), batch["labels"], config.loss_chunks)
+    return _norm(config, x, params["norm"])
 
 
 def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree, x: Array) -> Array:
-    options = {"kind": config.attention, "window": window, "scale": config.query_width**-0.5}
-    scaled = weights | {name: 1 + weights[name] for name in ("q_norm", "k_norm")}
-    mixed = llama.attention(scaled, _norm(x, weights["attn_norm"]), rotation, **options)
-    x = x + _norm(mixed, weights["attn_out_norm"])
-    return x + _norm(_mlp(weights, _norm(x, weights["mlp_norm"])), weights["mlp_out_norm"])
+    options = {"window": window, "scale": config.query_width**-0.5, "cap": config.score_cap}
+    scaled = weights | {name: 1 + weights[name] for name in _QUERY_NORMS if name in weights}
+    mixed = llama.attention(config, scaled, _norm(config, x, weights["attn_norm"]), rotation, **options)
+    x = x + _norm(config, mixed, weights["attn_out_norm"])
+    y = _mlp(weights, _norm(config, x, weights["mlp_norm"]))
+    return x + _norm(config, y, weights["mlp_out_norm"])
 
 
 @jax.named_scope("mlp")
@@ -72,8 +101,8 @@ def _mlp(weights: PyTree, x: Array) -> Array:
     return project("bsf,fd->bsd", jax.nn.gelu(gate) * up, weights["down"])
 
 
-def _norm(x: Array, scale: Array) -> Array:
-    return rms_norm(x, 1 + scale, epsilon=1e-6)
+def _norm(config: Config, x: Array, scale: Array) -> Array:
+    return rms_norm(x, 1 + scale, config.epsilon)
 
 
 def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:

@@ -1,6 +1,6 @@
-"""GPT-2 and GPT-3: learned positions, pre-norm layers with biases, GELU, and the embedding used again as the head."""
+"""GPT-2, GPT-3 and OPT: learned positions, pre-norm layers with biases, and the embedding used again as the head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -8,18 +8,39 @@ import jax.numpy as jnp
 
 from meshwright.zoo import transformer
 from meshwright.zoo.draw import integers, normal, split
-from meshwright.zoo.layers import Array, PyTree, init_layer_norm, init_stack, layer_norm, run_stack, sample_tokens
+from meshwright.zoo.layers import (
+    Array,
+    PyTree,
+    init_layer_norm,
+    init_stack,
+    layer_norm,
+    project,
+    run_stack,
+    sample_tokens,
+)
+from meshwright.zoo.losses import mean_token_loss
 
 
 @dataclass(frozen=True)
 class Config:
-    """The shape of one GPT; `positions` is the longest sequence it can read, None if it learns no positions."""
+    """The shape of one GPT.
+
+    Attributes:
+        positions: The longest sequence it can read; None if it learns no positions.
+        first_position: How many rows of the table of positions come before that of the first token, as in OPT.
+        ffn: The inner width of the feed-forward; four times the hidden one if None.
+        activation: A name of `transformer.ACTIVATIONS`.
+    """
 
     vocab: int
     positions: int | None
     hidden: int
     layers: int
     heads: int
+    first_position: int = 0
+    ffn: int | None = None
+    activation: str = "gelu"
+    epsilon: float = 1e-5
     dropout: float = 0.0
     dtype: str = "bfloat16"
     scan: bool = False
@@ -31,8 +52,10 @@ class Config:
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
     embed_key, positions_key, layers_key = split(key, 3)
-    init_layer = partial(transformer.init_layer, d=config.hidden, heads=config.heads, ffn=4 * config.hidden)
-    learned = {"positions": normal(positions_key, config.positions, config.hidden)} if config.positions else {}
+    ffn = config.ffn or 4 * config.hidden
+    init_layer = partial(transformer.init_layer, d=config.hidden, heads=config.heads, ffn=ffn)
+    rows = config.first_position + (config.positions or 0)
+    learned = {"positions": normal(positions_key, rows, config.hidden)} if config.positions else {}
     return {
         "embed": normal(embed_key, config.vocab, config.hidden),
         **learned,
@@ -43,9 +66,21 @@ def init(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    x = transformer.embed(params, batch["tokens"]).astype(config.dtype)  # B S D
+    x = _decode(config, params, batch)
+    return mean_token_loss(params["embed"], x, batch["labels"], config.loss_chunks)
+
+
+def logits(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The scores of each position's next token, B S to B S V, without dropout."""
+    x = _decode(replace(config, dropout=0.0), params, {"tokens": tokens})
+    return project("bsd,vd->bsv", x, params["embed"])
+
+
+def _decode(config: Config, params: PyTree, batch: PyTree) -> Array:
+    """The activations after the last norm, B S to B S D."""
+    x = transformer.embed(params, batch["tokens"], config.first_position).astype(config.dtype)  # B S D
     x = run_stack(partial(_layer, config), _with_keys(config, params["layers"], batch), x, checkpoint=config.checkpoint)
-    return transformer.next_token_loss(params, x, batch["labels"], config.loss_chunks)
+    return layer_norm(x, params["norm"], config.epsilon)
 
 
 def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:
@@ -59,9 +94,10 @@ def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:
 def _layer(config: Config, weights_and_keys: PyTree, x: Array) -> Array:
     weights, keys = weights_and_keys
     attn_key, mlp_key = keys if config.dropout else (None, None)
-    y = transformer.attention(weights, layer_norm(x, weights["attn_norm"]), causal=True, kind=config.attention)
+    normed = layer_norm(x, weights["attn_norm"], config.epsilon)
+    y = transformer.attention(weights, normed, causal=True, kind=config.attention)
     x = x + _dropout(config, attn_key, y)
-    y = transformer.mlp(weights, layer_norm(x, weights["mlp_norm"]))
+    y = transformer.mlp(weights, layer_norm(x, weights["mlp_norm"], config.epsilon), config.activation)
     return x + _dropout(config, mlp_key, y)
 
 

@@ -1,8 +1,8 @@
 """GPT-OSS: sinks and alternating sliding windows in attention, biases everywhere, four small experts for each token.
 
-cuDNN's kernel knows no sinks, so attention is written out on GPUs; splash attention, on TPUs, does. Positions are
-rotated without YaRN's longer wavelengths, and experts have buffers of fixed capacity (`moe.py`); neither changes a
-shape.
+cuDNN's kernel knows no sinks, so attention is written out on GPUs; splash attention, on TPUs, does. The models of the
+catalogue rotate positions without YaRN's longer wavelengths, and experts have buffers of fixed capacity (`moe.py`);
+neither changes a shape. `rope_scaling` and `group_size=1` give the released model exactly.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import llama
-from meshwright.zoo.attention import attend
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, project, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.moe import mixture
+from meshwright.zoo.rotary import make_rotation
 
 _LIMIT = 7.0  # of the gated values
 _SHARPNESS = 1.702  # of the sigmoid
@@ -30,6 +30,7 @@ class Config(llama.Decoder):
     active: int
     window: int
     group_size: int
+    tied: bool = False
     rope_theta: float = 150_000.0
     capacity_factor: float = 1.25
     aux_weight: float = 0.9
@@ -63,19 +64,31 @@ def _init_layer(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers."""
-    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
-    rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    x, aux = _decode(config, params, batch["tokens"])
+    loss = llama.next_token_loss(params, x, batch["labels"], config.loss_chunks)
+    return loss + config.aux_weight * aux / config.layers
+
+
+def logits(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The scores of each position's next token, B S to B S V."""
+    return llama.head(params, _decode(config, params, tokens)[0])
+
+
+def _decode(config: Config, params: PyTree, tokens: Array) -> tuple[Array, Array]:
+    """The activations after the last norm, B S to B S D, and the sum of the auxiliary losses."""
+    x = params["embed"][tokens].astype(config.dtype)  # B S D
+    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
     layers = tuple(partial(_layer, config, rotation, window) for window in (config.window, None))
     x, aux = run_stack(layers, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    loss = llama.next_token_loss(params, rms_norm(x, params["norm"]), batch["labels"], config.loss_chunks)
-    return loss + config.aux_weight * aux / config.layers
+    return rms_norm(x, params["norm"], config.epsilon), aux
 
 
 def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
-    x = x + _attention(config, weights, rms_norm(x, weights["attn_norm"]), rotation, window)
+    normed = rms_norm(x, weights["attn_norm"], config.epsilon)
+    x = x + llama.attention(config, weights, normed, rotation, window=window, sinks=weights["sinks"])
     y, layer_aux = mixture(
-        rms_norm(x, weights["mlp_norm"]),
+        rms_norm(x, weights["mlp_norm"], config.epsilon),
         weights["router"],
         partial(_experts, weights),
         bias=weights["router_bias"],
@@ -84,14 +97,6 @@ def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree
         capacity_factor=config.capacity_factor,
     )
     return x + y, aux + layer_aux
-
-
-@jax.named_scope("attention")
-def _attention(config: Config, weights: PyTree, x: Array, rotation: PyTree, window: int | None) -> Array:
-    q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights[f"{name}_bias"]) for name in "qkv")
-    q, k = llama.rotate(q, rotation), llama.rotate(k, rotation)
-    mixed = attend(q, k, v, causal=True, kind=config.attention, window=window, sinks=weights["sinks"])
-    return project("bsnh,nhd->bsd", mixed, weights["o"], weights["o_bias"])
 
 
 def _experts(weights: PyTree, x: Array) -> Array:

@@ -43,6 +43,11 @@ def rms_norm(x: Array, scale: Array, epsilon: float = 1e-5) -> Array:
     return (y * scale).astype(x.dtype)
 
 
+def capped(scores: Array, cap: float) -> Array:
+    """Scores bent by a tanh, so that they stay between `-cap` and `cap`."""
+    return cap * jnp.tanh(scores / cap)
+
+
 def init_layer_norm(dim: int) -> PyTree:
     """Returns the weights of a layer norm."""
     return {"scale": jnp.ones(dim), "bias": jnp.zeros(dim)}

@@ -1,5 +1,7 @@
 """Llama 2, 3 and 3.1: RMS norm, rotary positions, grouped-query attention, SwiGLU, untied head.
 
+Qwen 2 and Mistral are Llamas, too: one has biases for queries, keys and values, the other sees a window.
+
 Shapes in comments: B batch, S sequence, D hidden, N heads, K key-value heads, H head dim, F feed-forward, V vocabulary.
 """
 
@@ -15,11 +17,21 @@ from meshwright.zoo.attention import attend
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.losses import mean_token_loss
+from meshwright.zoo.rotary import Scaling, make_rotation, rotate
+
+#: The projections of a layer, in the order of `Config.biases`.
+BIASES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """The fields that Llama and the decoders after it share; `rope_theta` is the base of the rotary wavelengths."""
+    """The fields that Llama and the decoders after it share.
+
+    Attributes:
+        rope_theta: The base of the rotary wavelengths.
+        rope_scaling: What makes them longer, for sequences longer than the model was first trained on.
+        epsilon: What norms add to the mean square.
+    """
 
     vocab: int
     hidden: int
@@ -28,6 +40,8 @@ class Decoder:
     kv_heads: int
     ffn: int
     rope_theta: float
+    rope_scaling: Scaling | None = None
+    epsilon: float = 1e-5
     dtype: str = "bfloat16"
     scan: bool = False
     checkpoint: str = "none"
@@ -37,13 +51,24 @@ class Decoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Decoder):
-    """The shape of one Llama."""
+    """The shape of one Llama.
+
+    Attributes:
+        head_size: Width of a head; hidden / heads if None.
+        window: How many positions, its own included, each one looks at; None for all.
+        biases: The projections that have biases, of `BIASES`.
+        tied: Whether the embedding is used again as the head.
+    """
 
     rope_theta: float = 10_000.0
+    head_size: int | None = None
+    window: int | None = None
+    biases: tuple[str, ...] = ()
+    tied: bool = False
 
     @property
     def head_dim(self) -> int:
-        return self.hidden // self.heads
+        return self.head_size or self.hidden // self.heads
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -52,14 +77,17 @@ def init(config: Config, key: Array) -> PyTree:
 
 
 def init_model(config: Any, key: Array, init_layer: Callable[[Array], PyTree]) -> PyTree:
-    """Returns the parameters of any model with Llama's embedding, norm and head around its layers."""
+    """Returns the parameters of any model with Llama's embedding, norm and head around its layers.
+
+    A model whose embedding is used again as its head, which `config.tied` says, has none.
+    """
     embed_key, head_key, layers_key = split(key, 3)
-    return {
+    params = {
         "embed": normal(embed_key, config.vocab, config.hidden),
         "layers": init_stack(init_layer, layers_key, config.layers, scan=config.scan),
         "norm": jnp.ones(config.hidden),
-        "head": normal(head_key, config.vocab, config.hidden),
     }
+    return params if config.tied else params | {"head": normal(head_key, config.vocab, config.hidden)}
 
 
 def _init_layer(config: Config, key: Array) -> PyTree:
@@ -70,7 +98,16 @@ def _init_layer(config: Config, key: Array) -> PyTree:
         **init_attention(keys[0], d, config.heads, config.kv_heads, config.head_dim),
         "mlp_norm": jnp.ones(d),
         **init_swiglu(keys[1:], d=d, ffn=f),
+        **init_biases(config),
     }
+
+
+def init_biases(config: Config) -> PyTree:
+    """Returns the biases of the projections of one layer that have some, all zero."""
+    heads, own = (config.heads, config.head_dim), (config.kv_heads, config.head_dim)
+    d, f = (config.hidden,), (config.ffn,)
+    shapes = dict(zip(BIASES, (heads, own, own, d, f, f, d), strict=True))
+    return {f"{name}_bias": jnp.zeros(shapes[name]) for name in config.biases}
 
 
 def init_attention(key: Array, d: int, heads: int, kv_heads: int, head_dim: int) -> PyTree:
@@ -95,37 +132,54 @@ def init_swiglu(keys: Array, *experts: int, d: int, ffn: int) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
-    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    return next_token_loss(params, _decode(config, params, batch["tokens"]), batch["labels"], config.loss_chunks)
+
+
+def logits(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The scores of each position's next token, B S to B S V."""
+    return head(params, _decode(config, params, tokens))
+
+
+def _decode(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The activations after the last norm, B S to B S D."""
+    x = params["embed"][tokens].astype(config.dtype)  # B S D
+    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
     x = run_stack(partial(_layer, config, rotation), params["layers"], x, checkpoint=config.checkpoint)
-    return next_token_loss(params, rms_norm(x, params["norm"]), batch["labels"], config.loss_chunks)
+    return rms_norm(x, params["norm"], config.epsilon)
 
 
-def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None) -> Array:
+def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None, cap: float | None = None) -> Array:
     """Mean cross entropy of the next token, after the last norm; a model without a head uses its embedding again."""
-    return mean_token_loss(params.get("head", params["embed"]), x, labels, chunks)
+    return mean_token_loss(params.get("head", params["embed"]), x, labels, chunks, cap)
+
+
+def head(params: PyTree, x: Array) -> Array:
+    """The logits, B S D to B S V, after the last norm."""
+    return project("bsd,vd->bsv", x, params.get("head", params["embed"]))
 
 
 def _layer(config: Config, rotation: PyTree, weights: PyTree, x: Array) -> Array:
-    x = x + attention(weights, rms_norm(x, weights["attn_norm"]), rotation, kind=config.attention)
-    return x + mlp(weights, rms_norm(x, weights["mlp_norm"]))
+    normed = rms_norm(x, weights["attn_norm"], config.epsilon)
+    x = x + attention(config, weights, normed, rotation, window=config.window)
+    return x + mlp(weights, rms_norm(x, weights["mlp_norm"], config.epsilon))
 
 
 @jax.named_scope("attention")
-def attention(weights: PyTree, x: Array, rotation: PyTree, **options: Any) -> Array:
+def attention(config: Any, weights: PyTree, x: Array, rotation: PyTree, **options: Any) -> Array:
     """Causal grouped-query attention with rotary positions, and norms of queries and keys where there are any.
 
     Args:
-        weights: The projections; `"q_norm"` and `"k_norm"` where the model has them.
+        config: A `Decoder`, which names the kind of attention and the norms' epsilon.
+        weights: The projections; `"q_norm"` and `"k_norm"`, and biases such as `"q_bias"`, where the model has them.
         x: Activations, B S D, after the norm.
         rotation: What `make_rotation` returns.
         **options: Other options of `attend`.
     """
-    q, k, v = (project("bsd,dnh->bsnh", x, weights[name]) for name in "qkv")
+    q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights.get(f"{name}_bias")) for name in "qkv")
     if "q_norm" in weights:
-        q, k = rms_norm(q, weights["q_norm"]), rms_norm(k, weights["k_norm"])
-    mixed = attend(rotate(q, rotation), rotate(k, rotation), v, causal=True, **options)
-    return project("bsnh,nhd->bsd", mixed, weights["o"])
+        q, k = (rms_norm(y, weights[name], config.epsilon) for y, name in ((q, "q_norm"), (k, "k_norm")))
+    mixed = attend(rotate(q, rotation), rotate(k, rotation), v, causal=True, kind=config.attention, **options)
+    return project("bsnh,nhd->bsd", mixed, weights["o"], weights.get("o_bias"))
 
 
 @jax.named_scope("mlp")
@@ -136,23 +190,9 @@ def mlp(weights: PyTree, x: Array) -> Array:
 
 def swiglu(weights: PyTree, x: Array, into: str, out: str) -> Array:
     """The gated feed-forward (https://arxiv.org/abs/2002.05202); the einsums say which dims it has."""
-    gate = project(into, x, weights["gate"])
-    up = project(into, x, weights["up"])
-    return project(out, jax.nn.silu(gate) * up, weights["down"])
-
-
-def make_rotation(seq: int, head_dim: int, theta: float) -> PyTree:
-    """Returns cosine and sine of the angle of each position and pair, both (seq, 1, head_dim / 2)."""
-    half = head_dim // 2
-    angles = jnp.arange(seq)[:, None, None] * theta ** (-jnp.arange(half) / half)
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Array, rotation: PyTree) -> Array:
-    """Rotates each pair (i, i + H/2) of every head by its angle (https://arxiv.org/abs/2104.09864)."""
-    cos, sin = rotation
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+    gate = project(into, x, weights["gate"], weights.get("gate_bias"))
+    up = project(into, x, weights["up"], weights.get("up_bias"))
+    return project(out, jax.nn.silu(gate) * up, weights["down"], weights.get("down_bias"))
 
 
 def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:

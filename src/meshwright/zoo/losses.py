@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array, project
+from meshwright.zoo.layers import Array, capped, project
 
 #: Logits of one sequence that are computed at a time; a longer or wider one is done in chunks. Sixteen chunks
 #: instead of one cost Llama-3-8B of 2 layers 31% of its step on one H200, in an earlier form of the loop.
@@ -20,7 +20,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
-def mean_token_loss(head: Array, x: Array, labels: Array, chunks: int | None) -> Array:
+def mean_token_loss(head: Array, x: Array, labels: Array, chunks: int | None, cap: float | None = None) -> Array:
     """Mean cross entropy of the labels, B S, given the activations after the last norm, B S D.
 
     Args:
@@ -31,11 +31,13 @@ def mean_token_loss(head: Array, x: Array, labels: Array, chunks: int | None) ->
         labels: The token that follows each.
         chunks: In how many pieces of the sequence logits are made; None for as few as keep `_LOGITS` at most for each
             sequence. With more than one, logits are never stored whole, and the mean is the same.
+        cap: What logits are bent to stay below; None for no cap.
     """
     chunks = num_chunks(x.shape[1], len(head)) if chunks is None else chunks
     if chunks == 1:
-        return jnp.mean(cross_entropy(project("bsd,vd->bsv", x, head), labels))
-    return _fused(chunks, head.astype(x.dtype), x, labels)
+        logits = project("bsd,vd->bsv", x, head)
+        return jnp.mean(cross_entropy(logits if cap is None else capped(logits, cap), labels))
+    return _fused(chunks, cap, head.astype(x.dtype), x, labels)
 
 
 def num_chunks(seq: int, vocab: int) -> int:
@@ -43,17 +45,20 @@ def num_chunks(seq: int, vocab: int) -> int:
     return next(n for n in range(1, seq + 1) if seq % n == 0 and (seq // n * vocab <= _LOGITS or n == seq))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused(chunks: int, head: Array, x: Array, labels: Array) -> Array:
-    return _fused_forward(chunks, head, x, labels)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _fused(chunks: int, cap: float | None, head: Array, x: Array, labels: Array) -> Array:
+    return _fused_forward(chunks, cap, head, x, labels)[0]
 
 
 @jax.named_scope("cross_entropy")
-def _fused_forward(chunks: int, head: Array, x: Array, labels: Array) -> tuple[Array, tuple[Array, Array]]:
+def _fused_forward(
+    chunks: int, cap: float | None, head: Array, x: Array, labels: Array
+) -> tuple[Array, tuple[Array, Array]]:
     """The loss and, while the logits of a chunk are there, its gradients: they are never made a second time.
 
-    The gradient of the logits is the softmax less the one-hot label. The head is a carry of the loop, which a plan may
-    gather once before it; a value that the body merely reads, a plan gathers in every trip.
+    The gradient of the logits is the softmax less the one-hot label, times the slope of the cap if there is one. The
+    head is a carry of the loop, which a plan may gather once before it; a value that the body merely reads, a plan
+    gathers in every trip.
     """
     num_tokens = labels.size
 
@@ -65,12 +70,17 @@ def _fused_forward(chunks: int, head: Array, x: Array, labels: Array) -> tuple[A
     ) -> tuple[tuple[Array, Array, Array], Array]:
         (total, head, gradient), (x, labels) = carry, inputs
         logits = jnp.einsum("bsd,vd->bsv", x, head).astype(jnp.float32)
+        if cap is not None:
+            logits = capped(logits, cap)
         peak = jnp.max(logits, axis=-1, keepdims=True)
         raised = jnp.exp(logits - peak)
         summed = jnp.sum(raised, axis=-1, keepdims=True)
         label = labels[..., None] == jnp.arange(len(head))
         picked = jnp.sum(jnp.where(label, logits, 0), axis=-1, keepdims=True)
-        wrong = ((raised / summed - label) / num_tokens).astype(x.dtype)
+        wrong = (raised / summed - label) / num_tokens
+        if cap is not None:
+            wrong *= 1 - jnp.square(logits / cap)
+        wrong = wrong.astype(x.dtype)
         total += jnp.sum(jnp.log(summed) + peak - picked)
         gradient += jnp.einsum("bsv,bsd->vd", wrong, x, preferred_element_type=jnp.float32)
         passed_on = jax.lax.optimization_barrier(head)  # or JAX would not keep it as a carry
@@ -81,7 +91,9 @@ def _fused_forward(chunks: int, head: Array, x: Array, labels: Array) -> tuple[A
     return total / num_tokens, (head_gradient, jnp.moveaxis(x_gradient, 0, 1).reshape(x.shape))
 
 
-def _fused_backward(chunks: int, gradients: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array, None]:
+def _fused_backward(
+    chunks: int, cap: float | None, gradients: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array, None]:
     head, x = (gradient * cotangent.astype(gradient.dtype) for gradient in gradients)
     return head.astype(x.dtype), x, None
 

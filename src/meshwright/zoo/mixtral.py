@@ -1,6 +1,7 @@
 """Mixtral: a Llama whose every feed-forward is a mixture of SwiGLU experts, two of which serve each token.
 
 The published model drops no token; this one has GShard's fixed buffers, a quarter larger than an even load needs.
+With `group_size=1` no token is dropped either: each has buffers of its own, and every expert computes each token.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from meshwright.zoo import llama
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.moe import mixture
+from meshwright.zoo.rotary import make_rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class Config(llama.Config):
     """The shape of one Mixtral."""
 
     experts: int
+    active: int = 2
     group_size: int
     rope_theta: float = 1_000_000.0
     capacity_factor: float = 1.25
@@ -44,22 +47,34 @@ def _init_layer(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers."""
-    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
-    rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
-    layer = partial(_layer, config, rotation)
-    x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    x = rms_norm(x, params["norm"])
+    x, aux = _decode(config, params, batch["tokens"])
     loss = llama.next_token_loss(params, x, batch["labels"], config.loss_chunks)
     return loss + config.aux_weight * aux / config.layers
 
 
+def logits(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The scores of each position's next token, B S to B S V."""
+    return llama.head(params, _decode(config, params, tokens)[0])
+
+
+def _decode(config: Config, params: PyTree, tokens: Array) -> tuple[Array, Array]:
+    """The activations after the last norm, B S to B S D, and the sum of the auxiliary losses."""
+    x = params["embed"][tokens].astype(config.dtype)  # B S D
+    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
+    layer = partial(_layer, config, rotation)
+    x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
+    return rms_norm(x, params["norm"], config.epsilon), aux
+
+
 def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
-    x = x + llama.attention(weights, rms_norm(x, weights["attn_norm"]), rotation, kind=config.attention)
+    normed = rms_norm(x, weights["attn_norm"], config.epsilon)
+    x = x + llama.attention(config, weights, normed, rotation, window=config.window)
     y, layer_aux = mixture(
-        rms_norm(x, weights["mlp_norm"]),
+        rms_norm(x, weights["mlp_norm"], config.epsilon),
         weights["router"],
         partial(llama.swiglu, weights, into="egcd,edf->egcf", out="egcf,efd->egcd"),
+        active=config.active,
         group_size=config.group_size,
         capacity_factor=config.capacity_factor,
     )

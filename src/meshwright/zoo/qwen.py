@@ -12,6 +12,7 @@ from meshwright.zoo import llama
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.moe import mixture
+from meshwright.zoo.rotary import make_rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,7 @@ class Config(llama.Decoder):
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
-    params = llama.init_model(config, key, partial(_init_layer, config))
-    return {name: part for name, part in params.items() if name != "head" or not config.tied}
+    return llama.init_model(config, key, partial(_init_layer, config))
 
 
 def _init_layer(config: Config, key: Array) -> PyTree:
@@ -51,18 +51,29 @@ def _init_layer(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers where there are experts."""
-    x = params["embed"][batch["tokens"]].astype(config.dtype)  # B S D
-    rotation = llama.make_rotation(x.shape[1], config.head_dim, config.rope_theta)
+    x, aux = _decode(config, params, batch["tokens"])
+    loss = llama.next_token_loss(params, x, batch["labels"], config.loss_chunks)
+    return loss + config.aux_weight * aux / config.layers if config.experts else loss
+
+
+def logits(config: Config, params: PyTree, tokens: Array) -> Array:
+    """The scores of each position's next token, B S to B S V."""
+    return llama.head(params, _decode(config, params, tokens)[0])
+
+
+def _decode(config: Config, params: PyTree, tokens: Array) -> tuple[Array, Array]:
+    """The activations after the last norm, B S to B S D, and the sum of the auxiliary losses."""
+    x = params["embed"][tokens].astype(config.dtype)  # B S D
+    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
     layer = partial(_layer, config, rotation)
     x, aux = run_stack(layer, params["layers"], (x, jnp.float32(0)), checkpoint=config.checkpoint)
-    loss = llama.next_token_loss(params, rms_norm(x, params["norm"]), batch["labels"], config.loss_chunks)
-    return loss + config.aux_weight * aux / config.layers if config.experts else loss
+    return rms_norm(x, params["norm"], config.epsilon), aux
 
 
 def _layer(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -> PyTree:
     x, aux = carry
-    x = x + llama.attention(weights, rms_norm(x, weights["attn_norm"]), rotation, kind=config.attention)
-    normed = rms_norm(x, weights["mlp_norm"])
+    x = x + llama.attention(config, weights, rms_norm(x, weights["attn_norm"], config.epsilon), rotation)
+    normed = rms_norm(x, weights["mlp_norm"], config.epsilon)
     if not config.experts:
         return x + llama.mlp(weights, normed), aux
     y, layer_aux = mixture(

@@ -13,7 +13,13 @@ _BLOCKS = (512, 256, 128)  # tokens of a block, the largest that divides the seq
 
 @cache
 def splash_kernel(
-    seq: int, group: int, causal: bool, window: int | None, name: str | None = None, interpret: bool = False
+    seq: int,
+    group: int,
+    causal: bool,
+    window: int | None,
+    cap: float | None = None,
+    name: str | None = None,
+    interpret: bool = False,
 ) -> Callable[..., jax.Array]:
     """The kernel, `kernel(q, k, v, sinks=None)`; all layers share one, so that its masks are computed once.
 
@@ -22,6 +28,7 @@ def splash_kernel(
         group: How many heads of queries share a head of keys and values.
         causal: Whether a position may look only at itself and at earlier ones.
         window: With `causal`, how many positions, its own included, each one looks at; None for all.
+        cap: What scores are bent to stay below; None for no cap.
         name: What a checkpoint's policy knows the results by.
         interpret: Whether it runs as ordinary operations, which any device can.
     """
@@ -34,6 +41,7 @@ def splash_kernel(
             splash.MultiHeadMask([mask] * group),
             block_sizes=splash.BlockSizes(**sizes),
             residual_checkpoint_name=name,
+            attn_logits_soft_cap=cap,
             interpret=interpret,
         )
 

@@ -58,7 +58,7 @@ def clip_by_global_norm(grads: PyTree, limit: float) -> PyTree:
 
 
 def update(optimizer: AdamW, state: PyTree, grads: PyTree) -> PyTree:
-    """Takes one AdamW step; moments and parameters stay float32."""
+    """Takes one AdamW step; moments and parameters keep their dtypes."""
     b1, b2 = optimizer.beta1, optimizer.beta2
     step = state["step"] + 1
     mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state["mu"], grads)
@@ -70,7 +70,7 @@ def update(optimizer: AdamW, state: PyTree, grads: PyTree) -> PyTree:
         direction = (m / correction1) / (jnp.sqrt(v / correction2) + optimizer.epsilon)
         if optimizer.weight_decay:
             direction += optimizer.weight_decay * p
-        return p - optimizer.learning_rate * direction
+        return (p - optimizer.learning_rate * direction).astype(p.dtype)
 
     params = jax.tree.map(move, state["params"], mu, nu)
     return {"params": params, "mu": mu, "nu": nu, "step": step}

@@ -3,6 +3,8 @@
 Shapes in comments: B batch, S sequence, D hidden, N heads, H head dim, F feed-forward.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,12 @@ from meshwright.zoo.attention import attend
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, init_layer_norm, layer_norm, project
 from meshwright.zoo.losses import mean_token_loss
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": jax.nn.gelu,
+    "exact_gelu": partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+}
 
 
 def init_attention(key: Array, d: int, heads: int) -> PyTree:
@@ -43,10 +51,13 @@ def init_layer(key: Array, d: int, heads: int, ffn: int) -> PyTree:
     return init_attention(attention_key, d, heads) | init_mlp(mlp_key, d, ffn)
 
 
-def embed(params: PyTree, tokens: Array) -> Array:
-    """Adds the embeddings of tokens and of their positions, if these are learned, B S to B S D."""
+def embed(params: PyTree, tokens: Array, first: int = 0) -> Array:
+    """Adds the embeddings of tokens and of their positions, if these are learned, B S to B S D.
+
+    The first token's position is row `first` of the table.
+    """
     x = params["embed"][tokens]
-    return x + params["positions"][: tokens.shape[1]] if "positions" in params else x
+    return x + params["positions"][first : first + tokens.shape[1]] if "positions" in params else x
 
 
 def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> Array:
@@ -64,9 +75,9 @@ def attention(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> A
 
 
 @jax.named_scope("mlp")
-def mlp(weights: PyTree, x: Array) -> Array:
+def mlp(weights: PyTree, x: Array, activation: str = "gelu") -> Array:
     """The feed-forward half, B S D to B S D; the caller applies the norm."""
-    x = jax.nn.gelu(project("bsd,df->bsf", x, weights["up"], weights["up_bias"]))
+    x = ACTIVATIONS[activation](project("bsd,df->bsf", x, weights["up"], weights["up_bias"]))
     return project("bsf,fd->bsd", x, weights["down"], weights["down_bias"])
 
 

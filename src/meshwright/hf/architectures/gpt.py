@@ -1,0 +1,72 @@
+"""GPT-2 and OPT: learned positions, layer norms, biases everywhere, tied embeddings."""
+
+from typing import Any
+
+from meshwright.hf.architectures.base import Architecture, Json, Key
+from meshwright.hf.layout import Pick, Weight
+
+_QUERIES, _KEYS, _VALUES = (Pick("part", index, 3) for index in range(3))
+
+
+def _layer_norm(path: str, name: str) -> tuple[Weight, Weight]:
+    return Weight(f"{path}/scale", f"{name}.weight", "d -> d"), Weight(f"{path}/bias", f"{name}.bias", "d -> d")
+
+
+_GPT2 = (
+    Weight("embed", "wte.weight", "v d -> v d"),
+    Weight("positions", "wpe.weight", "p d -> p d"),
+    *_layer_norm("norm", "ln_f"),
+    *_layer_norm("layers/{i}/attn_norm", "h.{i}.ln_1"),
+    Weight("layers/{i}/q", "h.{i}.attn.c_attn.weight", "d (part n h) -> d n h", _QUERIES),
+    Weight("layers/{i}/k", "h.{i}.attn.c_attn.weight", "d (part n h) -> d n h", _KEYS),
+    Weight("layers/{i}/v", "h.{i}.attn.c_attn.weight", "d (part n h) -> d n h", _VALUES),
+    Weight("layers/{i}/q_bias", "h.{i}.attn.c_attn.bias", "(part n h) -> n h", _QUERIES),
+    Weight("layers/{i}/k_bias", "h.{i}.attn.c_attn.bias", "(part n h) -> n h", _KEYS),
+    Weight("layers/{i}/v_bias", "h.{i}.attn.c_attn.bias", "(part n h) -> n h", _VALUES),
+    Weight("layers/{i}/o", "h.{i}.attn.c_proj.weight", "(n h) d -> n h d"),
+    Weight("layers/{i}/o_bias", "h.{i}.attn.c_proj.bias", "d -> d"),
+    *_layer_norm("layers/{i}/mlp_norm", "h.{i}.ln_2"),
+    Weight("layers/{i}/up", "h.{i}.mlp.c_fc.weight", "d f -> d f"),
+    Weight("layers/{i}/up_bias", "h.{i}.mlp.c_fc.bias", "f -> f"),
+    Weight("layers/{i}/down", "h.{i}.mlp.c_proj.weight", "f d -> f d"),
+    Weight("layers/{i}/down_bias", "h.{i}.mlp.c_proj.bias", "d -> d"),
+)
+_ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "exact_gelu", "relu": "relu"}
+_WRITTEN = {"gelu": "gelu_new", "exact_gelu": "gelu", "relu": "relu"}
+
+
+def _gpt2_written(config: Any) -> Json:
+    return {"activation_function": _WRITTEN[config.activation]}
+
+
+def _gpt2_derived(keys: Json) -> Json:
+    return {"activation": _ACTIVATIONS[keys.get("activation_function", "gelu_new")]}
+
+
+GPT2 = Architecture(
+    "gpt2",
+    "GPT2LMHeadModel",
+    "gpt",
+    keys=(
+        Key("vocab_size", "vocab"),
+        Key("n_positions", "positions"),
+        Key("n_embd", "hidden"),
+        Key("n_layer", "layers"),
+        Key("n_head", "heads"),
+        Key("n_inner", "ffn", None),
+        Key("layer_norm_epsilon", "epsilon", 1e-5),
+    ),
+    weights=_GPT2,
+    only={
+        "activation_function": ("gelu_new", *(name for name in _ACTIVATIONS if name != "gelu_new")),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "reorder_and_upcast_attn": (False, True),  # the same numbers in another precision
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+    prefixes=("transformer.", ""),
+    derived=_gpt2_derived,
+    written=_gpt2_written,
+    unused=(r"h\.\d+\.attn\.(masked_)?bias", r"/lm_head\.weight"),
+)

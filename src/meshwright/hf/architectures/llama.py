@@ -1,0 +1,106 @@
+"""Llama 1 to 3, and the models that are Llamas with other details: Mistral with a window, Qwen 2 with biases."""
+
+from typing import Any
+
+from meshwright.hf.architectures import rope
+from meshwright.hf.architectures.base import Architecture, Json, Key
+from meshwright.hf.layout import Weight
+from meshwright.zoo.llama import BIASES
+
+#: What all decoders of this kind have around their layers and in their attention.
+DECODER = (
+    Weight("embed", "embed_tokens.weight", "v d -> v d"),
+    Weight("norm", "norm.weight", "d -> d"),
+    Weight("layers/{i}/attn_norm", "layers.{i}.input_layernorm.weight", "d -> d"),
+    Weight("layers/{i}/q", "layers.{i}.self_attn.q_proj.weight", "(n h) d -> d n h"),
+    Weight("layers/{i}/k", "layers.{i}.self_attn.k_proj.weight", "(n h) d -> d n h"),
+    Weight("layers/{i}/v", "layers.{i}.self_attn.v_proj.weight", "(n h) d -> d n h"),
+    Weight("layers/{i}/o", "layers.{i}.self_attn.o_proj.weight", "d (n h) -> n h d"),
+    Weight("layers/{i}/q_bias", "layers.{i}.self_attn.q_proj.bias", "(n h) -> n h"),
+    Weight("layers/{i}/k_bias", "layers.{i}.self_attn.k_proj.bias", "(n h) -> n h"),
+    Weight("layers/{i}/v_bias", "layers.{i}.self_attn.v_proj.bias", "(n h) -> n h"),
+    Weight("layers/{i}/o_bias", "layers.{i}.self_attn.o_proj.bias", "d -> d"),
+    Weight("layers/{i}/mlp_norm", "layers.{i}.post_attention_layernorm.weight", "d -> d"),
+    Weight("head", "/lm_head.weight", "v d -> v d"),
+)
+SWIGLU = (
+    Weight("layers/{i}/gate", "layers.{i}.mlp.gate_proj.weight", "f d -> d f"),
+    Weight("layers/{i}/up", "layers.{i}.mlp.up_proj.weight", "f d -> d f"),
+    Weight("layers/{i}/down", "layers.{i}.mlp.down_proj.weight", "d f -> f d"),
+    Weight("layers/{i}/gate_bias", "layers.{i}.mlp.gate_proj.bias", "f -> f"),
+    Weight("layers/{i}/up_bias", "layers.{i}.mlp.up_proj.bias", "f -> f"),
+    Weight("layers/{i}/down_bias", "layers.{i}.mlp.down_proj.bias", "d -> d"),
+)
+SIZES = (
+    Key("vocab_size", "vocab"),
+    Key("hidden_size", "hidden"),
+    Key("num_hidden_layers", "layers"),
+    Key("num_attention_heads", "heads"),
+    Key("intermediate_size", "ffn"),
+    Key("rms_norm_eps", "epsilon", 1e-6),
+)
+TIED = Key("tie_word_embeddings", "tied", False)
+UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"/lm_head\.weight")  # the head, where it is tied
+
+
+def kv_heads(keys: Json) -> Json:
+    """The number of heads of keys and values, by default that of queries."""
+    return {"kv_heads": keys.get("num_key_value_heads") or keys.get("num_attention_heads")}
+
+
+def _derived(keys: Json) -> Json:
+    biases = BIASES[:4] * bool(keys.get("attention_bias")) + BIASES[4:] * bool(keys.get("mlp_bias"))
+    return {"biases": biases, **kv_heads(keys), **_head_size(keys), **rope.read(keys, 10_000.0)}
+
+
+def _head_size(keys: Json) -> Json:
+    """The width of a head, if it does not follow from the others."""
+    given = keys.get("head_dim")
+    follows = bool(given) and given * keys.get("num_attention_heads", 0) == keys.get("hidden_size")
+    return {"head_size": None if follows else given}
+
+
+def _written(config: Any) -> Json:
+    return {"num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, **rope.written(config)}
+
+
+def _written_llama(config: Any) -> Json:
+    biases = {"attention_bias": "o" in config.biases, "mlp_bias": "gate" in config.biases}
+    return _written(config) | biases
+
+
+def _windowed(keys: Json) -> Json:
+    return {**_derived(keys), "window": keys.get("sliding_window", 4096)}
+
+
+def _written_windowed(config: Any) -> Json:
+    return _written(config) | {"sliding_window": config.window}
+
+
+_ROPE = ("num_key_value_heads", "head_dim", *rope.KEYS)
+LLAMA = Architecture(
+    "llama",
+    "LlamaForCausalLM",
+    "llama",
+    keys=(*SIZES, TIED),
+    weights=(*DECODER, *SWIGLU),
+    only={"hidden_act": ("silu",), "pretraining_tp": (1, 0, None)},
+    prefixes=("model.",),
+    derived=_derived,
+    derived_keys=("attention_bias", "mlp_bias", *_ROPE),
+    written=_written_llama,
+    unused=UNUSED,
+)
+MISTRAL = Architecture(
+    "mistral",
+    "MistralForCausalLM",
+    "llama",
+    keys=(*SIZES, TIED),
+    weights=(*DECODER, *SWIGLU),
+    only={"hidden_act": ("silu",)},
+    prefixes=("model.",),
+    derived=_windowed,
+    derived_keys=("sliding_window", *_ROPE),
+    written=_written_windowed,
+    unused=UNUSED,
+)
