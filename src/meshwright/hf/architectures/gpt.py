@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from meshwright.hf.architectures.base import Architecture, Json, Key
+from meshwright.hf.architectures.base import Architecture, Json, Key, Unsupported
 from meshwright.hf.layout import Pick, Weight
 
 _QUERIES, _KEYS, _VALUES = (Pick("part", index, 3) for index in range(3))
@@ -35,7 +35,7 @@ _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "exact_
 _WRITTEN = {"gelu": "gelu_new", "exact_gelu": "gelu", "relu": "relu"}
 
 
-def _gpt2_written(config: Any) -> Json:
+def _written(config: Any) -> Json:
     return {"activation_function": _WRITTEN[config.activation]}
 
 
@@ -67,6 +67,63 @@ GPT2 = Architecture(
     },
     prefixes=("transformer.", ""),
     derived=_gpt2_derived,
-    written=_gpt2_written,
+    written=_written,
     unused=(r"h\.\d+\.attn\.(masked_)?bias", r"/lm_head\.weight"),
+)
+
+_OPT = (
+    Weight("embed", "embed_tokens.weight", "v d -> v d"),
+    Weight("positions", "embed_positions.weight", "p d -> p d"),
+    *_layer_norm("norm", "final_layer_norm"),
+    *_layer_norm("layers/{i}/attn_norm", "layers.{i}.self_attn_layer_norm"),
+    Weight("layers/{i}/q", "layers.{i}.self_attn.q_proj.weight", "(n h) d -> d n h"),
+    Weight("layers/{i}/k", "layers.{i}.self_attn.k_proj.weight", "(n h) d -> d n h"),
+    Weight("layers/{i}/v", "layers.{i}.self_attn.v_proj.weight", "(n h) d -> d n h"),
+    Weight("layers/{i}/q_bias", "layers.{i}.self_attn.q_proj.bias", "(n h) -> n h"),
+    Weight("layers/{i}/k_bias", "layers.{i}.self_attn.k_proj.bias", "(n h) -> n h"),
+    Weight("layers/{i}/v_bias", "layers.{i}.self_attn.v_proj.bias", "(n h) -> n h"),
+    Weight("layers/{i}/o", "layers.{i}.self_attn.out_proj.weight", "d (n h) -> n h d"),
+    Weight("layers/{i}/o_bias", "layers.{i}.self_attn.out_proj.bias", "d -> d"),
+    *_layer_norm("layers/{i}/mlp_norm", "layers.{i}.final_layer_norm"),
+    Weight("layers/{i}/up", "layers.{i}.fc1.weight", "f d -> d f"),
+    Weight("layers/{i}/up_bias", "layers.{i}.fc1.bias", "f -> f"),
+    Weight("layers/{i}/down", "layers.{i}.fc2.weight", "d f -> f d"),
+    Weight("layers/{i}/down_bias", "layers.{i}.fc2.bias", "d -> d"),
+)
+
+
+def _opt_derived(keys: Json) -> Json:
+    narrow = keys.get("word_embed_proj_dim")
+    if narrow not in (None, keys.get("hidden_size")):
+        raise Unsupported(f"word_embed_proj_dim is {narrow}, and the zoo's embedding is as wide as its layers")
+    activation = _ACTIVATIONS[keys.get("activation_function", "relu")]
+    return {"first_position": 2, "activation": activation}
+
+
+OPT = Architecture(
+    "opt",
+    "OPTForCausalLM",
+    "gpt",
+    keys=(
+        Key("vocab_size", "vocab"),
+        Key("max_position_embeddings", "positions"),
+        Key("hidden_size", "hidden"),
+        Key("num_hidden_layers", "layers"),
+        Key("num_attention_heads", "heads"),
+        Key("ffn_dim", "ffn"),
+    ),
+    weights=_OPT,
+    only={
+        "activation_function": ("relu", *(name for name in _ACTIVATIONS if name != "relu")),
+        "do_layer_norm_before": (True,),
+        "_remove_final_layer_norm": (False,),
+        "enable_bias": (True,),
+        "layer_norm_elementwise_affine": (True,),
+        "tie_word_embeddings": (True,),
+    },
+    prefixes=("model.decoder.", "decoder."),
+    derived=_opt_derived,
+    derived_keys=("word_embed_proj_dim",),
+    written=_written,
+    unused=(r"/lm_head\.weight",),
 )

@@ -50,10 +50,10 @@ def kv_heads(keys: Json) -> Json:
 
 def _derived(keys: Json) -> Json:
     biases = BIASES[:4] * bool(keys.get("attention_bias")) + BIASES[4:] * bool(keys.get("mlp_bias"))
-    return {"biases": biases, **kv_heads(keys), **_head_size(keys), **rope.read(keys, 10_000.0)}
+    return {"biases": biases, **kv_heads(keys), **head_size(keys), **rope.read(keys, 10_000.0)}
 
 
-def _head_size(keys: Json) -> Json:
+def head_size(keys: Json) -> Json:
     """The width of a head, if it does not follow from the others."""
     given = keys.get("head_dim")
     follows = bool(given) and given * keys.get("num_attention_heads", 0) == keys.get("hidden_size")
