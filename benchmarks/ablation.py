@@ -1,9 +1,10 @@
 """What is each mechanism of the solver worth, and how much does each of its constants matter?
 
-Every row is one change of `Tuning`: a mechanism switched off, or a constant halved or doubled. It is compared with the
-default on the problems of `problem_set.py` whose solve reads that constant; others cannot change. Costs and bounds are
-those of the answers, times are CPU times with a deadline on CPU time, so that a busy machine does not matter much; the
-row *default again* shows what is left of the noise. Half of the problems were never used for tuning (*held out*).
+Every row is one change of `Tuning` or `SearchTuning`: a mechanism switched off, or a constant halved or doubled. It is
+compared with the default on the problems of `problem_set.py` whose solve reads that constant; others cannot change.
+Costs and bounds are those of the answers, times are CPU times with a deadline on CPU time, so that a busy machine does
+not matter much; the row *default again* shows what is left of the noise. Half of the problems were never used for
+tuning (*held out*).
 
     python benchmarks/ablation.py --small --only shrunk        # one constant, on 12 problems of 5 s in all
     python benchmarks/ablation.py --quick --jobs 2             # a wider set, mechanisms alone
@@ -13,7 +14,6 @@ row *default again* shows what is left of the noise. Half of the problems were n
 """
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +28,8 @@ import numpy as np
 from problem_set import ROOT, Case, contest, kept
 from report import RESULTS, table
 
+from meshwright.contest.giant import Effort, solve_giant
+from meshwright.contest.tuning import SEARCH, SearchTuning
 from meshwright.solver.problem.solution import Solution, Status
 from meshwright.solver.run import Run
 from meshwright.solver.tuning import TUNING, Tuning
@@ -35,17 +37,17 @@ from meshwright.solver.tuning import TUNING, Tuning
 MECHANISMS: dict[str, dict[str, object]] = {
     "default again": {},
     "no model without small memory rows first": {"small_memory": 0.0},
-    "no improvement of incumbents before splits": {"improve_gap": math.inf},
     "no elimination of whole models": {"rows": 0.0},
     "no exact minima at several prices": {"bundle_cuts": 0},
     "no duals at other prices": {"fan": 0},
     "no goals below the incumbent": {"goal_growth": 1e9},
     "no strong branching": {"split_candidates": 1},
     "no extra time once the gap suffices": {"extra_time": 0.0},
-    "no kicks": {"kick_patience": -1},
     "no windows": {"turn_share": 0.0},
 }
 RESULT, DECISIONS = RESULTS / "ablation.md", "\n## On the contest"  # which are written by hand, and stay
+SOLVER = {field.name for field in fields(Tuning)}
+CONSTANTS = [*fields(Tuning), *(field for field in fields(SearchTuning) if field.name != "solver")]
 HEADER = ("change", "half", "problems", "cost ÷", "worst", "bound ÷", "CPU time ÷", "proofs lost", "won")
 
 
@@ -58,8 +60,8 @@ class Outcome:
     read: frozenset[str]
 
 
-class Noting(Tuning):
-    """The default, which notes the constants that are read."""
+class Noting:
+    """Notes the constants that are read of a tuning."""
 
     noted: set[str] = set()  # noqa: RUF012
 
@@ -69,10 +71,32 @@ class Noting(Tuning):
         return super().__getattribute__(name)
 
 
-def solved(case: Case, tuning: Tuning) -> Outcome:
+class NotingTuning(Noting, Tuning):
+    """The default of the solver."""
+
+
+class NotingSearch(Noting, SearchTuning):
+    """The default of the search for giant problems."""
+
+
+def changed(change: dict[str, object] | None) -> SearchTuning:
+    """The default with a change; None stands for the default that notes what is read."""
+    if change is None:
+        return NotingSearch(NotingTuning())
+    solver = {name: value for name, value in change.items() if name in SOLVER}
+    search = {name: value for name, value in change.items() if name not in SOLVER}
+    return replace(SEARCH, solver=replace(TUNING, **solver), **search)
+
+
+def solved(case: Case, tuning: SearchTuning) -> Outcome:
+    """Solves a case as its family is solved in use: the contest's graphs with the search, all others as for a plan."""
     Noting.noted.clear()
     started = time.process_time()
-    solution = Run(case.problem, tuning=tuning, clock=time.process_time).solve(case.seconds)
+    run = Run(case.problem, tuning=tuning.solver, clock=time.process_time)
+    if case.family == "contest":
+        solution = solve_giant(run, case.seconds, effort=Effort(tuning=tuning))
+    else:
+        solution = run.solve(case.seconds)
     return Outcome(solution, time.process_time() - started, frozenset(Noting.noted))
 
 
@@ -81,10 +105,10 @@ def changes(only: list[str], constants: bool) -> Iterator[tuple[str, dict[str, o
     for name, change in MECHANISMS.items():
         if not only or name in only:
             yield name, change
-    for field in fields(Tuning):
+    for field in CONSTANTS:
         if field.name in only or (constants and not only):
             for factor in (0.5, 2.0):
-                yield f"{field.name} × {factor:g}", {field.name: scaled(getattr(TUNING, field.name), factor)}
+                yield f"{field.name} × {factor:g}", {field.name: scaled(field.default, factor)}
 
 
 def scaled(value, factor: float):
@@ -134,14 +158,14 @@ class Source:
 def cases_of(source: Source) -> dict[str, Case]:
     """The problems by name, with the kernels loaded; every process reads them once."""
     cases = {case.name: case for case in source.cases()}
-    solved(replace(next(iter(cases.values())), seconds=1.0), TUNING)
+    solved(replace(next(iter(cases.values())), seconds=1.0), SEARCH)
     return cases
 
 
 def outcome(task: tuple[Source, str, dict[str, object] | None]) -> Outcome:
     """The outcome of one problem with a change; None stands for the default, which notes what is read."""
     source, name, change = task
-    return solved(cases_of(source)[name], Noting() if change is None else replace(TUNING, **change))
+    return solved(cases_of(source)[name], changed(change))
 
 
 def main() -> None:
@@ -184,8 +208,10 @@ def _options() -> argparse.Namespace:
         "--folder", type=Path, default=ROOT / "test-output" / "problems", help="where problems are kept"
     )
     options = parser.parse_args()
-    if unknown := set(options.only) - {field.name for field in fields(Tuning)} - MECHANISMS.keys():
-        parser.error(f"nothing is called {', '.join(sorted(unknown))}; constants are the fields of Tuning")
+    if unknown := set(options.only) - {field.name for field in CONSTANTS} - MECHANISMS.keys():
+        parser.error(
+            f"nothing is called {', '.join(sorted(unknown))}; constants are the fields of Tuning and SearchTuning"
+        )
     return options
 
 

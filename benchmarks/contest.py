@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.solver import ChoiceProblem, price, solve
+from meshwright.contest import solve
+from meshwright.solver import ChoiceProblem, price
 
 ROOT = Path(__file__).resolve().parent.parent
 BEST = {  # cost of the best published solution and the contest's time limit in seconds

@@ -55,7 +55,7 @@ def main() -> None:
                     state = state.advance()
                 problem, _ = state.moments.problem(formulation, limit)
                 started = time.perf_counter()
-                solution = solve(problem, seconds=20, workers=1)
+                solution = solve(problem, seconds=20)
                 times.append(time.perf_counter() - started)
                 rows.append(
                     (

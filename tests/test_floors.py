@@ -18,6 +18,7 @@ FLOORS = (
     "cost",
     "blocks",
     "solver",
+    "contest",
     "profiler",
     "priced",
     "schedules",

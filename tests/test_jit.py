@@ -15,10 +15,10 @@ from meshwright.plan_files.storage import plan_to_json
 from meshwright.progress import progress
 from meshwright.solver.bounds.bundle import highest
 from meshwright.solver.bounds.dual import Dual
+from meshwright.solver.bounds.reparametrisation import move_messages
 from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
 from meshwright.solver.exact.bucket_elimination import eliminate
 from meshwright.solver.exact.repair import mended
-from meshwright.solver.local_search.decimation import settle
 from meshwright.solver.model.model import extent, from_problem
 from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.tuning import Tuning
@@ -183,7 +183,7 @@ def _swept(problem):
         dual.set_prices(np.full(len(model.cap), price))
         found += [dual.sweep() for _ in range(3)]
     settled = model.cost.copy(), np.empty_like(model.mat)
-    settle(model.off, model.eu, model.ev, model.eoff, model.mat, links.of_edge, dual.m, *settled)
+    move_messages(model.off, model.eu, model.ev, model.eoff, model.mat, links.of_edge, dual.m, *settled)
     return [*found, *links, dual.m, dual.reduced, dual.floor, dual.load(), dual.spent(), dual.decode(), *settled]
 
 

@@ -54,7 +54,7 @@ _PUBLIC = {
     "train": "trainer.train",
     "ChoiceProblem": "solver",
     "Solution": "solver",
-    "solve": "solver",
+    "solve": "contest",
     "explore": "exploration.explore",
     "simulate": "simulator.simulate",
     "find_blocks": "blocks",

@@ -51,6 +51,7 @@ def needed(plans: bool) -> dict[str, Needed]:
         reach_kernels()
         if plans:
             _reach_planner()
+            _reach_contest()
     return noted
 
 
@@ -61,6 +62,12 @@ def _reach_planner() -> None:
     model = zoo.build("mlp", batch=64)  # sums over so many examples have kernels of their own
     for method in (mw.Auto(), mw.Auto(pipeline=True)):
         mw.plan(model.train_step, model.state, model.batch, cluster="2x1 h100", method=method, on_progress=_ignore)
+
+
+def _reach_contest() -> None:
+    from meshwright.contest.warm import reach_kernels
+
+    reach_kernels()
 
 
 def _order(needed: Needed, all_at_once: bool) -> float:

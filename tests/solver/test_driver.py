@@ -65,7 +65,7 @@ def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatc
     left = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
-        proven = solve(problem, seconds=20, workers=1)
+        proven = solve(problem, seconds=20)
         run = Run(problem, tuning=Tuning(extra_time=0.0))
         for calls in (simplified, begun):
             calls.clear()
@@ -110,13 +110,13 @@ def test_a_solve_tells_what_memory_is_worth():
         assert run.prices == {}
         best = run.solve(20)
         free = problem.with_limit(np.inf)
-        unpriced, free.cost = solve(free, workers=1).cost, problem.cost.copy()
+        unpriced, free.cost = solve(free).cost, problem.cost.copy()
         for time, worth in run.prices.items():
             told += 1
             for row in np.flatnonzero((problem.row_start <= time) & (time < problem.row_end)):
                 first, taken = problem.first[problem.row_node[row]], problem.usage[problem.row_first[row] :][:5]
                 free.cost[first : first + 5] += worth * taken
-        bound = solve(free, workers=1).cost - problem.limit * sum(run.prices.values())
+        bound = solve(free).cost - problem.limit * sum(run.prices.values())
         assert bound <= best.cost * (1 + 1e-9)
         assert bound > unpriced if run.prices else best.cost == unpriced
     assert told > 3
@@ -126,13 +126,13 @@ def test_a_solve_with_a_goal_ends_once_nothing_below_it_is_left():
     left = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
-        proven = solve(problem, seconds=20, workers=1)
+        proven = solve(problem, seconds=20)
         for part in (0.8, 0.95, 1.0):
-            found = solve(problem, seconds=20, workers=1, goal=part * proven.cost)
+            found = solve(problem, seconds=20, goal=part * proven.cost)
             assert part * proven.cost <= found.lower_bound <= proven.cost
             assert found.choice is None or price(problem, found.choice).legal
             left += found.status != Status.OPTIMAL
-        assert solve(problem, seconds=20, workers=1, goal=1.01 * proven.cost).cost == proven.cost
+        assert solve(problem, seconds=20, goal=1.01 * proven.cost).cost == proven.cost
     assert left
 
 
@@ -145,18 +145,16 @@ def test_moments_that_no_choice_fits_together_are_recognised(num_nodes):
     edges = [(i, i + 1, rng.random((3, 3))) for i in range(num_nodes - 1)]
     costs = 1 + rng.random((num_nodes, 3))
     short, enough = (ChoiceProblem.from_rows(costs, edges, rows, limit) for limit in (5 * num_nodes - 1, 5 * num_nodes))
-    found = solve(short, seconds=20, workers=1)
+    found = solve(short, seconds=20)
     assert found.status == Status.INFEASIBLE
     assert short.limit < found.least_limit <= enough.limit
-    assert solve(enough, seconds=20, workers=1).status == Status.OPTIMAL
+    assert solve(enough, seconds=20).status == Status.OPTIMAL
 
 
 def test_bad_arguments_are_named():
     problem = ChoiceProblem(costs=[[1.0]])
     with pytest.raises(ProblemError, match="seconds is 0"):
         solve(problem, seconds=0)
-    with pytest.raises(ProblemError, match="workers is 0"):
-        solve(problem, workers=0)
     with pytest.raises(ProblemError, match="gap is 2"):
         solve(problem, gap=2)
     with pytest.raises(ProblemError, match="goal is nan"):
@@ -171,6 +169,6 @@ def test_costs_below_zero_are_proven_like_others(seed):
     problem = example(True, num_nodes=14, num_states=5, seed=seed)
     moved = problem.with_limit(problem.limit)
     moved.cost = problem.cost - 1000.0
-    one, other = solve(problem, seconds=20, workers=1), solve(moved, seconds=20, workers=1)
+    one, other = solve(problem, seconds=20), solve(moved, seconds=20)
     assert one.status == other.status == Status.OPTIMAL
     assert other.cost == pytest.approx(one.cost - 1000.0 * problem.num_nodes)

@@ -14,11 +14,12 @@ def _algorithm() -> list[str]:
 
 
 def _resolve(name: str) -> object:
-    """What a dotted name below `meshwright.solver` stands for."""
+    """What a dotted name stands for: below `meshwright`, where it begins with `contest`; else below the solver."""
     parts = name.split(".")
     for size in range(len(parts) - 1, 0, -1):
+        above = [] if parts[0] == "contest" else ["solver"]
         try:
-            found: object = import_module(".".join(["meshwright.solver", *parts[:size]]))
+            found: object = import_module(".".join(["meshwright", *above, *parts[:size]]))
         except ModuleNotFoundError:
             continue
         for part in parts[size:]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import meshwright.solver
+from meshwright.contest.tuning import SearchTuning
 from meshwright.planner.solving.tuning import ViewTuning
 from meshwright.solver import Status, solve
 from meshwright.solver.deadline import NEVER, Deadline
@@ -14,10 +15,12 @@ from meshwright.solver.tuning import TUNING, Tuning
 from meshwright.solver.warm import example
 
 SOLVER = Path(meshwright.solver.__file__).parent
+PLANNING = [SOLVER.parent / "planner", SOLVER.parent / "explain"]
 
 
 @pytest.mark.parametrize(
-    ("tuning", "folders"), [(Tuning, [SOLVER]), (ViewTuning, [SOLVER.parent / "planner", SOLVER.parent / "explain"])]
+    ("tuning", "folders"),
+    [(Tuning, [SOLVER]), (SearchTuning, [SOLVER.parent / "contest"]), (ViewTuning, PLANNING)],
 )
 def test_every_entry_is_read_somewhere(tuning, folders):
     text = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
@@ -28,9 +31,9 @@ def test_every_entry_is_read_somewhere(tuning, folders):
 def test_a_solve_reads_nothing_but_what_it_was_given():
     """Without memory that may be left out, rows to eliminate, or prices nearby, the optimum is the same."""
     problem = example(True, num_nodes=10)
-    best = solve(problem, seconds=60, workers=1)
+    best = solve(problem, seconds=60)
     other = replace(TUNING, small_memory=0.0, rows=0.0, fan=0, minima_reach=0.0)
-    found = solve(problem, seconds=60, workers=1, tuning=other)
+    found = solve(problem, seconds=60, tuning=other)
     assert found.status == best.status == Status.OPTIMAL and found.cost == best.cost
 
 

@@ -41,7 +41,8 @@ def solve_command(
 
 
 def _solve(path: Path, seconds: float, workers: int, seed: int, quiet: bool, begin: float) -> "Solution":
-    from meshwright.solver import ChoiceProblem, solve
+    from meshwright.contest import solve
+    from meshwright.solver import ChoiceProblem
 
     if not seconds > 0:
         raise ProblemError(f"--seconds is {seconds:g}: give a positive time limit")

@@ -6,9 +6,9 @@ The problem, in the contest's form, with `x[i]` the strategy of node `i`:
     such that   Σ_(rows r alive at t) usage_r[x_node(r)]  ≤  limit   for all t
 
 The flow: `problem/` holds the arrays, `model/` compresses time, `reductions/` shrink it exactly, `bounds/` raises a
-lower bound, `exact/` closes small problems by bucket elimination and branch and bound, `local_search/` improves the
-incumbent of giant ones, `run.py` ties them together, and `problem/check.py` prices every answer again without sharing
-code with any of them. Importing this package loads no numba.
+lower bound, `exact/` closes the problem by bucket elimination and branch and bound, `run.py` ties them together, and
+`problem/check.py` prices every answer again without sharing code with any of them. The search for giant problems stands
+above, in `meshwright.contest`. Importing this package loads no numba.
 """
 
 from typing import Any

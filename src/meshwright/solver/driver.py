@@ -14,33 +14,23 @@ from meshwright.solver.tuning import TUNING, Tuning
 def solve(
     problem: ChoiceProblem,
     seconds: float = 60,
-    seed: int = 0,
-    workers: int = 2,
     on_progress: Callable[[Progress], None] | None = None,
     initial: Sequence[int] | np.ndarray | None = None,
-    steps: int | None = None,
-    keep_interrupted: bool = True,
     gap: float = 0.0,
     goal: float = math.inf,
     tuning: Tuning = TUNING,
 ) -> Solution:
-    """Finds the cheapest choice that fits the memory limit.
+    """Finds the cheapest choice that fits the memory limit, by branch and bound in this process.
 
-    Small problems end `optimal` at once, in this process. Giant ones are searched until the time is up; Ctrl-C ends the
-    search early with the best so far. With one worker and `steps`, the result depends on the arguments alone.
+    Problems too large for that are left with a bound and the choice that was met; `contest.solve` searches them.
 
     Args:
         problem: What to solve.
         seconds: Wall-clock limit.
-        seed: Seed of the random search.
-        workers: Processes that search a giant problem together.
         on_progress: Called with a `Progress` whenever the best cost or the bound improves.
         initial: A choice to start from; ignored where it is not legal.
-        steps: Most rounds of random search per worker; None for no such limit.
-        keep_interrupted: Whether Ctrl-C ends the search with the best so far, rather than being raised.
-        gap: The gap (`Solution.gap`) that suffices: a problem that is small enough to be closed is searched for as long
-            again as it took to get there, since a better choice or the proof is often near. 0 to go on until the choice
-            is proven.
+        gap: The gap (`Solution.gap`) that suffices: the solve goes on for as long again as it took to get there, since
+            a better choice or the proof is often near. 0 to go on until the choice is proven.
         goal: A cost from which on choices are of no use: the search ends once it is proven that none is cheaper.
         tuning: Numbers that change how soon and how well a problem is solved, never whether the answer is right.
 
@@ -50,17 +40,19 @@ def solve(
         >>> str(solution.status), solution.cost, solution.choice.tolist()
         ('optimal', 2.0, [1, 0])
     """
+    check_arguments(problem, seconds, gap, goal)
+    from meshwright.solver.run import Run
+
+    return Run(problem, on_progress, initial, tuning).solve(seconds, gap, goal)
+
+
+def check_arguments(problem: ChoiceProblem, seconds: float, gap: float, goal: float) -> None:
+    """Refuses arguments of a solve that cannot be meant."""
     if not isinstance(problem, ChoiceProblem):
         raise ProblemError(f"problem is {type(problem).__name__}: give a ChoiceProblem")
     if not seconds > 0:
         raise ProblemError(f"seconds is {seconds!r}: give a positive time limit")
-    if workers < 1:
-        raise ProblemError(f"workers is {workers!r}: give 1 or more")
     if not 0 <= gap < 1:
         raise ProblemError(f"gap is {gap!r}: give a part of the lower bound from 0 up to 1, such as 0.01")
     if math.isnan(goal):
         raise ProblemError(f"goal is {goal!r}: give a cost, or inf for none")
-    from meshwright.solver.run import Run
-
-    run = Run(problem, seed, workers, on_progress, initial, steps, keep_interrupted, tuning)
-    return run.solve(seconds, gap, goal)

@@ -1,4 +1,4 @@
-"""One solve from beginning to end: reductions, branch and bound if small, local search if large."""
+"""One solve from beginning to end: reductions, then branch and bound until the optimum is proven or the time is up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,12 +25,8 @@ class Run:
     def __init__(
         self,
         problem: ChoiceProblem,
-        seed: int = 0,
-        workers: int = 1,
         on_progress: Callable[[Progress], None] | None = None,
         initial: Sequence[int] | np.ndarray | None = None,
-        steps: int | None = None,
-        keep_interrupted: bool = False,
         tuning: Tuning = TUNING,
         clock: Callable[[], float] = clock,
     ):
@@ -38,13 +34,10 @@ class Run:
         self.tuning, self.deadline = tuning, Deadline(clock=clock)
         self.start = self.deadline.now
         self.problem = problem
-        self.seed, self.workers, self.steps = seed, workers, steps
-        self.keep_interrupted = keep_interrupted
         self.gap, self.goal = 0.0, np.inf
         self.on_progress = on_progress
         self.choice: np.ndarray | None = None
         self.cost = np.inf
-        self._offset = 0.0
         self.peak = 0.0
         self.bound = -np.inf
         self.history: list[Progress] = []
@@ -52,33 +45,38 @@ class Run:
         self.is_whole = all(whole for *_, whole in extents)  # then what is not half a unit cheaper is not cheaper
         self.tolerance = 0.5 if self.is_whole else rounding(problem, extents)
         self.most = most_possible(problem, extents) + self.tolerance
-        self.giant = problem.num_strategies > tuning.giant_states
         self._simple: Simplified | None = None
         self._closing: Closing | None = None
         if initial is not None:
             self.offer(np.asarray(initial))
 
     def solve(self, seconds: float, gap: float = 0.0, goal: float = np.inf) -> Solution:
-        """Reduces, proves what is small, searches what is not; called again, it resumes."""
+        """Solves for so many seconds; called again, it resumes."""
+        simple = self.begin(seconds, gap, goal)
+        if not simple.infeasible:
+            self.close(simple, self.deadline)
+        return self.finish()
+
+    def begin(self, seconds: float, gap: float = 0.0, goal: float = np.inf) -> Simplified:
+        """Sets the deadline, and reduces the problem unless that was done."""
         if self._simple is not None:
             self.start, self.history = self.deadline.now, []
         self.deadline, self.gap, self.goal = replace(self.deadline, at=self.start + seconds), gap, goal
-        try:
-            if self._simple is None:
-                self._simple = simplify(from_problem(self.problem), self.deadline, self.tuning)
-            simple = self._simple
-            if simple.infeasible:
-                return self.finish_infeasible(simple.excess)
-            model = simple.model
-            tuning = self.tuning
-            small = len(model.cost) <= tuning.giant_states or model.num_nodes <= tuning.few_nodes
-            if small and len(model.cap) * len(model.cost) <= tuning.most_work and self._closed(simple):
-                return self.finish()
-            self._search(simple)
-        except KeyboardInterrupt:
-            if not self.keep_interrupted:
-                raise
-        return self.finish()
+        if self._simple is None:
+            self._simple = simplify(from_problem(self.problem), self.deadline, self.tuning)
+        return self._simple
+
+    def close(self, simple: Simplified, until: Deadline) -> bool:
+        """Branch and bound on the reduced problem, from where it was left; returns whether nothing is left to gain."""
+        if self._closing is None:
+            known = None if self.choice is None else simple.restrict(self.choice)
+            options = Options(self.tolerance, self.tuning)
+            self._closing = Closing(options, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
+        found = self._closing.go_on(until, self.gap, min(self.goal, self.most) - simple.offset)
+        if found.choice is not None:
+            self.offer(simple.expand(found.choice))
+        self.raise_bound(found.bound + simple.offset)
+        return self.suffices(self.cost, self.bound)
 
     @property
     def prices(self) -> dict[int, float]:
@@ -92,79 +90,11 @@ class Run:
         """Lets the next solve start afresh from the choice so far."""
         self._closing = None
 
-    def _closed(self, simple: Simplified) -> bool:
-        """Tries to prove a small model's optimum in this process; returns whether that succeeded."""
-        tuning = self.tuning
-        is_hard = self.giant and len(simple.model.cap) > tuning.fewest_times
-        until = self.deadline.part(tuning.giant_exact_share if is_hard else tuning.exact_share, least=1.0)
-        if self._closing is None:
-            known = None if self.choice is None else simple.restrict(self.choice)
-            options = Options(self.tolerance, _improved, tuning=self.tuning)
-            self._closing = Closing(options, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
-        found = self._closing.go_on(until, self.gap, min(self.goal, self.most) - simple.offset)
-        if found.choice is not None:
-            self.offer(simple.expand(found.choice))
-        self.raise_bound(found.bound + simple.offset)
-        return self._enough(self.cost, self.bound)
-
-    def _search(self, simple: Simplified) -> None:
-        """The anytime search, in this process and in the crew's."""
-        from meshwright.solver.local_search.anytime import Search
-        from meshwright.solver.parallel.worker import Crew
-
-        crew = None
-        if self.giant and self.workers > 1 and self.steps is None:
-            crew = Crew(simple.model, self.tolerance, self.deadline.left, self.seed, self.workers, self.tuning)
-
-        def tell(cost: float, choice: np.ndarray) -> None:
-            self.offer(simple.expand(choice))
-            if crew is not None:
-                crew.board.post(0, cost, choice)
-
-        def poll() -> tuple[float, np.ndarray] | None:
-            if crew is None:
-                return None
-            self.raise_bound(crew.board.best_bound() + simple.offset)
-            search.bound = max(search.bound, self.bound - simple.offset)
-            found = crew.board.best() if crew.board.best_cost() < self.cost - simple.offset else None
-            if found is not None:
-                self.offer(simple.expand(found[1]))
-            return found
-
-        def enough(cost: float, bound: float) -> bool:
-            return self._enough(cost + simple.offset, bound + simple.offset)
-
-        search = Search(
-            simple.model,
-            self.tolerance,
-            self.deadline,
-            self.seed,
-            self.steps,
-            tell,
-            self._told,
-            poll,
-            enough,
-            self.tuning,
-        )
-        self._offset = simple.offset
-        search.cost = self.cost - simple.offset
-        try:
-            search.run()
-            poll()
-        except KeyboardInterrupt:
-            poll()
-            raise
-        finally:
-            if crew is not None:
-                crew.close()
-
-    def _enough(self, cost: float, bound: float) -> bool:
+    def suffices(self, cost: float, bound: float) -> bool:
+        """Whether a solve may end with such a cost and bound."""
         if bound >= self.goal or bound > self.most:
             return True
         return bound >= cost - self.tolerance or relative_gap(cost, bound) <= self.gap if np.isfinite(cost) else False
-
-    def _told(self, bound: float) -> None:
-        self.raise_bound(bound + self._offset)
 
     def offer(self, choice: np.ndarray) -> bool:
         """Takes a choice of the full problem if it is legal and the cheapest so far; the checker has the last word."""
@@ -181,8 +111,11 @@ class Run:
             self._tell()
 
     def finish(self) -> Solution:
+        """The best so far, with its certificate."""
+        if self._simple is not None and self._simple.infeasible:
+            return self._finish_infeasible(self._simple.excess)
         if self.choice is None and self.bound > self.most:  # whatever fits would cost more than anything can
-            return self.finish_infeasible(0.0)
+            return self._finish_infeasible(0.0)
         if self.choice is None:
             status = Status.NO_SOLUTION_FOUND
         elif self.bound >= self.cost - self.tolerance * (1 + 1e-9):
@@ -193,11 +126,11 @@ class Run:
                 self.bound = float(np.ceil(self.bound - self.tolerance))
         return self._solution(status, min(self.bound, self.cost), None)
 
-    def finish_infeasible(self, excess: float) -> Solution:
+    def _finish_infeasible(self, excess: float) -> Solution:
         """Ends without a choice, with the least limit that suffices as far as the time allows to find it."""
         self.choice, self.cost, least = None, np.inf, None
         if np.isfinite(self.problem.limit):
-            until = self.deadline.part(1.0 - self.tuning.exact_share, least=1.0)
+            until = self.deadline.part(self.tuning.bisection_share, least=1.0)
             least = least_limit(self.problem, excess, until, self.tuning)
         return self._solution(Status.INFEASIBLE, np.inf, least)
 
@@ -218,13 +151,6 @@ class Run:
         self.history.append(progress)
         if self.on_progress is not None:
             self.on_progress(progress)
-
-
-def _improved(*args) -> np.ndarray | None:
-    """`polish.improved`, loaded where it is needed: most small problems are closed without it."""
-    from meshwright.solver.local_search.polish import improved
-
-    return improved(*args)
 
 
 def most_possible(problem: ChoiceProblem, extents: list[tuple[float, float, bool]]) -> float:

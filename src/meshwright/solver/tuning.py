@@ -13,11 +13,9 @@ class Tuning:
     """Options of a solve, passed from `Run` down; `TUNING` is the default."""
 
     # How large a model is treated how, and how much of the time each stage gets.
-    giant_states: int = 20_000  # states up to which branch and bound is tried first; above, several processes search
-    few_nodes: int = 4_000  # nodes up to which it is tried whatever the states, and an elimination order is sought
-    fewest_times: int = 12  # memory times up to which even a giant problem is given the usual share [0: time × 3.4]
-    exact_share: float = 0.7  # share of the time for branch and bound [halved: time × 1.5, a proof lost]
-    giant_exact_share: float = 0.03  # share of the time for it on giant problems [0.1: contest graph S, cost × 1.013]
+    giant_states: int = 20_000  # states above which a model is giant, where not all times and states are compared
+    few_nodes: int = 4_000  # nodes up to which an elimination order is sought
+    bisection_share: float = 0.3  # share of the time in which the least limit of an infeasible problem is sought
     extra_time: float = 1.0  # multiple of the time so far for which the search goes on once the gap suffices
 
     # Reductions.
@@ -41,7 +39,6 @@ class Tuning:
     first_goal: float = 5e-4  # part of the bound that ten sweeps must gain, and first goals add [halved: cost × 1.0001]
     goal_growth: float = 4.0  # from the rise to one goal to the rise to the next, unless that is the incumbent's cost
     shrunk: float = 0.8  # part of the states left below which a model is reduced, ordered or eliminated again
-    improve_gap: float = 0.005  # part of the cost above the bound that is improved before splits [never: time × 1.1]
     small_memory: float = 6e-3  # part of each cap that rows left out at first take [0: time × 1.4, a proof lost]
     split_candidates: int = 3  # nodes in a row that are tried without ruling out either half
     patience: float = 5.0  # splits that should close the gap, or as many times the rows are made [halved: time × 1.06]
@@ -51,18 +48,6 @@ class Tuning:
     rows_per_second: float = 3e5  # about how many are made, to stop in time
     narrow_rows: int = 64  # rows that each table keeps once all are made
     compare_cost: float = 0.003  # what comparing two rows takes of what making one does
-
-    # Large-neighbourhood search.
-    turn_share: float = 0.1  # share of the time for first starts, and of what is left for one turn of windows
-    decimation_scale: float = 1.5  # multiple of the prices in decimation, which leaves memory to the moves that follow
-    decimation_pace: tuple[float, float] = (0.005, 0.1)  # least and most part of the nodes fixed in one round
-    kick_patience: int = 12  # kicks in a row that may bring nothing [cost × 1.00 on contest graph D]
-    kick_stages: int = 20  # stages of annealing
-    kick_peaks: tuple[float, float] = (0.5, 2.0)  # multiples of the prices at which kicks begin; starts, at the last
-    price_spread: float = 0.5  # standard deviation of the logarithm of the price from node to node
-    window_nodes: tuple[int, int] = (4, 1500)  # least and most nodes of a window
-    window_steps: tuple[float, float] = (1.02, 0.93)  # how its size follows what was solved and what was not
-    tree_nodes: tuple[int, int] = (10, 40)  # least and most nodes of a tree move
 
     @property
     def trial_rows(self) -> float:

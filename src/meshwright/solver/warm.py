@@ -5,7 +5,7 @@ import numpy as np
 from meshwright.solver import ChoiceProblem, lower_bound, solve
 from meshwright.solver.tuning import Tuning
 
-_BRIEF = Tuning(rows=100)  # kernels are interpreted meanwhile
+BRIEF = Tuning(rows=100)  # kernels are interpreted meanwhile
 
 
 def reach_kernels() -> None:
@@ -14,7 +14,7 @@ def reach_kernels() -> None:
 
     for memory in (False, True):
         problem = example(memory, num_nodes=10)
-        solve(problem, seconds=600, tuning=_BRIEF)
+        solve(problem, seconds=600, tuning=BRIEF)
         lower_bound(problem)
     search_kernels()
     scan(b'{"problem": [[1, 2], [3]]}')
@@ -42,11 +42,10 @@ def search_kernels() -> None:
     from meshwright.solver.bounds.bundle import highest
     from meshwright.solver.bounds.dual import Dual
     from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
-    from meshwright.solver.deadline import NEVER, Deadline
+    from meshwright.solver.deadline import Deadline
     from meshwright.solver.exact.bucket_elimination import eliminate
     from meshwright.solver.exact.drop_small_memory import coarsened
     from meshwright.solver.exact.repair import mended
-    from meshwright.solver.local_search.anytime import Search
     from meshwright.solver.model.model import from_problem
     from meshwright.solver.reductions.reduce import reduce_model
     from meshwright.solver.reductions.simplify import simplify
@@ -62,4 +61,3 @@ def search_kernels() -> None:
         highest(np.ones((2, 1)), np.zeros(2), np.ones(1), 1.0, 1)
         coarsened(dual.model, 1e-3)
         mended(simple.model, dual.links, dual.decode())
-        Search(from_problem(example(True, num_nodes=8, num_states=3)), 0.5, NEVER, steps=2, tuning=_BRIEF).run()

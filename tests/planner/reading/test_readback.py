@@ -20,7 +20,7 @@ def test_cost_is_the_sum_of_its_collectives_and_the_solvers_price(name, options,
     machine = mesh(shape, alpha=1, beta=(1, 0.1)[: len(shape)])
     formulation = task.formulate(machine)
     problem = formulation.problem({}, None)
-    choice = solve(problem, workers=1).choice
+    choice = solve(problem).choice
     priced = price(problem, choice)
     back = Readback(formulation, choice)
     assert priced.legal

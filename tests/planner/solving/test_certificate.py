@@ -62,7 +62,7 @@ def test_no_choice_of_the_untied_problem_costs_less(seed):
     traced, machine = random_program(seed)
     bound = unfolded_bound(Task(traced, mw.Auto()).formulate(machine), target=np.inf)
     problem = untied(traced, machine)
-    best = solve(problem, workers=1)
+    best = solve(problem)
     assert best.status is Status.OPTIMAL
     assert bound <= best.cost
     rng = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ def test_no_choice_of_the_untied_problem_costs_less(seed):
 def test_on_a_chain_of_layers_the_bound_is_all_but_the_optimum(layers, shape):
     step, args = mlp_step(32, 64, layers)
     traced, machine = trace(step, *args), mesh(shape, alpha=1, beta=1)
-    best = solve(untied(traced, machine), workers=1)
+    best = solve(untied(traced, machine))
     assert best.status is Status.OPTIMAL
     bound = unfolded_bound(Task(traced, mw.Auto()).formulate(machine), best.cost)
     assert 0.999 * best.cost <= bound <= best.cost
@@ -86,7 +86,7 @@ def test_on_a_chain_of_layers_the_bound_is_all_but_the_optimum(layers, shape):
 def test_any_target_gives_a_valid_bound():
     step, args = mlp_step(32, 64, 4)
     traced, machine = trace(step, *args), mesh((4,))
-    formulation, optimum = Task(traced, mw.Auto()).formulate(machine), solve(untied(traced, machine), workers=1).cost
+    formulation, optimum = Task(traced, mw.Auto()).formulate(machine), solve(untied(traced, machine)).cost
     bounds = [unfolded_bound(formulation, target) for target in (0.0, optimum / 2, optimum, 1e30)]
     assert all(bound <= optimum for bound in bounds)
     assert bounds[-1] >= 0.99 * optimum
@@ -117,7 +117,7 @@ def test_no_choice_that_fits_the_untied_problem_costs_less(seed):
     wrong = held._replace(worth=dict.fromkeys(held.times, 3 * view.cost / held.limit))
     bounds = [unfolded_bound(view.formulation, view.cost, known) for known in (held, told, wrong)]
     apart = Task(traced, mw.Auto(), folding=False).formulate(machine)
-    best = solve(apart.problem(dict.fromkeys(held.times, 0.0), held.limit), workers=1)
+    best = solve(apart.problem(dict.fromkeys(held.times, 0.0), held.limit))
     assert best.status is Status.OPTIMAL
     assert max(bounds) <= best.cost  # whatever a byte is said to be worth
 

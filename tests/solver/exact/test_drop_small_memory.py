@@ -57,7 +57,7 @@ def test_the_smallest_rows_are_left_out_first():
 @pytest.mark.parametrize("seed", range(30))
 def test_problems_with_small_rows_are_solved_exactly(seed):
     problem = _large_and_small(seed)
-    solution = solve(problem, seconds=60, workers=1)
+    solution = solve(problem, seconds=60)
     assert solution.status == Status.OPTIMAL
     assert price(problem, solution.choice).legal
     assert price(problem, solution.choice).cost == pytest.approx(brute_force(problem), rel=1e-9)
@@ -95,7 +95,7 @@ def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trus
     tuning = Tuning(small_memory=0.01, first_goal=1e-9)
     for seed in range(30):
         problem = _large_and_small(seed)
-        solution = solve(problem, seconds=60, workers=1, tuning=tuning)
+        solution = solve(problem, seconds=60, tuning=tuning)
         assert solution.status == Status.OPTIMAL
         assert solution.cost == pytest.approx(brute_force(problem), rel=1e-9)
     assert True in told and False in told

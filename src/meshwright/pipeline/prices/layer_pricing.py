@@ -70,7 +70,7 @@ class Pricing:
 
     def solve(self, formulation: Formulation, problem: ChoiceProblem) -> LayerPrices | None:
         """The layers' prices under the best choice of a view's problem, whatever its costs; None if infeasible."""
-        choice = solve(problem, seconds=_SECONDS, workers=1, keep_interrupted=False).choice
+        choice = solve(problem, seconds=_SECONDS).choice
         if choice is None:
             return None
         key = (formulation.mesh, id(formulation.folded), choice.tobytes())

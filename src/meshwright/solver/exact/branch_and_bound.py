@@ -17,21 +17,18 @@ import numpy as np
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.memory_prices import settle_prices
 from meshwright.solver.bounds.nearby_prices import Fan
+from meshwright.solver.bounds.reparametrisation import reparametrised
 from meshwright.solver.bounds.unlimited_minimum import arrange
 from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.exact.branching import NONE, Split, split
 from meshwright.solver.exact.bucket_elimination import Found, eliminate
 from meshwright.solver.exact.drop_small_memory import coarsened
 from meshwright.solver.exact.subproblem import Closed, Part, better, fitted, mended_found, reduced, states_of
-from meshwright.solver.local_search.decimation import settled
 from meshwright.solver.model.choice import cost_of
 from meshwright.solver.model.model import Model
 from meshwright.solver.tuning import TUNING, Tuning
 
 _Looked = tuple[Closed, Part, Split | None]
-
-
-Improve = Callable[[Dual, np.ndarray | None, float, Deadline, Tuning], np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -40,18 +37,13 @@ class Options:
 
     Attributes:
         tolerance: Improvements smaller than this do not matter (0.5 where all costs are whole numbers).
-        improve: Makes a choice cheaper, given a dual, the choice or None, the tolerance, the deadline and the tuning.
-        combinations: Combinations of states up to which a model is eliminated as a whole; None for the rows of one that
-            is likely to end.
-        splits: Whether to split at all.
         tuning: All other numbers.
+        splits: Whether to split at all.
     """
 
     tolerance: float
-    improve: Improve | None = None
-    combinations: float | None = None
-    splits: bool = True
     tuning: Tuning = TUNING
+    splits: bool = True
 
 
 @dataclass
@@ -64,7 +56,6 @@ class Effort:
         patience: How many times as many rows are made where splits hardly raise the bound; squared once that failed.
         pause: Splits to make before that is tried again: one for each unit of the patience that did not suffice.
         slack: The difference between a choice and its bound that suffices.
-        improve_above: How far above the bound a choice is improved before models are split.
         coarse: Whether small rows of memory are to be left out at first.
         cut: Whether the time did not suffice for that, which is then done when the solve is resumed.
         helped: Whether the choice and the prices were improved, which is done before models are split.
@@ -77,7 +68,6 @@ class Effort:
     fan: Fan
     pause: float = 0.0
     slack: float = 0.0
-    improve_above: float = 0.0
     coarse: bool = False
     cut: bool = False
     helped: bool = False
@@ -94,27 +84,12 @@ class Closer:
 
     def __init__(self, options: Options, deadline: Deadline = NEVER, effort: Effort | None = None):
         self.options, self.deadline, self.tuning = options, deadline, options.tuning
-        few = self.tuning.rows if options.combinations is None else options.combinations
-        self.effort = effort or Effort(few, self.tuning.trial_rows, self.tuning.patience, Fan(self.tuning))
+        self.effort = effort or Effort(self.tuning.rows, self.tuning.trial_rows, self.tuning.patience, Fan(self.tuning))
 
     def copy(self, deadline: Deadline | None = None, splits: bool | None = None, **effort: Any) -> "Closer":
         """Another that starts with this one's state, but for what is given."""
         options = self.options if splits is None else replace(self.options, splits=splits)
         return Closer(options, deadline or self.deadline, replace(self.effort, **effort))
-
-    def probed(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
-        """A first incumbent below the cutoff: decoded from the dual, or from short searches at rising goals."""
-        reach = self.tuning.first_goal * max(abs(dual.bound), 1e-9)
-        while self.options.splits and best.bound < enough and not self.deadline.is_over:
-            if best.bound + max(reach, self.effort.slack) >= min(best.cost, cutoff):
-                break
-            goal = best.bound + reach
-            few = min(self.effort.few, self.tuning.trial_rows)
-            best = better(best, self.copy(splits=False, few=few).attempt(dual, goal))
-            if best.bound < goal:
-                break
-            reach *= self.tuning.goal_growth
-        return best if best.choice is not None else mended_found(dual, best, cutoff, self.tuning)
 
     def below(self, dual: Dual, best: Closed, cutoff: float, enough: float) -> Closed:
         """Looks for cheaper choices: goals just above what is proven, and further each time, up to a bound.
@@ -191,7 +166,9 @@ class Closer:
     def _coarsely_below(self, dual: Dual, goal: float, enough: float) -> Closed:
         """Searches the relaxation without small rows below the goal."""
         dual.restore()
-        part = self._reduced(Part(dual), dual.floor <= goal, goal, coarsened(settled(dual), self.tuning.small_memory))
+        part = self._reduced(
+            Part(dual), dual.floor <= goal, goal, coarsened(reparametrised(dual), self.tuning.small_memory)
+        )
         if isinstance(part, Closed):
             return part
         start, offset = Closed(None, np.inf, part.dual.bound), part.offset
@@ -202,7 +179,6 @@ class Closer:
         """Improves the incumbent and the prices, once, so that fewer splits are needed."""
         self.effort.rows = self.effort.few = self.tuning.rows
         best = best if self._is_over(best) else self.mixed(dual, best, ceiling)
-        best = best if self._is_over(best) else self._improved(dual, best)
         self.effort.helped = not self._is_over(best)  # else it is done when the solve is resumed
         return best
 
@@ -229,14 +205,6 @@ class Closer:
             part.dual, goal - part.offset, partial(eliminate, effort=self.tuning.trial_rows, tuning=self.tuning)
         )
         return part.whole(mended_found(part.dual, found, tuning=self.tuning))
-
-    def _improved(self, dual: Dual, best: Closed) -> Closed:
-        """Improves an incumbent that is far above the bound, where `Options.improve` is given."""
-        if self.options.improve is None or best.cost <= best.bound + self.effort.improve_above:
-            return best
-        choice = self.options.improve(dual, best.choice, self.options.tolerance, self.deadline, self.tuning)
-        cost = np.inf if choice is None else cost_of(dual.model, choice)
-        return replace(best, choice=choice, cost=cost) if cost < best.cost else best
 
     def attempt(self, dual: Dual, goal: float, alive: np.ndarray | None = None) -> Closed:
         """Searches all choices cheaper than the goal (of states that are alive), the least bound first."""

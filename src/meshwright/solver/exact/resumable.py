@@ -77,7 +77,7 @@ class Closing:
         begun, closer.deadline = deadline.now - self._seconds, deadline
         effort, tolerance = closer.effort, closer.options.tolerance
         effort.coarse |= effort.cut
-        found = self._found or self._begin(gap, goal)
+        found = self._found or self._begin(gap)
         effort.slack = slack = self._slack(gap)
         found = closer.below(dual, found, cutoff, goal)
         if slack > tolerance and found.cost - slack <= found.bound < min(found.cost, goal):
@@ -96,21 +96,20 @@ class Closing:
         """Prices of memory at which the bound is best, by the times' numbers before any was dropped."""
         return dict(zip(self._dual.model.when.tolist(), self._dual.prices.tolist(), strict=True))
 
-    def _begin(self, gap: float, goal: float) -> Closed:
+    def _begin(self, gap: float) -> Closed:
         """A first bound and, as far as one is found, a first choice."""
         model, dual, closer, cutoff = self._model, self._dual, self._closer, self._cutoff
-        options, tuning, effort = closer.options, closer.tuning, closer.effort
+        tuning, effort = closer.tuning, closer.effort
         dual.converge(sys.maxsize, tuning.first_goal, closer.deadline)
         if len(model.cap):
             reach = tuning.price_reach * abs(dual.bound)
             climb_prices(dual, reach, tuning.price_sweeps, cutoff, closer.deadline, tuning)
-        hard = options.splits and options.improve is not None and len(model.cap) > 0
-        effort.slack, effort.improve_above = self._slack(gap), tuning.improve_gap * abs(dual.bound + self._offset)
-        effort.coarse, effort.helped = hard, not hard
+        effort.slack = self._slack(gap)
+        effort.coarse = len(model.cap) > 0
         start = decoded_found(dual, cutoff)
         if start.choice is None and self._known is not None:
             start = replace(start, choice=self._known[self._order], cost=cost_of(model, self._known))
-        return closer.mixed(dual, start, cutoff) if hard else closer.probed(dual, start, cutoff, goal)
+        return closer.mixed(dual, start, cutoff)
 
     def _slack(self, gap: float) -> float:
         return max(self._closer.options.tolerance, gap * abs(self._dual.bound + self._offset))

@@ -6,9 +6,9 @@ import numpy as np
 
 from meshwright.solver.bounds.dual import Dual, carried
 from meshwright.solver.bounds.memory_prices import climb_prices, relaxed
+from meshwright.solver.bounds.reparametrisation import reparametrised
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.exact.repair import mended
-from meshwright.solver.local_search.decimation import settled
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.model import Model
@@ -82,7 +82,7 @@ def reduced(
     """
     dual = part.dual
     dual.restore()
-    found = reduce_model(model or settled(dual), alive, tuning.growth, tuning.most_work, deadline)
+    found = reduce_model(model or reparametrised(dual), alive, tuning.growth, tuning.most_work, deadline)
     if found.infeasible:
         return Closed(None, np.inf, goal)
     model = tighten_times(found.model, tuning)

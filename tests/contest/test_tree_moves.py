@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from meshwright.contest.tree_moves import Trees
 from meshwright.solver import ChoiceProblem, price
-from meshwright.solver.local_search.tree_moves import Trees
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import link
 from meshwright.solver.model.model import from_problem

@@ -4,6 +4,7 @@ import numpy as np
 
 from meshwright.jit import kernel
 from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
+from meshwright.solver.bounds.reparametrisation import reparametrised
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import Reduced, WayBack, reduce_model
@@ -35,7 +36,7 @@ def decimate(
         if len(model.cap) and prices.any():
             ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), sweeps, deadline, tuning=tuning)
             prices = dual.prices
-        model = settled(dual)
+        model = reparametrised(dual)
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1
         reduced, fixed = _fix_some(model, dual.reduced, count, rng, deadline)
         if reduced is None:
@@ -51,33 +52,6 @@ def decimate(
     for way_back in reversed(chain):
         choice = way_back.expand(choice).astype(np.int64)
     return choice
-
-
-def settled(dual: Dual) -> Model:
-    """The dual's model with its messages moved into the costs: no total changes, and zero messages are as good."""
-    model = dual.model
-    sizes = np.diff(model.off)
-    eoff = np.concatenate([[0], np.cumsum(sizes[model.eu] * sizes[model.ev])])
-    cost, mat = model.cost.copy(), np.empty(eoff[-1])
-    settle(model.off, model.eu, model.ev, model.eoff, model.mat, dual.links.of_edge, dual.m, cost, mat)
-    return model._replace(cost=cost, mat=mat, eoff=eoff[:-1])
-
-
-@kernel
-def settle(off, eu, ev, eoff, mat, of_edge, m, new_cost, new_mat):
-    """Moves the messages of every edge to its nodes' costs and out of its matrix."""
-    place = 0
-    for e in range(len(eu)):
-        u, v = eu[e], ev[e]
-        here, there = of_edge[0, e], of_edge[1, e]
-        num_there = off[v + 1] - off[v]
-        for s in range(off[u + 1] - off[u]):
-            new_cost[off[u] + s] += m[here + s]
-            for t in range(num_there):
-                new_mat[place] = mat[eoff[e] + s * num_there + t] - m[here + s] - m[there + t]
-                place += 1
-        for t in range(num_there):
-            new_cost[off[v] + t] += m[there + t]
 
 
 def _fix_some(model: Model, costs: np.ndarray, count: int, rng, deadline: Deadline) -> tuple[Reduced | None, int]:

@@ -3,18 +3,20 @@
 import numpy as np
 import pytest
 
-from meshwright.solver import ChoiceProblem, price, solve
+from meshwright.contest import giant, solve
+from meshwright.contest.anytime import Search
+from meshwright.contest.decimation import decimate
+from meshwright.contest.level import Level
+from meshwright.contest.moves import Neighbourhood
+from meshwright.contest.shared_board import Board
+from meshwright.contest.tuning import SearchTuning
+from meshwright.errors import ProblemError
+from meshwright.solver import ChoiceProblem, price
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.deadline import NEVER
-from meshwright.solver.local_search.anytime import Search
-from meshwright.solver.local_search.decimation import decimate, settled
-from meshwright.solver.local_search.level import Level
-from meshwright.solver.local_search.moves import Neighbourhood
-from meshwright.solver.model.choice import State, cost_of
+from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import from_problem
-from meshwright.solver.parallel.shared_board import Board
 from meshwright.solver.reductions.simplify import simplify
-from meshwright.solver.run import Run
 from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 
@@ -89,18 +91,6 @@ def test_a_mix_is_no_dearer_than_either_choice_and_fits(simple):
         assert ((state.choice == first) | (state.choice == other)).all()
 
 
-def test_kicks_only_improve_and_fit(simple):
-    model = simple.model
-    around = Neighbourhood(model, 0.5, seed=1)
-    around.charge(np.full(len(model.cap), 1.0))
-    state = State.of(model, _search(simple, steps=1).choice)
-    for _ in range(20):
-        before = state.cost
-        assert around.kick(state, _forever()) == (state.cost < before)
-        assert state.cost <= before
-        assert state.fits(model)
-
-
 def test_levels_lead_up_and_down(simple):
     level = Level.top(simple.model)
     level.dual.sweep()
@@ -122,7 +112,7 @@ def test_ctrl_c_keeps_the_best_so_far(problem, simple, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "run", interrupted)
-    monkeypatch.setattr(Run, "_closed", lambda self, simple: False)
+    monkeypatch.setattr(giant, "_closed", lambda *_: False)
     solution = solve(problem, seconds=30, workers=1, initial=known)
     assert solution.status == "feasible"
     assert solution.choice.tolist() == known.tolist()
@@ -151,19 +141,19 @@ def test_the_board_gives_the_cheapest_whole_choice(tmp_path):
 
 @pytest.mark.slow
 def test_two_workers_search_together(problem, monkeypatch):
-    monkeypatch.setattr(Run, "_closed", lambda self, simple: False)
-    solution = solve(problem, seconds=6, workers=2, tuning=Tuning(giant_states=0))
+    monkeypatch.setattr(giant, "_closed", lambda *_: False)
+    solution = solve(problem, seconds=6, workers=2, tuning=SearchTuning(Tuning(giant_states=0)))
     assert price(problem, solution.choice).legal
 
 
-def test_settled_costs_keep_every_total_and_the_bound():
-    model = from_problem(example(True, seed=2))
-    dual = Dual(model)
-    dual.converge(10)
-    dual.restore()
-    moved = settled(dual)
-    random = np.random.default_rng(0)
-    for _ in range(20):
-        choice = (random.random(model.num_nodes) * np.diff(model.off)).astype(np.int64)
-        assert cost_of(moved, choice) == pytest.approx(cost_of(model, choice))
-    assert Dual(moved).sweep() >= dual.bound - 1e-9 * abs(dual.bound)
+@pytest.mark.parametrize(("states", "nodes", "is_closed"), [(0, 0, False), (10**6, 0, True), (0, 10**6, True)])
+def test_what_has_few_states_or_few_nodes_is_closed(monkeypatch, problem, states, nodes, is_closed):
+    searched = []
+    monkeypatch.setattr(giant, "_search", lambda run, *_: searched.append(run))
+    solve(problem, seconds=30, workers=1, tuning=SearchTuning(Tuning(giant_states=states, few_nodes=nodes)), gap=0.9)
+    assert len(searched) == (0 if is_closed else 1)
+
+
+def test_a_number_of_workers_below_one_is_refused():
+    with pytest.raises(ProblemError, match="workers is 0"):
+        solve(ChoiceProblem(costs=[[1.0]]), workers=0)

@@ -2,27 +2,27 @@
 
 import numpy as np
 
+from meshwright.contest.tree_moves import Trees
+from meshwright.contest.tuning import SEARCH, SearchTuning
+from meshwright.contest.windows import cut_window, grow_window, index_rows
 from meshwright.solver.bounds import message_passing
 from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.exact.branch_and_bound import Closer, Options
-from meshwright.solver.local_search.tree_moves import Trees
-from meshwright.solver.local_search.windows import cut_window, grow_window, index_rows
 from meshwright.solver.model.choice import State, cost_of, load_of
 from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.half_edges import Links, link
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times, with_times
-from meshwright.solver.tuning import TUNING, Tuning
 
 
 class Neighbourhood:
     """Improves choices of one model move by move.
 
-    Kicks anneal tree moves, which are fast and local, into another choice that is about as good, and keep the parts of
-    it that are better. Windows are freed and solved by bucket elimination, exactly where they are small enough: memory
-    that one of their parts frees can serve another.
+    Annealing makes tree moves, which are fast and local, into another choice that is about as good; a mix keeps the
+    parts of it that are better. Windows are freed and solved by bucket elimination, exactly where they are small
+    enough: memory that one of their parts frees can serve another.
 
     Attributes:
         prices: Prices of memory that guide the search.
@@ -39,7 +39,7 @@ class Neighbourhood:
         seed: int,
         links: Links | None = None,
         timed: bool = True,
-        tuning: Tuning = TUNING,
+        tuning: SearchTuning = SEARCH,
     ):
         self.model, self.tuning = model, tuning
         self.links = link(model) if links is None else links
@@ -72,26 +72,17 @@ class Neighbourhood:
         gain = before - self._value(state)
         return gain > 0.1 * self.tolerance
 
-    def kick(self, state: State, deadline: Deadline) -> bool:
-        """Anneals around the state, anywhere or in a part of the model, and mixes; returns whether that improved it."""
-        nodes = np.arange(self.model.num_nodes)
-        if self.rng.random() < 0.75:
-            parts = int(self.rng.integers(1, 4))
-            nodes = self._grown(int(self.rng.uniform(0.05, 0.25) * len(nodes)) // parts, parts)
-        peak = self.rng.uniform(*self.tuning.kick_peaks)
-        return self.mix(state, self.anneal(state.choice, nodes, peak, self.tuning.price_spread), deadline)
-
-    def anneal(self, choice: np.ndarray, nodes: np.ndarray, peak: float, spread: float) -> np.ndarray:
-        """Tree moves around the given nodes, with memory expensive at first, then cheaper and cheaper.
+    def anneal(self, choice: np.ndarray) -> np.ndarray:
+        """Tree moves around nodes drawn at random, with memory expensive at first, then cheaper and cheaper.
 
         So memory is freed and then goes first to where it saves most. The result may cost more than the original
         choice, and may break the caps at times that were not active; they are from then on.
         """
-        focus, choice = self.focus, choice.copy()
-        rates = np.exp(spread * self.rng.standard_normal(self.model.num_nodes))
-        spent = (_priced(focus, self.prices[self.active]) - focus.cost) * np.repeat(rates, np.diff(focus.off))
-        for share in np.linspace(peak, 0.0, self.tuning.kick_stages) if spent.any() else (0.0,):
-            roots = self.rng.choice(nodes, max(50, len(nodes) // 3))
+        focus, choice, tuning = self.focus, choice.copy(), self.tuning
+        spent = _priced(focus, self.prices[self.active]) - focus.cost
+        for share in np.linspace(tuning.anneal_peak, 0.0, tuning.anneal_stages) if spent.any() else (0.0,):
+            num_roots = max(tuning.least_roots, int(tuning.root_share * self.model.num_nodes))
+            roots = self.rng.choice(self.model.num_nodes, num_roots)
             self.trees.move(
                 choice, load_of(focus, choice), focus.cost + share * spent, roots, int(self.rng.integers(1 << 30))
             )
@@ -200,7 +191,7 @@ class Neighbourhood:
             if reduced.offset < now - self.tolerance:
                 return reduced.way_back.expand(np.zeros(0, dtype=np.int64)), True
             return None, True
-        model = tighten_times(reduced.model, self.tuning)
+        model = tighten_times(reduced.model, self.tuning.solver)
         prices = (1.0 - self.share) * carried(self.prices, self.model.when, model.when)
         target = now - reduced.offset
         choice, complete = self._search(model, prices, target, alive is not None, deadline)
@@ -216,8 +207,8 @@ class Neighbourhood:
         if dual.bound >= target - self.tolerance:
             return None, True
         if thorough:
-            ascend_prices(dual, target, 30, deadline, 0.2, self.tuning)
-        options = Options(self.tolerance, splits=thorough and self.timed, tuning=self.tuning)
+            ascend_prices(dual, target, 30, deadline, 0.2, self.tuning.solver)
+        options = Options(self.tolerance, self.tuning.solver, splits=thorough and self.timed)
         found = Closer(options, deadline).attempt(dual, target)
         complete = found.bound >= min(target, found.cost) - self.tolerance
         if found.choice is None:

@@ -12,23 +12,24 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.contest.anytime import Search
+from meshwright.contest.shared_board import Board
+from meshwright.contest.tuning import SEARCH, SearchTuning
 from meshwright.solver.deadline import Deadline
-from meshwright.solver.local_search.anytime import Search
 from meshwright.solver.model.model import Model
-from meshwright.solver.parallel.shared_board import Board
-from meshwright.solver.tuning import TUNING, Tuning
+from meshwright.solver.tuning import Tuning
 
 
 class Crew:
     """Worker processes on one model, and the board they share with this process (slot 0).
 
-    They are started as `python -m meshwright.solver.parallel.worker`: unlike a forked or spawned process, that neither
+    They are started as `python -m meshwright.contest.worker`: unlike a forked or spawned process, that neither
     copies the threads of this one nor runs the user's script again. The model is handed over as plain arrays in a
     folder that only this user can enter.
     """
 
     def __init__(
-        self, model: Model, tolerance: float, seconds: float, seed: int, workers: int, tuning: Tuning = TUNING
+        self, model: Model, tolerance: float, seconds: float, seed: int, workers: int, tuning: SearchTuning = SEARCH
     ):
         self.folder = tempfile.TemporaryDirectory(prefix="meshwright-", dir=_shared_memory())
         path = Path(self.folder.name)
@@ -37,7 +38,7 @@ class Crew:
         task = {"tolerance": tolerance, "until": time.time() + seconds, "workers": workers, "tuning": asdict(tuning)}
         (path / "task.json").write_text(json.dumps(task))
         self.board = Board(path / "board", workers, model.num_nodes, create=True)
-        command = [sys.executable, "-m", "meshwright.solver.parallel.worker", str(path)]
+        command = [sys.executable, "-m", "meshwright.contest.worker", str(path)]
         self.processes = [
             subprocess.Popen(
                 [*command, str(slot), str(seed + slot)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -86,10 +87,14 @@ def work(folder: Path, slot: int, seed: int) -> None:
     ).run()
 
 
-def _tuning(entries: dict[str, Any]) -> Tuning:
+def _tuning(entries: dict[str, Any]) -> SearchTuning:
     """A tuning that was written as JSON, which has no tuples."""
-    read: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in entries.items()}
-    return Tuning(**read)
+
+    def with_tuples(part: dict[str, Any]) -> dict[str, Any]:
+        return {name: tuple(it) if isinstance(it, list) else it for name, it in part.items()}
+
+    read = with_tuples(entries)
+    return SearchTuning(**{**read, "solver": Tuning(**with_tuples(entries["solver"]))})
 
 
 def main() -> None:

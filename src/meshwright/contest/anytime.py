@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.contest.decimation import decimate
+from meshwright.contest.level import Level
+from meshwright.contest.moves import Neighbourhood
+from meshwright.contest.tuning import SEARCH, SearchTuning
+from meshwright.solver.bounds.reparametrisation import reparametrised
 from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.exact.branch_and_bound import Options
 from meshwright.solver.exact.resumable import close
-from meshwright.solver.local_search.decimation import decimate, settled
-from meshwright.solver.local_search.level import Level
-from meshwright.solver.local_search.moves import Neighbourhood
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.model import Model
-from meshwright.solver.tuning import TUNING, Tuning
 
 
 @dataclass(eq=False)
@@ -42,7 +43,7 @@ class Search:
     tell_bound: Callable[[float], None] = lambda bound: None
     poll: Callable[[], tuple[float, np.ndarray] | None] = lambda: None
     enough: Callable[[float, float], bool] = lambda cost, bound: False
-    tuning: Tuning = TUNING
+    tuning: SearchTuning = SEARCH
     cost: float = np.inf
     choice: np.ndarray | None = None
     bound: float = -np.inf
@@ -56,7 +57,7 @@ class Search:
 
     def run(self) -> None:
         """Searches until the time or the steps are up, or the best is proven optimal."""
-        level = Level.top(self.model, self.tuning)
+        level = Level.top(self.model, self.tuning.solver)
         self._first_bound(level)
         number, until = self.seed, self.deadline.part(self.tuning.turn_share)
         self._start(level, number)
@@ -69,7 +70,6 @@ class Search:
             state = self._start(level, number) or self._best(level)
             if state is None:
                 continue
-            self._kick(level, state)
             self._improve(level, state)
             if self.done():
                 break
@@ -120,9 +120,8 @@ class Search:
         until = self.deadline.part(0.9 if self.choice is None else 0.3)
         # The messages that the bound has cost go into the costs, so that decimation need not find them again.
         level.dual.restore()
-        choice = decimate(
-            settled(level.dual), level.dual.prices * scale, until, part, seed=self.seed + number, tuning=self.tuning
-        )
+        model, prices, seed = reparametrised(level.dual), level.dual.prices * scale, self.seed + number
+        choice = decimate(model, prices, until, part, seed=seed, tuning=self.tuning.solver)
         if choice is None:
             self.failed += 1
             self.windows += 1  # a failed start counts as a step, so that a step budget always ends
@@ -132,9 +131,8 @@ class Search:
         if not state.fits(level.model):
             return None
         self._offer(level, state)
-        around, nodes = self._around(level), np.arange(level.model.num_nodes)
-        annealed = around.anneal(state.choice, nodes, self.tuning.kick_peaks[1], 0.0)
-        around.mix(state, annealed, self.deadline.part(0.1))
+        around = self._around(level)
+        around.mix(state, around.anneal(state.choice), self.deadline.part(0.1))
         self._offer(level, state)
         return state
 
@@ -155,17 +153,6 @@ class Search:
         begin = self.deadline.now
         level.dual.sweep()
         return float(np.clip(100.0 * (self.deadline.now - begin) / max(self.deadline.left, 1e-9), least, most))
-
-    def _kick(self, level: Level, state: State) -> None:
-        """Kicks until many in a row brought nothing."""
-        around, stale = self._around(level), 0
-        until = NEVER if self.steps is not None else self.deadline.part(0.3)
-        while not self.done() and stale <= self.tuning.kick_patience and not until.is_over:
-            self.windows += 1
-            stale = 0 if around.kick(state, self.deadline) else stale + 1
-            self._offer(level, state)
-            if self.windows % 8 == 0:
-                self._adopt(level, state)
 
     def _improve(self, level: Level, state: State) -> None:
         """Windows around one choice, each stage until a good number of them brought nothing.
@@ -218,20 +205,20 @@ class Search:
         if not np.isfinite(goal) or self.done():
             return level
         alive = dual.floor <= goal + 1e-12 * abs(goal)
-        if alive.mean() < self.tuning.shrunk:
+        if alive.mean() < self.tuning.solver.shrunk:
             smaller = level.below(alive, self.deadline.part(0.3))
             if smaller is None:
                 self._raise(self.cost)
                 return level
             level = smaller
             level.dual.converge(40, 1e-6, self.deadline.part(0.1))
-        if len(level.model.cost) <= self.tuning.giant_states:
+        if len(level.model.cost) <= self.tuning.solver.giant_states:
             self._close(level)
         return level
 
     def _close(self, level: Level) -> None:
         """Branch and bound on the whole level, as far as it gets in a tenth of the time that is left."""
-        options, cutoff = Options(self.tolerance, tuning=self.tuning), self.cost - level.offset
+        options, cutoff = Options(self.tolerance, self.tuning.solver), self.cost - level.offset
         found = close(options, level.model, cutoff, level.dual.prices, deadline=self.deadline.part(0.1))
         if found.choice is not None:
             self._offer(level, State.of(level.model, found.choice))

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.contest.worker import Crew, work
 from meshwright.solver import price
 from meshwright.solver.model.model import Model, from_problem
-from meshwright.solver.parallel.worker import Crew, work
 from meshwright.solver.warm import example
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.contest.tuning import SEARCH, SearchTuning
 from meshwright.jit import inline, kernel, place
 from meshwright.solver.model.half_edges import Links
 from meshwright.solver.model.model import Model
-from meshwright.solver.tuning import TUNING, Tuning
 
 _INSIDE = 1 << 20  # added to `touched` of the tree's own nodes
 
@@ -48,7 +48,7 @@ class Tree(NamedTuple):
 class Trees:
     """Improves choices of one model by tree moves."""
 
-    def __init__(self, model: Model, links: Links, tuning: Tuning = TUNING):
+    def __init__(self, model: Model, links: Links, tuning: SearchTuning = SEARCH):
         self.model, self.links, self.tuning = model, links, tuning
         order = np.argsort(model.rnode, kind="stable")
         first = np.searchsorted(model.rnode[order], np.arange(model.num_nodes + 1)).astype(np.int64)

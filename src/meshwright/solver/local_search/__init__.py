@@ -1,1 +1,0 @@
-"""Anytime search for problems that are too large to close."""

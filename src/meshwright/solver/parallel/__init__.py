@@ -1,1 +1,0 @@
-"""Searches in several processes that share their incumbents."""
