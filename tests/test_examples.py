@@ -77,3 +77,14 @@ def test_the_pipeline_trains():
     first, last = map(float, re.search(r"^loss ([\d.]+) → ([\d.]+) in 20 steps", text, re.MULTILINE).groups())
     assert last < first / 4
     assert "send shared parameters to stage 3" in text
+
+
+@pytest.mark.parametrize("recipe", ["finetune_llama", "pretrain_qwen", "train_mixtral"])
+def test_the_recipe_trains_on_eight_devices(recipe, tmp_path):
+    run("made_up_text", tmp_path / "corpus")
+    settings = (f"data.path={tmp_path / 'corpus'}", f"folder={tmp_path / 'run'}")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    text = printed("-m", "meshwright", "train", EXAMPLES / f"{recipe}.toml", "--devices", 8, *chosen)
+    assert re.search(r"^plan +Auto on mesh ", text, re.MULTILINE) and "1x8 cpu" in text
+    found = [float(value) for value in re.findall(r"^step \d+: loss ([\d.]+)", text, re.MULTILINE)]
+    assert len(found) == 4 and found[-1] < found[0]
