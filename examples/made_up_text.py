@@ -1,6 +1,6 @@
 """Writes a small data folder for the recipes of this folder: sentences that a small vocabulary makes up.
 
-    python examples/made_up_text.py corpus
+python examples/made_up_text.py corpus
 """
 
 import random

@@ -108,7 +108,7 @@ def test_every_block_says_what_it_is_and_nothing_is_left_out_in_vain():
     kinds, text = set(), ""
     for page in PAGES:
         for kind, block in blocks(page):
-            assert kind in ("python", "pycon", "sh", "text", "toml"), (name(page), block[:60])
+            assert kind in ("python", "pycon", "sh", "bash", "yaml", "text", "toml"), (name(page), block[:60])
             kinds, text = {*kinds, kind}, text + block
             if kind != "sh":
                 assert not re.search(r"^meshwright ", block, re.MULTILINE), (name(page), block[:60])

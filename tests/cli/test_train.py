@@ -1,8 +1,11 @@
 """`meshwright train`: settings of the command line, and errors as one line."""
 
+from types import SimpleNamespace
+
 import pytest
 from typer.testing import CliRunner
 
+import meshwright as mw
 from meshwright.cli.app import app
 from meshwright.cli.console import CommandError
 from meshwright.cli.train import has_launcher, overrides
@@ -36,3 +39,11 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
     result = CliRunner().invoke(app, ["train", str(config)])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1 and "the nearest is 'steps'" in result.stderr
+
+
+@pytest.mark.parametrize(("is_complete", "code"), [(True, 0), (False, 143)])
+def test_a_run_that_was_asked_to_end_says_so_to_its_scheduler(is_complete, code, tmp_path, monkeypatch):
+    ended = SimpleNamespace(is_complete=is_complete, step=7)
+    monkeypatch.setattr(mw, "train", lambda config, **settings: ended, raising=False)
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml")])
+    assert result.exit_code == code and ("saved after step 7" in result.stderr) == (not is_complete)

@@ -87,9 +87,11 @@ def test_a_run_that_ended_early_continues_to_the_bit(whole, text, tmp_path, monk
     asked = iter([False, False, True])
     monkeypatch.setattr("meshwright.trainer.train.preempted", lambda: next(asked, False))
     settings = settings | {"folder": str(tmp_path / "run")}
-    assert mw.train(**settings).step == 3
+    ended = mw.train(**settings)
+    assert ended.step == 3 and not ended.is_complete
     assert "continuing" not in capsys.readouterr().out
     resumed = mw.train(**settings)
+    assert resumed.is_complete
     assert "continuing from step 3 of 6" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, resumed.state, trained.state)
     keys = ("step", "loss", "grad_norm", "held_out_loss")

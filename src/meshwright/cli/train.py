@@ -4,11 +4,12 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from signal import SIGTERM
 from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.console import CommandError
+from meshwright.cli.console import CommandError, note
 
 
 def train_command(
@@ -34,7 +35,10 @@ def train_command(
         jax.config.update("jax_num_cpu_devices", devices)
     if has_launcher(os.environ):
         mw.initialize()
-    mw.train(config, **given)
+    trained = mw.train(config, **given)
+    if not trained.is_complete:
+        note(f"meshwright train: asked to end, saved after step {trained.step}; start it again to continue")
+        raise typer.Exit(128 + SIGTERM)
 
 
 def overrides(settings: list[str]) -> dict[str, Any]:

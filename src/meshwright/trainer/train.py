@@ -45,12 +45,14 @@ class Trained:
     Attributes:
         state: Its last state: ``params``, the ``optimizer``'s, ``step``, and with adapters the ``frozen`` weights.
         step: How many steps it has taken.
+        is_complete: Whether these are all; if not, it was asked to end, and saved what it had.
         plan: The plan of its step.
         figures: The last figures that were logged.
     """
 
     state: PyTree
     step: int
+    is_complete: bool
     plan: Plan
     figures: Mapping[str, float]
 
@@ -154,7 +156,7 @@ class _Run:
         sinks = [*(make_sinks(self.settings, start) if is_first else ()), *hooks]
         loop = _Loop(self, Meter(Planned.of(plan), self.settings.batch_tokens), sinks, evaluate)
         state, step = loop.run(state, start)
-        return Trained(state, step, plan, loop.figures)
+        return Trained(state, step, step >= self.settings.steps, plan, loop.figures)
 
     def _plan(self) -> Plan:
         """Plans the step, and prints the plan."""
