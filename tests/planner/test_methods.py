@@ -112,6 +112,25 @@ def test_tensor_parallel_splits_every_matrix_over_the_last_axis():
     assert plan.sharding("x") == P("x")
 
 
+def test_tensor_parallel_with_zero_splits_state_over_the_other_axes_as_well():
+    step, args = mlp_step(64, 16, layers=4)
+    plans = [mw.plan(step, *args, mesh=mesh((2, 4)), method=mw.TensorParallel(zero)) for zero in range(4)]
+    for zero, plan in enumerate(plans):
+        held = plan.sharding("state/params/*/kernel"), plan.sharding("state/opt/0/*/kernel")
+        over = [{axis for spec in specs.values() for dim in spec for axis in (dim or ())} for specs in held]
+        assert over == [{"x", "y"} if zero == 3 else {"y"}, {"x", "y"} if zero else {"y"}]
+        before = [c for c in plan.collectives if c.argument and c.kind == "all_gather" and c.phase != "update"]
+        gathered = {c.axes for c in before if c.bytes > 16 * 4}  # of a matrix; vectors may be
+        assert gathered == ({("x",)} if zero == 3 else set())  # tensor parallelism never gathers
+    bytes_of = [plan.memory.argument_bytes for plan in plans]
+    assert bytes_of[0]["optimizer"] > 1.9 * bytes_of[1]["optimizer"]
+    assert bytes_of[2]["parameters"] > 1.6 * bytes_of[3]["parameters"]
+    sums = [{c.kind for c in plan.collectives if c.purpose == "gradient" and c.axes == ("x",)} for plan in plans[2:]]
+    assert all("reduce_scatter" in kinds for kinds in sums)
+    with pytest.raises(mw.ShardingError, match="zero is 4; ZeRO has stages 1, 2 and 3"):
+        mw.TensorParallel(4)
+
+
 def test_methods_choose_their_mesh_from_the_cluster():
     machine = mw.cluster("2x4 v100-32gb")
     assert [m.sizes for m in mw.DataParallel().meshes(machine)] == [(8,)]

@@ -157,6 +157,7 @@ def trained(name):
         (mw.Zero(2), "mlp"),
         (mw.Zero(3), "gpt-tiny"),
         (mw.TensorParallel(), "gpt-tiny"),
+        (mw.TensorParallel(3), "gpt-tiny"),
     ],
     ids=str,
 )

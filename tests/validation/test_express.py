@@ -61,11 +61,13 @@ def test_gradients_kernels_and_messages_are_those_of_the_stack():
         ({"gpu_type": "TPU v6e"}, Zero, (8,)),
         ({"zero_stage": "0", "tp": "4", "dp": "2"}, TensorParallel, (2, 4)),
         ({"zero_stage": "0", "tp": "8", "dp": "1"}, TensorParallel, (8,)),
+        ({"zero_stage": "2", "tp": "4", "dp": "2"}, TensorParallel, (2, 4)),
     ],
 )
 def test_the_method_is_the_one_they_used(changes, kind, sizes):
     program = express(row(**changes))
     assert isinstance(program.method, kind) and program.mesh.sizes == sizes
+    assert getattr(program.method, "zero", program.recipe.zero) == program.recipe.zero
 
 
 @pytest.mark.parametrize(
@@ -74,12 +76,24 @@ def test_the_method_is_the_one_they_used(changes, kind, sizes):
         ({"pp": "2", "dp": "4"}, "ZeRO-2 in a pipeline"),
         ({"precision": "fp8 linears"}, "no 8-bit products"),
         ({"cp": "2"}, "context parallelism"),
-        ({"tp": "2"}, "ZeRO-3 with tensor parallelism"),
-        ({"source": "IBM fms-fsdp", "recompute": "selective"}, "some layers"),
+        ({"tp": "2", "gpus": "32", "zero_stage": "3 (HSDP)"}, "ZeRO within groups"),
+        ({"recompute": "custom: offload decoder_layer_input"}, "recomputation (offload)"),
     ],
 )
 def test_what_no_plan_expresses_is_named(changes, why):
     assert why in express(row(**changes))
+
+
+def test_a_gpt_has_its_own_feed_forward_and_shared_heads():
+    config = express(row(model="GPT-7B GQA", ffn="768", recompute="none")).build(1).config
+    assert (config.ffn, config.heads, config.kv_heads) == (768, 4, 2)
+
+
+def test_some_layers_recompute_in_every_round_that_is_planned():
+    program = express(row(source="IBM fms-fsdp", recompute="selective"))
+    assert program.build(4).config.checkpoint == "full:1/2" and program.depths == (4, 8)
+    two_of_three = replace(program.recipe, recompute=replace(program.recipe.recompute, share=2 / 3))
+    assert replace(program, recipe=two_of_three).depths == (6, 12)
 
 
 def test_layers_are_planned_in_equal_chunks_of_a_pipeline():

@@ -127,6 +127,25 @@ def test_checkpoint_is_in_the_program(name):
     assert "remat" in str(jax.make_jaxpr(example.loss)(example.state["params"], example.batch))
 
 
+@pytest.mark.parametrize(("checkpoint", "count"), [("full", 4), ("full:1/2", 2), ("full:3/4", 3), ("none", 0)])
+def test_a_part_of_the_layers_can_be_checkpointed(checkpoint, count):
+    example = build("gpt-tiny", layers=4, checkpoint=checkpoint)
+    program = jax.make_jaxpr(example.loss)(example.state["params"], example.batch)
+    assert str(program).count("policy=") == count
+
+
+def test_heads_of_a_gpt_can_share_keys_and_values():
+    """Equal to a GPT whose heads all have their own, where those of a group are equal."""
+    shared = build("gpt-tiny", heads=4, kv_heads=2, ffn=24)
+    params, batch = shared.init(0)["params"], shared.sample(1)
+    layer = params["layers"][0]
+    assert layer["k"].shape[1] == 2 and layer["up"].shape[1] == 24
+    repeated = {name: np.repeat(layer[name], 2, axis=layer[name].ndim - 2) for name in ("k", "v", "k_bias", "v_bias")}
+    apart = build("gpt-tiny", heads=4, ffn=24)
+    whole = params | {"layers": [layer | repeated]}
+    np.testing.assert_allclose(run(shared.loss, params, batch), run(apart.loss, whole, batch), rtol=1e-6)
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_dropout_draws_from_the_key_of_the_batch(scan):
     example = build("gpt-tiny", dropout=0.5, scan=scan)
@@ -165,6 +184,10 @@ def test_paths_of_llama():
             {"checkpoint": "some"},
             r"checkpoint='some' is none of 'none', 'selective', 'alternate', 'full'",
         ),
+        ("llama-tiny", {"checkpoint": "full:3/2"}, r"checkpoint='full:3/2' names no part of the layers; write it as"),
+        ("llama-tiny", {"checkpoint": "full:half"}, r"checkpoint='full:half' names no part of the layers"),
+        ("llama-tiny", {"checkpoint": "full:1/2", "scan": True}, r"'full:1/2' is of a part of the layers.*scan=True"),
+        ("unet-tiny", {"checkpoint": "full:1/2"}, r"'full:1/2' is of a part of the layers"),
         ("llama-tiny", {"attention": "flash"}, r"attention='flash' is none of 'fused', 'plain'"),
         ("llama-tiny", {"loss_chunks": 5}, r"loss_chunks=5 does not divide seq=32"),
         ("mamba-tiny", {"seq": 12}, r"seq=12 is no multiple of chunk=8"),

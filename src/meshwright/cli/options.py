@@ -96,7 +96,7 @@ def _zoo_options(
 ) -> dict[str, Any]:
     """The options of a zoo model that were given, as `zoo.build` takes them."""
     for name, value, known in (("checkpoint", checkpoint, CHECKPOINTS), ("attention", attention, ATTENTION)):
-        if value is not None and value not in known:
+        if value is not None and value.partition(":")[0] not in known:
             raise CommandError(f"--{name} is {value!r:.60}; give one of {', '.join(known)}")
     given = {"batch": batch, "seq": seq, "layers": layers, "scan": scan or None, "checkpoint": checkpoint}
     options: dict[str, Any] = given | {"attention": attention}

@@ -15,7 +15,7 @@ from meshwright.planner.given_shardings import matched, sharding_code, spec_dims
 from meshwright.planner.grouping.roles import Roles, find_roles
 from meshwright.planner.mesh_views import auto_meshes
 from meshwright.planner.pricing.formulation import Restrictions
-from meshwright.planner.splitting import divided_view, finer_view, most_split, split_batch, split_over
+from meshwright.planner.splitting import divided_view, finer_view, most_split, most_split_along, split_batch, split_over
 from meshwright.strategy.sharding import Axes
 
 AUTO = "auto"  # what is left to the search
@@ -303,8 +303,12 @@ class Zero(Method):
 class TensorParallel(Method):
     """Splits every parameter matrix over the last axis, without gathering it, and the batch over the other axes.
 
-    On a cluster of several hosts the last axis is a host's devices, on one host it is all of them. Options: see
-    `Method`.
+    On a cluster of several hosts the last axis is a host's devices, on one host it is all of them.
+
+    Args:
+        zero: What the devices that share the batch split as well, as in `Zero`: 1 the optimizer state, 2 the gradients
+            too, 3 the parameters too; 0 nothing.
+        memory_fraction, seconds: As in every `Method`.
 
     Examples:
         >>> import jax, jax.numpy as jnp, meshwright as mw
@@ -313,6 +317,17 @@ class TensorParallel(Method):
         >>> plan.mesh.shape, [tuple(spec) for spec in plan.in_shardings]
         ({'x': 2, 'y': 2}, [(None, 'y'), ('x',)])
     """
+
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.zero not in (0, 1, 2, 3):
+            raise ShardingError(f"zero is {self.zero!r}; ZeRO has stages 1, 2 and 3, and 0 stands for none")
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__ + (f" with ZeRO-{self.zero}" if self.zero else "")
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if cluster.num_hosts > 1 and cluster.devices_per_host > 1:
@@ -325,10 +340,15 @@ class TensorParallel(Method):
     def restrict(self, graph: Graph, roles: Roles, mesh: Mesh, axes: Axes) -> Restrictions:
         last = axes.num_axes - 1
         allowed = split_batch(graph, roles, mesh, axes, range(last))
+        spread = (*(roles.optimizer if self.zero else ()), *(roles.parameters if self.zero == 3 else ()))
         for value in roles.parameters:
             allowed[value] = split_over(graph.types[value].shape, axes, last)
+        for value in spread:
+            allowed[value] = most_split_along(graph.types[value].shape, axes, last)
         matrices = frozenset(v for v in roles.parameters if len(graph.types[v].shape) > 1)
-        return Restrictions(allowed, stay=matrices)
+        others = frozenset(range(last))
+        scattered = others if self.zero > 1 else frozenset[int]()
+        return Restrictions(allowed, scattered=scattered, stay=matrices, gathered=others)
 
 
 NAMED: tuple[Method, ...] = (DataParallel(), Zero(1), Zero(2), Zero(3), TensorParallel())

@@ -69,6 +69,16 @@ def split_over(shape: tuple[int, ...], axes: Axes, axis: int) -> frozenset[int]:
     return frozenset(codes[split if len(shape) > 1 and split.any() else alone].tolist())
 
 
+def most_split_along(shape: tuple[int, ...], axes: Axes, axis: int) -> frozenset[int]:
+    """The shardings with the most shards; of a matrix only those that use one axis, where any legal one does."""
+    codes = axes.legal_codes(shape)
+    along = axes.unpack(codes)[:, axis] >= 0
+    if len(shape) > 1 and along.any():
+        codes = codes[along]
+    parts = axes.num_parts(codes)
+    return frozenset(codes[parts == parts.max()].tolist())
+
+
 def divided_view(graph: Graph, mesh: Mesh, spread: Sequence[int]) -> Mesh:
     """A view with the axes that split the batch the furthest and then some values; the mesh if it does so already.
 

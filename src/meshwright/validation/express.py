@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from math import ceil
 from typing import Any
@@ -22,6 +23,7 @@ from meshwright.validation.row import Row, recipe_of
 _CHECKPOINTS = {
     "none": "none",
     "full": "full",
+    "some layers": "full",
     "attention": "selective",
     "alternate products": "alternate",
     "elementwise": "selective",
@@ -61,7 +63,8 @@ class Program:
     @property
     def depths(self) -> tuple[int, int]:
         """Two numbers of layers to plan, of which each adds as much; chunks of a pipeline have equally many."""
-        chunks = self.recipe.pipeline * self.recipe.interleave
+        # Of layers of which a part recomputes, as many recompute in every round.
+        chunks = self.recipe.pipeline * self.recipe.interleave * _share(self.recipe).denominator
         few = chunks * ceil(_FEW_LAYERS / chunks)
         return few, 2 * few
 
@@ -89,12 +92,10 @@ def _missing(recipe: Recipe) -> str:
         return "the zoo has no 8-bit products"
     if recipe.context > 1:
         return "context parallelism has no method"
-    if recipe.recompute.offloads or recipe.recompute.share < 1 or recipe.recompute.name not in _CHECKPOINTS:
+    if recipe.recompute.offloads or recipe.recompute.name not in _CHECKPOINTS:
         return f"recomputation ({recipe.recompute.name}) that the zoo does not have"
     if shape.experts > 1:
         return "experts without fixed buffers"
-    if not shape.gated and (shape.ffn != 4 * shape.hidden or shape.kv_heads != shape.heads):
-        return "a feed-forward or shared heads that the zoo's GPT does not have"
     if shape.gated and stack.attention == MATERIALISED:
         return "a gated model without a fused kernel"
     return ""
@@ -109,10 +110,10 @@ def _split(recipe: Recipe) -> tuple[Method, Mesh | None] | str:
         return method, cluster.mesh((data // recipe.shard, recipe.shard))
     if tensor == 1:
         return Zero(recipe.zero, memory_fraction=1.0) if recipe.zero else DataParallel(), cluster.mesh((data,))
+    if recipe.zero and recipe.shard < data:
+        return "ZeRO within groups, with tensor parallelism, has no method"
     mesh = cluster.mesh((data, tensor) if data > 1 else (tensor,))
-    if not recipe.zero:
-        return TensorParallel(memory_fraction=1.0), mesh
-    return f"ZeRO-{recipe.zero} with tensor parallelism has no method"
+    return TensorParallel(recipe.zero, memory_fraction=1.0), mesh
 
 
 def _staged(recipe: Recipe) -> tuple[Method, None] | str:
@@ -127,9 +128,8 @@ def _build(recipe: Recipe, layers: int) -> zoo.Example:
     """The zoo's example of one microbatch on all devices; of all microbatches in a pipeline."""
     shape = recipe.shape
     options: dict[str, Any] = {"vocab": shape.vocab, "hidden": shape.hidden, "heads": shape.heads}
-    if shape.gated:
-        options |= {"kv_heads": shape.kv_heads, "ffn": shape.ffn}
-    else:
+    options |= {"kv_heads": shape.kv_heads, "ffn": shape.ffn}
+    if not shape.gated:
         # XLA keeps the residual stream in the order in which it sums the gradient of learned positions over sequences,
         # and transposes it elsewhere; no other software does.
         options["positions"] = shape.seq if recipe.stack.xla else None
@@ -138,12 +138,21 @@ def _build(recipe: Recipe, layers: int) -> zoo.Example:
         batch=round(recipe.microbatch * recipe.data) * (recipe.num_microbatches if recipe.pipeline > 1 else 1),
         seq=shape.seq,
         layers=layers,
-        checkpoint=_CHECKPOINTS[recipe.recompute.name],
+        checkpoint=_checkpoint(recipe),
         attention="plain" if recipe.stack.attention == MATERIALISED else "fused",
         loss_chunks=1,
         dtype="float16" if recipe.cluster.chip.name.startswith("v100") else "bfloat16",
         **options,
     )
+
+
+def _checkpoint(recipe: Recipe) -> str:
+    name, share = _CHECKPOINTS[recipe.recompute.name], _share(recipe)
+    return name if share == 1 else f"{name}:{share}"
+
+
+def _share(recipe: Recipe) -> Fraction:
+    return Fraction(recipe.recompute.share).limit_denominator(_FEW_LAYERS)
 
 
 def _software(recipe: Recipe) -> Software:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, get_args, get_origin
 
 from meshwright.zoo.catalogue import Entry, ZooError, entry
-from meshwright.zoo.options import ATTENTION, CHECKPOINTS, DTYPES
+from meshwright.zoo.options import ATTENTION, CHECKPOINTS, DTYPES, checkpoint_parts
 
 PyTree = Any
 _NAMED = {"attention": ATTENTION, "checkpoint": CHECKPOINTS}  # options that have one of some names
@@ -63,7 +63,7 @@ def build(
         scan: Stack the layers' weights and `jax.lax.scan` over them instead of unrolling.
         checkpoint: What the backward pass recomputes: `"none"`, `"selective"` (all but products with weights and fused
             attention), `"alternate"` (every second product as well, as torchtitan does) or `"full"` (whole layers);
-            True is full, False none.
+            True is full, False none. ``"full:2/3"`` is two layers of three, spread evenly.
         **options: Any other field of the family's `Config`, e.g. `hidden=256`, `dtype="float32"`, `dropout=0.1`;
             `attention="fused"` or `"plain"` (by default fused where the chip that it is traced for has a kernel),
             `loss_chunks=1` for all logits at once.
@@ -155,15 +155,31 @@ def _configure(
             check_option(model.name, field, options[field.name])
     if scan and "scan" not in fields:
         raise ZooError(f"{model.name!r} cannot be scanned, its layers differ in shape; leave out scan=True.")
-    if checkpoint not in (*CHECKPOINTS, True, False):
-        raise ZooError(f"checkpoint={checkpoint!r} is none of {', '.join(map(repr, CHECKPOINTS))}.")
     chosen: dict[str, Any] = model.shape | options
-    chosen["checkpoint"] = checkpoint if isinstance(checkpoint, str) else "full" if checkpoint else "none"
+    chosen["checkpoint"] = _checkpoint(model.name, checkpoint, "scan" in fields and not scan)
     if scan:
         chosen["scan"] = True
     if layers is not None:
         chosen["layers"] = _positive("layers", layers)
     return config_class(**chosen)
+
+
+def _checkpoint(model: str, checkpoint: bool | str, layers_differ: bool) -> str:
+    """The checkpoint of a configuration; `layers_differ` says whether a part of the layers may have it."""
+    if isinstance(checkpoint, bool):
+        return "full" if checkpoint else "none"
+    if not isinstance(checkpoint, str) or checkpoint.partition(":")[0] not in CHECKPOINTS:
+        raise ZooError(f"checkpoint={checkpoint!r} is none of {', '.join(map(repr, CHECKPOINTS))}.")
+    try:
+        _, share = checkpoint_parts(checkpoint)
+    except ValueError:
+        raise ZooError(f"checkpoint={checkpoint!r} names no part of the layers; write it as 'full:1/2'.") from None
+    if share < 1 and not layers_differ:
+        raise ZooError(
+            f"checkpoint={checkpoint!r} is of a part of the layers, and those of {model!r} are scanned or no plain "
+            "stack, so all of them do the same; leave out scan=True, or the part."
+        )
+    return checkpoint
 
 
 def check_option(model: str, field: Any, value: Any) -> None:
@@ -209,7 +225,7 @@ def _derived(config: Any, whole: str, part: str) -> bool:
     own_size = any(field.name == "head_dim" for field in dataclasses.fields(config)) or getattr(
         config, "head_size", None
     )
-    return hasattr(config, part) and not (whole == "hidden" and own_size)
+    return getattr(config, part, None) is not None and not (whole == "hidden" and own_size)
 
 
 def _positive(option: str, value: int) -> int:

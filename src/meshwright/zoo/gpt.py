@@ -29,6 +29,7 @@ class Config:
         positions: The longest sequence it can read; None if it learns no positions.
         first_position: How many rows of the table of positions come before that of the first token, as in OPT.
         ffn: The inner width of the feed-forward; four times the hidden one if None.
+        kv_heads: Heads of keys and values, each shared by a group of queries' heads; as many as these if None.
         activation: A name of `transformer.ACTIVATIONS`.
     """
 
@@ -47,13 +48,14 @@ class Config:
     checkpoint: str = "none"
     attention: str | None = None
     loss_chunks: int | None = None
+    kv_heads: int | None = None
 
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters."""
     embed_key, positions_key, layers_key = split(key, 3)
-    ffn = config.ffn or 4 * config.hidden
-    init_layer = partial(transformer.init_layer, d=config.hidden, heads=config.heads, ffn=ffn)
+    d, ffn = config.hidden, config.ffn or 4 * config.hidden
+    init_layer = partial(transformer.init_layer, d=d, heads=config.heads, ffn=ffn, kv_heads=config.kv_heads)
     rows = config.first_position + (config.positions or 0)
     learned = {"positions": normal(positions_key, rows, config.hidden)} if config.positions else {}
     return {

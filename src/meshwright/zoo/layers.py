@@ -7,6 +7,7 @@ dtype its first activation has. Softmax, norms and the loss are computed in floa
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from math import floor
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.zoo.draw import integers, split
+from meshwright.zoo.options import checkpoint_parts
 
 Array = jax.Array
 PyTree = Any
@@ -82,13 +84,17 @@ def run_stack(layer: Layer | Sequence[Layer], stack: PyTree, x: PyTree, *, check
         layer: One layer, or several kinds with weights of the same shapes that take turns.
         stack: The weights.
         x: The input of the first layer.
-        checkpoint: What the backward pass recomputes: a name of `options.CHECKPOINTS`.
+        checkpoint: What the backward pass recomputes: a name of `options.CHECKPOINTS`, followed by the part of the
+            layers that do so where these are not all: ``"full:1/2"`` is every second layer.
     """
+    checkpoint, share = checkpoint_parts(checkpoint)
     kinds = (layer,) if callable(layer) else tuple(layer)
     if isinstance(stack, list):
-        for kind, weights in zip(cycle(kinds), stack, strict=False):
-            x = checkpointed(kind, checkpoint)(weights, x)
+        for i, (kind, weights) in enumerate(zip(cycle(kinds), stack, strict=False)):
+            repeats = floor((i + 1) * share) > floor(i * share)
+            x = checkpointed(kind, checkpoint if repeats else "none")(weights, x)
         return x
+    assert share == 1, "scanned layers are alike"
     # A scan's body cannot be merged with its backward pass.
     turn = [checkpointed(kind, checkpoint, prevent_cse=False) for kind in kinds]
     if len(turn) == 1:

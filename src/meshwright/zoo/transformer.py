@@ -22,14 +22,17 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def init_attention(key: Array, d: int, heads: int) -> PyTree:
-    """Returns the norm, projections and biases of multi-head attention, with heads as a dim of their own."""
-    head_dim = d // heads
+def init_attention(key: Array, d: int, heads: int, kv_heads: int | None = None) -> PyTree:
+    """Returns the norm, projections and biases of attention, with heads as a dim of their own.
+
+    Fewer heads of keys and values than of queries are each shared by a group of these.
+    """
+    head_dim, shared = d // heads, kv_heads or heads
     keys = split(key, 4)
     weights: dict[str, Any] = {"attn_norm": init_layer_norm(d)}
-    for name, k in zip("qkv", keys, strict=False):
-        weights[name] = normal(k, d, heads, head_dim)
-        weights[f"{name}_bias"] = jnp.zeros((heads, head_dim))
+    for name, k, count in zip("qkv", keys, (heads, shared, shared), strict=False):
+        weights[name] = normal(k, d, count, head_dim)
+        weights[f"{name}_bias"] = jnp.zeros((count, head_dim))
     return weights | {"o": normal(keys[3], heads, head_dim, d), "o_bias": jnp.zeros(d)}
 
 
@@ -45,10 +48,10 @@ def init_mlp(key: Array, d: int, ffn: int) -> PyTree:
     }
 
 
-def init_layer(key: Array, d: int, heads: int, ffn: int) -> PyTree:
+def init_layer(key: Array, d: int, heads: int, ffn: int, kv_heads: int | None = None) -> PyTree:
     """Returns the weights of one whole layer."""
     attention_key, mlp_key = split(key)
-    return init_attention(attention_key, d, heads) | init_mlp(mlp_key, d, ffn)
+    return init_attention(attention_key, d, heads, kv_heads) | init_mlp(mlp_key, d, ffn)
 
 
 def embed(params: PyTree, tokens: Array, first: int = 0) -> Array:

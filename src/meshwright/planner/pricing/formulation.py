@@ -50,7 +50,8 @@ class Restrictions:
         scatter_gradients: Whether partial sums of the backward pass may be settled by reduce-scatter.
         scattered: Axes over which sums of gradients must be settled by reduce-scatter, as far as their dims allow, and
             over no others; empty for any.
-        stay: Value ids of arguments that may not be resharded before the update.
+        stay: Value ids of arguments that may not be gathered before the update.
+        gathered: Axes along which they may be gathered all the same.
         whole: Value ids of arguments that must be whole on every device, even if their dims could be split.
         splits: For an operation that leads, the loops of which every axis must split one.
     """
@@ -60,6 +61,7 @@ class Restrictions:
     scatter_gradients: bool = True
     scattered: frozenset[int] = frozenset()
     stay: frozenset[int] = frozenset()
+    gathered: frozenset[int] = frozenset()
     whole: frozenset[int] = frozenset()
     splits: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
@@ -119,7 +121,8 @@ class Formulation:
         costs = [np.where(keep, cost, np.inf) for keep, cost in zip(kept, self.costs, strict=False)]
         found.costs = [*costs, *self.costs[self.num_groups :]]
         if to.stay - self.restrictions.stay:
-            found.restrictions = replace(self.restrictions, stay=self.restrictions.stay | to.stay)
+            stay = self.restrictions.stay | to.stay
+            found.restrictions = replace(self.restrictions, stay=stay, gathered=to.gathered)
             found.edges = found._edge_matrices()
             found.__dict__.pop("copied", None)
         return found
@@ -287,11 +290,17 @@ class Formulation:
         if trips != 1:
             matrix *= trips
         if stay:
-            gathered = self.axes.num_parts(needed)[None, :] < self.axes.num_parts(made)[:, None]
+            gathered = self._parts_kept(needed)[None, :] < self._parts_kept(made)[:, None]
             matrix = np.where(gathered & ~gathered.all(axis=1, keepdims=True), np.inf, matrix)
         if free is not None and free.any():
             matrix[:, free] = 0.0
         return matrix
+
+    def _parts_kept(self, codes: Codes) -> Array:
+        """Into how many parts shardings split a value along the axes along which it may not be gathered."""
+        kept = np.ones(self.axes.num_axes, bool)
+        kept[list(self.restrictions.gathered)] = False
+        return np.where((self.axes.unpack(codes) >= 0) & kept, np.array(self.axes.sizes), 1).prod(axis=1)
 
     def _can_follow(self, group: Group, slot: int) -> bool:
         """Whether a group can read an argument without resharding: not in the update, nor if another argument leads."""
