@@ -33,6 +33,7 @@ _GRADIENT_BYTES = 2.0  # of the zoo's products
 # Planned at least. From 4 and 8 layers of the zoo's GPT and Llama (ZeRO-3, data or tensor parallel on 8 devices) the
 # step of 16 layers follows within 0.04% and the memory within 0.01%; from 2 and 4 the memory of ZeRO-3 is 42% off.
 _FEW_LAYERS = 4
+_WHOLE: dict[str, Any] = {"memory_fraction": 1.0, "microbatches": 1}  # a plan of one microbatch, as the row has it
 _ROOMY = 16  # times the memory of a device: rows ran, and whether they fit is the recipe's question
 
 
@@ -106,14 +107,14 @@ def _split(recipe: Recipe) -> tuple[Method, Mesh | None] | str:
     if recipe.pipeline > 1:
         return _staged(recipe)
     if tensor == 1 and recipe.zero and recipe.shard < data:
-        method = Zero(recipe.zero, recipe.shard, memory_fraction=1.0)
+        method = Zero(recipe.zero, recipe.shard, **_WHOLE)
         return method, cluster.mesh((data // recipe.shard, recipe.shard))
     if tensor == 1:
-        return Zero(recipe.zero, memory_fraction=1.0) if recipe.zero else DataParallel(), cluster.mesh((data,))
+        return Zero(recipe.zero, **_WHOLE) if recipe.zero else DataParallel(**_WHOLE), cluster.mesh((data,))
     if recipe.zero and recipe.shard < data:
         return "ZeRO within groups, with tensor parallelism, has no method"
     mesh = cluster.mesh((data, tensor) if data > 1 else (tensor,))
-    return TensorParallel(recipe.zero, memory_fraction=1.0), mesh
+    return TensorParallel(recipe.zero, **_WHOLE), mesh
 
 
 def _staged(recipe: Recipe) -> tuple[Method, None] | str:
