@@ -46,6 +46,8 @@ _CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
+#: The primitives whose equations may run jaxprs that a program looks into.
+RUN_JAXPRS = frozenset({*_CALLS, "custom_linear_solve", "scan", "while", "cond"})
 _RECOMPUTED = "rematted_computation"
 _Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
 # From 0.12 on, a rule also takes which operands that are references may be read later.

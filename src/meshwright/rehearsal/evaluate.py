@@ -1,4 +1,4 @@
-"""Evaluates a jaxpr as one device of a plan does: every value is the device's own shard.
+"""Evaluates a program as one device of a plan does: every value is the device's own shard.
 
 `Evaluator` decides where each operand is resharded and each sum settled. Here the values are shards, operations are
 computed on them, and each collective is replaced by a stand-in (`stand_ins.py`). Virtual values are not computed before
@@ -16,6 +16,7 @@ from meshwright.graph.accumulation import ADDING
 from meshwright.graph.graph import cpu_itemsize
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
+from meshwright.program.program import Program
 from meshwright.rehearsal import stand_ins
 from meshwright.rehearsal.local_equation import Shape, local_shape, run_local
 from meshwright.runtime.program import kernels
@@ -89,7 +90,7 @@ class _LocalContributions(Contributions):
 
 
 class Rehearser(Evaluator):
-    """One evaluation of a jaxpr on one device's shards.
+    """One evaluation of a program on one device's shards.
 
     Attributes:
         platform: The platform of the device that it is compiled for; None where it is only traced.
@@ -109,16 +110,16 @@ class Rehearser(Evaluator):
         self.contributions.run = self.virtual.run = self._local
         self.virtual.cut = self._cut
 
-    def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
+    def run(self, program: Program, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
         """The shards of the results, given those of the arguments, as `Evaluator.run`."""
-        check_program(self.plan, closed)
+        check_program(self.plan, program)
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
-        outs, _ = self._jaxpr(closed, entries, 0)
+        outs = self.region(program, entries)
         return [self._to(entry, spec) for entry, spec in zip(outs, results, strict=True)]
 
-    def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+    def operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry], outputs: Sequence[int] = ()) -> list[Entry]:
         if op is not None:
-            return super()._operation(eqn, op, ins)
+            return super().operation(eqn, op, ins, outputs)
         made = [Placeholder(v.aval) for v in eqn.outvars]
         self.virtual.add(eqn, [self.settled(entry) for entry in ins], made)
         return [(x, None, "forward") for x in made]
@@ -206,10 +207,9 @@ class Rehearser(Evaluator):
         pairs = zip((first, *values[1:]), op.results, strict=True)
         return [(x, spec, op.phase) for x, spec in pairs]
 
-    def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
+    def _pseudo(self, entries: Sequence[Entry], plans: Sequence[OpPlan | None]) -> list[Entry]:
         given: list[Entry] = []
-        for i, entry in enumerate(entries):
-            op = self.ops.get(serial + i)
+        for entry, op in zip(entries, plans, strict=True):
             if op is None:
                 given.append((self._whole(entry), None, entry[2]))
             elif op.waits:
@@ -217,7 +217,7 @@ class Rehearser(Evaluator):
                 given.append((*self.contributions.waiting(self._to(known, op.partial[0]), op, op.waits), op.phase))
             else:
                 given += self._give([self._bring(entry, op, 0)], op)
-        return given, serial + len(entries)
+        return given
 
     def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
         return self._whole(entry) if op is None else super()._bring(entry, op, position)

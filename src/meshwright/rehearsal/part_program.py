@@ -232,7 +232,7 @@ class _Walk:
             if op.equation is None:
                 self._pseudo(op, plan)
                 continue
-            made = self.evaluator._operation(op.equation, plan, [self._read(op, i) for i in range(len(op.inputs))])
+            made = self.evaluator.operation(op.equation, plan, [self._read(op, i) for i in range(len(op.inputs))])
             self.entries.update(zip(op.outputs, made, strict=True))
             if op.recomputed:
                 self.recomputed |= set(op.outputs)

@@ -44,7 +44,7 @@ class Share:
     def of(cls, plan: PlanData, traced: Traced) -> "Share":
         """The share of a plan of a traced function."""
         taken, made = (tuple(t for t in side if t.role != "static") for side in (plan.arguments, plan.results))
-        closed, rehearser = traced.call.jaxpr, Rehearser(plan)
+        closed, program, rehearser = traced.call.jaxpr, traced.call.program, Rehearser(plan)
         check_types(taken, closed.in_avals)
         check_types(made, closed.out_avals)
         types = tuple(
@@ -53,7 +53,7 @@ class Share:
         )
 
         def run(*leaves: Any) -> list[Any]:
-            return rehearser.run(closed, leaves, [t.spec for t in taken], [t.spec for t in made])
+            return rehearser.run(program, leaves, [t.spec for t in taken], [t.spec for t in made])
 
         return cls(run, taken, made, types, dict(traced.graph.state), rehearser)
 

@@ -189,7 +189,7 @@ class StageShare:
     def _locally(self, piece: Instruction, env: dict[Key, Any]) -> None:
         """One operation on shards; whole, with a note, where that is not possible."""
         assert piece.unit is not None
-        eqn, operands = piece.unit.eqn, [env[key] for key in piece.ins]
+        eqn, operands = piece.unit.equation, [env[key] for key in piece.ins]
         expected = [self._local(v) for v, _ in piece.outs]
         made = run_local(eqn, operands, expected)
         if made is None:

@@ -228,7 +228,7 @@ class Program:
             leaves = tree_leaves(args)
             check_types(taken, map(jax_compat.abstract, leaves))
             specs = ([t.spec for t in tensors] for tensors in (taken, made))
-            outs = Evaluator(self.plan, self.mesh).run(call.jaxpr, leaves, *specs)
+            outs = Evaluator(self.plan, self.mesh).run(call.program, leaves, *specs)
             return results.fill(outs)
 
         shardings = self._shardings(taken)

@@ -1,4 +1,4 @@
-"""Flattening: a jaxpr that is called again is copied, and the copy is what walking it would have given."""
+"""Flattening: the graph has the operations of the program, with the same ids, and the same whoever is called."""
 
 from functools import partial
 
@@ -9,7 +9,6 @@ from jax import lax
 
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.graph.tracing.flatten import Names, Program
 
 
 def vector(*shape, dtype=jnp.float32):
@@ -82,24 +81,34 @@ def told(graph):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_copy_is_what_walking_again_would_give(program, monkeypatch):
+def test_the_graph_has_the_ids_of_the_program(program):
     function, args = PROGRAMS[program]
-    copied = trace(function, *args).graph
-    monkeypatch.setattr(Program, "_call", Program._walk)
-    walked = trace(function, *args).graph
-    assert told(copied) == told(walked)
+    traced = trace(function, *args)
+    equations = {one.id: one.equation for one in traced.call.program.walk() if not one.regions}
+    taken = [op for op in traced.graph.ops if op.equation is not None]
+    assert all(equations[op.serial] is op.equation for op in taken)
+    own = {op.serial for op in traced.graph.ops} - {op.serial for op in taken}
+    around = [
+        number
+        for one in traced.call.program.walk()
+        if one.regions
+        for number in (*one.carry_ids, *one.slice_ids, *one.result_ids)
+        if not one.is_checkpoint
+    ]
+    assert own <= set(around) and len(set(around)) == len(around) and equations.keys().isdisjoint(around)
 
 
-def test_a_function_called_often_is_walked_twice_at_most(monkeypatch):
-    walked, walk = [], Program._walk
+@pytest.mark.parametrize("program", ["many layers", "in a loop", "with aliases", "of branches"])
+def test_functions_that_are_called_often_are_as_if_written_out(program, monkeypatch):
+    function, args = PROGRAMS[program]
+    called = told(trace(function, *args).graph)
+    monkeypatch.setitem(globals(), "layer", layer.__wrapped__)
+    assert without_scopes(told(trace(lambda *args: function(*args), *args).graph)) == without_scopes(called)
 
-    def note(self, closed, *rest):
-        walked.append(id(closed.jaxpr))
-        return walk(self, closed, *rest)
 
-    monkeypatch.setattr(Program, "_walk", note)
-    Program(jax.make_jaxpr(many_layers)(*SQUARES), Names())
-    assert max(walked.count(which) for which in walked) == 2
+def without_scopes(graph):
+    ops, *rest = graph
+    return [(*op[:4], *op[5:]) for op in ops], rest
 
 
 def test_what_is_given_away_inside_a_copy_is_the_callers_own():

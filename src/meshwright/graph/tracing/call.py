@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from itertools import chain, count
 from typing import Any
 
@@ -18,6 +18,7 @@ from meshwright.graph.tracing.in_place import ChangedInPlace, check_returned, re
 from meshwright.graph.tracing.planned_devices import is_imitated, traced_for
 from meshwright.hardware import Cluster
 from meshwright.names import one_line
+from meshwright.program.program import Program
 
 # Numbers are traced, as by `jax.jit`, unless the function's own Python code reads them: then booleans and, if that is
 # not enough, all Python numbers are passed unchanged. Those in an Equinox module always are, as by `eqx.filter_jit`:
@@ -77,6 +78,11 @@ class Call:
     jaxpr: Any
     arguments: Leaves
     results: Leaves
+
+    @cached_property
+    def program(self) -> Program:
+        """The same as a program, whose ids plans refer to."""
+        return Program.of(self.jaxpr)
 
     @property
     def types(self) -> list[Any]:

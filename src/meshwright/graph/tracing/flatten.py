@@ -1,10 +1,6 @@
-"""Flattens a jaxpr: calls inlined, loop bodies once with tied carries, every value a number.
+"""Flattens a program: regions in line, loop bodies once with tied carries, every value a number of the whole."""
 
-A function that is called repeatedly (a layer, an activation) is one jaxpr in JAX: it is walked once, and copied for
-each further call with new value numbers.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -13,6 +9,7 @@ import numpy as np
 
 from meshwright import jax_compat
 from meshwright.graph.graph import Tie
+from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.rules.base import Signature, TensorType
 from meshwright.rules.kernel_work import Table
 from meshwright.rules.pallas import tables_of
@@ -27,11 +24,11 @@ class Names:
         self.kinds: list[TensorType] = []
         self.signatures: list[Signature] = []
         self.scopes: list[str] = [""]
-        self.parts: dict[int, Program | None] = {}  # by identity of the jaxpr; None after its first call
         self.known: dict[Any, tuple[int, list[int]]] = {}  # signatures of equations, and the types of their results
+        self.met: dict[int, tuple[int, list[int], Any]] = {}  # the same by identity: functions are called repeatedly
         self._kinds: dict[TensorType, int] = {}
         self._signatures: dict[Any, int] = {}
-        self._scopes: dict[Any, int] = {"": 0}
+        self._scopes: dict[str, int] = {"": 0}
         # JAX shares equal types: most are found by identity. They are kept alive so that no identity is reused.
         self._avals: dict[int, tuple[int, Any]] = {}
 
@@ -56,21 +53,22 @@ class Names:
         return found
 
     def equation(self, eqn: Any, ins: Sequence[int]) -> tuple[int, list[int]]:
-        """The numbers of an equation's signature and of its results' types; `known` has them from now on."""
+        """The numbers of an equation's signature and of its results' types."""
         name, params, avals = eqn.primitive.name, eqn.params, [v.aval for v in eqn.outvars]
-        outs = [self.kind(aval) for aval in avals]
-        found = (self.signature(name, params, ins, outs), outs)
-        if isinstance(_hashable(params), tuple):
-            self.known[name, *params.items(), *ins, *map(id, avals)] = found
-        return found
+        key = (name, *params.items(), *ins, *map(id, avals))
+        try:
+            met = self.known.get(key)
+        except TypeError:  # a parameter that cannot be hashed, such as those of custom derivatives
+            outs = [self.kind(aval) for aval in avals]
+            return self.signature(name, params, ins, outs), outs
+        if met is None:
+            outs = [self.kind(aval) for aval in avals]
+            met = self.known[key] = (self.signature(name, params, ins, outs), outs)
+        return met
 
-    def scope(self, outer: int, stack: Any) -> int:
-        """The number of a scope, given the number of the scope around it and a name stack within that."""
-        found = self._scopes.get((outer, stack))
-        if found is None:
-            text = "/".join(part for part in (self.scopes[outer], str(stack)) if part)
-            found = self._scopes[outer, stack] = _intern(text, self._scopes, self.scopes)
-        return found
+    def scope(self, text: str) -> int:
+        """The number of a scope."""
+        return _intern(text, self._scopes, self.scopes)
 
 
 def _hashable(params: dict[str, Any]) -> tuple[Any, ...] | int:
@@ -112,8 +110,8 @@ def _type(aval: Any) -> TensorType:
     return TensorType(tuple(int(d) for d in aval.shape), str(dtype), jax_compat.itemsize(dtype))
 
 
-class Program:
-    """A jaxpr as flat lists, one entry an operation; values made later have higher numbers.
+class Flat:
+    """A program as flat lists, one entry an operation; values made later have higher numbers.
 
     Attributes:
         kind: For each value the number of its type in `names`; inputs come first.
@@ -123,7 +121,7 @@ class Program:
         reads: The values that operations read, one operation after another.
         first_made: The first value that each operation makes; the others follow it.
         scope: Number of each operation's scope.
-        trips, equation: As in `Op`.
+        trips, id, equation: As in `Op`.
         constants: By type, the value that represents all constants, since their contents do not matter to a plan; by
             type and contents, those that may be tables of kernels.
         ties: Loop carries.
@@ -133,81 +131,62 @@ class Program:
         donated: Inputs that a call donates.
     """
 
-    def __init__(self, closed: Any, names: Names):
+    def __init__(self, program: Program, names: Names):
         self.names = names
-        self.kind: list[int] = [names.kind(v.aval) for v in closed.jaxpr.invars]
+        self.kind: list[int] = [names.kind(program.types[v]) for v in program.inputs]
         self.num_inputs = len(self.kind)
         self.signature: list[int] = []
         self.reads: list[int] = []
         self.first_made: list[int] = []
         self.scope: list[int] = []
         self.trips: list[float] = []
+        self.id: list[int] = []
         self.equation: list[Any] = []
         self.constants: dict[int | tuple[int, Table], int] = {}
         self.ties: list[Tie] = []
         self.loops: list[tuple[int, int]] = []
         self.whiles: list[tuple[int, int]] = []
         self.branches: list[tuple[int, int]] = []
-        self.donated: set[int] = set()
-        self.outputs = self._walk(closed, range(self.num_inputs), 0, 1.0)
+        self.donated = program.donated
+        self.outputs = self._region(program, range(self.num_inputs), 1.0)
 
-    def _walk(self, closed: Any, inputs: Sequence[int], scope: int, trips: float) -> list[int]:
-        jaxpr, literal, constant = closed.jaxpr, jax_compat.Literal, self._constant
-        known, kind, reads, scopes = self.names.known, self.kind, self.reads, dict[Any, int]()
-        add_signature, add_first, add_scope = self.signature.append, self.first_made.append, self.scope.append
-        add_trips, add_equation = self.trips.append, self.equation.append
-        env: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
-        env |= {v: constant(v.aval, _table(x)) for v, x in zip(jaxpr.constvars, closed.consts, strict=True)}
-        last_stack, where = None, -1
-        for eqn in jaxpr.eqns:  # plain loops, as this is most of the work on a deep model
-            first_read, outvars, stack = len(reads), eqn.outvars, jax_compat.name_stack(eqn)
-            key = [eqn.primitive.name, *eqn.params.items()]
-            for var in eqn.invars:
-                value = env[var] if type(var) is not literal else constant(var.aval)
-                reads.append(value)
-                key.append(kind[value])
-            for var in outvars:
-                key.append(id(var.aval))
-            if stack is not last_stack:  # rare: neighbours share a scope
-                last_stack, where = stack, scopes.get(stack, -1)
-                if where < 0:
-                    where = scopes[stack] = self.names.scope(scope, stack)
-            try:
-                found = known.get(tuple(key))
-            except TypeError:  # a parameter that cannot be hashed, such as those of custom derivatives
-                found = None
-            if found is None:  # not met before, or it runs other jaxprs
-                ins = reads[first_read:]
-                del reads[first_read:]
-                env.update(zip(outvars, self._equation(eqn, ins, where, trips), strict=True))
-                continue
-            value = len(kind)
-            add_signature(found[0])
-            add_first(value)
-            add_scope(where)
-            add_trips(trips)
-            add_equation(eqn)
-            kind += found[1]
-            for var in outvars:
-                env[var] = value
-                value += 1
-        return [env[v] if type(v) is not literal else constant(v.aval) for v in jaxpr.outvars]
+    def _region(self, region: Program, arguments: Sequence[int], trips: float) -> list[int]:
+        """Adds the operations of a region, and returns the values of its results."""
+        kind, met, numbers = self.kind, self.names.met, [-1] * len(region.types)
+        numbers[: len(arguments)] = arguments
+        last_scope, where = None, 0
+        for operation in region.operations:  # plain code, as a deep model has tens of thousands
+            eqn, inputs = operation.equation, []
+            for value in operation.inputs:
+                number = numbers[value]
+                if number < 0:
+                    number = numbers[value] = self._constant(region, value)
+                inputs.append(number)
+            if operation.scope is not last_scope:  # neighbours share a scope
+                last_scope, where = operation.scope, self.names.scope(operation.scope)
+            if operation.regions:
+                made = self._regions(operation, inputs, where, trips)
+            else:
+                known = met.get(id(eqn))
+                if known is None:
+                    known = met[id(eqn)] = (*self.names.equation(eqn, [kind[v] for v in inputs]), eqn)
+                made = self._add(known[0], inputs, known[1], where, trips, operation.id, eqn)
+            for value, number in zip(operation.outputs, made, strict=True):
+                numbers[value] = number
+        return [numbers[v] if numbers[v] >= 0 else self._constant(region, v) for v in region.outputs]
 
-    def _equation(self, eqn: Any, ins: list[int], scope: int, trips: float) -> Sequence[int]:
-        name, inner = eqn.primitive.name, jax_compat.called_jaxpr(eqn)
-        if inner is not None:
-            self._give_away(v for v, donated in zip(ins, jax_compat.donated(eqn), strict=False) if donated)
-            return self._call(inner, jax_compat.call_operands(eqn, ins), scope, trips)
-        if name == "scan":
-            return self._scan(eqn, ins, scope, trips)
-        if name == "while":
-            return self._while(eqn, ins, scope, trips)
-        if name == "cond":
-            return self._cond(eqn, ins, scope, trips)
-        signature, made = self.names.equation(eqn, [self.kind[v] for v in ins])
-        return self._add(signature, ins, made, scope, trips, eqn)
+    def _regions(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
+        if operation.name == SCAN:
+            return self._scan(operation, ins, scope, trips)
+        if operation.name == WHILE:
+            return self._while(operation, ins, scope, trips)
+        if operation.name == COND:
+            return self._cond(operation, ins, scope, trips)
+        return self._region(operation.regions[0], ins, trips)
 
-    def _add(self, signature: int, ins: list[int], made: list[int], scope: int, trips: float, eqn: Any) -> range:
+    def _add(
+        self, signature: int, ins: list[int], made: list[int], scope: int, trips: float, number: int, eqn: Any
+    ) -> range:
         """Adds one operation that computes new values of some types."""
         first = len(self.kind)
         self.signature.append(signature)
@@ -215,100 +194,72 @@ class Program:
         self.first_made.append(first)
         self.scope.append(scope)
         self.trips.append(trips)
+        self.id.append(number)
         self.equation.append(eqn)
         self.kind += made
         return range(first, len(self.kind))
 
-    def _constant(self, aval: Any, table: Table | None = None) -> int:
-        number = self.names.kind(aval)
-        found = self.constants.setdefault(number if table is None else (number, table), len(self.kind))
-        if found == len(self.kind):
-            self.kind.append(number)
-        return found
+    def _constant(self, region: Program, value: int) -> int:
+        """The value that represents a constant of a region."""
+        kind, table = self.names.kind(region.types[value]), _table(region.constants[value])
+        number = self.constants.setdefault(kind if table is None else (kind, table), len(self.kind))
+        if number == len(self.kind):
+            self.kind.append(kind)
+        return number
 
     def look_into_tables(self) -> None:
         """Gives the kernels that look up constants by position their contents, which say how much work there is."""
-        known = {value: key[1] for key, value in self.constants.items() if isinstance(key, tuple)}
+        contents = {value: key[1] for key, value in self.constants.items() if isinstance(key, tuple)}
         numbers: dict[Any, int] = {}
         first = 0
         for index, number in enumerate(self.signature):
             op, start = self.names.signatures[number], first
             first += len(op.operands)
-            if op.primitive != "pallas_call" or not known:
+            if op.primitive != "pallas_call" or not contents:
                 continue
-            tables = tuple(known.get(self.reads[start + place]) for place in tables_of(op))
+            tables = tuple(contents.get(self.reads[start + place]) for place in tables_of(op))
             if any(tables):
                 if (number, tables) not in numbers:
                     numbers[number, tables] = len(self.names.signatures)
                     self.names.signatures.append(replace(op, params={**op.params, "tables": tables}))
                 self.signature[index] = numbers[number, tables]
 
-    def _call(self, closed: Any, ins: Sequence[int], scope: int, trips: float) -> Sequence[int]:
-        """Inlines a jaxpr: its first call is walked in place, and from the second on it is a part to be copied."""
-        parts, which = self.names.parts, id(closed.jaxpr)
-        if which not in parts:
-            parts[which] = None
-            return self._walk(closed, ins, scope, trips)
-        part = parts[which] or Program(closed, self.names)
-        parts[which] = part
-        return self._copy(part, ins, scope, trips)
-
-    def _copy(self, part: "Program", ins: Sequence[int], scope: int, trips: float) -> Sequence[int]:
-        """Appends a copy of a part, with its inputs replaced and its other values numbered anew."""
-        start, first = len(self.signature), len(self.kind)
-        self.kind += part.kind[part.num_inputs :]
-        table = np.array([*ins, *range(first, len(self.kind))], np.int64)
-        for number, value in part.constants.items():
-            table[value] = self.constants.setdefault(number, int(table[value]))
-        scopes = {inner: self.names.scope(scope, self.names.scopes[inner]) for inner in set(part.scope)}
-        self.signature += part.signature
-        self.reads += table[part.reads].tolist()
-        self.first_made += table[part.first_made].tolist()
-        self.scope += [scopes[inner] for inner in part.scope]
-        self.trips += [trips * n for n in part.trips] if trips != 1 else part.trips
-        self.equation += part.equation
-        self.ties += [Tie(int(table[t.made]), int(table[t.carry]), trips * t.trips) for t in part.ties]
-        self.loops += [(start + a, start + b) for a, b in part.loops]
-        self.whiles += [(start + a, start + b) for a, b in part.whiles]
-        self.branches += [(start + a, start + b) for a, b in part.branches]
-        self._give_away(table[list(part.donated)].tolist())
-        return table[part.outputs].tolist()
-
-    def _give_away(self, values: Iterable[int]) -> None:
-        self.donated.update(v for v in values if v < self.num_inputs)
-
-    def _scan(self, eqn: Any, ins: list[int], scope: int, trips: float) -> Sequence[int]:
-        length = eqn.params["length"]
-        num_consts, num_carry = jax_compat.scan_counts(eqn)
+    def _scan(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
+        length = operation.equation.params["length"]
+        num_consts, num_carry = operation.num_consts, operation.num_carry
         consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
         start, inner = len(self.signature), trips * length
-        carry = [self._pseudo("loop_carry", [v], scope, trips) for v in init]
-        slices = [self._pseudo("loop_slice", [v], scope, inner, self._shape(v)[1:]) for v in xs]
-        made = self._call(jax_compat.close(eqn.params["jaxpr"]), [*consts, *carry, *slices], scope, inner)
-        stacked = [self._pseudo("loop_stack", [v], scope, inner, (length, *self._shape(v))) for v in made[num_carry:]]
+        carry = self._pseudo("loop_carry", operation.carry_ids, [[v] for v in init], scope, trips)
+        shapes = [self._shape(v)[1:] for v in xs]
+        slices = self._pseudo("loop_slice", operation.slice_ids, [[v] for v in xs], scope, inner, shapes)
+        made = self._region(operation.regions[0], [*consts, *carry, *slices], inner)
+        shapes = [(length, *self._shape(v)) for v in made[num_carry:]]
+        stacked = [[v] for v in made[num_carry:]]
+        stacks = self._pseudo("loop_stack", operation.result_ids, stacked, scope, inner, shapes)
         self._tie(made[:num_carry], carry, inner, start)
-        return [*carry, *stacked]
+        return [*carry, *stacks]
 
-    def _while(self, eqn: Any, ins: list[int], scope: int, trips: float) -> Sequence[int]:
+    def _while(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
         """A while loop's length is not known before it runs: one trip is assumed."""
-        params = eqn.params
+        params = operation.equation.params
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-        start = len(self.signature)
-        carry = [self._pseudo("loop_carry", [v], scope, trips) for v in ins[num_cond + num_body :]]
-        self._call(jax_compat.close(params["cond_jaxpr"]), [*ins[:num_cond], *carry], scope, trips)
-        consts = ins[num_cond : num_cond + num_body]
-        made = self._call(jax_compat.close(params["body_jaxpr"]), [*consts, *carry], scope, trips)
+        start, init = len(self.signature), ins[num_cond + num_body :]
+        carry = self._pseudo("loop_carry", operation.carry_ids, [[v] for v in init], scope, trips)
+        condition, body = operation.regions
+        self._region(condition, [*ins[:num_cond], *carry], trips)
+        made = self._region(body, [*ins[num_cond : num_cond + num_body], *carry], trips)
         self._tie(made, carry, trips, start)
         self.whiles.append(self.loops[-1])
         return carry
 
-    def _cond(self, eqn: Any, ins: list[int], scope: int, trips: float) -> Sequence[int]:
-        found: list[Sequence[int]] = []
-        for branch in eqn.params["branches"]:
+    def _cond(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
+        results: list[Sequence[int]] = []
+        for branch in operation.regions:
             start = len(self.signature)
-            found.append(self._call(jax_compat.close(branch), ins[1:], scope, trips))
+            results.append(self._region(branch, ins[1:], trips))
             self.branches.append((start, len(self.signature)))
-        return [self._pseudo("branch_merge", list(made), scope, trips) for made in zip(*found, strict=True)]
+        merged = [list(values) for values in zip(*results, strict=True)]
+        return self._pseudo("branch_merge", operation.result_ids, merged, scope, trips)
 
     def _tie(self, made: Sequence[int], carry: Sequence[int], trips: float, start: int) -> None:
         self.ties += [Tie(m, c, trips) for m, c in zip(made, carry, strict=True) if m != c]
@@ -317,11 +268,22 @@ class Program:
     def _shape(self, value: int) -> tuple[int, ...]:
         return self.names.kinds[self.kind[value]].shape
 
-    def _pseudo(self, name: str, ins: list[int], scope: int, trips: float, shape: tuple[int, ...] | None = None) -> int:
-        """Adds one of the tracer's own operations, with one result of the first operand's type or another shape."""
-        number = self.kind[ins[0]]
-        if shape is not None:
-            kind = self.names.kinds[number]
-            number = self.names.number(TensorType(shape, kind.dtype, kind.itemsize))
-        signature = self.names.signature(name, {}, [self.kind[v] for v in ins], [number])
-        return self._add(signature, ins, [number], scope, trips, None)[0]
+    def _pseudo(
+        self,
+        name: str,
+        ids: Sequence[int],
+        operands: Sequence[list[int]],
+        scope: int,
+        trips: float,
+        shapes: Sequence[tuple[int, ...]] = (),
+    ) -> list[int]:
+        """Adds operations of the tracer's own, each with a result of its first operand's type, or of another shape."""
+        results = []
+        for place, (number, ins) in enumerate(zip(ids, operands, strict=True)):
+            kind = self.kind[ins[0]]
+            if shapes:
+                element = self.names.kinds[kind]
+                kind = self.names.number(TensorType(shapes[place], element.dtype, element.itemsize))
+            signature = self.names.signature(name, {}, [self.kind[v] for v in ins], [kind])
+            results.append(self._add(signature, ins, [kind], scope, trips, number, None)[0])
+        return results

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from meshwright.graph.graph import Columns, Graph
 from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.graph.tracing.call import Call, Leaves, call_abstractly
-from meshwright.graph.tracing.flatten import Names, Program
+from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.graph.tracing.garbage import collector_paused
 from meshwright.hardware import Cluster
 from meshwright.jit import kernel
@@ -41,9 +41,9 @@ def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = No
     """
     with collector_paused():
         call = call_abstractly(function, args, cluster)
-        program = Program(call.jaxpr, Names())
-        program.look_into_tables()
-        return Traced(_graph(program, call.arguments, call.results), call, function, cluster)
+        flat = Flat(call.program, Names())
+        flat.look_into_tables()
+        return Traced(_graph(flat, call.arguments, call.results), call, function, cluster)
 
 
 def returning(traced: Traced, donated: Collection[int]) -> Traced:
@@ -61,64 +61,64 @@ def _changing(columns: Columns, num_inputs: int, donated: set[int]) -> set[int]:
     return set(range(num_inputs)) if columns.phase.any() else donated
 
 
-def _graph(program: Program, arguments: Leaves, results: Leaves) -> Graph:
-    columns = _columns(program)
-    keep = _needed(columns, program)
+def _graph(flat: Flat, arguments: Leaves, results: Leaves) -> Graph:
+    columns = _columns(flat)
+    keep = _needed(columns, flat)
     columns = columns.only(keep)
     made = columns.producer >= 0
-    made[: program.num_inputs] = True
+    made[: flat.num_inputs] = True
     before = np.concatenate([[0], np.cumsum(keep)]).tolist()  # kept operations before each
-    inputs = range(program.num_inputs)
+    inputs = range(flat.num_inputs)
 
     def kept(loops: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         return tuple((before[a], before[b]) for a, b in loops if before[a] < before[b])
 
-    changing = _changing(columns, len(inputs), set(program.donated))
+    changing = _changing(columns, len(inputs), set(flat.donated))
     graph = Graph(
-        kinds=tuple(program.names.kinds),
-        kind=np.array(program.kind, np.int64),
+        kinds=tuple(flat.names.kinds),
+        kind=np.array(flat.kind, np.int64),
         columns=columns,
         inputs=tuple(inputs),
         input_paths=arguments.paths,
-        outputs=tuple(program.outputs),
+        outputs=tuple(flat.outputs),
         output_paths=results.paths,
         constants=frozenset(np.flatnonzero(~made).tolist()),
-        donated=frozenset(program.donated),
-        ties=tuple(t for t in program.ties if made[t.made] and made[t.carry]),
-        loops=kept(program.loops),
-        whiles=kept(program.whiles),
-        branches=kept(program.branches),
-        state=_next_values(arguments, results, program.kind, [program.kind[v] for v in program.outputs], changing),
+        donated=frozenset(flat.donated),
+        ties=tuple(t for t in flat.ties if made[t.made] and made[t.carry]),
+        loops=kept(flat.loops),
+        whiles=kept(flat.whiles),
+        branches=kept(flat.branches),
+        state=_next_values(arguments, results, flat.kind, [flat.kind[v] for v in flat.outputs], changing),
     )
-    return replace(graph, state=_without_examples(graph, graph.state, arguments.owners, program.donated))
+    return replace(graph, state=_without_examples(graph, graph.state, arguments.owners, flat.donated))
 
 
-def _columns(program: Program) -> Columns:
-    names, signature = program.names, np.array(program.signature, np.int64)
+def _columns(flat: Flat) -> Columns:
+    names, signature = flat.names, np.array(flat.signature, np.int64)
     num_reads = np.array([len(s.operands) for s in names.signatures], np.int64)[signature]
     return Columns(
         signature=signature,
-        reads=np.array(program.reads, np.int64),
+        reads=np.array(flat.reads, np.int64),
         start=np.concatenate([[0], np.cumsum(num_reads)]),
-        first_made=np.array(program.first_made, np.int64),
-        scope=np.array(program.scope, np.int64),
-        trips=np.array(program.trips, np.float64),
-        serial=np.arange(len(signature)),
-        equation=program.equation,
-        num_values=len(program.kind),
+        first_made=np.array(flat.first_made, np.int64),
+        scope=np.array(flat.scope, np.int64),
+        trips=np.array(flat.trips, np.float64),
+        serial=np.array(flat.id, np.int64),
+        equation=flat.equation,
+        num_values=len(flat.kind),
         signatures=tuple(names.signatures),
         scopes=tuple(names.scopes),
     )
 
 
-def _needed(columns: Columns, program: Program) -> NDArray[np.bool_]:
+def _needed(columns: Columns, flat: Flat) -> NDArray[np.bool_]:
     """For each operation, whether the outputs depend on it, through loop carries too."""
     used, keep = np.zeros(columns.num_values, bool), np.zeros(len(columns.signature), bool)
-    waiting = program.outputs
+    waiting = flat.outputs
     while waiting:
         used[waiting] = True
         _mark(columns.reads, columns.start, columns.first_made, columns.num_made, used, keep)
-        waiting = [t.made for t in program.ties if used[t.carry] and not used[t.made]]
+        waiting = [t.made for t in flat.ties if used[t.carry] and not used[t.made]]
     return keep
 
 

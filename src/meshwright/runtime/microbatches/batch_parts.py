@@ -22,9 +22,9 @@ import numpy as np
 
 from meshwright import jax_compat
 from meshwright.graph.dtypes import keeps_sums
+from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Form, Status, form_of
-from meshwright.runtime.microbatches.units import Unit, Units
 
 ALIKE, WHOLE = "alike", "whole"
 PRINTING = ("debug_callback", "debug_print")  # effects that may wait for the whole batch
@@ -38,7 +38,7 @@ _SAME_NUMBER = ("broadcast_in_dim", "convert_element_type", "reshape", "copy")
 class TooLate(Exception):
     """An operation on examples reads values that are not known before all parts have run."""
 
-    def __init__(self, number: int, unit: Unit, values: list[int]):
+    def __init__(self, number: int, unit: Operation, values: list[int]):
         super().__init__(str(unit))
         self.number = number
         self.unit = unit
@@ -100,7 +100,7 @@ class Analysis:
 
     def __init__(
         self,
-        program: Units,
+        program: Program,
         inputs: Sequence[Status],
         cut: Cut,
         *,
@@ -119,13 +119,13 @@ class Analysis:
         self.known |= dict(known or {})
         self.forms: dict[int, Form] = {}
         self.bodies: dict[int, Body | Branches] = {}
-        self.culprit: Unit | None = None
+        self.culprit: Operation | None = None
         parts = program.live.difference(waiting)  # XLA leaves out what nobody reads
-        for number, unit in enumerate(program.units):
-            made = self._unit(number, unit) if number in parts else [WHOLE] * len(unit.outs)
-            self.status.update((o, ALIKE if o in self.early else s) for o, s in zip(unit.outs, made, strict=True))
-            if unit.name in _SAME_NUMBER and all(v in self.known for v in unit.ins):
-                self.known.update((o, _converted(self.known[unit.ins[0]], unit)) for o in unit.outs)
+        for number, unit in enumerate(program.operations):
+            made = self._unit(number, unit) if number in parts else [WHOLE] * len(unit.outputs)
+            self.status.update((o, ALIKE if o in self.early else s) for o, s in zip(unit.outputs, made, strict=True))
+            if unit.name in _SAME_NUMBER and all(v in self.known for v in unit.inputs):
+                self.known.update((o, _converted(self.known[unit.inputs[0]], unit)) for o in unit.outputs)
 
     def results(self) -> list[Status]:
         return [self.status[o] for o in self.program.outputs]
@@ -133,80 +133,80 @@ class Analysis:
     def is_zero(self, value: int) -> bool:
         return self.status[value] == ALIKE and value in self.known and not self.known[value]
 
-    def _unit(self, number: int, unit: Unit) -> list[Status]:
-        given = [self.status[v] for v in unit.ins]
+    def _unit(self, number: int, unit: Operation) -> list[Status]:
+        given = [self.status[v] for v in unit.inputs]
         late = [i for i, s in enumerate(given) if s == WHOLE or s in REDUCING]
         split = any(isinstance(s, int) for s in given)
-        if unit.eqn.effects and not (self.top and not unit.outs and unit.name in PRINTING):
+        if unit.equation.effects and not (self.top and not unit.outputs and unit.name in PRINTING):
             raise CannotCut(f"{unit} has side effects, which would happen once for each part")
-        if unit.eqn.effects:
+        if unit.equation.effects:
             return []
-        inner = jax_compat.called_jaxpr(unit.eqn)
-        has_body = unit.name in ("scan", "cond") or inner is not None
+        has_body = bool(unit.regions) and unit.name != WHILE
         if split and late and (self.top or not has_body or any(given[i] != "sum" for i in late)):
-            raise TooLate(number, unit, [unit.ins[i] for i in late])
+            raise TooLate(number, unit, [unit.inputs[i] for i in late])
         if late and not split:
             return self._late(unit, given)
         if not split:
-            return [ALIKE] * len(unit.outs)
-        if unit.name == "scan":
+            return [ALIKE] * len(unit.outputs)
+        if unit.name == SCAN:
             return self._scan(number, unit, given)
-        if unit.name == "cond":
+        if unit.name == COND:
             return self._cond(number, unit, given)
-        if inner is not None:
-            return self._checkpoint(number, unit, given, Units.of(inner))
-        form = self.forms[number] = form_of(unit, given, self.cut, self.is_zero(unit.ins[0]))
+        if unit.is_checkpoint and unit.regions:
+            return self._checkpoint(number, unit, given)
+        form = self.forms[number] = form_of(unit, given, self.cut, self.is_zero(unit.inputs[0]))
         return list(form.results)
 
-    def _late(self, unit: Unit, given: list[Status]) -> list[Status]:
+    def _late(self, unit: Operation, given: list[Status]) -> list[Status]:
         if not self.top and self._is_linear(unit, given):
             return ["sum"]
         self.culprit = self.culprit or unit
-        return [WHOLE] * len(unit.outs)
+        return [WHOLE] * len(unit.outputs)
 
-    def _is_linear(self, unit: Unit, given: list[Status]) -> bool:
+    def _is_linear(self, unit: Operation, given: list[Status]) -> bool:
         """Whether a unit may run on contributions instead of their sum, with the same result up to rounding."""
         sums = [s == "sum" for s in given]
-        if len(unit.outs) != 1 or any(s != "sum" and s != ALIKE for s in given):
+        if len(unit.outputs) != 1 or any(s != "sum" and s != ALIKE for s in given):
             return False
-        if unit.eqn.invars[sums.index(True)].aval.dtype == jnp.float16:
+        if unit.equation.invars[sums.index(True)].aval.dtype == jnp.float16:
             # Parts are float32 there, and stay so until all are added up: float16 may overflow for a part alone. They
             # may be moved; what else one device makes of the rounded sum, which may be infinite, no part can tell.
-            return unit.name in _LINEAR and unit.eqn.invars[0].aval.size == unit.eqn.outvars[0].aval.size
-        zeros = [is_sum or self.is_zero(v) for is_sum, v in zip(sums, unit.ins, strict=True)]
+            return unit.name in _LINEAR and unit.equation.invars[0].aval.size == unit.equation.outvars[0].aval.size
+        zeros = [is_sum or self.is_zero(v) for is_sum, v in zip(sums, unit.inputs, strict=True)]
         if unit.name in _ADDING:
             return all(zeros)
         if unit.name in ("concatenate", "pad"):
             return all(zeros) and sums[0]
         if unit.name == "convert_element_type":
-            return keeps_sums(str(unit.eqn.invars[0].aval.dtype), str(unit.eqn.outvars[0].aval.dtype))
+            return keeps_sums(str(unit.equation.invars[0].aval.dtype), str(unit.equation.outvars[0].aval.dtype))
         if unit.name in ("mul", "div"):
             return sum(sums) == 1 and (unit.name == "mul" or sums[0]) and self._scales(unit, sums)
         return unit.name in _LINEAR and sum(sums) == 1
 
-    def _scales(self, unit: Unit, sums: list[bool]) -> bool:
+    def _scales(self, unit: Operation, sums: list[bool]) -> bool:
         """Whether a factor is finite: contributions of both signs times infinity, or over zero, add up to NaN."""
-        factor = self.known.get(unit.ins[sums.index(False)])
+        factor = self.known.get(unit.inputs[sums.index(False)])
         if factor is None or not np.isfinite(factor):
             return False
-        return unit.name == "mul" or (bool(factor) and jnp.issubdtype(unit.eqn.outvars[0].aval.dtype, jnp.inexact))
+        return unit.name == "mul" or (bool(factor) and jnp.issubdtype(unit.equation.outvars[0].aval.dtype, jnp.inexact))
 
-    def _scan(self, number: int, unit: Unit, given: list[Status]) -> list[Status]:
-        num_consts, num_carry = jax_compat.scan_counts(unit.eqn)
-        program = Units.of(jax_compat.close(unit.eqn.params["jaxpr"]))
+    def _scan(self, number: int, unit: Operation, given: list[Status]) -> list[Status]:
+        num_consts, num_carry = unit.num_consts, unit.num_carry
         consts, carry = given[:num_consts], given[num_consts : num_consts + num_carry]
         xs: list[Status] = []
         for s in given[num_consts + num_carry :]:
             if s == 0:
                 raise CannotCut(f"{unit} runs over the examples")
             xs.append(s - 1 if isinstance(s, int) else s)
-        numbers = {i: self.known[v] for i, v in enumerate(unit.ins[:num_consts]) if v in self.known}
-        zero = {i for i in range(num_carry) if self.is_zero(unit.ins[num_consts + i])}
+        numbers = {i: self.known[v] for i, v in enumerate(unit.inputs[:num_consts]) if v in self.known}
+        zero = {i for i in range(num_carry) if self.is_zero(unit.inputs[num_consts + i])}
         while True:
             known = numbers | {num_consts + i: 0 for i in zero if carry[i] == ALIKE}
-            inner = self._inside(unit, program, [*consts, *carry, *xs], known)
+            inner = self._inside(unit, unit.regions[0], [*consts, *carry, *xs], known)
             joined = [self._join(inner, i, carry[i], i in zero, unit) for i in range(num_carry)]
-            if any(s == "sum" and v.aval.dtype == jnp.float16 for s, v in zip(joined, unit.eqn.outvars, strict=False)):
+            if any(
+                s == "sum" and v.aval.dtype == jnp.float16 for s, v in zip(joined, unit.equation.outvars, strict=False)
+            ):
                 raise CannotCut(f"{unit} adds up float16 from trip to trip, where sums of parts may overflow")
             stays = {i for i in zero if joined[i] == "sum"}
             if joined == carry and stays == zero:
@@ -214,7 +214,7 @@ class Analysis:
                 return [*carry, *(s + 1 if isinstance(s, int) else s for s in inner.results()[num_carry:])]
             carry, zero = joined, stays
 
-    def _join(self, inner: "Analysis", position: int, before: Status, zero: bool, unit: Unit) -> Status:
+    def _join(self, inner: "Analysis", position: int, before: Status, zero: bool, unit: Operation) -> Status:
         """The status of a carry that has one status before a trip and another after it."""
         made = inner.program.outputs[position]
         after = inner.status[made]
@@ -226,21 +226,20 @@ class Analysis:
             return before
         raise CannotCut(f"{unit} carries a value that is known only after the whole batch has run")
 
-    def _cond(self, number: int, unit: Unit, given: list[Status]) -> list[Status]:
+    def _cond(self, number: int, unit: Operation, given: list[Status]) -> list[Status]:
         """The statuses of a conditional's results; its first operand, the branch's number, is alike for all parts."""
-        known = {i: self.known[v] for i, v in enumerate(unit.ins[1:]) if v in self.known}
-        programs = [Units.of(jax_compat.close(branch)) for branch in unit.eqn.params["branches"]]
-        analyses = [self._inside(unit, program, given[1:], known) for program in programs]
-        results = [self._either(analyses, place, unit) for place in range(len(unit.outs))]
+        known = {i: self.known[v] for i, v in enumerate(unit.inputs[1:]) if v in self.known}
+        analyses = [self._inside(unit, branch, given[1:], known) for branch in unit.regions]
+        results = [self._either(analyses, place, unit) for place in range(len(unit.outputs))]
         self.bodies[number] = Branches(analyses, results)
         return results
 
-    def _either(self, analyses: Sequence["Analysis"], place: int, unit: Unit) -> Status:
+    def _either(self, analyses: Sequence["Analysis"], place: int, unit: Operation) -> Status:
         """The status of a result that may have another in each branch."""
         found = {analysis.results()[place] for analysis in analyses}
         if len(found) == 1:
             return found.pop()
-        if "sum" in found and unit.eqn.outvars[place].aval.dtype == jnp.float16:
+        if "sum" in found and unit.equation.outvars[place].aval.dtype == jnp.float16:
             raise CannotCut(f"{unit} adds up float16 in one branch alone, where sums of parts may overflow")
         split = found - {ALIKE}
         other = split.pop()
@@ -249,20 +248,20 @@ class Analysis:
             raise CannotCut(f"{unit} has branches whose results depend on the batch in different ways")
         return other
 
-    def _checkpoint(self, number: int, unit: Unit, given: list[Status], program: Units) -> list[Status]:
-        known = {i: self.known[v] for i, v in enumerate(unit.ins) if v in self.known}
-        inner = self._inside(unit, program, given, known)
+    def _checkpoint(self, number: int, unit: Operation, given: list[Status]) -> list[Status]:
+        known = {i: self.known[v] for i, v in enumerate(unit.inputs) if v in self.known}
+        inner = self._inside(unit, unit.regions[0], given, known)
         self.bodies[number] = Body(inner, False)
         return inner.results()
 
-    def _inside(self, unit: Unit, program: Units, given: list[Status], known: Mapping[int, Any]) -> "Analysis":
+    def _inside(self, unit: Operation, program: Program, given: list[Status], known: Mapping[int, Any]) -> "Analysis":
         """The analysis of a jaxpr that is one unit."""
         try:
             inner = Analysis(program, given, self.cut, known=known, top=False)
         except TooLate as error:
             raise CannotCut(f"{error.unit} needs a value that is known only after the whole batch has run") from None
         if WHOLE in inner.results():
-            where = "a checkpoint" if unit.name in jax_compat.CHECKPOINTS else f"a {unit.name}"
+            where = "a checkpoint" if unit.is_checkpoint else f"a {unit.name}"
             raise CannotCut(f"{inner.culprit} in {where} uses a value that is known only after the whole batch has run")
         return inner
 
@@ -271,6 +270,6 @@ def _is_number(x: Any) -> bool:
     return not jax_compat.is_key_dtype(x.dtype) if hasattr(x, "dtype") else isinstance(x, bool | int | float | complex)
 
 
-def _converted(number: Any, unit: Unit) -> np.generic | np.ndarray:
+def _converted(number: Any, unit: Operation) -> np.generic | np.ndarray:
     with np.errstate(all="ignore"):
-        return np.asarray(number).astype(unit.eqn.outvars[0].aval.dtype)[()]
+        return np.asarray(number).astype(unit.equation.outvars[0].aval.dtype)[()]

@@ -16,11 +16,11 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.graph.tracing.flatten import signature_of
+from meshwright.program.program import Operation
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
 from meshwright.rules.registry import builtin_rules
 from meshwright.runtime.microbatches.part_bits import can_draw_parts
-from meshwright.runtime.microbatches.units import Unit
 from meshwright.runtime.program.kernels import PALLAS, pallas_params
 
 Status = int | str  # the dim that is cut, or a word of `batch_parts`, or how contributions combine
@@ -100,7 +100,7 @@ class Form(NamedTuple):
     results: tuple[Status, ...]
 
 
-def form_of(unit: Unit, given: Sequence[Status], cut: Cut, adds_to_nothing: bool) -> Form:
+def form_of(unit: Operation, given: Sequence[Status], cut: Cut, adds_to_nothing: bool) -> Form:
     """The form of an operation some of whose operands are cut; ``adds_to_nothing``: its first operand is known to be 0.
 
     Raises:
@@ -117,19 +117,19 @@ def form_of(unit: Unit, given: Sequence[Status], cut: Cut, adds_to_nothing: bool
     form = _along(nest, loop)
     if _by_position(unit, form) or any(d is not None and d != at for d, at in zip(dims, form.operands, strict=True)):
         raise CannotCut(f"{unit} depends on the examples' positions in the batch")
-    for status, result in zip(form.results, unit.eqn.outvars, strict=True):
+    for status, result in zip(form.results, unit.equation.outvars, strict=True):
         if not isinstance(status, int):
             _check_combines(unit, status, result.aval.dtype, adds_to_nothing)
     return form
 
 
-def form_to(unit: Unit, result: int, dim: int, cut: Cut) -> Form | None:
+def form_to(unit: Operation, result: int, dim: int, cut: Cut) -> Form | None:
     """The form of an operation on alike operands that computes one part of a result; None if it cannot.
 
     Random bits are drawn for the part from whole keys, if the generator can draw some bits without all others.
     """
-    if unit.name == "random_bits" and dim >= len(unit.eqn.invars[0].aval.shape):
-        return Form((None,), (dim,)) if can_draw_parts(unit.eqn) else None
+    if unit.name == "random_bits" and dim >= len(unit.equation.invars[0].aval.shape):
+        return Form((None,), (dim,)) if can_draw_parts(unit.equation) else None
     if unit.name not in builtin_rules():
         return None
     nest = _nest(unit)
@@ -141,9 +141,9 @@ def form_to(unit: Unit, result: int, dim: int, cut: Cut) -> Form | None:
     return form if makes_parts and not _by_position(unit, form) else None
 
 
-def shrunk(unit: Unit, form: Form, cut: Cut) -> dict[str, Any]:
+def shrunk(unit: Operation, form: Form, cut: Cut) -> dict[str, Any]:
     """The parameters for one part, for the parameters that repeat a shape that is cut."""
-    eqn, params = unit.eqn, dict(unit.eqn.params)
+    eqn, params = unit.equation, dict(unit.equation.params)
     made = form.results[0] if form.results and isinstance(form.results[0], int) else None
     operand = form.operands[0] if form.operands else None
     if unit.name in ("broadcast_in_dim", "reshape"):
@@ -174,15 +174,15 @@ def is_half(dtype: Any) -> bool:
     return dtype in (jnp.bfloat16, jnp.float16)
 
 
-def is_expensive(unit: Unit) -> bool:
+def is_expensive(unit: Operation) -> bool:
     """Whether an operation runs on the matrix unit, or has a program as a parameter."""
     return unit.name not in builtin_rules() or _nest(unit).flops > 0
 
 
-def _nest(unit: Unit) -> LoopNest:
+def _nest(unit: Operation) -> LoopNest:
     if unit.name not in builtin_rules():  # a kernel's parameters may be made for the whole batch in any way
         raise CannotCut(f"{unit} is not known to work on a part of the batch")
-    return loop_nest(signature_of(unit.eqn))
+    return loop_nest(signature_of(unit.equation))
 
 
 def _major(nest: LoopNest, dim: tuple[int, ...]) -> int | None:
@@ -208,7 +208,7 @@ def _along(nest: LoopNest, loop: int) -> Form:
     return Form(tuple(operands), tuple(kind if d is None else d for d in results))
 
 
-def _by_position(unit: Unit, form: Form) -> bool:
+def _by_position(unit: Operation, form: Form) -> bool:
     if unit.name in _BY_OFFSET:
         return True
     if all(d is None for d in form.operands):
@@ -217,7 +217,7 @@ def _by_position(unit: Unit, form: Form) -> bool:
     return written is not None and isinstance(form.results[0], int) and form.operands[written] is None
 
 
-def _check_combines(unit: Unit, kind: str, dtype: Any, adds_to_nothing: bool) -> None:
+def _check_combines(unit: Operation, kind: str, dtype: Any, adds_to_nothing: bool) -> None:
     """Refuses a loop whose parts, combined, do not give the whole batch's result."""
     if kind not in REDUCING or unit.name.replace("scatter_", "scatter-") not in _COMBINING:
         raise CannotCut(f"{unit} mixes examples")

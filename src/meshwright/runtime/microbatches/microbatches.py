@@ -16,15 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import tree_leaves
 
-from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.call import Call, call_abstractly
 from meshwright.hardware import Cluster
+from meshwright.program.program import Program
 from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
 from meshwright.runtime.microbatches.part_program import Key, PartProgram
-from meshwright.runtime.microbatches.units import Unit, Units
 
 __all__ = ["CannotCut", "CutStep", "accumulated"]
 
@@ -116,8 +115,8 @@ class CutStep:
         contributions, stacked: The values that the parts compute for those after them: to be combined, or joined.
     """
 
-    def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut, program: Units | None = None):
-        self.program = Units.of(whole.jaxpr) if program is None else program
+    def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut, program: Program | None = None):
+        self.program = whole.program if program is None else program
         self.cut = cut
         self.inputs: list[Status] = [
             0 if given and aval.shape else ALIKE for given, aval in zip(examples, whole.jaxpr.in_avals, strict=True)
@@ -129,11 +128,11 @@ class CutStep:
 
     def _sort_units(self) -> None:
         """Finds the units that run after all parts, and the values they need."""
-        units, status, outputs = self.program.units, self.analysis.status, self.program.outputs
-        printing = [n for n, unit in enumerate(units) if unit.eqn.effects]
-        found = self.program.ancestors([*outputs, *(v for n in printing for v in units[n].ins)])
-        self.after = sorted({*printing, *(n for n in found if WHOLE in (status[o] for o in units[n].outs))})
-        self.read_after = {v for n in self.after for v in units[n].ins} | set(outputs)
+        units, status, outputs = self.program.operations, self.analysis.status, self.program.outputs
+        printing = [n for n, unit in enumerate(units) if unit.equation.effects]
+        found = self.program.ancestors([*outputs, *(v for n in printing for v in units[n].inputs)])
+        self.after = sorted({*printing, *(n for n in found if WHOLE in (status[o] for o in units[n].outputs))})
+        self.read_after = {v for n in self.after for v in units[n].inputs} | set(outputs)
         self.contributions = sorted(v for v in self.read_after if status[v] in REDUCING)
         made = self.read_after - set(self.program.inputs)
         self.stacked = sorted(v for v in made if isinstance(status[v], int))
@@ -152,16 +151,11 @@ class CutStep:
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         env: dict[int, Any] = dict(self.program.constants)
         env.update(zip(self.program.inputs, leaves, strict=True))
-        self._run_whole(self.before, env)
+        self.program.run_some(self.before, env)
         if self.contributions or self.stacked:
             env.update(self._loop(env))
-        self._run_whole([self.program.units[n] for n in self.after], env)
+        self.program.run_some([self.program.operations[n] for n in self.after], env)
         return [env[v] for v in self.program.outputs]
-
-    def _run_whole(self, units: Sequence[Unit], env: dict[int, Any]) -> None:
-        for unit in units:
-            made = jax_compat.bind(unit.eqn, [env[v] for v in unit.ins], unit.stack)
-            env.update(zip(unit.outs, made, strict=True))
 
     def _loop(self, env: dict[int, Any]) -> dict[int, Any]:
         """Runs the parts; returns the combined contributions, and the split values joined again."""
@@ -191,15 +185,15 @@ class CutStep:
         return dim
 
 
-def analyse(program: Units, inputs: Sequence[Status], cut: Cut) -> Analysis:
+def analyse(program: Program, inputs: Sequence[Status], cut: Cut) -> Analysis:
     """Analyses again until every operation on examples that reads a value of the whole batch can do so: the value is
     computed beforehand, or the operation waits.
 
     Raises:
         CannotCut: An operation needs a value that is expensive and known only after the whole batch has run.
     """
-    units, early, waiting = program.units, set[int](), set[int]()
-    last = [n for n, unit in enumerate(units) if unit.eqn.effects or is_expensive(unit)]
+    units, early, waiting = program.operations, set[int](), set[int]()
+    last = [n for n, unit in enumerate(units) if unit.equation.effects or is_expensive(unit)]
     cheap = set(range(len(units))) - program.leading_to(last)
     while True:
         try:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import Cut, Status
 from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
-from meshwright.runtime.microbatches.units import Units
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class OnePart:
         is_update: Which operations run after the part, once a step.
     """
 
-    def __init__(self, program: Units, examples: Sequence[bool], is_update: Sequence[bool]):
+    def __init__(self, program: Program, examples: Sequence[bool], is_update: Sequence[bool]):
         self.program, self.cut = program, Cut(1, 1)
         types = program.types
         self.inputs: list[Status] = [0 if given and types[i].shape else ALIKE for i, given in enumerate(examples)]
         part = {i for i, status in enumerate(self.inputs) if status != ALIKE}
         made: set[int] = set()
         pieces: list[Instruction] = []
-        for unit, after in zip(program.units, is_update, strict=True):
-            if not (after or unit.eqn.effects or part.isdisjoint(unit.ins)):
+        for unit, after in zip(program.operations, is_update, strict=True):
+            if not (after or unit.equation.effects or part.isdisjoint(unit.inputs)):
                 pieces.append(Whole(unit))
-                part.update(unit.outs)
-                made.update(unit.outs)
+                part.update(unit.outputs)
+                made.update(unit.outputs)
         own = {id(piece.unit) for piece in pieces}
-        later = [unit for unit in program.units if id(unit) not in own]
-        read = {v for unit in later for v in unit.ins} | set(program.outputs)
+        later = [unit for unit in program.operations if id(unit) not in own]
+        read = {v for unit in later for v in unit.inputs} | set(program.outputs)
         self.contributions: list[int] = []
         self.stacked = sorted(made & read)
         self.part = _Instructions(pieces)

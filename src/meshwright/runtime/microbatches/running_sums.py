@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core as jex_core
 
 from meshwright import jax_compat
-from meshwright.runtime.microbatches.units import Unit, Units
+from meshwright.program.program import UNPLANNED, Operation, Program
 
 _ADDING = ("add", "add_any")
 
@@ -63,7 +63,7 @@ def _made_by(eqn: Any, place: int) -> jex_core.Var | None:
     return None if end is None else eqn.outvars[end]
 
 
-def begun_at_zero(program: Units, sums: Mapping[int, Collection[int]]) -> tuple[Units, dict[int, int]]:
+def begun_at_zero(program: Program, sums: Mapping[int, Collection[int]]) -> tuple[Program, dict[int, int]]:
     """A program some of whose loops begin sums with zero, to which what was there before is added afterwards.
 
     Args:
@@ -73,20 +73,21 @@ def begun_at_zero(program: Units, sums: Mapping[int, Collection[int]]) -> tuple[
     Returns:
         The program, and for each result of such a loop what the loop itself adds up.
     """
-    found = replace(program, units=[], types=[*program.types], constants={**program.constants})
+    found = replace(program, operations=[], types=[*program.types], constants={**program.constants})
     own: dict[int, int] = {}
-    for number, unit in enumerate(program.units):
-        first = jax_compat.scan_counts(unit.eqn)[0] if number in sums else 0
-        ins, outs, after = [*unit.ins], [*unit.outs], list[Unit]()
+    for number, unit in enumerate(program.operations):
+        first = jax_compat.scan_counts(unit.equation)[0] if number in sums else 0
+        ins, outs, after = [*unit.inputs], [*unit.outputs], list[Operation]()
         for i in sorted(sums.get(number, ())):
-            total, aval = unit.outs[i], program.types[unit.outs[i]]
-            ins[first + i], outs[i] = found.constant(np.zeros((), aval.dtype)), found.number(aval)
+            total, aval = unit.outputs[i], program.types[unit.outputs[i]]
+            ins[first + i], outs[i] = found.add_constant(np.zeros((), aval.dtype)), found.add_value(aval)
             if aval.shape:
                 spread = jax.make_jaxpr(partial(lax.broadcast, sizes=aval.shape))(np.zeros((), aval.dtype))
-                found.units.append(Unit(spread.eqns[0], (ins[first + i],), (found.number(aval),), unit.stack))
-                ins[first + i] = found.units[-1].outs[0]
+                made = (found.add_value(aval),)
+                found.operations.append(Operation(UNPLANNED, spread.eqns[0], (ins[first + i],), made, unit.calls))
+                ins[first + i] = made[0]
             add = jax.make_jaxpr(lax.add)(*[jax.ShapeDtypeStruct(aval.shape, aval.dtype)] * 2)
-            after.append(Unit(add.eqns[0], (unit.ins[first + i], outs[i]), (total,), unit.stack, unit.source))
+            after.append(Operation(UNPLANNED, add.eqns[0], (unit.inputs[first + i], outs[i]), (total,), unit.calls))
             own[total] = outs[i]
-        found.units += [replace(unit, ins=tuple(ins), outs=tuple(outs)), *after]
+        found.operations.extend([unit._replace(inputs=tuple(ins), outputs=tuple(outs)), *after])
     return found, own

@@ -1,9 +1,6 @@
-"""Evaluates a jaxpr as a plan says: operands are resharded for each operation, and its results are constrained.
+"""Evaluates a program as a plan says: operands are resharded for each operation, and its results are constrained."""
 
-Operations are counted as the tracer counts them, so that each finds its own entry in the plan.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -18,13 +15,13 @@ from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
+from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.runtime.program import corrected
 from meshwright.runtime.program.barriers import Barriers, Copies
 from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
 from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
 from meshwright.runtime.program.meshes import constrain
 from meshwright.runtime.program.own_shardings import on_devices
-from meshwright.runtime.program.serials import count_ops
 from meshwright.runtime.program.virtual_values import Known, Virtual
 from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
@@ -34,7 +31,7 @@ Entry = tuple[Any, Spec | Waiting | None, str]
 
 
 class Evaluator:
-    """One evaluation of a jaxpr with the plan's shardings."""
+    """One evaluation of a program with the plan's shardings."""
 
     def __init__(self, plan: PlanData, mesh: DeviceMesh):
         self.plan = plan
@@ -48,59 +45,54 @@ class Evaluator:
         self._varying: Any = ()  # a value that varies between trips
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # by value and phase, then by sharding
         self._widened: dict[int, tuple[Any, Any]] = {}  # values that were widened, each with its narrow original
-        self._wanted: dict[Any, set[Spec | None]] = {}  # shardings its readers need; None: unspecified
+        # For the values of the region at hand, the shardings that readers need; None where they specify none.
+        self._wanted: dict[int, set[Spec | None]] = {}
         self.barriers = Barriers(plan.ops, self._all_copies, self._adopt)
         self._loose: dict[int, list[Any]] = {}  # unconstrained values, with their later constrained form
 
-    def run(self, closed: Any, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
-        """The results of a jaxpr in the shardings asked for, given its arguments and theirs."""
-        check_program(self.plan, closed)
+    def run(self, program: Program, leaves: Sequence[Any], specs: Sequence[Spec], results: Sequence[Spec]) -> list[Any]:
+        """The results of a program in the shardings asked for, given its arguments and theirs."""
+        check_program(self.plan, program)
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
-        outs, _ = self._jaxpr(closed, entries, 0)
+        outs = self.region(program, entries)
         # The caller places a result that has no sharding yet, such as a literal.
         return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
 
-    def piece(self, closed: Any, entries: Sequence[Entry], serial: int) -> list[Entry]:
-        """The results of a jaxpr that is a piece of the plan's program, whose first operation has a number there."""
-        return self._jaxpr(closed, entries, serial)[0]
+    def region(self, region: Program, entries: Sequence[Entry]) -> list[Entry]:
+        """The results of a program, a region or a piece of one, whose operations have the plan's ids."""
+        env: dict[int, Entry] = {number: (value, None, "forward") for number, value in region.constants.items()}
+        env.update(zip(region.inputs, entries, strict=True))
+        around, self._wanted = self._wanted, readers_needs(region, self.ops)
+        for operation in region.operations:
+            self.barriers.reach(operation.id)
+            ins = [self.barriers.beyond(env[value]) for value in operation.inputs]
+            made = self._with_regions(operation, ins) if operation.regions else self._planned(operation, ins)
+            env.update(zip(operation.outputs, made, strict=True))
+        self._wanted = around
+        return [self.barriers.beyond(env[value]) for value in region.outputs]
 
-    def _jaxpr(self, closed: Any, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
-        env: dict[Any, Entry] = dict(zip(closed.jaxpr.invars, entries, strict=True))
-        env |= {v: (c, None, "forward") for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    def _with_regions(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
+        if operation.name == SCAN:
+            return self._scan(operation, ins)
+        if operation.name == WHILE:
+            return self._while(operation, ins)
+        if operation.name == COND:
+            return self._cond(operation, ins)
+        if operation.equation.params.get("prevent_cse", True):
+            # Without a barrier the compiler would merge the recomputation with the first computation.
+            values = lax.optimization_barrier([x for x, _, _ in ins])
+            ins = [(self._held(x, spec), spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
+        return self.region(operation.regions[0], ins)
 
-        def read(v: Any) -> Entry:
-            return (v.val, None, "forward") if isinstance(v, jax_compat.Literal) else env[v]
+    def _planned(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
+        plan, equation = self.ops.get(operation.id), on_devices(operation.equation, self.mesh)
+        with jax_compat.at_source(equation):  # traces its collectives to the user's line
+            made = self.operation(equation, plan, ins, operation.outputs)
+        self.barriers.record(operation.id, made)
+        return made
 
-        self._wanted.update(readers_needs(closed.jaxpr, self.ops, serial))
-        for eqn in closed.jaxpr.eqns:
-            outs, serial = self._equation(eqn, [read(v) for v in eqn.invars], serial)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [self.barriers.beyond(read(v)) for v in closed.jaxpr.outvars], serial
-
-    def _equation(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
-        self.barriers.reach(serial)
-        ins = [self.barriers.beyond(entry) for entry in ins]
-        name = eqn.primitive.name
-        inner = jax_compat.called_jaxpr(eqn)
-        if inner is not None:
-            if name in jax_compat.CHECKPOINTS and eqn.params.get("prevent_cse", True):
-                # Without a barrier the compiler would merge the recomputation with the first computation.
-                values = lax.optimization_barrier([x for x, _, _ in ins])
-                ins = [(self._held(x, spec), spec, phase) for x, (_, spec, phase) in zip(values, ins, strict=True)]
-            return self._jaxpr(inner, jax_compat.call_operands(eqn, ins), serial)
-        if name == "scan":
-            return self._scan(eqn, ins, serial)
-        if name == "while":
-            return self._while(eqn, ins, serial)
-        if name == "cond":
-            return self._cond(eqn, ins, serial)
-        op, eqn = self.ops.get(serial), on_devices(eqn, self.mesh)
-        with jax_compat.at_source(eqn):  # traces its collectives to the user's line
-            outs = self._operation(eqn, op, ins)
-        self.barriers.record(serial, outs)
-        return outs, serial + 1
-
-    def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+    def operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry], outputs: Sequence[int] = ()) -> list[Entry]:
+        """The results of an operation without regions, which have these numbers in its region if it is of one."""
         even = op is not None and is_even(eqn, op)
         if not even:
             ins = [self._firm(entry) for entry in ins]
@@ -111,7 +103,7 @@ class Evaluator:
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
         made = self._compute(eqn, op, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
-        if even and op is not None and not widened and self._wanted.get(eqn.outvars[0]) == {op.results[0]}:
+        if even and op is not None and outputs and not widened and self._wanted.get(outputs[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
             return [(made[0], op.results[0], op.phase)]
         given = self._give(made, op, op is not None and corrected.is_settled(eqn, op))
@@ -128,17 +120,15 @@ class Evaluator:
         """A value that JAX's own control flow can take."""
         return entry[0]
 
-    def _scan(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
-        params = eqn.params
-        body = jax_compat.close(params["jaxpr"])
-        num_consts, num_carry = jax_compat.scan_counts(eqn)
+    def _scan(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
+        params, (body,) = operation.equation.params, operation.regions
+        num_consts, num_carry = operation.num_consts, operation.num_carry
         ins = [self.settled(entry) for entry in ins]
         consts, init, xs = ins[:num_consts], ins[num_consts : num_consts + num_carry], ins[num_consts + num_carry :]
-        init, serial = self._pseudo(init, serial)
-        first_slice, inside = serial, serial + len(xs)
-        after = inside + count_ops(body)
-        xs = [(self._bring(x, self.ops.get(first_slice + i), 0), None, x[2]) for i, x in enumerate(xs)]
-        carry_ops = [self.ops.get(serial - num_carry + i) for i in range(num_carry)]
+        ids = operation.carry_ids, operation.slice_ids, operation.result_ids
+        carry_ops, slice_ops, stack_ops = map(self._plans, ids)
+        init = self._pseudo(init, carry_ops)
+        xs = [(self._bring(x, op, 0), None, x[2]) for x, op in zip(xs, slice_ops, strict=True)]
 
         @self._inside()
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -146,50 +136,41 @@ class Evaluator:
             self._outer = {id(value) for value, _, _ in shared}
             self._varying = min((*carry, *x), key=lambda v: v.size, default=())
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
-            slices = [self.ops.get(first_slice + i) for i in range(len(x))]
-            entries = [*shared, *carried, *self._give_each(x, slices, [e[2] for e in xs])]
-            outs, _ = self._jaxpr(body, entries, inside)
+            outs = self.region(body, [*shared, *carried, *self._give_each(x, slice_ops, [e[2] for e in xs])])
             made = [self._carried(out, op) for out, op in zip(outs[:num_carry], carry_ops, strict=True)]
-            stacked = [self._stacked(out, self.ops.get(after + i)) for i, out in enumerate(outs[num_carry:])]
-            return made, stacked
+            return made, [self._stacked(out, op) for out, op in zip(outs[num_carry:], stack_ops, strict=True)]
 
         options = {k: params[k] for k in ("length", "reverse", "unroll") if k in params}
         last, ys = lax.scan(step, [x for x, _, _ in init], [x for x, _, _ in xs], **options)
         outs = self._give_each(last, carry_ops, [e[2] for e in init])
-        stack_ops = [self.ops.get(after + i) for i in range(len(ys))]
         ys = [self.contributions.stacked(y, op) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
-        return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])], after + len(ys)
+        return [*outs, *self._give_each(ys, stack_ops, [_phase(op) for op in stack_ops])]
 
-    def _while(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
-        params = eqn.params
+    def _while(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
+        params, (condition, body) = operation.equation.params, operation.regions
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-        condition, body = jax_compat.close(params["cond_jaxpr"]), jax_compat.close(params["body_jaxpr"])
         ins = [self.settled(entry) for entry in ins]
-        init, start = self._pseudo(ins[num_cond + num_body :], serial)
-        carry_ops = [self.ops.get(serial + i) for i in range(len(init))]
-        inside = start + count_ops(condition)
+        carry_ops = self._plans(operation.carry_ids)
+        init = self._pseudo(ins[num_cond + num_body :], carry_ops)
 
         @self._inside()
         def go_on(carry: list[Any]) -> Any:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
-            outs, _ = self._jaxpr(condition, [*self._lay_down(ins[:num_cond]), *carried], start)
+            outs = self.region(condition, [*self._lay_down(ins[:num_cond]), *carried])
             return self._plain(outs[0])
 
         @self._inside()
         def step(carry: list[Any]) -> list[Any]:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             shared = self._lay_down(ins[num_cond : num_cond + num_body])
-            outs, _ = self._jaxpr(body, [*shared, *carried], inside)
+            outs = self.region(body, [*shared, *carried])
             return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
 
         last = lax.while_loop(go_on, step, [x for x, _, _ in init])
-        return self._give_each(last, carry_ops, [e[2] for e in init]), inside + count_ops(body)
+        return self._give_each(last, carry_ops, [e[2] for e in init])
 
-    def _cond(self, eqn: Any, ins: list[Entry], serial: int) -> tuple[list[Entry], int]:
-        branches = [jax_compat.close(b) for b in eqn.params["branches"]]
-        starts = [serial + sum(count_ops(b) for b in branches[:i]) for i in range(len(branches))]
-        merge = serial + sum(count_ops(b) for b in branches)
-        merge_ops = [self.ops.get(merge + i) for i in range(len(eqn.outvars))]
+    def _cond(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
+        merge_ops = self._plans(operation.result_ids)
         ins = [self.settled(entry) for entry in ins]
 
         def branch(index: int) -> Callable[..., list[Any]]:
@@ -198,26 +179,28 @@ class Evaluator:
                 # A virtual value comes in unchanged, so that readers in the branch have it made as they need it.
                 read = zip(values, ins[1:], strict=True)
                 entries = self._lay_down([known if known[0] in self.virtual else (x, *known[1:]) for x, known in read])
-                outs, _ = self._jaxpr(branches[index], entries, starts[index])
+                outs = self.region(operation.regions[index], entries)
                 return [self._bring(out, op, index) for out, op in zip(outs, merge_ops, strict=True)]
 
             return call
 
         index, *given = map(self._plain, ins)
-        made = lax.switch(index, [branch(i) for i in range(len(branches))], *given)
-        return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops]), merge + len(merge_ops)
+        made = lax.switch(index, [branch(i) for i in range(len(operation.regions))], *given)
+        return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops])
 
-    def _pseudo(self, entries: Sequence[Entry], serial: int) -> tuple[list[Entry], int]:
+    def _plans(self, ids: Iterable[int]) -> list[OpPlan | None]:
+        return [self.ops.get(number) for number in ids]
+
+    def _pseudo(self, entries: Sequence[Entry], plans: Sequence[OpPlan | None]) -> list[Entry]:
         """Loop carries: in the plan each is an operation with one operand and one result."""
         given: list[Entry] = []
-        for i, entry in enumerate(entries):
-            op = self.ops.get(serial + i)
+        for entry, op in zip(entries, plans, strict=True):
             if op is not None and op.waits:
                 value = self.contributions.counted_once(self._bring(entry, op, 0), op.waits)
                 given.append((*self.contributions.waiting(value, op, op.waits), op.phase))
             else:
                 given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
-        return given, serial + len(entries)
+        return given
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
         hands_on = not op.sums  # an operation that sums reads complete sums

@@ -3,27 +3,26 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph.tracing.flatten import Names, Program
+from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
+from meshwright.program.program import Program
 from meshwright.rules.base import Signature, TensorType
 from meshwright.rules.elementwise import EVEN
-from meshwright.runtime.program.serials import count, is_operation
 
 
-def check_program(plan: PlanData, closed: Any) -> None:
-    """Refuses a plan whose operations are not those of a jaxpr.
+def check_program(plan: PlanData, program: Program) -> None:
+    """Refuses a plan whose operations are not those of a program.
 
     Raises:
         ShardingError: It was made for another function, other shapes or other dtypes; the message names the first
             operation that differs.
     """
-    program = Program(closed, Names())
-    signatures = [program.names.signatures[number] for number in program.signature]
+    flat = Flat(program, Names())
+    signatures = {i: flat.names.signatures[number] for i, number in zip(flat.id, flat.signature, strict=True)}
     for op in plan.ops:
-        found = signatures[op.serial] if op.serial < len(signatures) else None
+        found = signatures.get(op.serial)
         if found is None or not _fits(op, found, plan.mesh.shape):
             raise other_function(op, "nothing" if found is None else _text(found))
 
@@ -65,18 +64,16 @@ def _text(op: Signature) -> str:
     return f"{op.primitive} of {', '.join(f'{k.dtype}{list(k.shape)}' for k in op.operands) or 'nothing'}"
 
 
-def readers_needs(jaxpr: Any, ops: Mapping[int, OpPlan], serial: int) -> dict[Any, set[Spec | None]]:
-    """For each variable of a jaxpr the shardings in which operations read it, given the number of its first one.
+def readers_needs(region: Program, ops: Mapping[int, OpPlan]) -> dict[int, set[Spec | None]]:
+    """For each value of a region the shardings in which operations read it.
 
-    Loops, calls and the readers of the jaxpr's results specify none: None represents them.
+    Operations with regions and the readers of the region's results specify none: None represents them.
     """
-    wanted: dict[Any, set[Spec | None]] = {v: {None} for v in jaxpr.outvars if not isinstance(v, jax_compat.Literal)}
-    for eqn in jaxpr.eqns:
-        op = ops.get(serial) if is_operation(eqn) else None
-        for i, v in enumerate(eqn.invars):
-            if not isinstance(v, jax_compat.Literal):
-                wanted.setdefault(v, set()).add(None if op is None else op.operands[i])
-        serial += count(eqn)
+    wanted: dict[int, set[Spec | None]] = {value: {None} for value in region.outputs}
+    for operation in region.operations:
+        op = None if operation.regions else ops.get(operation.id)
+        for place, value in enumerate(operation.inputs):
+            wanted.setdefault(value, set()).add(None if op is None else op.operands[place])
     return wanted
 
 

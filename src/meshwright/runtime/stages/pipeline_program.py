@@ -18,7 +18,6 @@ from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.spmd import Strange, check_types
 from meshwright.runtime.stages.cutting.assignment import assign
 from meshwright.runtime.stages.cutting.layer_loops import SplitStep, split_layers
@@ -63,7 +62,7 @@ class PipelineProgram:
         taken = [t for t in plan.arguments if t.role != "static"]
         check_types(taken, traced.call.jaxpr.in_avals)
         self._split, steps = _cut(plan, traced, batch)
-        self._printing = Printing(Units.of(self._split.jaxpr))
+        self._printing = Printing(self._split.program)
         counts = _counts(plan)
         ordered = [steps[count] for count in counts]
         self.engine = Engine(plan, self._split.assignment, ordered, stages, stage_ops(plan), is_whole)
@@ -170,11 +169,11 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
     assert plan.pipeline is not None
     examples, counts = _examples(traced, batch), dict.fromkeys(_counts(plan))
     _check_rows(plan, traced, examples)
-    assignment = assign(plan, traced.graph, Units.of(traced.call.jaxpr))
+    assignment = assign(plan, traced.graph, traced.call.program)
     try:
-        split = split_layers(traced.call.jaxpr, assignment, examples, max(counts))
+        split = split_layers(traced.call, assignment, examples, max(counts))
         given = [examples[leaf] for leaf, _ in split.leaves]
-        program = returning_printed(Units.of(split.jaxpr))
+        program = returning_printed(split.program)
         if set(counts) == {1}:
             return split, {1: OnePart(program, given, split.assignment.is_update)}
         call = replace(traced.call, jaxpr=split.jaxpr)

@@ -2,6 +2,7 @@
 process that has them calls back when all stages have run."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,24 +10,24 @@ import numpy as np
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
+from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import PRINTING
-from meshwright.runtime.microbatches.units import Units
 
 
-def returning_printed(program: Units) -> Units:
+def returning_printed(program: Program) -> Program:
     """The program with the values that it prints among its results, after its own.
 
     Raises:
         ShardingError: It calls back for a value, or from inside of a loop: stages may run that again.
     """
-    for unit in program.calling_back:
-        if unit.outs or unit.name not in PRINTING:
+    for unit in program.with_effects:
+        if unit.outputs or unit.name not in PRINTING:
             raise ShardingError(
                 f"{unit} has side effects, which a pipeline's stages could repeat: call it outside of the step, or "
                 "plan the step without stages, such as with mw.Auto()"
             )
-        program.outputs += unit.ins
-    return program
+    printed = [value for unit in program.with_effects for value in unit.inputs]
+    return replace(program, outputs=[*program.outputs, *printed])
 
 
 class Printing:
@@ -36,19 +37,19 @@ class Printing:
         program: The step, before `returning_printed`.
     """
 
-    def __init__(self, program: Units):
-        self.units, self.inputs = program.calling_back, program.inputs
+    def __init__(self, program: Program):
+        self.units, self.inputs = program.with_effects, program.inputs
 
     def given(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """The arguments that are printed: the step may give their memory to its results."""
-        return {v: _on_host(leaves[v]) for unit in self.units for v in unit.ins if v in self.inputs}
+        return {v: _on_host(leaves[v]) for unit in self.units for v in unit.inputs if v in self.inputs}
 
     def run(self, given: dict[int, Any], values: Sequence[Any]) -> None:
         left = iter(values)
         for unit in self.units:
-            found = [given.get(v, value) for v, value in zip(unit.ins, left, strict=False)]
+            found = [given.get(v, value) for v, value in zip(unit.inputs, left, strict=False)]
             if all(not isinstance(x, jax.Array) or x.is_fully_addressable for x in found):
-                jax_compat.bind(unit.eqn, [_on_host(x) for x in found], unit.stack)
+                unit.run([_on_host(x) for x in found])
 
 
 def _on_host(value: Any) -> np.ndarray | jax.Array:

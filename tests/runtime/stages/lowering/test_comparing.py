@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from meshwright.program.program import Program
 from meshwright.runtime.microbatches.part_program import Whole
-from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.stages.lowering.comparing import reduced, run_once
 
 pytestmark = pytest.mark.devices
@@ -24,11 +24,11 @@ def test_the_largest_and_least_of_several_devices(kind, numbers, dtype):
     values = np.nan_to_num(numbers, posinf=9, neginf=-9) if dtype == jnp.int32 else numbers
     array = jnp.asarray(values, dtype)
     expected = getattr(jnp, kind)(array)
-    program = Units.of(jax.make_jaxpr(lambda x: getattr(jnp, kind)(x, 0))(array))
+    program = Program.of(jax.make_jaxpr(lambda x: getattr(jnp, kind)(x, 0))(array))
 
     def once(x):
         env = {(0, None): x}
-        for unit in program.units:
+        for unit in program.operations:
             run_once(Whole(unit), env)
         return env[program.outputs[0], None]
 

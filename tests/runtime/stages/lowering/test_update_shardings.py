@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import meshwright as mw
-from meshwright.runtime.microbatches.units import Units
+from meshwright.program.program import Program
 from meshwright.runtime.stages.lowering.update_shardings import update_specs
 from tests.runtime.stages.models import compared
 
@@ -55,8 +55,8 @@ def test_parameters_of_equal_shape_and_transposed_ones_are_reduced_as_planned(te
 
 
 def specs_of(function, args, state):
-    program = Units.of(jax.make_jaxpr(function)(*args))
-    found = update_specs(program.units, program.types, state, SIZES)
+    program = Program.of(jax.make_jaxpr(function)(*args))
+    found = update_specs(program.operations, program.types, state, SIZES)
     return [found.get(value) for value in program.outputs]
 
 

@@ -6,7 +6,6 @@ cut into microbatches, which the tracer numbers in the same order.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 
@@ -19,13 +18,11 @@ from meshwright.graph.graph import Columns
 from meshwright.graph.phases import FORWARD, PHASES, UPDATE
 from meshwright.plans.plan import PlanData
 from meshwright.plans.records.staged_record import StagedRecord
+from meshwright.program.program import Program
 from meshwright.rules import loop_nest
 from meshwright.runtime.microbatches.part_program import Instruction, Key
-from meshwright.runtime.microbatches.units import Units
-from meshwright.runtime.program.serials import count
 from meshwright.schedules.base import BACKWARD
 
-UNPLANNED = 1 << 40  # the number of an operation that no plan has
 Pass = tuple[str, int]  # forward or backward, and a virtual stage
 
 
@@ -45,7 +42,7 @@ class Assignment:
         paths: The leaves' paths.
         state: For each result, the argument's leaf whose next value it is.
         donated: Leaves whose memory results may take over.
-        spans: Units that loop over layers of several virtual stages: by unit, ``(virtual stage, first trip, end)``.
+        spans: Operations that loop over layers of several virtual stages: ``(virtual stage, first trip, end)``.
         stacked: Leaves that such a loop slices, layer by layer, with the parts of its stages.
         pieces: Leaves that are some layers of such a stack, once it is split.
     """
@@ -70,7 +67,7 @@ class Assignment:
 Parts = tuple[tuple[int, int, int], ...]
 
 
-def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
+def assign(plan: PlanData, graph: Graph, program: Program) -> Assignment:
     """The assignment that a plan makes.
 
     Raises:
@@ -86,13 +83,11 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     _check_operations(record, columns)
     chunks = _chunks(plan)
     layer_of = _chunk_of_layers(chunks)
-    counts = [count(unit.eqn) for unit in program.units]
-    starts = [0, *accumulate(counts)]
     place = {int(serial): i for i, serial in enumerate(columns.serial)}
     holds = _holding(graph)
     layers, forward, update, held, spans = [], [], [], [], dict[int, Parts]()
-    for number in range(len(program.units)):
-        ops = [place[s] for s in range(starts[number], starts[number + 1]) if s in place]
+    for number, unit in enumerate(program.operations):
+        ops = [place[s] for s in range(unit.id, unit.id + unit.num_ids) if s in place]
         layers.append(_most([int(record.first[u]) for u in record.unit[ops]]))
         phases = {PHASES[columns.phase[i]] for i in ops}
         forward.append(phases <= {FORWARD})
@@ -112,7 +107,16 @@ def assign(plan: PlanData, graph: Graph, program: Units) -> Assignment:
     stacked = {leaf: parts for leaf, parts in found if parts}
     about = (graph.input_paths, dict(graph.state), frozenset(graph.donated), spans, stacked)
     return Assignment(
-        len(plan.stages), len(chunks), starts[:-1], layers, virtual, forward, update, held, owners, *about
+        len(plan.stages),
+        len(chunks),
+        [unit.id for unit in program.operations],
+        layers,
+        virtual,
+        forward,
+        update,
+        held,
+        owners,
+        *about,
     )
 
 
@@ -170,13 +174,13 @@ def _chunk_of_layers(chunks: Sequence[tuple[int, int]]) -> dict[int, int]:
     return {layer: number for number, (a, b) in enumerate(chunks) for layer in range(a, b)}
 
 
-def place_parts(assignment: Assignment, program: Units, instructions: Sequence[Instruction]) -> list[Pass]:
+def place_parts(assignment: Assignment, program: Program, instructions: Sequence[Instruction]) -> list[Pass]:
     """The pass that each instruction of a part's program belongs to.
 
     A forward operation runs no earlier than the operations it reads from; a backward one, no later. So values go from
     stage to stage in the order of the schedule.
     """
-    numbers = {id(unit): number for number, unit in enumerate(program.units)}
+    numbers = {id(unit): number for number, unit in enumerate(program.operations)}
     made: dict[Key, Pass] = {}
     found: list[Pass] = []
     for one in instructions:

@@ -9,7 +9,6 @@ from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
-from meshwright.runtime.program.serials import is_operation
 
 _DRAWS = ("random_bits", "random_gamma", "threefry2x32")
 
@@ -54,11 +53,13 @@ def fused_pieces(step: CutStep | OnePart, is_held: Sequence[bool]) -> dict[Key, 
         is_held: For each unit, whether its results are kept.
     """
     program, status, found = step.program, step.analysis.status, dict[Key, Free]()
-    for number, unit in enumerate(program.units):
+    for number, unit in enumerate(program.operations):
         is_drawn = unit.name in _DRAWS or unit.name.startswith("random_")
-        if is_held[number] or is_drawn or unit.eqn.effects or not is_operation(unit.eqn) or is_expensive(unit):
+        if is_held[number] or is_drawn or unit.equation.effects or unit.regions or is_expensive(unit):
             continue
-        if all(status.get(v) == ALIKE for v in (*unit.ins, *unit.outs)):  # not what is known early, of all examples
-            piece = Free(number - len(program.units), Whole(unit), is_drawn=False)  # before all pieces of the part
+        if all(
+            status.get(v) == ALIKE for v in (*unit.inputs, *unit.outputs)
+        ):  # not what is known early, of all examples
+            piece = Free(number - len(program.operations), Whole(unit), is_drawn=False)  # before all pieces of the part
             found.update(dict.fromkeys(piece.piece.outs, piece))
     return found

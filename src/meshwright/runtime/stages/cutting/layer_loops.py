@@ -27,6 +27,8 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
+from meshwright.graph.tracing.call import Call
+from meshwright.program.program import COND, SCAN, UNPLANNED, Operation, Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import (
     COMBINE,
@@ -39,8 +41,7 @@ from meshwright.runtime.microbatches.cut_operations import (
 )
 from meshwright.runtime.microbatches.microbatches import analyse
 from meshwright.runtime.microbatches.running_sums import begun_at_zero, running_sums
-from meshwright.runtime.microbatches.units import Unit, Units
-from meshwright.runtime.stages.cutting.assignment import UNPLANNED, Assignment, Parts
+from meshwright.runtime.stages.cutting.assignment import Assignment, Parts
 
 _TAG = re.compile(r"^mw(\d+)(?:p(\d+))?(/\+)?(?:/|$)")
 _ADDED = "+"  # the scope of operations that the plan knows nothing of: they cut pieces or put them together
@@ -75,6 +76,7 @@ class SplitStep:
 
     Attributes:
         jaxpr: The step.
+        program: The same as a program.
         assignment: Where its units and arguments belong.
         leaves: For each leaf of the step, the leaf of the user's arguments and the number of the piece; -1 for all of
             it.
@@ -82,16 +84,17 @@ class SplitStep:
     """
 
     jaxpr: Any
+    program: Program
     assignment: Assignment
     leaves: Sequence[tuple[int, int]]
     results: Sequence[tuple[int, int]]
 
 
-def split_layers(closed: Any, assignment: Assignment, examples: Sequence[bool] = (), count: int = 1) -> SplitStep:
+def split_layers(call: Call, assignment: Assignment, examples: Sequence[bool] = (), count: int = 1) -> SplitStep:
     """A step with its loops over layers and conditional updates split; itself where it has none.
 
     Args:
-        closed: The step.
+        call: The step.
         assignment: Where its operations and leaves belong.
         examples: Which leaves are part of the batch.
         count: Into how many parts the batch is to be cut.
@@ -100,10 +103,10 @@ def split_layers(closed: Any, assignment: Assignment, examples: Sequence[bool] =
         ShardingError: A loop over layers of several stages cannot be split.
         CannotCut: The batch cannot be cut.
     """
-    whole = [(i, -1) for i in range(len(closed.jaxpr.invars))]
-    program, stacked = Units.of(closed), assignment.stacked
-    if not assignment.spans and not any(map(_is_cheap_choice, program.units, assignment.is_update)):
-        return SplitStep(closed, assignment, whole, [(i, -1) for i in range(len(closed.jaxpr.outvars))])
+    program, stacked = call.program, assignment.stacked
+    whole = [(i, -1) for i in program.inputs]
+    if not assignment.spans and not any(map(_is_cheap_choice, program.operations, assignment.is_update)):
+        return SplitStep(call.jaxpr, program, assignment, whole, [(i, -1) for i in range(len(program.outputs))])
     _check_loops(program, assignment)
     sums = _sums_over_layers(program, assignment, examples, count) if count > 1 else {}
     splitting = _Splitting(program, assignment, sums)
@@ -124,66 +127,64 @@ def split_layers(closed: Any, assignment: Assignment, examples: Sequence[bool] =
         return made
 
     new = jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
-    return SplitStep(new, _renumbered(assignment, new, leaves, results), leaves, results)
+    split = Program.of(new)
+    return SplitStep(new, split, _renumbered(assignment, split, leaves, results), leaves, results)
 
 
-def _is_loop(unit: Unit, parts: Parts | None) -> bool:
+def _is_loop(unit: Operation, parts: Parts | None) -> bool:
     """Whether a unit loops over layers of several stages; a loop of another length works on all layers at once."""
-    return parts is not None and unit.name == "scan" and unit.eqn.params["length"] == parts[-1][2]
+    return parts is not None and unit.name == SCAN and unit.equation.params["length"] == parts[-1][2]
 
 
 def _sums_over_layers(
-    program: Units, assignment: Assignment, examples: Sequence[bool], count: int
+    program: Program, assignment: Assignment, examples: Sequence[bool], count: int
 ) -> dict[int, set[int]]:
     """The carries to which loops over layers only add, by unit and place; not those that have a row for each example.
 
     Raises:
         CannotCut: The batch cannot be cut.
     """
-    loops = [n for n, parts in assignment.spans.items() if _is_loop(program.units[n], parts)]
-    sums = {n: found for n in loops if (found := running_sums(program.units[n].eqn))}
+    loops = [n for n, parts in assignment.spans.items() if _is_loop(program.operations[n], parts)]
+    sums = {n: found for n in loops if (found := running_sums(program.operations[n].equation))}
     if not sums:
         return {}
     other, own = begun_at_zero(program, sums)
     inputs: list[Status] = [0 if given and program.types[i].shape else ALIKE for i, given in enumerate(examples)]
     status = analyse(other, inputs, Cut(count, 1)).status
     return {
-        n: {i for i in some if not isinstance(status[own[program.units[n].outs[i]]], int)} for n, some in sums.items()
+        n: {i for i in some if not isinstance(status[own[program.operations[n].outputs[i]]], int)}
+        for n, some in sums.items()
     }
 
 
-def _check_loops(program: Units, assignment: Assignment) -> None:
+def _check_loops(program: Program, assignment: Assignment) -> None:
     """Refuses loops over layers that would run on one stage, whatever the plan says."""
     for number, parts in assignment.spans.items():
-        unit = program.units[number]
+        unit = program.operations[number]
         layers = f"layers of {len(parts)} stages"
-        if unit.name in jax_compat.CHECKPOINTS and _has_loop(unit.eqn, parts[-1][2]):
+        if unit.is_checkpoint and _has_loop(unit, parts[-1][2]):
             raise ShardingError(
                 f"{unit} is a checkpoint around a loop over {layers}, which is one operation and cannot be split: call "
                 "jax.checkpoint on the function of one layer, inside of the loop"
             )
-        if unit.name == "scan" and unit.eqn.params["reverse"] and assignment.is_forward[number]:
+        if unit.name == "scan" and unit.equation.params["reverse"] and assignment.is_forward[number]:
             raise ShardingError(
                 f"{unit} loops over {layers} from the last to the first: stack them in the order in which they run, "
                 "and leave reverse=True out"
             )
 
 
-def _has_loop(eqn: Any, length: int) -> bool:
-    inner = [one for jaxpr in jax_compat.inner_jaxprs(eqn) for one in jaxpr.eqns]
-    return any(one.primitive.name == "scan" and one.params["length"] == length for one in inner)
+def _has_loop(unit: Operation, length: int) -> bool:
+    inner = [one for region in unit.regions for one in region.operations]
+    return any(one.name == SCAN and one.equation.params["length"] == length for one in inner)
 
 
-def _is_cheap_choice(unit: Unit, is_update: bool) -> bool:
+def _is_cheap_choice(unit: Operation, is_update: bool) -> bool:
     """Whether a unit is a conditional of the update whose branches are cheap enough to run all of them."""
-    if unit.name != "cond" or not is_update or unit.eqn.effects:
+    if unit.name != COND or not is_update or unit.equation.effects:
         return False
-    inner = [one for branch in _branches(unit) for one in branch.units]
+    inner = [one for branch in unit.regions for one in branch.operations]
     return all(_is_cheap_choice(one, is_update) or not is_expensive(one) for one in inner)
-
-
-def _branches(unit: Unit) -> list[Units]:
-    return [Units.of(jax_compat.close(branch)) for branch in unit.eqn.params["branches"]]
 
 
 def _piece_type(aval: Any, share: _Share) -> Any:
@@ -193,30 +194,30 @@ def _piece_type(aval: Any, share: _Share) -> Any:
 class _Splitting:
     """Evaluates a step with some arguments in pieces."""
 
-    def __init__(self, program: Units, assignment: Assignment, sums: Mapping[int, Collection[int]]):
+    def __init__(self, program: Program, assignment: Assignment, sums: Mapping[int, Collection[int]]):
         self.program, self.assignment, self.sums = program, assignment, sums
 
     def run(self, given: dict[int, Any]) -> tuple[list[Any], list[tuple[int, int]]]:
         """The results, and for each the number of the result of the whole step and of its piece."""
         env: dict[int, Any] = {**self.program.constants, **given}
-        for number, unit in enumerate(self.program.units):
-            made = self._unit(number, unit, [env[v] for v in unit.ins])
-            env.update(zip(unit.outs, made, strict=True))
+        for number, unit in enumerate(self.program.operations):
+            made = self._unit(number, unit, [env[v] for v in unit.inputs])
+            env.update(zip(unit.outputs, made, strict=True))
         found: list[Any] = []
         where: list[tuple[int, int]] = []
         for place, value in enumerate(self.program.outputs):
             leaf, made = self.assignment.state.get(place), env[value]
             if leaf is not None and leaf in self.assignment.stacked:
-                arrays = self._pieces(made, self.assignment.stacked[leaf], len(self.program.units) - 1).arrays
+                arrays = self._pieces(made, self.assignment.stacked[leaf], len(self.program.operations) - 1).arrays
                 found += arrays
                 where += [(place, k) for k in range(len(arrays))]
             else:
-                with jax.named_scope(f"mw{len(self.program.units) - 1}"):
+                with jax.named_scope(f"mw{len(self.program.operations) - 1}"):
                     found.append(self._whole(made))
                 where.append((place, -1))
         return found, where
 
-    def _unit(self, number: int, unit: Unit, ins: list[Any]) -> Sequence[Any]:
+    def _unit(self, number: int, unit: Operation, ins: list[Any]) -> Sequence[Any]:
         if _is_loop(unit, self.assignment.spans.get(number)):
             return self._scan(number, unit, ins)
         if _is_cheap_choice(unit, self.assignment.is_update[number]):
@@ -226,16 +227,16 @@ class _Splitting:
             if made is not None:
                 return made
         with jax.named_scope(f"mw{number}"):
-            return jax_compat.bind(unit.eqn, [self._whole(x) for x in ins], unit.stack)
+            return unit.run([self._whole(x) for x in ins])
 
-    def _choice(self, number: int, unit: Unit, ins: list[Any]) -> list[Any]:
+    def _choice(self, number: int, unit: Operation, ins: list[Any]) -> list[Any]:
         """The results of a conditional: all branches are evaluated, and their results selected."""
         made = []
-        for branch in _branches(unit):
+        for branch in unit.regions:
             env: dict[int, Any] = {**branch.constants, **dict(zip(branch.inputs, ins[1:], strict=True))}
-            for one in branch.units:
-                one = replace(one, stack=(*unit.stack, jax_compat.name_stack(unit.eqn), *one.stack))
-                env.update(zip(one.outs, self._unit(number, one, [env[v] for v in one.ins]), strict=True))
+            for one in branch.operations:
+                one = one._replace(calls=(*unit.calls, unit.equation, *one.calls))
+                env.update(zip(one.outputs, self._unit(number, one, [env[v] for v in one.inputs]), strict=True))
             made.append([env[v] for v in branch.outputs])
         return [self._selected(number, ins[0], cases) for cases in zip(*made, strict=True)]
 
@@ -252,7 +253,7 @@ class _Splitting:
                 found.append(_select(which, [x.arrays[k] for x in whole]))
         return Pieces(0, pieces.parts, tuple(found))
 
-    def _piecewise(self, number: int, unit: Unit, ins: list[Any]) -> list[Any] | None:
+    def _piecewise(self, number: int, unit: Operation, ins: list[Any]) -> list[Any] | None:
         """The results of an operation piece by piece; None where its rule does not allow that."""
         cuts = {x.parts for x in ins if isinstance(x, Pieces)}
         parts = cuts.pop()
@@ -266,7 +267,7 @@ class _Splitting:
             return None
         made: list[list[Any]] = []
         for k, (virtual, begin, end) in enumerate(parts):
-            eqn = unit.eqn.replace(params=shrunk(unit, form, shares[k]))
+            eqn = unit.equation.replace(params=shrunk(unit, form, shares[k]))
             with jax.named_scope(f"mw{number}p{virtual}"):
                 operands = [
                     x.arrays[k] if isinstance(x, Pieces) else x if dim is None else _rows(x, dim, begin, end, parts)
@@ -297,10 +298,10 @@ class _Splitting:
         with jax.named_scope(_ADDED):
             return jnp.concatenate(x.arrays, x.dim) if isinstance(x, Pieces) else x
 
-    def _scan(self, number: int, unit: Unit, ins: list[Any]) -> list[Any]:
+    def _scan(self, number: int, unit: Operation, ins: list[Any]) -> list[Any]:
         """A scan for each virtual stage: the carry goes from one to the next, what is stacked stays in pieces."""
         parts = self.assignment.spans[number]
-        num_consts, num_carry = jax_compat.scan_counts(unit.eqn)
+        num_consts, num_carry = unit.num_consts, unit.num_carry
         first = num_consts + num_carry
         with jax.named_scope(f"mw{number}"):
             consts, carry = ([self._whole(x) for x in some] for some in (ins[:num_consts], ins[num_consts:first]))
@@ -308,9 +309,9 @@ class _Splitting:
         made: dict[int, list[Any]] = {}
         order = range(len(parts))
         sums: dict[int, list[Any]] = {i: [carry[i]] for i in self.sums.get(number, ())}
-        for k in reversed(order) if unit.eqn.params["reverse"] else order:
+        for k in reversed(order) if unit.equation.params["reverse"] else order:
             virtual, begin, end = parts[k]
-            eqn = unit.eqn.replace(params=jax_compat.scan_length(unit.eqn, end - begin))
+            eqn = unit.equation.replace(params=jax_compat.scan_length(unit.equation, end - begin))
             with jax.named_scope(f"mw{number}p{virtual}"):
                 with jax.named_scope(_ADDED):
                     carry = [jnp.zeros_like(x) if i in sums else x for i, x in enumerate(carry)]
@@ -338,14 +339,13 @@ def _rows(x: Any, dim: int, begin: int, end: int, parts: Parts) -> jax.Array:
 
 
 def _renumbered(
-    before: Assignment, closed: Any, leaves: Sequence[tuple[int, int]], results: Sequence[tuple[int, int]]
+    before: Assignment, program: Program, leaves: Sequence[tuple[int, int]], results: Sequence[tuple[int, int]]
 ) -> Assignment:
     """The assignment of the new step's units and leaves."""
     serial, layer, virtual, forward, update, held = [], [], [], [], [], []
-    for unit in Units.of(closed).units:
-        names = "/".join(filter(None, map(str, (*unit.stack, jax_compat.name_stack(unit.eqn)))))
-        found = _TAG.match(names)
-        assert found is not None, f"an operation without a name: {names}"
+    for unit in program.operations:
+        found = _TAG.match(unit.scope)
+        assert found is not None, f"an operation without a name: {unit.scope}"
         number, piece = int(found[1]), -1 if found[2] is None else int(found[2])
         serial.append(UNPLANNED if found[3] else before.serial[number])
         forward.append(before.is_forward[number])

@@ -4,13 +4,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.tensor import Spec
+from meshwright.program.program import Operation
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key
-from meshwright.runtime.microbatches.units import Unit
-from meshwright.runtime.program.serials import is_operation
 from meshwright.runtime.stages.cutting.assignment import Assignment
 
 
@@ -32,7 +31,7 @@ def kept_values(
         assignment: The layers of its units.
         ops: How the operations of one replica are split, by number; what devices must send is not sent again.
     """
-    numbers = {id(unit): n for n, unit in enumerate(step.program.units)}
+    numbers = {id(unit): n for n, unit in enumerate(step.program.operations)}
     if checkpoint == "none":
         sending = _sending(step, assignment, ops)
         return {key for one in ahead if _is_held(one.unit, numbers, assignment, sending) for key in one.outs}
@@ -44,14 +43,16 @@ def kept_values(
         kept.update(key for key in one.ins if key in made and made[key] != here)
         made.update(dict.fromkeys(one.outs, here))
         if checkpoint == "selective" and one.unit is not None and is_expensive(one.unit):
-            weighs = any(step.analysis.status[v] == ALIKE for v in one.unit.ins)
+            weighs = any(step.analysis.status[v] == ALIKE for v in one.unit.inputs)
             kept.update(one.outs if weighs else ())
     return kept
 
 
-def _is_held(unit: Unit | None, numbers: Mapping[int, int], assignment: Assignment, sending: Collection[int]) -> bool:
+def _is_held(
+    unit: Operation | None, numbers: Mapping[int, int], assignment: Assignment, sending: Collection[int]
+) -> bool:
     """Whether results of a unit are kept although no work is to be repeated."""
-    if unit is None or not is_operation(unit.eqn) or is_expensive(unit):
+    if unit is None or unit.regions or is_expensive(unit):
         return True
     return assignment.is_held[numbers[id(unit)]] or numbers[id(unit)] in sending
 
@@ -60,14 +61,14 @@ def _sending(step: CutStep | OnePart, assignment: Assignment, ops: Mapping[int, 
     """The units for which devices send each other something: a sum, or operands in another sharding."""
     found: set[int] = set()
     specs: dict[int, Spec | None] = {}
-    for number, (unit, serial) in enumerate(zip(step.program.units, assignment.serial, strict=True)):
-        op = ops.get(serial) if is_operation(unit.eqn) else None
-        if op is None or (len(op.operands), len(op.results)) != (len(unit.ins), len(unit.outs)):
+    for number, (unit, serial) in enumerate(zip(step.program.operations, assignment.serial, strict=True)):
+        op = ops.get(serial) if not unit.regions else None
+        if op is None or (len(op.operands), len(op.results)) != (len(unit.inputs), len(unit.outputs)):
             continue  # where loops are split at the cuts, slices and the like have the number of what they are for
-        needs = zip((specs.get(v) for v in unit.ins), op.operands, strict=True)
+        needs = zip((specs.get(v) for v in unit.inputs), op.operands, strict=True)
         if op.sums or any(_must_gather(have, need) for have, need in needs):
             found.add(number)
-        specs.update(zip(unit.outs, op.results, strict=True))
+        specs.update(zip(unit.outputs, op.results, strict=True))
     return found
 
 

@@ -15,11 +15,11 @@ import jax
 from meshwright import jax_compat
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
+from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
-from meshwright.runtime.microbatches.units import Units
 from meshwright.runtime.stages.cutting.assignment import Assignment, Pass, place_parts
 from meshwright.runtime.stages.cutting.free_pieces import free_pieces, fused_pieces
 from meshwright.runtime.stages.cutting.recomputation import kept_values
@@ -276,8 +276,8 @@ def _add_updates(programs: StagePrograms) -> None:
     once = [
         n
         for n in program.ancestors({v for values in wanted.values() for v in values})
-        if not any(o in parts for o in program.units[n].outs)
-        and not isinstance(status[next(iter(program.units[n].outs), 0)], int)
+        if not any(o in parts for o in program.operations[n].outputs)
+        and not isinstance(status[next(iter(program.operations[n].outputs), 0)], int)
     ]
     large = [i for i in program.inputs if not programs.is_batch(i) and not programs.is_everywhere(i)]
     home = {i: programs.assignment.argument[i] for i in large} | programs.home
@@ -288,13 +288,13 @@ def _add_updates(programs: StagePrograms) -> None:
         _add_rounds(programs, program, stage, outputs)
 
 
-def _outside_of_parts(step: CutStep | OnePart) -> Units:
+def _outside_of_parts(step: CutStep | OnePart) -> Program:
     """A step's operations of which those that run on parts are cut down to the results that are alike for all parts: a
     counter that a loop carries beside the examples."""
-    found = replace(step.program, units=[])
-    for unit in step.program.units:
-        used = [step.analysis.status[o] == ALIKE for o in unit.outs]
-        found.units.append(unit.trimmed(used) if any(used) and not all(used) else unit)
+    found = replace(step.program, operations=[])
+    for unit in step.program.operations:
+        used = [step.analysis.status[o] == ALIKE for o in unit.outputs]
+        found.operations.append(unit.trimmed(used) if any(used) and not all(used) else unit)
     return found
 
 
@@ -311,17 +311,19 @@ def result_owners(programs: StagePrograms, place: int, value: int) -> list[int]:
     return [programs.home.get(value, count - 1)]
 
 
-def is_packed(program: Units, value: int) -> bool:
+def is_packed(program: Program, value: int) -> bool:
     """Whether a value is sent along with others between two rounds of the update; arguments are sent as they are."""
     kind = program.types[value]
     return prod(kind.shape) == 1 and not jax_compat.is_key_dtype(kind.dtype) and value not in program.inputs
 
 
-def _add_rounds(programs: StagePrograms, program: Units, stage: int, outputs: set[int]) -> None:
+def _add_rounds(programs: StagePrograms, program: Program, stage: int, outputs: set[int]) -> None:
     """The update programs of one stage."""
     found = programs.rounds
     by_round = {
-        turn: [Whole(program.units[n]) for n in numbers] for (s, turn), numbers in found.units.items() if s == stage
+        turn: [Whole(program.operations[n]) for n in numbers]
+        for (s, turn), numbers in found.units.items()
+        if s == stage
     }
     reads = {turn: {key for one in pieces for key in one.ins} for turn, pieces in by_round.items()}
     own = {v for v, home in programs.home.items() if home == stage}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from meshwright.runtime.microbatches.units import Units
+from meshwright.program.program import Program
 
 
 @dataclass
@@ -42,7 +42,7 @@ class UpdateRounds:
 
     def __init__(
         self,
-        program: Units,
+        program: Program,
         units: Sequence[int],
         home: Mapping[int, int],
         wanted: Mapping[int, Iterable[int]],
@@ -51,7 +51,7 @@ class UpdateRounds:
         self.program, self.units = program, units
         self.home: dict[int, int] = dict(home)
         self.given = frozenset(home)
-        self.maker = {o: n for n in units for o in program.units[n].outs}
+        self.maker = {o: n for n in units for o in program.operations[n].outputs}
         self.at: dict[int, int] = {}  # the stage of each unit on tensors
         self.wanted = {stage: list(values) for stage, values in wanted.items()}
         self._place()
@@ -61,13 +61,13 @@ class UpdateRounds:
     def _place(self) -> None:
         wishes = self._wishes
         for number in self.units:
-            unit = self.program.units[number]
-            large = [v for v in unit.ins if v in self.home and self._size(v) > 1]
+            unit = self.program.operations[number]
+            large = [v for v in unit.inputs if v in self.home and self._size(v) > 1]
             if not large:
                 continue
-            wish = next((wishes[o] for o in unit.outs if o in wishes), None)
+            wish = next((wishes[o] for o in unit.outputs if o in wishes), None)
             self.at[number] = self.home[max(large, key=self._size)] if wish is None else wish
-            self.home.update(dict.fromkeys(unit.outs, self.at[number]))
+            self.home.update(dict.fromkeys(unit.outputs, self.at[number]))
 
     @cached_property
     def _wishes(self) -> dict[int, int]:
@@ -78,10 +78,10 @@ class UpdateRounds:
                 if self._size(v) > 1:
                     found.setdefault(v, stage)
         for number in reversed(self.units):
-            unit = self.program.units[number]
-            wish = next((found[o] for o in unit.outs if o in found), None)
+            unit = self.program.operations[number]
+            wish = next((found[o] for o in unit.outputs if o in found), None)
             if wish is not None:
-                for v in unit.ins:
+                for v in unit.inputs:
                     if self._size(v) > 1:
                         found.setdefault(v, wish)
         return found
@@ -103,7 +103,7 @@ class UpdateRounds:
         at = self.at.get(number, stage)
         if at != stage:
             return self.round(value, at) + 1
-        return max((self.round(v, stage) for v in self.program.units[number].ins), default=0)
+        return max((self.round(v, stage) for v in self.program.operations[number].inputs), default=0)
 
     def _collect(self, num_stages: int) -> Rounds:
         """The units that are needed, from the wanted values back."""
@@ -124,7 +124,7 @@ class UpdateRounds:
                 found.needed.setdefault(stage, set()).add(value)
             elif (number, stage) not in runs:
                 runs.add((number, stage))
-                stack += [(v, stage) for v in self.program.units[number].ins]
+                stack += [(v, stage) for v in self.program.operations[number].inputs]
         last = max([0, *(self._earliest(number, stage) for number, stage in runs), *(turn + 1 for turn in found.sent)])
         found.num_rounds = last + 1
         for (number, stage), turn in self._latest(sorted(runs, reverse=True), found).items():
@@ -136,7 +136,7 @@ class UpdateRounds:
         return found
 
     def _earliest(self, number: int, stage: int) -> int:
-        return max((self.round(v, stage) for v in self.program.units[number].ins), default=0)
+        return max((self.round(v, stage) for v in self.program.operations[number].inputs), default=0)
 
     def _latest(self, runs: Sequence[tuple[int, int]], found: Rounds) -> dict[tuple[int, int], int]:
         """The round of each unit: as late as its readers allow, so that what it computes is not held from round to
@@ -144,10 +144,10 @@ class UpdateRounds:
         due = {(v, at): turn for turn, sent in found.sent.items() for v, at, _ in sent}
         turns: dict[tuple[int, int], int] = {}
         for number, stage in runs:
-            unit = self.program.units[number]
-            turn = min((due[o, stage] for o in unit.outs if (o, stage) in due), default=found.num_rounds - 1)
+            unit = self.program.operations[number]
+            turn = min((due[o, stage] for o in unit.outputs if (o, stage) in due), default=found.num_rounds - 1)
             turns[number, stage] = turn
-            for v in unit.ins:
+            for v in unit.inputs:
                 due[v, stage] = min(turn, due.get((v, stage), turn))
         return turns
 

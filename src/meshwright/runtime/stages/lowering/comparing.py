@@ -38,4 +38,4 @@ def run_once(piece: Instruction, env: Env) -> None:
     if unit is None or unit.name not in ("reduce_max", "reduce_min"):
         piece(env, None)
     else:
-        env[piece.outs[0]] = reduced(unit.name.removeprefix("reduce_"), env[piece.ins[0]], unit.eqn.params["axes"])
+        env[piece.outs[0]] = reduced(unit.name.removeprefix("reduce_"), env[piece.ins[0]], unit.equation.params["axes"])

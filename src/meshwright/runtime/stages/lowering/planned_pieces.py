@@ -1,6 +1,6 @@
 """Runs the pieces of a pass, each operation split inside a replica as the plan says."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NoReturn
@@ -13,13 +13,13 @@ from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
+from meshwright.program.program import UNPLANNED, Program
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.program.contributions import Waiting, can_contribute
 from meshwright.runtime.program.evaluate import Entry, Evaluator
-from meshwright.runtime.program.serials import count, count_ops, is_operation
-from meshwright.runtime.stages.cutting.assignment import UNPLANNED, Assignment
+from meshwright.runtime.stages.cutting.assignment import Assignment
 from meshwright.runtime.stages.cutting.stage_programs import StageProgram
 from meshwright.runtime.stages.lowering.layout import StageDevices
 
@@ -47,13 +47,13 @@ class PieceEvaluator(Evaluator):
 
     deferred: Collection[int] = ()
 
-    def _operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry]) -> list[Entry]:
+    def operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry], outputs: Sequence[int] = ()) -> list[Entry]:
         if op is not None and op.serial in self.deferred and can_contribute(eqn, op):
             return [self._contribution(eqn, op, op.sums, [self._firm(entry) for entry in ins])]
         hands_on = op is not None and op.waits and not op.sums
         if op is not None and hands_on and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
             op = replace(op, waits=())
-        return super()._operation(eqn, op, ins)
+        return super().operation(eqn, op, ins, outputs)
 
 
 class PlannedPieces:
@@ -77,13 +77,13 @@ class PlannedPieces:
         self.waits: dict[int, bool] = {}
         limit = plan.memory.limit_bytes
         self._spare = 0 if limit is None or spread_of(stage) > 1 else max(0, limit - stage.peak_bytes)
-        self.serial = {id(unit): n for unit, n in zip(step.program.units, assignment.serial, strict=True)}
+        self.serial = {id(unit): n for unit, n in zip(step.program.operations, assignment.serial, strict=True)}
         self.plan = replace(plan, mesh=stage.replica, stages=(), pipeline=None, details=_Split(tuple(ops.values())))
 
     def spec(self, program: StageProgram, key: Key) -> Spec | None:
         """The planned sharding of a value that a single operation of a program computes; None if there is none."""
         for piece in program.pieces:
-            if key in piece.outs and piece.unit is not None and is_operation(piece.unit.eqn):
+            if key in piece.outs and piece.unit is not None and not piece.unit.regions:
                 op = self.ops.get(self.serial[id(piece.unit)])
                 return None if op is None else op.results[piece.outs.index(key)]
         return None
@@ -186,25 +186,24 @@ class PlannedPieces:
         given: list[Entry] = [(index, None, "forward"), *(entries[key] for key in read)]
         types = [self.type_of(key, entry) for key, entry in zip(read, given[1:], strict=True)]
         closed = jax.make_jaxpr(run)(jax_compat.abstract(index), *types)
-        serial = UNPLANNED
-        if piece.unit is not None and count_ops(closed) == count(piece.unit.eqn):
-            serial = self.serial[id(piece.unit)]
-            made = zip(closed.jaxpr.outvars, piece.outs, strict=True)
-            ends = [(_maker(closed, var, serial), key[0]) for var, key in made if key in sums]
+        program = Program.of(closed, UNPLANNED if piece.unit is None else self.serial[id(piece.unit)])
+        if piece.unit is not None and program.num_ids == piece.unit.num_ids:
+            made = zip(program.outputs, piece.outs, strict=True)
+            ends = [(_maker(program, output), key[0]) for output, key in made if key in sums]
             evaluator.deferred = [number for number, value in ends if self._defers(self.ops.get(number), value)]
         else:
+            program = Program.of(closed, UNPLANNED)
             given, evaluator.deferred = [evaluator.settled(entry) for entry in given], ()
-        outs = evaluator.piece(closed, given, serial)
+        outs = evaluator.region(program, given)
         entries.update(zip(piece.outs, outs, strict=True))
 
 
-def _maker(closed: Any, var: Any, serial: int) -> int:
-    """The number of the operation that computes a result of a jaxpr, given that of its first one; -1 if none does."""
-    for eqn in closed.jaxpr.eqns:
-        if any(made is var for made in eqn.outvars):
-            inner = jax_compat.called_jaxpr(eqn)
-            if inner is None:
-                return serial if is_operation(eqn) else -1
-            return _maker(inner, inner.jaxpr.outvars[eqn.outvars.index(var)], serial)
-        serial += count(eqn)
+def _maker(program: Program, value: int) -> int:
+    """The id of the operation that computes a value, which may be inside of a checkpoint; -1 if none does."""
+    for operation in program.operations:
+        if value in operation.outputs:
+            if not operation.is_checkpoint:
+                return -1 if operation.regions else operation.id
+            body = operation.regions[0]
+            return _maker(body, body.outputs[operation.outputs.index(value)])
     return -1

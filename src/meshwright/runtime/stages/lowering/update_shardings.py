@@ -11,10 +11,9 @@ from typing import Any
 
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.tensor import Spec
+from meshwright.program.program import Operation
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import Dims
-from meshwright.runtime.microbatches.units import Unit
-from meshwright.runtime.program.serials import is_operation
 from meshwright.runtime.stages.cutting.stage_programs import StagePrograms
 from meshwright.runtime.stages.lowering.layout import is_spread
 
@@ -39,7 +38,7 @@ def specs_of_update(
 
 
 def update_specs(
-    units: Iterable[Unit], types: Sequence[Any], state: Sequence[Mapping[int, Spec]], sizes: Mapping[str, int]
+    units: Iterable[Operation], types: Sequence[Any], state: Sequence[Mapping[int, Spec]], sizes: Mapping[str, int]
 ) -> dict[int, Spec]:
     """The sharding of each value that is connected with state by operations that keep the number of its elements.
 
@@ -65,14 +64,14 @@ def update_specs(
     return found
 
 
-def _neighbours(units: Iterable[Unit], types: Sequence[Any]) -> dict[int, list[_Neighbour]]:
+def _neighbours(units: Iterable[Operation], types: Sequence[Any]) -> dict[int, list[_Neighbour]]:
     """For each value, the others of equally many elements that operations connect it with."""
     found: dict[int, list[_Neighbour]] = defaultdict(list)
     for unit in units:
-        if not is_operation(unit.eqn):
+        if unit.regions:
             continue
-        nest = loop_nest(signature_of(unit.eqn))
-        ends = [*zip(unit.ins, nest.operands, strict=True), *zip(unit.outs, nest.results, strict=True)]
+        nest = loop_nest(signature_of(unit.equation))
+        ends = [*zip(unit.inputs, nest.operands, strict=True), *zip(unit.outputs, nest.results, strict=True)]
         for value, dims in ends:
             for other, other_dims in ends:
                 if other != value and 1 < _size(types[value]) == _size(types[other]):
