@@ -14,6 +14,7 @@ FLOORS = (
     "hardware",
     "rules",
     "strategy",
+    "program",
     "graph",
     "cost",
     "blocks",

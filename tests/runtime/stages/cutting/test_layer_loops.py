@@ -11,7 +11,6 @@ from jax.extend.core import jaxpr_as_fun
 
 import meshwright as mw
 from meshwright.graph import trace
-from meshwright.program.program import Program
 from meshwright.runtime.stages.cutting.assignment import assign
 from meshwright.runtime.stages.cutting.layer_loops import split_layers
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
@@ -47,8 +46,8 @@ def test_a_split_step_computes_what_the_step_computes(checkpoint):
         recipe = mw.ThreeD(pipeline=stages, microbatch=2, interleave=chunks)
         plan = mw.plan(train_step, state, batch, cluster=f"1x{stages} cpu", method=recipe)
         plan = recut(plan, cuts(draw, layers, chunks * stages))
-        assignment = assign(plan, traced.graph, Program.of(traced.call.jaxpr))
-        split, parts = split_layers(traced.call.jaxpr, assignment), assignment.stacked
+        assignment = assign(plan, traced.graph, traced.call.program)
+        split, parts = split_layers(traced.call, assignment), assignment.stacked
         given = [leaves[i] if k < 0 else leaves[i][slice(*parts[i][k][1:])] for i, k in split.leaves]
         made = jax.jit(jaxpr_as_fun(split.jaxpr))(*given)
         found = {}
