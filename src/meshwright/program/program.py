@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from meshwright import jax_compat
+from meshwright.program.text import program_text
 
 #: The first id of operations that no plan knows: those that were added to a program after it was planned.
 UNPLANNED = 1 << 40
@@ -229,8 +230,6 @@ class Program:
         return number
 
     def __str__(self) -> str:
-        from meshwright.program.text import program_text
-
         return program_text(self)
 
 

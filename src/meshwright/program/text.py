@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from meshwright.program.program import Operation, Program
+# `program.py`, which has the classes, imports this module to print them.
+Operation: TypeAlias = Any
+Program: TypeAlias = Any
 
 _SHORT = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c"}
 _SHOWN = 60  # characters of a scope: the end says most
 
 
-def program_text(program: "Program") -> str:
+def program_text(program: Program) -> str:
     """All operations, with ids, types, scopes and source lines."""
     kinds = Counter(operation.name for operation in program.walk())
     most = ", ".join(f"{count} {name}" for name, count in kinds.most_common(5))
@@ -19,7 +20,7 @@ def program_text(program: "Program") -> str:
     return "\n".join([head, *_lines(program, "")])
 
 
-def _lines(program: "Program", indent: str) -> Iterator[str]:
+def _lines(program: Program, indent: str) -> Iterator[str]:
     yield f"{indent}takes {', '.join(_typed(program, value) for value in program.inputs) or 'nothing'}"
     scope = None
     for operation in program.operations:
@@ -30,7 +31,7 @@ def _lines(program: "Program", indent: str) -> Iterator[str]:
     yield f"{indent}returns {', '.join(_value(program, value) for value in program.outputs) or 'nothing'}"
 
 
-def _operation_lines(program: "Program", operation: "Operation", indent: str) -> Iterator[str]:
+def _operation_lines(program: Program, operation: Operation, indent: str) -> Iterator[str]:
     results = ", ".join(_typed(program, value) for value in operation.outputs)
     operands = ", ".join(_value(program, value) for value in operation.inputs)
     source = f"    {operation.source}" if operation.source else ""
@@ -42,7 +43,7 @@ def _operation_lines(program: "Program", operation: "Operation", indent: str) ->
         yield from _lines(region, indent + "    ")
 
 
-def _value(program: "Program", value: int) -> str:
+def _value(program: Program, value: int) -> str:
     """A value's number; what a constant is, where it is one number."""
     constant: Any = program.constants.get(value)
     if constant is not None and getattr(constant, "shape", ()) == () and not hasattr(constant, "aval"):
@@ -50,7 +51,7 @@ def _value(program: "Program", value: int) -> str:
     return f"%{value}"
 
 
-def _typed(program: "Program", value: int) -> str:
+def _typed(program: Program, value: int) -> str:
     aval = program.types[value]
     if not hasattr(aval, "shape"):
         return f"%{value}:{aval}"
