@@ -13,8 +13,8 @@ except ImportError as error:
         f"meshwright.hf needs {error.name}, which is not installed: pip install 'meshwright[hf]'"
     ) from error
 
-from meshwright.hf.load import Model, load
-from meshwright.hf.save import save
+from meshwright.hf.model import Model, load
+from meshwright.hf.saving import save
 from meshwright.hf.tokenizer import Tokenizer
 
 __all__ = ["Model", "Tokenizer", "load", "save"]

@@ -59,12 +59,11 @@ GPT_OSS = Architecture(
         "attention_bias": (True,),
         "swiglu_limit": (7.0,),
         "swiglu_alpha": (1.702,),
-        "experts_per_token": (4, None, *range(1, 129)),
-        "initial_context_length": (4096, *range(1, 4096)),
     },
     prefixes=("model.",),
     derived=_derived,
-    derived_keys=("num_key_value_heads", "layer_types", *rope.KEYS),
+    # The released files say two things twice.
+    derived_keys=("num_key_value_heads", "layer_types", "experts_per_token", "initial_context_length", *rope.KEYS),
     written=_written,
     unused=UNUSED,
 )

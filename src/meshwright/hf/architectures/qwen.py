@@ -44,12 +44,14 @@ def _written_qwen2(config: Any) -> Json:
 def _derived_experts(keys: Json) -> Json:
     if keys.get("mlp_only_layers"):
         raise Unsupported("mlp_only_layers names layers without experts, and all of the zoo's have some")
+    if not keys.get("norm_topk_prob", False):
+        raise Unsupported("norm_topk_prob is false, and the zoo's gates of a token's experts add up to 1")
     experts = keys.get("num_local_experts") or keys.get("num_experts") or 128
     return _derived(keys) | {"experts": experts, "group_size": 1}  # groups of one token drop none
 
 
 def _written_experts(config: Any) -> Json:
-    return _written(config) | {"num_experts": config.experts, "mlp_only_layers": []}
+    return _written(config) | {"num_experts": config.experts, "norm_topk_prob": True}
 
 
 QWEN2 = Architecture(
@@ -90,10 +92,17 @@ QWEN3_MOE = Architecture(
         Key("num_experts_per_tok", "active"),
     ),
     weights=(*DECODER, *_QUERY_NORMS, *_EXPERTS),
-    only={**_ONLY, "attention_bias": (False,), "norm_topk_prob": (False, True), "decoder_sparse_step": (1,)},
+    only={**_ONLY, "attention_bias": (False,), "decoder_sparse_step": (1,)},
     prefixes=("model.",),
     derived=_derived_experts,
-    derived_keys=("num_experts", "num_local_experts", "mlp_only_layers", "intermediate_size", *_DERIVED),
+    derived_keys=(
+        "num_experts",
+        "num_local_experts",
+        "norm_topk_prob",
+        "mlp_only_layers",
+        "intermediate_size",
+        *_DERIVED,
+    ),
     written=_written_experts,
     unused=UNUSED,
 )

@@ -55,8 +55,7 @@ class Model:
     @cached_property
     def params(self) -> PyTree:
         """The parameters, read when they are first asked for."""
-        places = self._places
-        found = targets(self.like, [place.path for place in places])
+        places, found = self._places, self._targets
         with progress() as say:
             say(f"reading {self.path}")
             with ThreadPoolExecutor(_READERS) as readers:
@@ -78,6 +77,10 @@ class Model:
         """The tokenizer beside the weights."""
         return read_tokenizer(self.path, vocab=self.config.vocab)
 
+    def check(self) -> None:
+        """Refuses files that are not of the model, and a `like` that has no places for its parameters."""
+        assert len(self._targets) == len(self._places)
+
     @cached_property
     def _shapes(self) -> PyTree:
         init = import_module(type(self.config).__module__).init
@@ -92,6 +95,15 @@ class Model:
         """Where each parameter is in the checkpoint, after a check that everything is there."""
         return find_places(self.architecture, self._shapes, self.tensors)
 
+    @cached_property
+    def _targets(self) -> list[Target]:
+        """Where each parameter goes."""
+        found = targets(self.like, [place.path for place in self._places])
+        for place, target in zip(self._places, found, strict=True):
+            if target.shape not in (None, place.shape):
+                raise CheckpointError(f"like: {place.path} has shape {target.shape}, and the model's has {place.shape}")
+        return found
+
     def _dtype(self, place: Place) -> np.dtype:
         """The dtype of a parameter in the checkpoint."""
         return self.tensors.all[next(place.tensors())[0]].dtype
@@ -99,8 +111,6 @@ class Model:
     def _array(self, place: Place, target: Target) -> Any:
         """One parameter, on the devices of its sharding; each reads its own part."""
         dtype = np.dtype(target.dtype or self.param_dtype or self._dtype(place))
-        if target.shape is not None and target.shape != place.shape:
-            raise CheckpointError(f"like: {place.path} has shape {target.shape}, and the model's has {place.shape}")
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
             return place.read(index, dtype, self.tensors.read)
@@ -217,6 +227,5 @@ def load(
         raise CheckpointError(f"param_dtype is {param_dtype!r}, which is none of {', '.join(DTYPES)}")
     architecture, config = read_config(folder, options)
     model = Model(folder, config, architecture, Tensors(folder), like, param_dtype)
-    assert model._places
-    targets(like, [place.path for place in model._places])
+    model.check()
     return model

@@ -19,16 +19,22 @@ from meshwright.hf import configuration, tokenizer
 from meshwright.hf.architectures.base import Architecture, Json
 from meshwright.hf.configuration import folder_of, read_json, written_config
 from meshwright.hf.layout import Place, path_of
-from meshwright.hf.load import find_places
+from meshwright.hf.model import find_places
 from meshwright.hf.tensors import INDEX, SINGLE
 
 PyTree = Any
-_SHARD_BYTES = 4 * 10**9  # of one file, all of which is in the host's memory while it is written
 _COPIED = (tokenizer.FILE, tokenizer.SETTINGS, tokenizer.TEMPLATE, "generation_config.json", "special_tokens_map.json")
 Part = tuple[Place, dict[str, int], Any]  # a place of a parameter, the tensor's joined indices, and the parameter
 
 
-def save(path: str | PathLike[str], params: PyTree, config: Any, *, source: str | PathLike[str] | None = None) -> None:
+def save(
+    path: str | PathLike[str],
+    params: PyTree,
+    config: Any,
+    *,
+    source: str | PathLike[str] | None = None,
+    shard_bytes: int = 4 * 10**9,
+) -> None:
     """Writes parameters as a model of Hugging Face: `config.json` and safetensors, in several files if they are large.
 
     With several processes all of them must call it; the first one writes.
@@ -39,6 +45,8 @@ def save(path: str | PathLike[str], params: PyTree, config: Any, *, source: str 
         config: The zoo's `Config`, such as a model's.
         source: The folder of the model that they come from. Its tokenizer is copied, and so are the keys of its
             configuration that say nothing about the weights, such as the numbers of special tokens.
+        shard_bytes: The largest size of one file, all of which is in the host's memory while it is written. A larger
+            tensor has a file of its own.
 
     Raises:
         OutputError: The folder cannot be written; nothing of it is left.
@@ -65,7 +73,7 @@ def save(path: str | PathLike[str], params: PyTree, config: Any, *, source: str 
     try:
         if writes:
             _begin(folder, scratch)
-        _write(scratch, parts, writes)
+        _write(scratch, parts, shard_bytes, writes)
         if writes:
             (scratch / configuration.FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
             for file in [] if others is None else filter(Path.exists, map(others.joinpath, _COPIED)):
@@ -112,9 +120,9 @@ def _by_tensor(architecture: Architecture, params: PyTree) -> dict[str, list[Par
     return parts
 
 
-def _write(scratch: Path, parts: dict[str, list[Part]], writes: bool) -> None:
+def _write(scratch: Path, parts: dict[str, list[Part]], shard_bytes: int, writes: bool) -> None:
     """Writes the files, one after the other; all processes give their parts, and one writes."""
-    shards = list(_shards(parts))
+    shards = list(_shards(parts, shard_bytes))
     files = [SINGLE] if len(shards) == 1 else [_file(number, len(shards)) for number in range(len(shards))]
     whole = _Whole()
     for file, names in zip(files, shards, strict=True):
@@ -132,12 +140,12 @@ def _file(number: int, count: int) -> str:
     return f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def _shards(parts: dict[str, list[Part]]) -> Iterator[list[str]]:
+def _shards(parts: dict[str, list[Part]], shard_bytes: int) -> Iterator[list[str]]:
     """The names of the tensors of each file."""
     names: list[str] = []
     size = 0
     for name, some in parts.items():
-        if names and size + _num_bytes(some) > _SHARD_BYTES:
+        if names and size + _num_bytes(some) > shard_bytes:
             yield names
             names, size = [], 0
         names.append(name)
