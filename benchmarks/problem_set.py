@@ -161,5 +161,5 @@ def _save(path: Path, problem: ChoiceProblem) -> None:
 def _load(path: Path) -> ChoiceProblem:
     with np.load(path) as arrays:
         edges = validate.Edges(*(arrays[name] for name in _EDGES))
-        rows = validate.Rows(*(arrays[name] for name in _ROWS))
+        rows = validate.MemoryRows(*(arrays[name] for name in _ROWS))
         return ChoiceProblem.from_arrays(arrays["first"], arrays["cost"], edges, rows, float(arrays["limit"]))

@@ -16,7 +16,7 @@ from report import table
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.forward_pass import Flow
 from meshwright.pipeline.layers.layers import Wishes, find_layers
 from meshwright.pipeline.prices.catalogue import submesh
@@ -51,7 +51,7 @@ def rows_of(model: str, where: str, views: list[tuple[int, ...]], num_rows: int,
     example = zoo.build(model, batch=num_rows, **options)
     traced = trace(example.train_step, example.state, example.batch)
     model_layers = find_layers(Flow(traced.graph, Grouping(traced.graph).nests, find_roles(traced.graph)), Wishes())
-    pricing = Pricing(Rows(traced).at(num_rows), model_layers)
+    pricing = Pricing(ResizableBatch(traced).at(num_rows), model_layers)
     size, end = max(model_layers.num_layers // PARTS, 1), model_layers.num_layers
     ranges = {"first": (0, size), "middle": (end // 2, end // 2 + size), "last": (end - size, end)}
     found = []

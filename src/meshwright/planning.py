@@ -150,9 +150,9 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
     if chip is not None and factors:
         known = calibrated(traced.graph, chip, where[0].num_devices, factors)
     if isinstance(method, Auto) and method.profile:
-        from meshwright.rehearsal.search import Search  # here, since it loads what measures
+        from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
 
-        found = Search(traced, where, method, say, known).plan()
+        found = MeasuredSearch(traced, where, method, say, known).plan()
     else:
         found = plan_program(traced, where, method, say, budget, known)
     return replace(found, provenance={**found.provenance, "calibration": _told(factors)}) if factors else found

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.graph.repeats import Run, find_runs
+from meshwright.graph.repeats import RepeatedRun, find_runs
 
 find_runs([1, 1])  # compiled before anything is timed
 
@@ -57,13 +57,13 @@ def test_a_planted_run_is_covered(layer, laps, prefix):
 
 
 def test_the_smallest_period_of_equals_is_taken():
-    assert find_runs([1, 2] * 6) == [Run(0, 12, 2)]
-    assert find_runs([7] * 5) == [Run(0, 5, 1)]
+    assert find_runs([1, 2] * 6) == [RepeatedRun(0, 12, 2)]
+    assert find_runs([7] * 5) == [RepeatedRun(0, 5, 1)]
 
 
 def test_two_separate_runs_are_both_found():
     tokens = [1, 2] * 4 + [9] + [3, 4, 5] * 3
-    assert find_runs(tokens) == [Run(0, 8, 2), Run(9, 18, 3)]
+    assert find_runs(tokens) == [RepeatedRun(0, 8, 2), RepeatedRun(9, 18, 3)]
 
 
 def test_nothing_repeats():

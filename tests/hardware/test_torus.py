@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.hardware import cluster, find_chip
-from meshwright.hardware.torus import Run, place_axes, torus_inner, torus_shape
+from meshwright.hardware.torus import TorusPiece, place_axes, torus_inner, torus_shape
 
 V4 = find_chip("tpu-v4").intra
 V5E = find_chip("tpu-v5e").intra
@@ -28,26 +28,29 @@ def test_a_torus_holds_all_chips(num_devices, num_dims):
 
 
 def test_axes_get_whole_dims_where_sizes_allow():
-    assert place_axes((4, 4, 8), V4, (8, 16), 128) == ((Run(8, 1, True),), (Run(4, 1, True), Run(4, 1, True)))
+    assert place_axes((4, 4, 8), V4, (8, 16), 128) == (
+        (TorusPiece(8, 1, True),),
+        (TorusPiece(4, 1, True), TorusPiece(4, 1, True)),
+    )
 
 
 def test_axes_get_pieces_of_dims_otherwise():
     runs = place_axes((4, 4), V5E, (2, 8), 16)
     assert math.prod(run.size for run in runs[0]) == 2
     assert math.prod(run.size for run in runs[1]) == 8
-    assert runs[0] == (Run(2, 2, False),)
+    assert runs[0] == (TorusPiece(2, 2, False),)
 
 
 def test_only_catalogued_sides_wrap_around():
-    assert place_axes((16, 16), V5E, (16, 16), 256)[0] == (Run(16, 1, True),)
-    assert place_axes((8, 8), V5E, (8, 8), 64)[0] == (Run(8, 1, False),)
-    assert place_axes((4, 4, 4), V4, (4, 4, 4), 64)[0] == (Run(4, 1, True),)
-    assert place_axes((2, 2, 4), V4, (2, 2, 4), 16)[0] == (Run(2, 1, False),)
+    assert place_axes((16, 16), V5E, (16, 16), 256)[0] == (TorusPiece(16, 1, True),)
+    assert place_axes((8, 8), V5E, (8, 8), 64)[0] == (TorusPiece(8, 1, False),)
+    assert place_axes((4, 4, 4), V4, (4, 4, 4), 64)[0] == (TorusPiece(4, 1, True),)
+    assert place_axes((2, 2, 4), V4, (2, 2, 4), 16)[0] == (TorusPiece(2, 1, False),)
 
 
 def test_a_ring_sends_both_ways_and_a_line_one_way():
-    ring = torus_inner(V4, ((Run(8, 1, True),),), (0,))
-    line = torus_inner(V4, ((Run(8, 1, False),),), (0,))
+    ring = torus_inner(V4, ((TorusPiece(8, 1, True),),), (0,))
+    line = torus_inner(V4, ((TorusPiece(8, 1, False),),), (0,))
     assert ring[0] == pytest.approx(2 * 45e9)
     assert line[0] == pytest.approx(45e9)
     assert ring[3] == 4
@@ -55,8 +58,8 @@ def test_a_ring_sends_both_ways_and_a_line_one_way():
 
 
 def test_more_dims_carry_more():
-    one = torus_inner(V4, ((Run(4, 1, True),), (Run(4, 1, True),)), (0,))
-    both = torus_inner(V4, ((Run(4, 1, True),), (Run(4, 1, True),)), (0, 1))
+    one = torus_inner(V4, ((TorusPiece(4, 1, True),), (TorusPiece(4, 1, True),)), (0,))
+    both = torus_inner(V4, ((TorusPiece(4, 1, True),), (TorusPiece(4, 1, True),)), (0, 1))
     assert both[0] == pytest.approx(2 * one[0])
 
 

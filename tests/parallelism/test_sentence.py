@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.parallelism.sentence import plain_sentence
-from meshwright.plans.records.judgement import Part, Verdict
+from meshwright.plans.records.judgement import Verdict, VerdictPart
 
 ZERO3 = "parameters, gradients and optimizer state sharded over x (ZeRO-3, FSDP)"
 ZERO1 = "optimizer state sharded over x (ZeRO-1)"
@@ -37,7 +37,7 @@ def plan_like(mesh, parts):
     made = []
     for name, axes, *rest in parts:
         share, text = rest[0] if rest else 1.0, rest[1] if len(rest) > 1 else f"{name} over {axes}"
-        made.append(Part(name, tuple(axes), 1, share, text))
+        made.append(VerdictPart(name, tuple(axes), 1, share, text))
     return SimpleNamespace(stages=(), microbatches=1, verdict=Verdict(tuple(made)), mesh=mesh)
 
 

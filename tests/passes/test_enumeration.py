@@ -9,7 +9,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.blocks import find_blocks
-from meshwright.passes.enumeration import Enumeration, Row, enumerate_segment, rank_correlation, write_page
+from meshwright.passes.enumeration import CombinationRow, Enumeration, enumerate_segment, rank_correlation, write_page
 from meshwright.profiler.measurements import open_database
 from meshwright.rehearsal.combinations import choices_of
 
@@ -26,7 +26,7 @@ ARGS = {"up": array(64, 128), "down": array(128, 64)}, array(32, 64)
 
 
 def found(*rows):
-    made = tuple(Row(str(n), *row, 1) for n, row in enumerate(rows))
+    made = tuple(CombinationRow(str(n), *row, 1) for n, row in enumerate(rows))
     return Enumeration("model", 0, "f00d", "3", "8 × cpu", "whole", made, len(made), (), 1.0)
 
 

@@ -10,7 +10,7 @@ from meshwright.jit import kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RepeatedRun:
     """``tokens[i] == tokens[i + period]`` for every ``start <= i < stop - period``, at least two periods long."""
 
     start: int
@@ -18,21 +18,21 @@ class Run:
     period: int
 
 
-def find_runs(tokens: Sequence[int] | NDArray[np.int64]) -> list[Run]:
+def find_runs(tokens: Sequence[int] | NDArray[np.int64]) -> list[RepeatedRun]:
     """Disjoint runs, the longest first cut out, shorter ones then sought on both sides of it.
 
     >>> find_runs([9, 1, 2, 1, 2, 1, 2, 8])
     [Run(start=1, stop=7, period=2)]
     """
     array = np.asarray(tokens, np.int64)
-    found: list[Run] = []
+    found: list[RepeatedRun] = []
     spans = [(0, len(array))]
     while spans:
         first, last = spans.pop()
         run = _longest(array[first:last])
         if run is not None:
             start, stop, period = run
-            found.append(Run(first + start, first + stop, period))
+            found.append(RepeatedRun(first + start, first + stop, period))
             spans += [(first, first + start), (first + stop, last)]
     return sorted(found, key=lambda run: run.start)
 

@@ -8,7 +8,7 @@ from meshwright.hardware.link import Link
 
 
 @dataclass(frozen=True)
-class Run:
+class TorusPiece:
     """A piece of one torus dim that a mesh axis runs along.
 
     Attributes:
@@ -31,7 +31,9 @@ def torus_shape(num_devices: int, num_dims: int) -> tuple[int, ...]:
     return min(_factorisations(num_devices, num_dims), key=lambda shape: (sum(shape), shape))
 
 
-def place_axes(shape: tuple[int, ...], link: Link, sizes: tuple[int, ...], domain: int) -> tuple[tuple[Run, ...], ...]:
+def place_axes(
+    shape: tuple[int, ...], link: Link, sizes: tuple[int, ...], domain: int
+) -> tuple[tuple[TorusPiece, ...], ...]:
     """Gives each mesh axis the pieces of torus dims that it runs along, inside one slice.
 
     Whole dims are assigned where the sizes allow it, as JAX's ``create_device_mesh`` does; otherwise axes take
@@ -45,7 +47,7 @@ def place_axes(shape: tuple[int, ...], link: Link, sizes: tuple[int, ...], domai
 
 
 def torus_inner(
-    link: Link, runs: tuple[tuple[Run, ...], ...], axes: tuple[int, ...]
+    link: Link, runs: tuple[tuple[TorusPiece, ...], ...], axes: tuple[int, ...]
 ) -> tuple[float, float, float, int]:
     """Rates of ring-like collectives, of an all-to-all and of a shift, and the number of hops, along some axes.
 
@@ -74,8 +76,8 @@ def divisors(number: int) -> list[int]:
     return [*small, *(number // d for d in reversed(small) if d * d != number)]
 
 
-def _run(size: int, link: Link) -> Run:
-    return Run(size, 1, bool(link.wrap_multiple) and size > 2 and size % link.wrap_multiple == 0)
+def _run(size: int, link: Link) -> TorusPiece:
+    return TorusPiece(size, 1, bool(link.wrap_multiple) and size > 2 and size % link.wrap_multiple == 0)
 
 
 def _inside(sizes: tuple[int, ...], domain: int) -> tuple[int, ...]:
@@ -96,15 +98,15 @@ def _whole_dims(shape: tuple[int, ...], inside: tuple[int, ...]) -> tuple[tuple[
     return None
 
 
-def _pieces(shape: tuple[int, ...], inside: tuple[int, ...], link: Link) -> tuple[tuple[Run, ...], ...]:
+def _pieces(shape: tuple[int, ...], inside: tuple[int, ...], link: Link) -> tuple[tuple[TorusPiece, ...], ...]:
     dims = [[size, 1] for size in reversed(shape)]  # the remaining size of each dim, and the part that is taken
     runs = []
     for size in reversed(inside):
-        axis: list[Run] = []
+        axis: list[TorusPiece] = []
         for dim, whole in zip(dims, reversed(shape), strict=True):
             part = math.gcd(size, dim[0])
             if part > 1:
-                axis.append(_run(whole, link) if part == whole else Run(part, dim[1], False))
+                axis.append(_run(whole, link) if part == whole else TorusPiece(part, dim[1], False))
                 dim[0], dim[1], size = dim[0] // part, dim[1] * part, size // part
         runs.append(tuple(axis))
     return tuple(reversed(runs))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.parallelism.dim_names import DimClasses, major_loops, name_dims
 from meshwright.parallelism.optimizer_owners import find_owners
-from meshwright.plans.records.traced_program import VIRTUAL, Nest, Program
+from meshwright.plans.records.traced_program import VIRTUAL, Nest, RecordedProgram
 from meshwright.rules.islands import ISLAND
 from meshwright.strategy.sharding import Axes
 
@@ -57,7 +57,7 @@ class Use:
     flops: float
 
 
-class Facts:
+class AxisFacts:
     """The facts of a program about the uses of its axes.
 
     Args:
@@ -67,7 +67,7 @@ class Facts:
         roles: Role of each argument, by path.
     """
 
-    def __init__(self, program: Program, names: Sequence[str], sizes: Sequence[int], roles: Mapping[str, str]):
+    def __init__(self, program: RecordedProgram, names: Sequence[str], sizes: Sequence[int], roles: Mapping[str, str]):
         self.program, self.names, self.axes = program, tuple(names), Axes(tuple(sizes))
         self.values = {path: value for value, path in enumerate(program.inputs)}
         by_role: dict[str, list[int]] = {"parameters": [], "optimizer": [], "data": []}
@@ -75,7 +75,7 @@ class Facts:
             by_role.setdefault(roles.get(path, "data"), []).append(value)
         self.parameters, self.optimizer, self.data = (by_role[r] for r in ("parameters", "optimizer", "data"))
 
-    def within(self, program: Program) -> "Facts":
+    def within(self, program: RecordedProgram) -> "AxisFacts":
         """The same facts about a part of the program: a stage's, in which fewer operations run.
 
         Dims and values keep their meanings in the whole program: a stage in the middle sees neither data nor loss.

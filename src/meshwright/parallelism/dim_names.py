@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.plans.records.traced_program import Dims, Nest, Program
+from meshwright.plans.records.traced_program import Dims, Nest, RecordedProgram
 
 Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")
@@ -24,7 +24,7 @@ _MORE = "FGKMPQRTUWXYZACIJO"  # letters for dims of weights that have no name of
 class DimClasses:
     """Which dims are the same: each dim of each value has a class."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: RecordedProgram):
         ranks = np.array([len(shape) for shape, *_ in program.types], np.int64)[program.kind]
         self._first = np.concatenate([[0], np.cumsum(ranks)])
         self._class = self._connect(program)
@@ -39,7 +39,7 @@ class DimClasses:
         known[list(classes)] = True
         return Among(self._first, known[self._class])
 
-    def _connect(self, program: Program) -> Ints:
+    def _connect(self, program: RecordedProgram) -> Ints:
         one: list[Ints] = []
         other: list[Ints] = []
         for number, nest in enumerate(program.nests):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.tensor_kinds import Kinds
 from meshwright.parallelism.verdict import judge
 from meshwright.parallelism.without_program import pipeline_verdict
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from meshwright.plans.tensor import Tensor
 
 
-def judge_plan(plan: "PlanData", facts: Facts) -> Judgement:
+def judge_plan(plan: "PlanData", facts: AxisFacts) -> Judgement:
     """The judgement of a plan without stages."""
     found = _Named(facts)
     found.add(plan.arguments)
@@ -64,7 +64,7 @@ class _Named:
         known: The dictionary to fill; a new one by default.
     """
 
-    def __init__(self, facts: Facts, known: "_Named | None" = None):
+    def __init__(self, facts: AxisFacts, known: "_Named | None" = None):
         self.facts, self.of = facts, Kinds(facts)
         self.kinds: dict[str, str] = {} if known is None else known.kinds
         self.letters: dict[str, tuple[str, ...]] = {} if known is None else known.letters

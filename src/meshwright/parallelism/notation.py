@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.words import symbols
 from meshwright.plans.records.traced_program import VIRTUAL, Nest
 
 
-def notation(facts: Facts, op: int) -> str:
+def notation(facts: AxisFacts, op: int) -> str:
     """An operation in symbols, each tensor as the operation splits it."""
     program = facts.program
     nest = program.nests[int(program.nest[op])]
@@ -20,12 +20,12 @@ def notation(facts: Facts, op: int) -> str:
     return f"{' · '.join(texts[0])} → {', '.join(texts[1]) or 'scalar'}{_summed(facts, nest, assigned)}"
 
 
-def _tensor(facts: Facts, value: int, dims: Sequence[Sequence[int]], assigned: Sequence[int]) -> str:
+def _tensor(facts: AxisFacts, value: int, dims: Sequence[Sequence[int]], assigned: Sequence[int]) -> str:
     spec = [tuple(facts.names[a] for a, loop in enumerate(assigned) if loop in dim) for dim in dims]
     return symbols(facts.program.shape(value), facts.letters_of(value), spec)
 
 
-def _summed(facts: Facts, nest: Nest, assigned: Sequence[int]) -> str:
+def _summed(facts: AxisFacts, nest: Nest, assigned: Sequence[int]) -> str:
     indexed = {loop for dim in nest.results[0] for loop in dim} if nest.results else set()
     axes = [facts.names[a] for a, loop in enumerate(assigned) if loop >= 0 and loop not in indexed]
     return f" (summed over {', '.join(axes)})" if axes else ""

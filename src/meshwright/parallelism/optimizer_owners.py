@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from meshwright.parallelism.dim_names import DimClasses
-from meshwright.plans.records.traced_program import Program
+from meshwright.plans.records.traced_program import RecordedProgram
 
 
 def find_owners(
-    program: Program, classes: DimClasses, parameters: Iterable[int], optimizer: Iterable[int]
+    program: RecordedProgram, classes: DimClasses, parameters: Iterable[int], optimizer: Iterable[int]
 ) -> dict[int, int]:
     """For each leaf of the optimizer the parameter of the same dims and of the most similar path; itself for none."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwright.plans.records.judgement import Part, Verdict
+from meshwright.plans.records.judgement import Verdict, VerdictPart
 
 if TYPE_CHECKING:
     from meshwright.hardware import Cluster, Mesh
@@ -41,7 +41,7 @@ def _sentence(verdict: Verdict, mesh: "Mesh") -> str:
     return ", ".join(_clauses(parts, mesh))
 
 
-def _clauses(parts: Sequence[Part], mesh: "Mesh") -> Iterator[str]:
+def _clauses(parts: Sequence[VerdictPart], mesh: "Mesh") -> Iterator[str]:
     zero = [part for part in parts if part.name == "zero"]
     data = [part for part in parts if part.name == "data"]
     full = tuple(axis for part in zero if "ZeRO-3" in part.text for axis in part.axes)
@@ -64,11 +64,11 @@ def _clauses(parts: Sequence[Part], mesh: "Mesh") -> Iterator[str]:
             yield part.text
 
 
-def _spread(zero: Sequence[Part]) -> str:
+def _spread(zero: Sequence[VerdictPart]) -> str:
     return f" with sharded {' and '.join(_state(part) for part in zero)}" if zero else ""
 
 
-def _state(part: Part) -> str:
+def _state(part: VerdictPart) -> str:
     for words in ("parameters, gradients and optimizer state", "gradients and optimizer state", "optimizer state"):
         if part.text.startswith(words):
             return words

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import Tensor
@@ -28,7 +28,7 @@ class Kinds:
         facts: What the axes do.
     """
 
-    def __init__(self, facts: Facts):
+    def __init__(self, facts: AxisFacts):
         self.facts = facts
         self._by_axis: dict[tuple[int, int], Counter[str]] = {}  # of a parameter and an axis: the parts in its products
         self._by_class: dict[tuple[int, int], Counter[str]] = {}  # of a dim's class and an axis

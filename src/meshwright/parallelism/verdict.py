@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwright.parallelism.axis_uses import Facts, Use
+from meshwright.parallelism.axis_uses import AxisFacts, Use
 from meshwright.parallelism.tensor_kinds import ZERO, Kinds
-from meshwright.plans.records.judgement import Part, Verdict
+from meshwright.plans.records.judgement import Verdict, VerdictPart
 from meshwright.plans.records.traced_program import VIRTUAL
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SOME = 0.2
 _PAIRED = 0.9  # share of the work in pairs of columns and rows from which a split is Megatron's
 
 
-def judge(facts: Facts, tensors: Sequence["Tensor"], collectives: Iterable["Collective"]) -> Verdict:
+def judge(facts: AxisFacts, tensors: Sequence["Tensor"], collectives: Iterable["Collective"]) -> Verdict:
     """The verdict of a plan.
 
     Args:
@@ -37,7 +37,7 @@ def judge(facts: Facts, tensors: Sequence["Tensor"], collectives: Iterable["Coll
 
 
 class _Judge:
-    def __init__(self, facts: Facts, tensors: Sequence["Tensor"], collectives: Iterable["Collective"]):
+    def __init__(self, facts: AxisFacts, tensors: Sequence["Tensor"], collectives: Iterable["Collective"]):
         self.facts, self.tensors, self.collectives = facts, tensors, list(collectives)
         self.kinds = Kinds(facts)
         self.used = [a for a, size in enumerate(facts.axes.sizes) if size > 1]
@@ -49,9 +49,9 @@ class _Judge:
             if use.part == "vocabulary":
                 self.looked_up.add(use.axis)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[VerdictPart]:
         if not self.used:
-            return [Part("none", (), 1, 1.0, "one device: nothing is split")]
+            return [VerdictPart("none", (), 1, 1.0, "one device: nothing is split")]
         if not facts_have_work(self.facts):
             return [*self._without_weights()]
         found = [*self._data(), *self._tensor(), *self._along("sequence"), *self._along("spatial"), *self._experts()]
@@ -68,16 +68,16 @@ class _Judge:
     def _degree(self, axes: Iterable[int]) -> int:
         return prod(self.facts.axes.sizes[a] for a in axes)
 
-    def _say(self, name: str, axes: Sequence[int], share: float, words: str) -> Part:
+    def _say(self, name: str, axes: Sequence[int], share: float, words: str) -> VerdictPart:
         """``words`` has places for the degree and for the axes."""
         *most, last = self._names(axes)
         over = f"{', '.join(most)} and {last}" if most else last
         rest = "" if share >= _ALL else f" in {100 * share:.0f}% of the work"
-        return Part(
+        return VerdictPart(
             name, self._names(axes), self._degree(axes), share, words.format(n=self._degree(axes), over=over) + rest
         )
 
-    def _data(self) -> Iterable[Part]:
+    def _data(self) -> Iterable[VerdictPart]:
         shares = {a: self._share(a, "batch") for a in self.used}
         shares = {a: share / (1 - self._share(a, "expert")) for a, share in shares.items() if share >= _WORTH}
         whole = [a for a, share in shares.items() if share >= _ALL]
@@ -87,7 +87,7 @@ class _Judge:
             if a not in whole:
                 yield self._say("data", [a], share, "data parallel ×{n} over {over}")
 
-    def _tensor(self) -> Iterable[Part]:
+    def _tensor(self) -> Iterable[VerdictPart]:
         groups: dict[tuple[str, float], list[int]] = {}
         for a in self.used:
             if self._share(a, "column", "row") < _WORTH:
@@ -107,22 +107,22 @@ class _Judge:
         how = "columns and rows" if columns and rows else "columns" if columns else "rows"
         return f"tensor parallel ×{{n}} over {{over}} ({how})"
 
-    def _along(self, name: str) -> Iterable[Part]:
+    def _along(self, name: str) -> Iterable[VerdictPart]:
         for a in self.used:
             if (share := self._share(a, name)) >= _WORTH:
                 yield self._say(name, [a], share, name + " parallel ×{n} over {over}")
 
-    def _experts(self) -> Iterable[Part]:
+    def _experts(self) -> Iterable[VerdictPart]:
         axes = [a for a in self.used if self._share(a, "expert") >= _EXPERTS]
         if axes:
             yield self._say("expert", axes, 1.0, "experts over {over}")
 
-    def _vocabulary(self) -> Iterable[Part]:
+    def _vocabulary(self) -> Iterable[VerdictPart]:
         axes = [a for a in self.used if a in self.looked_up]
         if axes:
             yield self._say("vocabulary", axes, 1.0, "vocabulary over {over}")
 
-    def _between(self) -> Iterable[Part]:
+    def _between(self) -> Iterable[VerdictPart]:
         """Axes that split the sequence between products that do not: Megatron's sequence parallelism."""
         program, facts = self.facts.program, self.facts
         total, split = 0.0, defaultdict[int, float](float)
@@ -144,14 +144,14 @@ class _Judge:
         if axes:
             yield self._say("sequence", axes, 1.0, "sequence split between products over {over}")
 
-    def _other(self) -> Iterable[Part]:
+    def _other(self) -> Iterable[VerdictPart]:
         for a in self.used:
             if (share := self._share(a, "other")) >= _WORTH:
                 largest = max((u for u in self.facts.uses if u.axis == a and u.part == "other"), key=_flops)
                 words = f"{self._product_split(largest.op, a)} split ×{{n}} over {{over}}"
                 yield self._say("other", [a], share, words)
 
-    def _zero(self) -> Iterable[Part]:
+    def _zero(self) -> Iterable[VerdictPart]:
         state = {role: self._gathered(role) for role in ("parameters", "optimizer")}
         groups: dict[str, list[int]] = {}
         shares: dict[str, float] = {}
@@ -179,7 +179,7 @@ class _Judge:
             shares[words] = max(share.values())
         for words, axes in groups.items():
             part = self._say("zero", axes, 1.0, words)
-            yield Part(part.name, part.axes, part.degree, shares[words], part.text)
+            yield VerdictPart(part.name, part.axes, part.degree, shares[words], part.text)
 
     def _gathered(self, role: str) -> dict[str, float]:
         """For each axis the share of the bytes of a role that it splits and that products read whole along it."""
@@ -201,7 +201,7 @@ class _Judge:
                 sent[item.kind] += item.bytes * item.trips
         return sent["reduce_scatter"] > sent["all_reduce"]
 
-    def _idle(self) -> Iterable[Part]:
+    def _idle(self) -> Iterable[VerdictPart]:
         for a in self.used:
             share = self._share(a, "idle")
             if share >= _ALL:
@@ -212,7 +212,7 @@ class _Judge:
             elif share >= 0.1:
                 yield self._say("idle", [a], share, "{over} idle")
 
-    def _without_weights(self) -> Iterable[Part]:
+    def _without_weights(self) -> Iterable[VerdictPart]:
         """A program without products of weights: its largest product as it is split, or else its arguments."""
         program = self.facts.program
         products = [op for op in program.running if program.nests[program.nest[op]].flops > 0]
@@ -225,9 +225,9 @@ class _Judge:
             if assigned[a] >= 0:
                 groups.setdefault(self._product_split(largest, a), []).append(a)
         split = [self._say("other", axes, 1.0, f"{how} split ×{{n}} over {{over}}") for how, axes in groups.items()]
-        return split or [Part("none", (), 1, 1.0, "nothing is split: every device does the same work")]
+        return split or [VerdictPart("none", (), 1, 1.0, "nothing is split: every device does the same work")]
 
-    def _at_rest(self) -> Iterable[Part]:
+    def _at_rest(self) -> Iterable[VerdictPart]:
         """A program without products: as its arguments are split."""
         split = {axis for tensor in self.tensors for axes in tensor.spec for axis in axes}
         data = [a for a in self.used if self.facts.names[a] in self.at_rest]
@@ -237,7 +237,7 @@ class _Judge:
         if rest:
             yield self._say("other", rest, 1.0, "arguments split ×{n} over {over}")
         if not split:
-            yield Part("none", (), 1, 1.0, "nothing is split: every device does the same work")
+            yield VerdictPart("none", (), 1, 1.0, "nothing is split: every device does the same work")
 
     def _product_split(self, op: int, axis: int) -> str:
         """What an axis splits of a product, in words: the rows or columns of the result, what is summed, or a batch."""
@@ -252,7 +252,7 @@ class _Judge:
         return f"the {'rows' if left else 'columns'} of the largest {name}"
 
 
-def facts_have_work(facts: Facts) -> bool:
+def facts_have_work(facts: AxisFacts) -> bool:
     """Whether there is any product of a parameter with activations."""
     return any(use.flops for use in facts.uses)
 

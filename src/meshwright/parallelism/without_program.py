@@ -12,7 +12,7 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwright.plans.records.judgement import Judgement, Part, Verdict
+from meshwright.plans.records.judgement import Judgement, Verdict, VerdictPart
 from meshwright.plans.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def pipeline_verdict(plan: "PlanData", stages: Sequence[Verdict]) -> Verdict:
     text = f"pipeline of {len(stages)} stages ({plan.pipeline.schedule}, {count} microbatches)"
     if len(stages) == 1:
         text = f"one stage, {count} microbatches" if count > 1 else "one stage"
-    return Verdict((Part("pipeline", (), len(stages), 1.0, text), *_inner(stages)))
+    return Verdict((VerdictPart("pipeline", (), len(stages), 1.0, text), *_inner(stages)))
 
 
-def _inner(stages: Sequence[Verdict]) -> Iterator[Part]:
+def _inner(stages: Sequence[Verdict]) -> Iterator[VerdictPart]:
     """The verdict of all stages or, where they differ, of each run of equal neighbours."""
     if len({str(verdict) for verdict in stages}) == 1:
         yield from stages[0].parts
@@ -61,42 +61,44 @@ def _inner(stages: Sequence[Verdict]) -> Iterator[Part]:
     for words, group in groupby(enumerate(stages), key=lambda pair: str(pair[1])):
         numbers = [number for number, _ in group]
         which = f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}–{numbers[-1]}"
-        yield Part("stage", (), 1, 1.0, f"{which}: {words}")
+        yield VerdictPart("stage", (), 1, 1.0, f"{which}: {words}")
 
 
 def verdict_at_rest(tensors: Sequence[Tensor], mesh: Mapping[str, int], data: Sequence[str]) -> Verdict:
     """The verdict of tensors, given the axes that split the batch."""
     used = [axis for axis, size in mesh.items() if size > 1]
     if not used:
-        return Verdict((Part("none", (), 1, 1.0, "one device: nothing is split"),))
+        return Verdict((VerdictPart("none", (), 1, 1.0, "one device: nothing is split"),))
     held = {role: _held(tensors, role) for role in ("parameters", "optimizer")}
-    parts: list[Part] = []
+    parts: list[VerdictPart] = []
     batch = [axis for axis in used if axis in data]
     if batch:
         size = prod(mesh[a] for a in batch)
-        parts.append(Part("data", tuple(batch), size, 1.0, f"data parallel ×{size} over {' and '.join(batch)}"))
+        parts.append(VerdictPart("data", tuple(batch), size, 1.0, f"data parallel ×{size} over {' and '.join(batch)}"))
     for axis in used:
         share = held["parameters"][axis]
         if axis not in data and share >= _SOME:
             rest = "" if share >= _MOST else f" of {100 * share:.0f}% of the parameters"
             words = _tensor_words(tensors, axis)
             name = "expert" if words == "experts" else "tensor"
-            parts.append(Part(name, (axis,), mesh[axis], share, f"{words} ×{mesh[axis]} over {axis}{rest}"))
+            parts.append(VerdictPart(name, (axis,), mesh[axis], share, f"{words} ×{mesh[axis]} over {axis}{rest}"))
     parts += [part for axis in batch if (part := _zero(axis, mesh[axis], held)) is not None]
     said = {axis for part in parts for axis in part.axes}
-    parts += [Part("idle", (a,), mesh[a], 1.0, f"{a} splits nothing at rest") for a in used if a not in said]
+    parts += [VerdictPart("idle", (a,), mesh[a], 1.0, f"{a} splits nothing at rest") for a in used if a not in said]
     return Verdict(tuple(parts))
 
 
-def _zero(axis: str, size: int, held: Mapping[str, Counter[str]]) -> Part | None:
+def _zero(axis: str, size: int, held: Mapping[str, Counter[str]]) -> VerdictPart | None:
     parameters, state = held["parameters"][axis], held["optimizer"][axis]
     if parameters >= _MOST:
         words = f"parameters and optimizer state sharded over {axis} (ZeRO-3, FSDP)"
-        return Part("zero", (axis,), size, parameters, words)
+        return VerdictPart("zero", (axis,), size, parameters, words)
     if parameters >= _SOME:
-        return Part("zero", (axis,), size, parameters, f"{100 * parameters:.0f}% of the parameters sharded over {axis}")
+        return VerdictPart(
+            "zero", (axis,), size, parameters, f"{100 * parameters:.0f}% of the parameters sharded over {axis}"
+        )
     if state >= _MOST:
-        return Part("zero", (axis,), size, state, f"optimizer state sharded over {axis} (ZeRO-1 or 2)")
+        return VerdictPart("zero", (axis,), size, state, f"optimizer state sharded over {axis} (ZeRO-1 or 2)")
     return None
 
 

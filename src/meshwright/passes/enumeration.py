@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CombinationRow:
     """One combination with what was predicted and measured of one run of the segment."""
 
     choices: str
@@ -76,7 +76,7 @@ class Enumeration(Printed):
     space: str
     devices: str
     kind: str
-    rows: tuple[Row, ...]
+    rows: tuple[CombinationRow, ...]
     num_combinations: int
     failures: tuple[tuple[str, str], ...]
     seconds: float
@@ -261,7 +261,7 @@ class _Study:
         function = PartFunction(candidate.plan, candidate.traced, candidate.part.operations, candidate.mesh)
         return function.compile(self.device)
 
-    def time_all(self) -> list[Row]:
+    def time_all(self) -> list[CombinationRow]:
         """Times all programs in rounds, alternately for the profile, which is kept, and for the kernel times."""
         if not self.programs:
             raise ShardingError(f"no combination could be measured; the first failed so: {self.failures[:1]}")
@@ -285,10 +285,10 @@ class _Study:
             for (one, _, program), p, k in zip(self.programs, profile, kernel, strict=True)
         ]
 
-    def _row(self, one: Combination, program: PartProgram, profile_s: float, kernel_s: float) -> Row:
+    def _row(self, one: Combination, program: PartProgram, profile_s: float, kernel_s: float) -> CombinationRow:
         beside = 0.0 if self.devices else one.part.communication_s - one.part.stand_in_s
         memory = allocated_bytes(program.compiled)
-        return Row(one.name, one.sent_bytes, one.price_s, profile_s + beside, kernel_s + beside, memory)
+        return CombinationRow(one.name, one.sent_bytes, one.price_s, profile_s + beside, kernel_s + beside, memory)
 
     def _round(self, runs: Sequence[int], times: list[float]) -> None:
         """A turn of each program; the quickest counts, since whatever else runs on the machine only adds to a time."""

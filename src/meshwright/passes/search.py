@@ -35,7 +35,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, repr=False)
-class Found(Printed):
+class ProfiledPlan(Printed):
     """What the search pass found.
 
     Attributes:
@@ -107,7 +107,7 @@ def search_plan(
     seconds: float,
     steps: int = STEPS,
     say: Say = lambda _: None,
-) -> Found:
+) -> ProfiledPlan:
     """Plans with measured segments, and runs the plan where its devices are here.
 
     Args:
@@ -123,7 +123,7 @@ def search_plan(
     say("searching")
     plan = plan_traced(traced, cluster, mesh, Auto(profile=True, profile_seconds=seconds), on_progress=say)
     taken = time.perf_counter() - started
-    return Found(plan, tuple(_chosen(plan, blocks)), tuple(_run(plan, traced, steps, say)), steps, taken)
+    return ProfiledPlan(plan, tuple(_chosen(plan, blocks)), tuple(_run(plan, traced, steps, say)), steps, taken)
 
 
 def _run(plan: PlanData, traced: Traced, steps: int, say: Say) -> list[float]:

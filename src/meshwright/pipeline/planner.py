@@ -11,14 +11,14 @@ from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster
 from meshwright.jit import clock
-from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.forward_pass import Flow
 from meshwright.pipeline.layers.layers import Wishes, find_layers
 from meshwright.pipeline.prices.catalogue import Catalogue
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.pipeline.search.least_memory import note_nearest
 from meshwright.pipeline.search.refine import refine
-from meshwright.pipeline.search.search import Search
+from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.pipeline.to_plan import describe
 from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.groups import Grouping
@@ -63,7 +63,9 @@ def plan_stages(
     return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
 
 
-def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tuple[Search, PlanData | None]:
+def _search(
+    traced: Traced, whole: PipelineSearch, method: Method, say: Progress
+) -> tuple[PipelineSearch, PlanData | None]:
     """The search that found the best pipeline, and the plan without stages if that is quicker.
 
     Where hosts are of several kinds, it may be quicker to leave some kinds idle.
@@ -91,16 +93,16 @@ def _search(traced: Traced, whole: Search, method: Method, say: Progress) -> tup
     return best, plain
 
 
-def _parts(whole: Search) -> Iterator[Search]:
+def _parts(whole: PipelineSearch) -> Iterator[PipelineSearch]:
     """The same search on some kinds of hosts alone: on any of up to three kinds, on one of more."""
     groups = range(len(whole.catalogue.cluster.groups))
     sizes = groups[1:] if len(groups) <= _FEW_KINDS else groups[1:2]
     for size in reversed(sizes):
         for part in combinations(groups, size):
-            yield Search(whole.catalogue.part(part), whole.flow, whole.say, budget=whole.budget)
+            yield PipelineSearch(whole.catalogue.part(part), whole.flow, whole.say, budget=whole.budget)
 
 
-def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
+def _idle(cluster: Cluster, search: PipelineSearch) -> dict[str, str]:
     """A remark on the hosts that a plan leaves idle."""
     all_names, used = (Counter(group.name for group in some.groups) for some in (cluster, search.catalogue.cluster))
     left = [*(all_names - used).elements()]
@@ -109,7 +111,7 @@ def _idle(cluster: Cluster, search: Search) -> dict[str, str]:
 
 def start_search(
     traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
-) -> Search:
+) -> PipelineSearch:
     """A search with all of its inputs, before any searching."""
     graph = traced.graph
     flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
@@ -117,17 +119,17 @@ def start_search(
     assert isinstance(method, Auto | ThreeD)
     layers = find_layers(flow, Wishes(method.layers, method.boundaries))
     say("tracing with another batch")
-    rows = Rows(traced)
+    rows = ResizableBatch(traced)
     if isinstance(method, ThreeD) and not rows.resizes and method.microbatch * method.data < rows.batch:
         raise ShardingError(
             f"{method.name}: the function cannot be traced alike with another batch than its {rows.batch} rows, so it "
             f"cannot be cut into microbatches; use microbatch={rows.batch // method.data}"
         )
     catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say)
-    return Search(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say, budget=budget)
+    return PipelineSearch(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say, budget=budget)
 
 
-def _plain(task: Task, search: Search, say: Progress) -> PlanData | None:
+def _plain(task: Task, search: PipelineSearch, say: Progress) -> PlanData | None:
     """The best plan without stages; None where there is none."""
     cluster = search.catalogue.cluster
     if cluster.mixed:

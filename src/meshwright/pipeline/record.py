@@ -9,14 +9,14 @@ import numpy as np
 from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.hardware import Cluster, Mesh
 from meshwright.parallelism.judge import judge_stages
-from meshwright.pipeline.layers.batch_sizes import Resized, Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch, Resized
 from meshwright.pipeline.layers.forward_pass import Bools, Ints
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.catalogue import FREE, Catalogue, Way, price_way, submesh
 from meshwright.pipeline.prices.layer_prices import LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
 from meshwright.pipeline.prices.microbatch_weights import once_s
-from meshwright.pipeline.search.result import Found, FoundStage
+from meshwright.pipeline.search.result import FoundPipeline, FoundStage
 from meshwright.plan_files.stored_operations import ops_to_json
 from meshwright.planner.reading.operations import OpPlans
 from meshwright.planner.reading.readback import Readback
@@ -42,7 +42,7 @@ class StagedDetails:
         num_microbatches: Into how many microbatches the batch is cut.
     """
 
-    rows: Rows
+    rows: ResizableBatch
     layers: Layers
     cluster: Cluster
     limits: Sequence[float]
@@ -53,7 +53,7 @@ class StagedDetails:
     ops: tuple[OpPlan, ...] = ()
 
     @classmethod
-    def of(cls, catalogue: Catalogue, found: Found) -> "StagedDetails":
+    def of(cls, catalogue: Catalogue, found: FoundPipeline) -> "StagedDetails":
         """The details of a pipeline that was found."""
         parts = (catalogue.rows, catalogue.layers, catalogue.cluster, catalogue.limits, catalogue.grid)
         return cls(*parts, found.stages, found.pipeline.num_microbatches)

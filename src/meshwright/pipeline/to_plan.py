@@ -16,8 +16,8 @@ from meshwright.pipeline.prices.stage_problem import Own
 from meshwright.pipeline.prices.transfer import crossing_bytes, exchange_s, send_s
 from meshwright.pipeline.record import StagedDetails
 from meshwright.pipeline.search.device_line import place
-from meshwright.pipeline.search.result import Found, FoundStage
-from meshwright.pipeline.search.search import Search
+from meshwright.pipeline.search.result import FoundPipeline, FoundStage
+from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Method
 from meshwright.planner.planner import kernel_remarks, provenance, unsplittable
@@ -36,7 +36,7 @@ _INNER = {"x": "y", "y": "z"}  # names of a view's axes behind that of the repli
 _WORDS = {TENSOR: "weights", LEAN: "tensors, least memory"}
 
 
-def describe(search: Search, traced: Traced, method: Method, seconds: float) -> PlanData:
+def describe(search: PipelineSearch, traced: Traced, method: Method, seconds: float) -> PlanData:
     """The plan of the best pipeline."""
     found = search.best
     assert found is not None
@@ -91,7 +91,7 @@ def describe(search: Search, traced: Traced, method: Method, seconds: float) -> 
     )
 
 
-def _stage(search: Search, found: Found, traced: Traced, number: int, submesh: Submesh) -> Stage:
+def _stage(search: PipelineSearch, found: FoundPipeline, traced: Traced, number: int, submesh: Submesh) -> Stage:
     stage, pipeline, layers = found.stages[number], found.pipeline, search.catalogue.layers
     option, cluster = stage.option, search.catalogue.cluster
     by_layer = np.concatenate([option.prices.items[:, a:b] for a, b in stage.chunks], axis=1)
@@ -166,7 +166,7 @@ def _split(way: Way) -> str:
     return _WORDS.get(way, "tensors")
 
 
-def _tensors(search: Search, traced: Traced, stage: FoundStage) -> tuple[Tensor, ...]:
+def _tensors(search: PipelineSearch, traced: Traced, stage: FoundStage) -> tuple[Tensor, ...]:
     """State that a stage holds, with its sharding; stacked parameters in part."""
     graph, layers, option = traced.graph, search.catalogue.layers, stage.option
     roles, found = find_roles(graph), []

@@ -14,7 +14,7 @@ from meshwright.hardware.clusters import AXIS_NAMES
 from meshwright.plan_files.stored_operations import parse_ops
 from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, Record
 from meshwright.plans.records.staged_record import StagedRecord
-from meshwright.plans.records.traced_program import VIRTUAL, Nest, Program
+from meshwright.plans.records.traced_program import VIRTUAL, Nest, RecordedProgram
 from meshwright.schema import checked
 from meshwright.strategy.sharding import Axes
 
@@ -70,7 +70,7 @@ def _parsed(where: str) -> Iterator[None]:
         raise ValueError(f"{where} cannot be read ({type(error).__name__}: {error})") from None
 
 
-def _program(program: Program, axes: Axes, num_nodes: int, where: str) -> None:
+def _program(program: RecordedProgram, axes: Axes, num_nodes: int, where: str) -> None:
     num_values, num_ops = len(program.kind), program.num_ops
     if len(program.inputs) > num_values or not {"forward", "backward", "update"} <= set(program.phases):
         raise ValueError(
@@ -112,7 +112,7 @@ def _nest(nest: Nest, where: str) -> None:
             _each(loops, 0, len(nest.sizes), where)
 
 
-def _operations(program: Program, axes: Axes, where: str) -> None:
+def _operations(program: RecordedProgram, axes: Axes, where: str) -> None:
     """Checks that the operands, results and splits of operations exist, with the dims of their loop nests."""
     rank = np.array([len(shape) for shape, *_ in program.types], np.int64)[program.kind].tolist()
     operands = [[len(dims) for dims in nest.operands] for nest in program.nests]
@@ -132,7 +132,7 @@ def _operations(program: Program, axes: Axes, where: str) -> None:
         _each(assigned, -1, min(loops, default=2**31), f"{where}.assignments[{number}]", axes.num_axes)
 
 
-def _problem(problem: Problem, program: Program, where: str) -> None:
+def _problem(problem: Problem, program: RecordedProgram, where: str) -> None:
     _each(problem.sizes, 1, 2**31, f"{where}.sizes")
     num_nodes = len(problem.nodes)
     for number, node in enumerate(problem.nodes):
@@ -150,7 +150,7 @@ def _problem(problem: Problem, program: Program, where: str) -> None:
     _memory(problem, sizes, program, where)
 
 
-def _memory(problem: Problem, sizes: np.ndarray, program: Program, where: str) -> None:
+def _memory(problem: Problem, sizes: np.ndarray, program: RecordedProgram, where: str) -> None:
     _each([problem.num_steps], 0, _STEPS * (program.num_ops + len(program.kind) + 1), f"{where}.num_steps")
     num_columns, num_spans = len(problem.column_class), len(problem.column)
     _each(problem.column_class, 0, len(sizes), f"{where}.column_class")
@@ -165,7 +165,7 @@ def _memory(problem: Problem, sizes: np.ndarray, program: Program, where: str) -
     _shape(problem.share, (num_spans,), f"{where}.share")
 
 
-def _node(node: Node, axes: Axes, program: Program, where: str) -> None:
+def _node(node: Node, axes: Axes, program: RecordedProgram, where: str) -> None:
     size = len(node.codes)
     if not size:
         raise ValueError(f"{where} has no strategy")

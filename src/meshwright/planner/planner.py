@@ -31,7 +31,7 @@ from meshwright.planner.remedies import what_holds
 from meshwright.planner.solving.fit_memory import ViewState
 from meshwright.planner.solving.named_starts import restricted
 from meshwright.planner.solving.refining import proven
-from meshwright.planner.solving.view_search import Search, search
+from meshwright.planner.solving.view_search import ViewSearch, search
 from meshwright.planner.splitting import uneven_batch, uneven_state
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
@@ -120,7 +120,7 @@ class Task:
         """Solves on the meshes and makes the plan of the best."""
         budget = budget or Budget(self.method.seconds)
         formulate = cache(self.formulate)
-        how = Search(formulate, self.limit, self.floor_bytes, self.named, say)
+        how = ViewSearch(formulate, self.limit, self.floor_bytes, self.named, say)
         best, considered = search(meshes, how, budget)
         say("reading the plan back")
         return self._read_back(best, considered, budget)

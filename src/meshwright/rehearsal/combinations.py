@@ -19,7 +19,7 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.fixed_splits import FixedSplits
 from meshwright.planner.planner import plan_program
 from meshwright.plans.plan import PlanData
-from meshwright.rehearsal.parts import Part, parts_of
+from meshwright.rehearsal.parts import MeasuredPart, parts_of
 
 Say = Callable[[str], None]
 FREE = FixedSplits()  # fixes nothing
@@ -38,7 +38,7 @@ class Combination:
 
     choices: tuple[str, ...]
     plan: PlanData
-    part: Part
+    part: MeasuredPart
     sent_bytes: float
 
     @property
@@ -128,6 +128,6 @@ def _splits(blocks: Blocks, segment: Segment, choices: Sequence[str]) -> dict[in
     }
 
 
-def _sent_bytes(plan: PlanData, traced: Traced, part: Part) -> float:
+def _sent_bytes(plan: PlanData, traced: Traced, part: MeasuredPart) -> float:
     serials = {traced.graph.ops[index].serial for index in part.operations}
     return sum(item.bytes * item.trips for item in plan.collectives if item.serial in serials) / max(part.trips, 1.0)

@@ -13,7 +13,7 @@ from meshwright.planner.reading.details import FreshDetails
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.measurements import Measurement
 from meshwright.rehearsal.fitting import Matrix, fit
-from meshwright.rehearsal.parts import Part, modelled_communication
+from meshwright.rehearsal.parts import MeasuredPart, modelled_communication
 
 NO_FACTORS: CollectiveFactors = MappingProxyType({})
 LEAST_RATIO = 0.05  # a part takes some time, however much its modelled communication exceeds what was measured
@@ -31,7 +31,7 @@ class Measured:
     """
 
     plan: PlanData
-    part: Part
+    part: MeasuredPart
     found: Measurement | None
 
     def compute_s(self, factors: CollectiveFactors = NO_FACTORS) -> float | None:

@@ -26,7 +26,7 @@ from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, this_compiler
 from meshwright.rehearsal.part_program import PartFunction, PartProgram, TooLarge, refuse_large
-from meshwright.rehearsal.parts import Part
+from meshwright.rehearsal.parts import MeasuredPart
 from meshwright.rehearsal.program import Share
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.units import format_seconds
@@ -62,7 +62,7 @@ class Candidate:
 
     plan: PlanData
     traced: Traced
-    part: Part
+    part: MeasuredPart
     mesh: DeviceMesh | None = None
 
     @property
@@ -307,7 +307,7 @@ class Measuring:
         self._reference_s = min(self._reference_s, seconds)
         return seconds
 
-    def _progress(self, number: int, total: int, part: Part) -> None:
+    def _progress(self, number: int, total: int, part: MeasuredPart) -> None:
         left = "" if self.deadline is None else f", {format_seconds(max(self.left_s, 0))} left"
         self.say(f"measuring {number + 1} of {total}: {part.label or part.fingerprint}{left}")
 

@@ -145,7 +145,7 @@ class PartFunction:
         for v, x in zip(self.inputs, values, strict=True):
             spec = self.spec(v)
             entries[v] = (x, spec if self.graph.types[v].shape else None, self._phase(v))
-        walk = _Walk(self, evaluator, entries)
+        walk = _PartWalk(self, evaluator, entries)
         walk.run()
         found = [entries[v] if v in entries else walk.stacked[v] for v in self.outputs]
         return [evaluator.settled(entry)[0] for entry in found]
@@ -216,7 +216,7 @@ def _draw(tensors: Sequence[Tensor], types: Sequence[Any], places: Sequence[Any]
     return jax.block_until_ready(values)
 
 
-class _Walk:
+class _PartWalk:
     """One pass over the operations of a part."""
 
     def __init__(self, part: PartFunction, evaluator: Evaluator, entries: dict[int, Entry]):

@@ -24,7 +24,7 @@ STEP = "step"  # begins the fingerprint of a whole step
 
 
 @dataclass(frozen=True)
-class Part:
+class MeasuredPart:
     """Some operations of a plan that run together, as often as the plan has them.
 
     Attributes:
@@ -68,11 +68,11 @@ class Part:
         return not self.fingerprint.startswith((REST, STEP))
 
 
-def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tuple[Part, ...]:
+def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tuple[MeasuredPart, ...]:
     """The parts of a plan, given its traced program."""
     blocks = blocks_of(graph) if blocks is None else blocks
     reader = _Reader(plan, graph)
-    found: list[Part] = []
+    found: list[MeasuredPart] = []
     left = set(range(len(graph.ops)))
     for segment in blocks.segments:
         alike: dict[str, list[tuple[int, ...]]] = {}
@@ -92,7 +92,7 @@ def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tupl
     return tuple(found)
 
 
-def step_of(plan: PlanData, graph: Graph) -> Part:
+def step_of(plan: PlanData, graph: Graph) -> MeasuredPart:
     """The whole step as one part; loops run inside it."""
     everything = tuple(range(len(graph.ops)))
     plans = {op.serial: op for op in plan.ops}
@@ -100,7 +100,7 @@ def step_of(plan: PlanData, graph: Graph) -> Part:
     splits = (f"{op.trips:g} {_split(plans[op.serial]) if op.serial in plans else ''}" for op in graph.ops)
     axes = " ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     donated = "".join("d" if t.donated else "-" for t in plan.arguments)
-    return Part(
+    return MeasuredPart(
         f"{STEP}-{fingerprint(graph, everything, ())}",
         f"{axes}; {_digest(chr(10).join((axes, donated, *splits)))}",
         everything,
@@ -152,7 +152,7 @@ class _Reader:
         axes = " ".join(f"{name}={size}" for name, size in self.plan.mesh.shape.items())
         return f"{axes}; {'; '.join(products)}; {_digest(chr(10).join((axes, *sorted(lines))))}"
 
-    def part(self, fingerprint: str, text: str, laps: Sequence[tuple[int, ...]], trips: float) -> Part:
+    def part(self, fingerprint: str, text: str, laps: Sequence[tuple[int, ...]], trips: float) -> MeasuredPart:
         middle = laps[len(laps) // 2]
         plans = [self.ops[s] for s in (self.graph.ops[i].serial for i in middle) if s in self.ops]
         largest = max(plans, key=lambda op: op.load.flops if op.load else 0.0, default=None)
@@ -163,7 +163,9 @@ class _Reader:
         dtype = largest.load.dtype if largest is not None and largest.load is not None else ""
         label = "" if largest is None else largest.label
         seconds = modelled_s(self.chip, plans)
-        return Part(fingerprint, text, middle, tuple(laps), trips, seconds, sent_s, stand_ins, flops, label, dtype)
+        return MeasuredPart(
+            fingerprint, text, middle, tuple(laps), trips, seconds, sent_s, stand_ins, flops, label, dtype
+        )
 
 
 def modelled_communication(plan: PlanData, items: Iterable[Collective]) -> dict[tuple[str, str], float]:

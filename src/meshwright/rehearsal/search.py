@@ -33,7 +33,7 @@ from meshwright.rehearsal.calibration import keep_work
 from meshwright.rehearsal.combinations import some_combinations
 from meshwright.rehearsal.learning import Measured, communication_s, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
-from meshwright.rehearsal.parts import Part, parts_of, step_of
+from meshwright.rehearsal.parts import MeasuredPart, parts_of, step_of
 from meshwright.rehearsal.whole_steps import Step, compiled_in, step_times
 from meshwright.runtime.spmd import device_mesh
 from meshwright.units import format_seconds
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Search:
+class MeasuredSearch:
     """Planning by measurement.
 
     Attributes:
@@ -234,9 +234,9 @@ class Search:
                 new.append(Measured(c.plan, c.part, found))
         self.rows += new
 
-    def _chosen(self, pairs: list[tuple[PlanData, Part]]) -> list[tuple[PlanData, Part]]:
+    def _chosen(self, pairs: list[tuple[PlanData, MeasuredPart]]) -> list[tuple[PlanData, MeasuredPart]]:
         """Of each segment's candidates the cheapest by the model, and a few of the others."""
-        by_segment: dict[str, dict[str, tuple[PlanData, Part]]] = {}
+        by_segment: dict[str, dict[str, tuple[PlanData, MeasuredPart]]] = {}
         for plan, part in sorted(pairs, key=lambda pair: pair[1].modelled_s + pair[1].communication_s):
             by_segment.setdefault(part.fingerprint, {}).setdefault(part.shardings, (plan, part))
         found = []
@@ -295,7 +295,7 @@ class Search:
         return replace(plan, remarks=(*plan.remarks, *self.remarks))
 
 
-def _is_worth(plan: PlanData, part: Part) -> bool:
+def _is_worth(plan: PlanData, part: MeasuredPart) -> bool:
     """Whether a part takes so much of a plan's compute or of its communication that it is measured."""
     shares = (part.modelled_s, plan.cost.compute), (part.communication_s, plan.cost.communication)
     return any(part.count * seconds > WORTH * total for seconds, total in shares)

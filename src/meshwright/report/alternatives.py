@@ -6,14 +6,16 @@ from typing import Any
 
 from meshwright.explain.alternatives.explanation import Explanation
 from meshwright.explain.alternatives.why import Explainer
-from meshwright.explain.show.tensor_table import Row
+from meshwright.explain.show.tensor_table import TensorRow
 from meshwright.parallelism.subject.subject import Subjects
 
 _CHANGES = 3
 _ROUNDS = 2  # rounds of solving: a third one would have hardly more time per tensor than the second
 
 
-def add_alternatives(subjects: Subjects, rows: Sequence[Row], shown: list[dict[str, Any]], deadline: float) -> None:
+def add_alternatives(
+    subjects: Subjects, rows: Sequence[TensorRow], shown: list[dict[str, Any]], deadline: float
+) -> None:
     """Bounds the alternatives, then solves for them, the largest tensors first, while there is time.
 
     Every tensor has its share of the time; the remaining time goes to the tensors whose share did not suffice.

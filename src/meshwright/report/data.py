@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from meshwright.explain.show.plan_text import memory_text, step_text
-from meshwright.explain.show.tensor_table import Row, plan_rows, which
+from meshwright.explain.show.tensor_table import TensorRow, plan_rows, which
 from meshwright.parallelism.sentence import plain_sentence
 from meshwright.parallelism.subject.subject import Subjects
 from meshwright.parallelism.words import bytes_on_device, label_words
@@ -93,13 +93,13 @@ def _mesh(plan: "PlanData") -> dict[str, Any]:
     return {"names": names, "sizes": sizes, "axes": axes_text(plan), "text": mesh_text(plan)}
 
 
-def _held(plan: "PlanData", subjects: Subjects) -> Callable[[Row], list[int]]:
+def _held(plan: "PlanData", subjects: Subjects) -> Callable[[TensorRow], list[int]]:
     """The bytes of all tensors of a row together on a device; of a pipelined plan, on one device of each stage."""
     own = [{t.path: t for t in stage.tensors} for stage in plan.stages]
     known = set().union(*own)
     tensors = {t.path: t for t in (*plan.arguments, *plan.results)}
 
-    def held(row: Row) -> list[int]:
+    def held(row: TensorRow) -> list[int]:
         if not plan.stages:
             return [row.bytes_on_device * len(row.paths)]
         found = [0] * len(plan.stages)
@@ -115,7 +115,7 @@ def _held(plan: "PlanData", subjects: Subjects) -> Callable[[Row], list[int]]:
     return held
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: TensorRow) -> dict[str, Any]:
     return {
         "path": row.path,
         "count": len(row.paths),

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.notation import notation
 from meshwright.parallelism.words import label_words
-from meshwright.plans.records.traced_program import VIRTUAL, Program
+from meshwright.plans.records.traced_program import VIRTUAL, RecordedProgram
 from meshwright.strategy.reshard import SLICE, Resharding
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _MOST_GROUPS = 160  # in one drawing
 _LAPS = 2  # neighbouring layers may differ: two of them are shown
 
 
-def layer_data(mesh: "Mesh", facts: Facts, late: str = "") -> dict[str, Any]:
+def layer_data(mesh: "Mesh", facts: AxisFacts, late: str = "") -> dict[str, Any]:
     """Graphs of the repeated layers (of the whole program where nothing repeats), and all operations.
 
     Args:
@@ -30,9 +30,9 @@ def layer_data(mesh: "Mesh", facts: Facts, late: str = "") -> dict[str, Any]:
 
 
 class _Layers:
-    def __init__(self, mesh: "Mesh", facts: Facts, late: str):
+    def __init__(self, mesh: "Mesh", facts: AxisFacts, late: str):
         self.facts, self.late = facts, late
-        self.program: Program = facts.program
+        self.program: RecordedProgram = facts.program
         self.resharding = Resharding(mesh, self.facts.axes)
         self._notations: dict[tuple[Any, ...], str] = {}
         self._sent: dict[tuple[int, int, int], list[str]] = {}

@@ -12,7 +12,7 @@ from meshwright.simulator.timeline import DeviceTimeline
 from meshwright.simulator.work import COMPUTE, TRANSFER
 
 if TYPE_CHECKING:
-    from meshwright.simulator.lanes import Run
+    from meshwright.simulator.lanes import Timeline
     from meshwright.simulator.simulated_step import Pass
 from meshwright.simulator.simulation import Simulation
 
@@ -87,7 +87,7 @@ def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]
     yield from ((lane, found) for lane, found in bars.items() if found)
 
 
-def _bars(run: "Run", begin_s: float, work: str, name: str, scale: float) -> Iterator[tuple[str, Bar]]:
+def _bars(run: "Timeline", begin_s: float, work: str, name: str, scale: float) -> Iterator[tuple[str, Bar]]:
     """The tasks of a pass; with a name, its tasks in a lane without a pause are one bar."""
     for lane, spans in groupby(sorted(run.spans, key=lambda s: (s.task.lane, s.start_s)), lambda s: s.task.lane):
         last: Bar | None = None

@@ -24,8 +24,8 @@ def reshape(op: Signature) -> LoopNest:
 
 def _common_loops(loops: Loops, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[Dims, Dims]:
     """Walks both shapes from the major end, taking the largest loop that leads the rest of both dims."""
-    left = _Walk(loops, source)
-    right = _Walk(loops, target)
+    left = _Covering(loops, source)
+    right = _Covering(loops, target)
     while left.more() and right.more():
         size = gcd(left.rest, right.rest)
         if size > 1:
@@ -37,7 +37,7 @@ def _common_loops(loops: Loops, source: tuple[int, ...], target: tuple[int, ...]
     return left.close(), right.close()
 
 
-def _skip(left: "_Walk", right: "_Walk") -> None:
+def _skip(left: "_Covering", right: "_Covering") -> None:
     covered = [left.take_rest(), right.take_rest()]
     while covered[0] != covered[1]:
         behind = 0 if covered[0] < covered[1] else 1
@@ -46,7 +46,7 @@ def _skip(left: "_Walk", right: "_Walk") -> None:
         covered[behind] *= walk.take_rest()
 
 
-class _Walk:
+class _Covering:
     """One shape, being covered by loops from the major end."""
 
     def __init__(self, loops: Loops, shape: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from meshwright.schedules import Step
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import FREE, PARAMETERS, RECEIVE, RUN, SEND, UPDATE, Instruction, message
-from meshwright.simulator.lanes import Run, run
+from meshwright.simulator.lanes import Timeline, run
 from meshwright.simulator.simulated_step import Pass, Sent, StageRun
 from meshwright.simulator.simulation import Simulation
 from meshwright.simulator.work import Tasks, Work
@@ -39,7 +39,7 @@ class _Stage:
 class _Engine:
     def __init__(self, work: Work):
         self.work = work
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, Timeline] = {}
         self.stages = [_Stage(own) for own in work.instructions]
         self.apart = any(one.work == WEIGHTS for one in self.stages[0].own)  # weights' gradients are passes apart
         self.arrived: dict[tuple, float] = {}  # when a message is there
@@ -122,7 +122,7 @@ class _Engine:
             return chunk.inputs
         return chunk.closing if closing else chunk.backward
 
-    def _run(self, tasks: Tasks) -> Run:
+    def _run(self, tasks: Tasks) -> Timeline:
         key = id(tasks)
         if key not in self._runs:
             self._runs[key] = run(tasks, self.work.contention)

@@ -21,7 +21,7 @@ class Span(NamedTuple):
     end_s: float
 
 
-class Run(NamedTuple):
+class Timeline(NamedTuple):
     """Tasks that were run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     end_s: float
 
 
-def run(tasks: Tasks, contention: float) -> Run:
+def run(tasks: Tasks, contention: float) -> Timeline:
     """Runs tasks from time zero.
 
     Raises:
@@ -77,7 +77,7 @@ def run(tasks: Tasks, contention: float) -> Run:
                 if tasks[place].lane != GRADIENTS:
                     own_s = now
     assert len(spans) == len(tasks), "tasks that wait for each other"
-    return Run(tuple(spans), own_s, now)
+    return Timeline(tuple(spans), own_s, now)
 
 
 def _rates(tasks: Tasks, active: dict[int, list[float]], contention: float) -> list[float]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from meshwright.schedules import Step
 from meshwright.schedules.base import FORWARD
 from meshwright.schedules.instructions import Instruction
-from meshwright.simulator.lanes import Run
+from meshwright.simulator.lanes import Timeline
 from meshwright.simulator.work import Work
 
 
@@ -25,7 +25,7 @@ class Pass(NamedTuple):
     step: Step
     start_s: float
     end_s: float
-    run: Run
+    run: Timeline
     ready_s: float
 
 
@@ -58,7 +58,7 @@ class StageRun:
     passes: tuple[Pass, ...]
     done_s: float
     update_s: float
-    update: Run
+    update: Timeline
     sends: tuple[Sent, ...] = ()
     frees: tuple[tuple[float, int], ...] = ()
 

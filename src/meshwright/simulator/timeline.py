@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.simulator.lanes import Run
+from meshwright.simulator.lanes import Timeline
 from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, TRANSFER
 
@@ -113,7 +113,7 @@ class DeviceTimeline:
         return about + (f", chunk {chunk}" if work.interleave > 1 else "")
 
 
-def _busy_s(run: Run, kind: str) -> float:
+def _busy_s(run: Timeline, kind: str) -> float:
     """Time in which at least one task of a kind runs."""
     total = until = 0.0
     for start, end in sorted((s.start_s, s.end_s) for s in run.spans if s.task.kind == kind):

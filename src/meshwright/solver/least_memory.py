@@ -56,5 +56,5 @@ def _without_costs(problem: ChoiceProblem) -> ChoiceProblem:
     cost = np.where(problem.cost >= IMPOSSIBLE, np.inf, 0.0)
     matrix = np.where(problem.matrix >= IMPOSSIBLE, np.inf, 0.0)
     edges = validate.Edges(problem.edge_nodes, problem.edge_matrix, problem.matrix_first, matrix)
-    rows = validate.Rows(problem.row_node, problem.row_start, problem.row_end, problem.row_first, problem.usage)
+    rows = validate.MemoryRows(problem.row_node, problem.row_start, problem.row_end, problem.row_first, problem.usage)
     return ChoiceProblem.from_arrays(problem.first, cost, edges, rows, problem.limit)

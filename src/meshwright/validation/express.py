@@ -38,7 +38,7 @@ _ROOMY = 16  # times the memory of a device: rows ran, and whether they fit is t
 
 
 @dataclass(frozen=True)
-class Program:
+class PlannedRow:
     """A row as a program and a way to split it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Program:
         return few, 2 * few
 
 
-def express(row: Row) -> Program | str:
+def express(row: Row) -> PlannedRow | str:
     """The program of a row, or why there is none.
 
     Raises:
@@ -83,7 +83,7 @@ def express(row: Row) -> Program | str:
     split = _split(recipe)
     if isinstance(split, str):
         return split
-    return Program(recipe, partial(_build, recipe), *split, _software(recipe))
+    return PlannedRow(recipe, partial(_build, recipe), *split, _software(recipe))
 
 
 def _missing(recipe: Recipe) -> str:

@@ -12,7 +12,7 @@ from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.spmd import spmd_work
 from meshwright.simulator.staged import staged_work
 from meshwright.simulator.work import COMPUTE, GRADIENTS, Task, Tasks, Work
-from meshwright.validation.express import Program, express
+from meshwright.validation.express import PlannedRow, express
 from meshwright.validation.replay import Replay, replay
 from meshwright.validation.row import Row
 
@@ -80,7 +80,7 @@ def replay_plans(rows: Iterable[Row]) -> Iterator[PlanReplay]:
             yield replace(known, problem=str(error))
 
 
-def _planned(known: PlanReplay, program: Program) -> PlanReplay:
+def _planned(known: PlanReplay, program: PlannedRow) -> PlanReplay:
     """A row with its plan's step: layers repeat, so two depths tell what each further layer adds."""
     layers, (least, most) = program.recipe.shape.layers, program.depths
     step_s = _step_s(program, least)
@@ -89,11 +89,11 @@ def _planned(known: PlanReplay, program: Program) -> PlanReplay:
     return replace(known, method=program.method.name, step_s=step_s)
 
 
-def _step_s(program: Program, layers: int) -> float:
+def _step_s(program: PlannedRow, layers: int) -> float:
     return simulate_work(plan_work(plan_layers(program, layers), program, layers)).step_s
 
 
-def plan_layers(program: Program, layers: int) -> PlanData:
+def plan_layers(program: PlannedRow, layers: int) -> PlanData:
     """The plan of a row's program with so many layers."""
     example = program.build(layers)
     cluster, mesh = program.roomy_cluster, None if program.mesh is None else program.mesh.sizes
@@ -101,7 +101,7 @@ def plan_layers(program: Program, layers: int) -> PlanData:
     return plan(example.train_step, *args, cluster=cluster, mesh=mesh, method=program.method)
 
 
-def plan_work(found: PlanData, program: Program, layers: int) -> Work:
+def plan_work(found: PlanData, program: PlannedRow, layers: int) -> Work:
     """The work of a row: its plan of one microbatch, as often as a step needs it."""
     recipe = program.recipe
     if program.mesh is None:
@@ -121,7 +121,7 @@ def plan_work(found: PlanData, program: Program, layers: int) -> Work:
     )
 
 
-def _accumulating(tasks: Tasks, program: Program, layers: int) -> Tasks:
+def _accumulating(tasks: Tasks, program: PlannedRow, layers: int) -> Tasks:
     """A backward pass that adds gradients to those of earlier microbatches instead of exchanging them."""
     recipe = program.recipe
     kept = [place for place, task in enumerate(tasks) if task.lane != GRADIENTS]

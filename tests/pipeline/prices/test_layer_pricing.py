@@ -6,7 +6,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.layers import Wishes, find_layers
 from meshwright.pipeline.prices.layer_prices import Item
 from meshwright.pipeline.prices.layer_pricing import Pricing
@@ -34,7 +34,7 @@ def model(request):
 def test_layers_add_up_to_the_whole(model, method):
     traced, layers = model
     mesh = mw.cluster("1x2 h100").mesh((2,))
-    prices = Pricing(Rows(traced).at(8), layers).price(mesh, method)
+    prices = Pricing(ResizableBatch(traced).at(8), layers).price(mesh, method)
     found = sum(prices.items[i].sum() for i in TIMES if i not in PARTS)
     whole = Task(traced, type(method)(memory_fraction=1.0)).plan([mesh], lambda _: None)
     assert found == pytest.approx(whole.step_s, rel=1e-6)
@@ -45,7 +45,7 @@ def test_layers_add_up_to_the_whole(model, method):
 
 def test_layers_that_repeat_cost_alike(model):
     traced, layers = model
-    prices = Pricing(Rows(traced).at(4), layers).price(mw.cluster("1x1 h100").mesh((1,)), Auto())
+    prices = Pricing(ResizableBatch(traced).at(4), layers).price(mw.cluster("1x1 h100").mesh((1,)), Auto())
     middle = prices.items[:, 1:3]
     assert middle[:, 0] == pytest.approx(middle[:, 1], rel=1e-6)
     assert (prices.items[Item.WEIGHTS] < 0.7 * prices.items[Item.BACKWARD]).all()
@@ -56,10 +56,10 @@ def test_what_a_method_lays_down_leaves_the_prices_of_others_alone(model):
     """All methods share the tables of a view."""
     traced, layers = model
     mesh, methods = mw.cluster("1x4 h100").mesh((4,)), (Auto(), TensorParallel())
-    pricing = Pricing(Rows(traced).at(8), layers)
+    pricing = Pricing(ResizableBatch(traced).at(8), layers)
     shared = [pricing.price(mesh, method) for method in (*methods, *methods)]
     for method, first, again in zip(methods, shared[:2], shared[2:], strict=True):
-        alone = Pricing(Rows(traced).at(8), layers).price(mesh, method)
+        alone = Pricing(ResizableBatch(traced).at(8), layers).price(mesh, method)
         assert (first.items == alone.items).all()
         assert (again.items == alone.items).all()
         assert first.specs == again.specs == alone.specs
@@ -67,7 +67,7 @@ def test_what_a_method_lays_down_leaves_the_prices_of_others_alone(model):
 
 def test_the_lean_choice_needs_no_more_memory(model):
     traced, layers = model
-    pricing = Pricing(Rows(traced).at(8), layers)
+    pricing = Pricing(ResizableBatch(traced).at(8), layers)
     mesh = mw.cluster("1x4 h100").mesh((4,))
     fast, lean = (pricing.price(mesh, Auto(), dear) for dear in (False, True))
     needed = [i for i in Item if i.name in ("PARAMETER_BYTES", "OPTIMIZER_BYTES", "HELD_BYTES")]

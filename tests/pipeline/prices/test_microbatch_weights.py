@@ -10,7 +10,7 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item
 from meshwright.pipeline.prices.layer_pricing import Pricing
 from meshwright.pipeline.prices.stage_problem import Own, price_own
@@ -54,7 +54,7 @@ MODELS = {
 def pricing_of(model):
     step, args = MODELS[model]()
     _, layers = layers_of(step, *args)
-    return Pricing(Rows(trace(step, *args)).at(16), layers)
+    return Pricing(ResizableBatch(trace(step, *args)).at(16), layers)
 
 
 @pytest.mark.parametrize("model", MODELS)

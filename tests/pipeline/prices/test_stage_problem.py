@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
-from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item
 from meshwright.pipeline.prices.layer_pricing import Pricing
 from meshwright.pipeline.prices.split_modes import WAYS, price_way
@@ -32,7 +32,7 @@ CASES = {name: model for name, model in MODELS.items() if name != "mixtral"} | {
 def pricing_of(model):
     step, args = CASES[model]()
     _, layers = layers_of(step, *args)
-    return Pricing(Rows(trace(step, *args)).at(16), layers)
+    return Pricing(ResizableBatch(trace(step, *args)).at(16), layers)
 
 
 def priced(model, shape=(4,)):

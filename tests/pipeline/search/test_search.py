@@ -13,7 +13,7 @@ from meshwright.pipeline.prices.kernels import GRADIENTS, MICROBATCH, ONCE
 from meshwright.pipeline.search.device_line import neighbours, orders, place
 from meshwright.pipeline.search.equal_stages import choose
 from meshwright.pipeline.search.refine import refine
-from meshwright.pipeline.search.search import Search
+from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.schedules import SCHEDULES, in_flight
 from tests.pipeline.models import mlp
 
@@ -36,7 +36,7 @@ def recipes(search):
         shapes, (1, 2, 4, 8), ("gpipe", "1f1b", "zb-h1"), (1, 2), ("none", "selective", "full")
     ):
         recipe = mw.ThreeD(data, tensor, pipeline, rows, schedule, chunks, checkpoint)
-        other = Search(catalogue, search.flow, lambda _: None)
+        other = PipelineSearch(catalogue, search.flow, lambda _: None)
         try:
             other.one_recipe(recipe)
         except ShardingError:
@@ -169,7 +169,7 @@ def test_no_pipeline_is_quicker_than_the_bound(machines):
     search.catalogue.limits[:] = [1e18] * len(cluster.groups)
     for number in search.catalogue.microbatches:
         for checkpoint, schedule in itertools.product(search.checkpoints, ("1f1b", "zb-h1")):
-            other = Search(search.catalogue, search.flow, lambda _: None)
+            other = PipelineSearch(search.catalogue, search.flow, lambda _: None)
             for order in orders(len(cluster.groups)):
                 other._programme(number, checkpoint, schedule, order)
             if other.best is not None:

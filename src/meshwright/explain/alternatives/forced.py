@@ -45,7 +45,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class ForcedPlan:
     """The best plan with a sharding forced.
 
     Attributes:
@@ -87,18 +87,18 @@ class Pricing:
         return max(self.free.at_least, self._given_floor or 0.0)
 
     @cached_property
-    def free(self) -> Priced:
+    def free(self) -> ForcedPlan:
         """The best plan without a memory limit."""
         if len(self.problem.unlimited):
             choice = self.problem.unlimited
             cost = self.problem.cost_of(choice)
             profile = self.problem.memory.profile(choice, self.problem.copies_made(choice))
-            return Priced(-1, cost, cost, profile.peak_bytes, choice)
+            return ForcedPlan(-1, cost, cost, profile.peak_bytes, choice)
         found = ViewState(View(self.problem, None, _PATIENT)).step()
         assert found.latest is not None
-        return Priced(-1, found.cost, found.proven, found.peak_bytes, found.latest.choice)
+        return ForcedPlan(-1, found.cost, found.proven, found.peak_bytes, found.latest.choice)
 
-    def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
+    def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[ForcedPlan], int]:
         """The best plan for each sharding of a node, cheapest first, and the number left out for lack of time.
 
         All are first solved without memory, the most promising first, which is quick and bounds them; then shardings
@@ -108,7 +108,7 @@ class Pricing:
         """
         if self._tight.reserved:
             return self._forced_tightly(node, codes, seconds)
-        found: list[Priced] = []
+        found: list[ForcedPlan] = []
         possible: dict[int, ViewState] = {}
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
@@ -116,7 +116,7 @@ class Pricing:
                 break
             state = self._begin(node, code).step()
             if state.has_failed:
-                found.append(Priced(code, float("inf"), float("inf"), 0, None))
+                found.append(ForcedPlan(code, float("inf"), float("inf"), 0, None))
             else:
                 possible[code] = state
             if number == 0:
@@ -129,14 +129,14 @@ class Pricing:
             seconds -= time.perf_counter() - started
         return sorted(found, key=_cheapest), len(order) - len(found)
 
-    def bounded(self, node: int, codes: list[int]) -> list[Priced]:
+    def bounded(self, node: int, codes: list[int]) -> list[ForcedPlan]:
         """Lower bounds on the plans with each sharding of a node, without solving for any; the least first."""
         of_node, floors = self.problem.nodes[node].codes, self._floors[node]
         found = []
         for code in codes:
             least = float(floors[of_node == code].min())
             at_least = max(least, self._floor) if self._is_allowed(node, code) else least
-            found.append(Priced(code, float("inf"), at_least, 0, None))
+            found.append(ForcedPlan(code, float("inf"), at_least, 0, None))
         return sorted(found, key=lambda p: (p.at_least, p.code))
 
     @cached_property
@@ -157,8 +157,8 @@ class Pricing:
         floors = np.where(dual.floor < _INFEASIBLE * known / 2, dual.floor - 1e-12 * known, np.inf)
         return [floors[a:b] for a, b in pairwise(model.off.tolist())]
 
-    def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[Priced], int]:
-        found: list[Priced] = []
+    def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[ForcedPlan], int]:
+        found: list[ForcedPlan] = []
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
             left = seconds - (time.perf_counter() - begun)
@@ -203,7 +203,7 @@ class Pricing:
         start[node] = np.flatnonzero(strategies)[0]
         return ViewState(View(self.problem.forced(node, strategies), None, _PATIENT), start)
 
-    def _under_limit(self, code: int, state: ViewState, floor: float, seconds: float) -> Priced:
+    def _under_limit(self, code: int, state: ViewState, floor: float, seconds: float) -> ForcedPlan:
         """The best plan with a sharding under the limit, from what is known of it without one."""
         state, peak = state.under(self.problem.limit), state.peak_bytes
         for _ in range(_ROUNDS):
@@ -221,8 +221,8 @@ class Pricing:
         at_least = max(floor, state.proven)
         if not state.fits or state.latest is None:
             needed = ceil(state.least_bytes) if at_least == float("inf") else 0
-            return Priced(code, float("inf"), at_least, max(peak, state.peak_bytes, needed), None)
-        return Priced(code, state.cost, min(at_least, state.cost), state.peak_bytes, state.latest.choice)
+            return ForcedPlan(code, float("inf"), at_least, max(peak, state.peak_bytes, needed), None)
+        return ForcedPlan(code, state.cost, min(at_least, state.cost), state.peak_bytes, state.latest.choice)
 
     def changes(self, mesh: "Mesh", names: tuple[str, ...], other: Ints) -> list[Change]:
         """The differences in cost between another choice and the plan's, the largest first.
@@ -266,7 +266,7 @@ class Pricing:
         return ", ".join(dict.fromkeys(sent)) or "resharding"
 
 
-def _cheapest(priced: Priced) -> tuple[float, float, int]:
+def _cheapest(priced: ForcedPlan) -> tuple[float, float, int]:
     """Sorts by cost, or by its bound where there is none."""
     known = priced.cost < float("inf")
     return priced.cost if known else priced.at_least, priced.at_least, priced.code

@@ -6,10 +6,10 @@ import numpy as np
 
 from meshwright.parallelism.axis_uses import looked_up, place_of
 from meshwright.parallelism.dim_names import major_loops
-from meshwright.plans.records.traced_program import Program
+from meshwright.plans.records.traced_program import RecordedProgram
 
 
-def dim_parts(program: Program, parameter: int) -> list[str]:
+def dim_parts(program: RecordedProgram, parameter: int) -> list[str]:
     """For each dim of a parameter, the use of an axis that splits it in the first product with the parameter."""
     rank = len(program.shape(parameter))
     for op, operand in _readers(program, parameter):
@@ -20,7 +20,7 @@ def dim_parts(program: Program, parameter: int) -> list[str]:
     return [""] * rank
 
 
-def _readers(program: Program, parameter: int) -> Iterator[tuple[int, int]]:
+def _readers(program: RecordedProgram, parameter: int) -> Iterator[tuple[int, int]]:
     """Operations, with the operand, that read a parameter or a value made from it alone, such as a cast."""
     waiting = [parameter]
     for value in waiting:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import ShardingError
 from meshwright.explain.alternatives.explanation import BARELY, Alternative, Effect, Explanation
-from meshwright.explain.alternatives.forced import Priced, Pricing
+from meshwright.explain.alternatives.forced import ForcedPlan, Pricing
 from meshwright.explain.alternatives.reader_parts import dim_parts
 from meshwright.parallelism.subject.subject import Subject, Subjects
 from meshwright.parallelism.words import sharding_words, symbols
@@ -68,7 +68,7 @@ class Explainer:
         return Pricing(self.record, self.plan.cost.total if is_least else solution.lower_bound)
 
     @property
-    def _free(self) -> Priced:
+    def _free(self) -> ForcedPlan:
         return self.pricing.free
 
     def explain(self, tensor: "Tensor", seconds: float | None) -> Explanation:
@@ -119,7 +119,7 @@ class Explainer:
         return value, int(program.node[producer])
 
     def _alternative(
-        self, tensor: "Tensor", value: int, node: int, priced: Priced, allowed: bool, tied: tuple[str, ...]
+        self, tensor: "Tensor", value: int, node: int, priced: ForcedPlan, allowed: bool, tied: tuple[str, ...]
     ) -> Alternative:
         limit = self.record.problem.limit
         spec = self._spec(tensor, priced.code)
@@ -143,7 +143,7 @@ class Explainer:
             effect,
         )
 
-    def _costs(self, priced: Priced) -> tuple[float, float, Effect | None]:
+    def _costs(self, priced: ForcedPlan) -> tuple[float, float, Effect | None]:
         """The time of a step with the plan found, a lower bound on it and, in a stage, the effect of the stage."""
         if self.effects is None:
             return priced.cost, priced.at_least, None
@@ -162,7 +162,7 @@ class Explainer:
         dims = self.record.problem.axes.dims(code, rank)
         return tuple((*more, *(names[a] for a in axes)) for more, axes in zip(kept, dims, strict=True))
 
-    def _words(self, tensor: "Tensor", value: int, node: int, spec: "Spec", priced: Priced) -> str:
+    def _words(self, tensor: "Tensor", value: int, node: int, spec: "Spec", priced: ForcedPlan) -> str:
         """The use of each axis in the plan that was found, such as ``column-split over y``."""
         if not any(spec):
             return "whole on every device"

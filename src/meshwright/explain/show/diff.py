@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshwright.console import Printed, plain_table
 from meshwright.explain.show.plan_text import sums_of
-from meshwright.explain.show.tensor_table import Row, plan_rows, which
+from meshwright.explain.show.tensor_table import TensorRow, plan_rows, which
 from meshwright.plans.text import cost_text, mesh_text
 from meshwright.units import format_bytes
 
@@ -26,8 +26,8 @@ class Moved:
 
     path: str
     paths: tuple[str, ...]
-    one: Row | None
-    other: Row | None
+    one: TensorRow | None
+    other: TensorRow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def diff(one: "PlanData", other: "PlanData") -> Difference:
 def _moved(one: "PlanData", other: "PlanData") -> list[Moved]:
     """Tensors whose shardings differ, grouped by their shardings in both plans."""
     mine, theirs = _by_path(one), _by_path(other)
-    groups: dict[tuple[Row | None, Row | None], list[str]] = {}
+    groups: dict[tuple[TensorRow | None, TensorRow | None], list[str]] = {}
     for path in dict.fromkeys((*mine, *theirs)):
         a, b = mine.get(path), theirs.get(path)
         if a is None or b is None or (a.spec, a.shape, a.dtype) != (b.spec, b.shape, b.dtype):
@@ -144,7 +144,7 @@ def _moved(one: "PlanData", other: "PlanData") -> list[Moved]:
     return found
 
 
-def _by_path(plan: "PlanData") -> dict[str, Row]:
+def _by_path(plan: "PlanData") -> dict[str, TensorRow]:
     arguments: Sequence[Tensor] = [*plan.arguments, *(t for t in plan.results if t.role != "state")]
     return {path: row for row in plan_rows(plan, arguments) for path in row.paths}
 

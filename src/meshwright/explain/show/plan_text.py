@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.console import Table, plain_table, plain_text
-from meshwright.explain.show.tensor_table import Row, plan_rows
+from meshwright.explain.show.tensor_table import TensorRow, plan_rows
 from meshwright.parallelism.sentence import plain_sentence
 from meshwright.plans.stage_text import pipeline_text, stages_view
 from meshwright.plans.text import cost_text, gap_text, mesh_text, status_text
@@ -97,7 +97,7 @@ def _tensors(plan: "PlanData") -> list[RenderableType]:
     return [*tables, *(Text(note) for note in [*notes, *_optimizer(rows)])]
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[TensorRow]) -> Table:
     table = plain_table(title, ("path", "shape", "sharding", "kind"), ("on a device",))
     for row in rows:
         shape = "×".join(map(str, row.shape)) or "scalar"
@@ -105,7 +105,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _optimizer(rows: Sequence[Row]) -> list[str]:
+def _optimizer(rows: Sequence[TensorRow]) -> list[str]:
     state = [row for row in rows if row.role == "optimizer" and row.shape]
     if not state:
         return []

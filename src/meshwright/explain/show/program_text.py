@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.notation import notation
 from meshwright.parallelism.words import label_words, symbols
 from meshwright.plans.records.traced_program import VIRTUAL
 
 
-def program_lines(facts: Facts) -> Iterator[str]:
+def program_lines(facts: AxisFacts) -> Iterator[str]:
     """Arguments, then operations: ``%12 = dot_general  B_x S D · D F_y → B_x S F_y  forward  mlp  # file:line``."""
     program = facts.program
     here = program.touched
@@ -29,11 +29,11 @@ def program_lines(facts: Facts) -> Iterator[str]:
             yield f"{path} = %{value}"
 
 
-def _type(facts: Facts, value: int) -> str:
+def _type(facts: AxisFacts, value: int) -> str:
     shape, dtype, _ = facts.program.types[facts.program.kind[value]]
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _symbols(facts: Facts, value: int) -> str:
+def _symbols(facts: AxisFacts, value: int) -> str:
     spec = facts.spec_of(value, int(facts.program.code[value]))
     return symbols(facts.program.shape(value), facts.letters_of(value), spec)

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])|(?<=[_.])\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorRow:
     """Tensors that are alike.
 
     Attributes:
@@ -93,7 +93,7 @@ def which(paths: Sequence[str]) -> str:
 class TensorTable(Printed):
     """Rows of tensors, to be printed."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     title: str = ""
 
     def __rich__(self) -> RenderableType:
@@ -115,7 +115,7 @@ def show(plan: "PlanData", path: str) -> TensorTable:
     return TensorTable(tuple(plan_rows(plan, plan.find(path))))
 
 
-def plan_rows(plan: "PlanData", tensors: Iterable["Tensor"]) -> list[Row]:
+def plan_rows(plan: "PlanData", tensors: Iterable["Tensor"]) -> list[TensorRow]:
     """Rows of a plan's tensors; where stages have different meshes, each stage has its own rows."""
     mesh_of = _stage_mesh(plan) if plan.stages else lambda tensor: plan.mesh.shape
     groups: dict[tuple[tuple[str, int], ...], list[Tensor]] = {}
@@ -149,7 +149,7 @@ def _stage_mesh(plan: "PlanData") -> Callable[["Tensor"], Mapping[str, int]]:
     return mesh_of
 
 
-def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["Tensor"]) -> list[Row]:
+def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["Tensor"]) -> list[TensorRow]:
     """Tensors whose paths differ only in numbers and that are alike in all else, as one row each."""
     alike: dict[tuple, list[Tensor]] = {}
     for t in tensors:
@@ -157,7 +157,7 @@ def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["
             key = (_NUMBER.sub("*", t.path), t.shape, t.dtype, t.spec, t.role, judgement.kinds[t.path])
             alike.setdefault((*key, judgement.letters[t.path]), []).append(t)
     return [
-        Row(
+        TensorRow(
             pattern if len(found) > 1 else found[0].path,
             tuple(t.path for t in found),
             shape,
@@ -174,7 +174,7 @@ def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["
     ]
 
 
-def tensor_view(rows: Sequence[Row], title: str, width: int) -> Table:
+def tensor_view(rows: Sequence[TensorRow], title: str, width: int) -> Table:
     """Rows for a console of a width: paths take at most a third, so that no column is pushed out."""
     table = plain_table(title, ("path", "shape", "dtype", "sharding", "in words", "kind"), ("on a device",))
     # A width and not a least width, which rich takes from the other columns until the last is pushed out.

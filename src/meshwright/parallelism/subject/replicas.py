@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.dim_names import Among, major_loops
-from meshwright.plans.records.traced_program import VIRTUAL, Ints, Program
+from meshwright.plans.records.traced_program import VIRTUAL, Ints, RecordedProgram
 from meshwright.strategy.sharding import Axes
 
 
-def lifted(facts: Facts, replicas: int) -> Program:
+def lifted(facts: AxisFacts, replicas: int) -> RecordedProgram:
     """The program on two axes: the first splits every dim that comes from the data's first, the second as it did.
 
     Args:
@@ -33,7 +33,7 @@ def lifted(facts: Facts, replicas: int) -> Program:
     )
 
 
-def _batch_loops(program: Program, batch: Among) -> Ints:
+def _batch_loops(program: RecordedProgram, batch: Among) -> Ints:
     """For each operation the loop that runs over the batch; -1 for none."""
     found = np.full(program.num_ops, -1)
     for number, nest in enumerate(program.nests):

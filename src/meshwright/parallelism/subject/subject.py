@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware.clusters import AXIS_NAMES
-from meshwright.parallelism.axis_uses import Facts
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.subject.replicas import lifted
 from meshwright.parallelism.words import bytes_on_device
 from meshwright.plans.operations import Collective
 from meshwright.plans.records.record import MEMORY_ROLES, Record
 from meshwright.plans.records.staged_record import StagedRecord, StageMemory, StageView, cut
-from meshwright.plans.records.traced_program import Program
+from meshwright.plans.records.traced_program import RecordedProgram
 from meshwright.plans.stage import EXCHANGED, Stage
 from meshwright.plans.tensor import Tensor
 
@@ -40,14 +40,14 @@ class Subject:
 
     plan: "PlanData"
     record: Record
-    find_facts: Callable[[], Facts]
+    find_facts: Callable[[], AxisFacts]
     mesh: "Mesh"
     names: tuple[str, ...]
     number: int | None = None
     level_bytes: float = 0.0
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> AxisFacts:
         """The uses of the axes."""
         return self.find_facts()
 
@@ -76,9 +76,9 @@ class Subject:
         return tuple(_stage_collectives(self))
 
 
-def facts_of(plan: "PlanData", program: Program) -> Facts:
+def facts_of(plan: "PlanData", program: RecordedProgram) -> AxisFacts:
     """The uses of a mesh's axes in a plan's program."""
-    return Facts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
+    return AxisFacts(program, plan.mesh.names, plan.mesh.sizes, {t.path: t.role for t in plan.arguments})
 
 
 class Subjects(Sequence[Subject]):
@@ -87,7 +87,7 @@ class Subjects(Sequence[Subject]):
     def __init__(self, plan: "PlanData"):
         self.plan, self.record = plan, plan.record
         self._known: dict[int, Subject] = {}
-        self._whole: dict[int, Facts] = {}
+        self._whole: dict[int, AxisFacts] = {}
 
     def __len__(self) -> int:
         if self.record is None:
@@ -105,15 +105,15 @@ class Subjects(Sequence[Subject]):
         """The subject that decides a tensor's sharding: in a pipelined plan, the stage that owns it."""
         return self[0 if len(self) == 1 else self._stage_of(tensor)]
 
-    def whole(self, number: int) -> Facts:
+    def whole(self, number: int) -> AxisFacts:
         """The facts of the whole program on a stage's mesh; the same for stages that are split alike."""
         record = self.plan.staged_record
         view, stage = record.view[number], self.plan.stages[number]
         if view not in self._whole:
             program, names, sizes = record.views[view].record.program, stage.mesh.names, stage.mesh.sizes
             roles = {t.path: t.role for t in self.plan.arguments}
-            inner = Facts(program, names[1:], sizes[1:], roles)
-            self._whole[view] = Facts(lifted(inner, sizes[0]), names, sizes, roles)
+            inner = AxisFacts(program, names[1:], sizes[1:], roles)
+            self._whole[view] = AxisFacts(lifted(inner, sizes[0]), names, sizes, roles)
         return self._whole[view]
 
     def _find(self, number: int) -> Subject:
@@ -125,7 +125,7 @@ class Subjects(Sequence[Subject]):
 
     def _stage_of(self, tensor: Tensor) -> int:
         record = self.plan.staged_record
-        program: Program = record.views[0].record.program
+        program: RecordedProgram = record.views[0].record.program
         if tensor.path in program.inputs:
             unit = int(record.argument_unit[list(program.inputs).index(tensor.path)])
         elif tensor.path not in program.outputs:
@@ -138,7 +138,7 @@ class Subjects(Sequence[Subject]):
         shares = [record.share(stage.chunks or (stage.layers,))[unit] for stage in self.plan.stages]
         return next(number for number, share in enumerate(shares) if share > 0)
 
-    def _made_in(self, program: Program, value: int) -> int:
+    def _made_in(self, program: RecordedProgram, value: int) -> int:
         producer = int(program.producer[value])
         return int(self.plan.staged_record.unit[producer]) if producer >= 0 else 0
 
@@ -151,12 +151,12 @@ def spread_of(stage: Stage) -> int:
     return 0 if "optimizer" not in roles else 2 if "gradients" in stage.method else 1
 
 
-def _stage_subject(plan: "PlanData", record: StagedRecord, number: int, find_whole: Callable[[], Facts]) -> Subject:
+def _stage_subject(plan: "PlanData", record: StagedRecord, number: int, find_whole: Callable[[], AxisFacts]) -> Subject:
     stage, view = plan.stages[number], record.views[record.view[number]]
     share = record.share(stage.chunks or (stage.layers,))
     part = cut(view, record.unit, record.argument_unit, share, _memory(plan, number))
 
-    def find_facts() -> Facts:
+    def find_facts() -> AxisFacts:
         whole = find_whole()
         return whole.within(replace(whole.program, trips=part.program.trips, node=part.program.node))
 

@@ -19,7 +19,7 @@ from meshwright.rules.base import LoopNest, Signature, TensorType
 Resized = tuple[Graph, Mapping[int, LoopNest]]
 
 
-class Rows:
+class ResizableBatch:
     """A traced function with a batch of any number of rows.
 
     Attributes:

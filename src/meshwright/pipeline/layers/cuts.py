@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwright.graph.repeats import Run, find_runs
+from meshwright.graph.repeats import RepeatedRun, find_runs
 from meshwright.pipeline.layers.forward_pass import Array, Flow, Ints
 
 _TOLERANCES = (0.5, 1.0, np.inf)  # tried relative deviations of a layer's compute from its target
@@ -72,7 +72,7 @@ def _candidates(flow: Flow, start: int, stop: int, aligned: bool) -> list[int]:
     return list(found.values())
 
 
-def repeated(flow: Flow, start: int, stop: int) -> Run | None:
+def repeated(flow: Flow, start: int, stop: int) -> RepeatedRun | None:
     """The run of repeating operations that does most of what can be cut, counted in operations that compute."""
     working = np.flatnonzero(_work(flow, start, stop) > 0) + start
     runs = find_runs(flow.graph.columns.signature[working])

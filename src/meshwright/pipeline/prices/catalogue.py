@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.hardware import Cluster
 from meshwright.hardware.clusters import mixed
 from meshwright.hardware.torus import divisors
-from meshwright.pipeline.layers.batch_sizes import Rows
+from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
@@ -38,7 +38,7 @@ class Catalogue:
     """The prices of one model on one cluster."""
 
     def __init__(
-        self, rows: Rows, layers: Layers, cluster: Cluster, memory_fraction: float, say: Callable[[str], None]
+        self, rows: ResizableBatch, layers: Layers, cluster: Cluster, memory_fraction: float, say: Callable[[str], None]
     ):
         self.rows, self.layers, self.cluster, self.say = rows, layers, cluster, say
         self.limits = [memory_fraction * group.memory_bytes for group in cluster.groups]

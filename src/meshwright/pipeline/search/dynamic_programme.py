@@ -34,7 +34,7 @@ InFlight = Callable[[int], Sequence[int] | None]  # None where there may not be 
 _LESS = 1 - 1e-9
 
 
-class Part(NamedTuple):
+class ChosenStage(NamedTuple):
     """One stage of a solution: its layers, its kind of submesh, and how many microbatches it holds."""
 
     first: int
@@ -47,7 +47,7 @@ class Solution(NamedTuple):
     """Stages, first to last, and the time of a step."""
 
     total_s: float
-    parts: tuple[Part, ...]
+    parts: tuple[ChosenStage, ...]
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,13 @@ def _relaxed(ranges: Ranges, held: Sequence[int], best_s: float, once: bool = Fa
     places = [number - 1 for number in held]
     fill, busy = ranges.fill[:, places].min(axis=1), ranges.busy[:, places].min(axis=1)
 
-    def solve(limit: float) -> list[Part] | None:
+    def solve(limit: float) -> list[ChosenStage] | None:
         best, end, kind = cheapest(fill, busy, ranges.size, ranges.allowed, limit)
         left, first, parts = ranges.allowed.shape[1] - 1, 0, []
         if not np.isfinite(best[left, 0]):
             return None
         while left:
-            parts.append(Part(first, int(end[left, first]), int(kind[left, first]), 1))
+            parts.append(ChosenStage(first, int(end[left, first]), int(kind[left, first]), 1))
             first, left = parts[-1].last, left - int(ranges.size[parts[-1].kind])
         return parts
 
@@ -142,7 +142,7 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
     """The best solution with any number of stages, or with an exact number."""
     held = np.array(from_end, np.int64)
 
-    def solve(limit: float) -> list[Part] | None:
+    def solve(limit: float) -> list[ChosenStage] | None:
         tables = cheapest_staged(ranges.fill, ranges.busy, ranges.size, ranges.allowed, limit, held)
         sums = tables[0][:, -1, 0]
         stages = int(np.argmin(sums)) if count is None else count
@@ -151,7 +151,7 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
         parts, first, left = [], 0, ranges.allowed.shape[1] - 1
         for stage in range(stages, 0, -1):
             last, kind = int(tables[1][stage, left, first]), int(tables[2][stage, left, first])
-            parts.append(Part(first, last, kind, int(held[stage - 1])))
+            parts.append(ChosenStage(first, last, kind, int(held[stage - 1])))
             first, left = last, left - int(ranges.size[kind])
         return parts
 
@@ -159,7 +159,7 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
 
 
 def _descend(
-    solve: Callable[[float], list[Part] | None], fill: Array, busy: Array, best_s: float, once: bool = False
+    solve: Callable[[float], list[ChosenStage] | None], fill: Array, busy: Array, best_s: float, once: bool = False
 ) -> Solution | None:
     """Lowers the limit on the busiest stage until no better solution exists, or until the first is found."""
     found, limit = None, best_s
@@ -177,6 +177,6 @@ def _descend(
     return found
 
 
-def _place(part: Part, dims: int) -> tuple[int, ...]:
+def _place(part: ChosenStage, dims: int) -> tuple[int, ...]:
     held = () if dims == 3 else (part.in_flight - 1,)
     return (part.kind, *held, part.first, part.last)

@@ -73,7 +73,7 @@ class ThreeD(Method):
         return True
 
 
-class Priced(NamedTuple):
+class PricedPipeline(NamedTuple):
     """A pipeline of equal submeshes: the time of a step, the option of each stage, and the bytes that it needs.
 
     Where a stage does not fit, the time is infinite, and every option is the one that needs least memory; with
@@ -165,7 +165,9 @@ def _cheapest(cost: Array, join: Callable[[Array, Array], Array]) -> Ints | None
     return np.array([0, *reversed(edges)])
 
 
-def price_recipe(options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, near: Bools) -> Priced:
+def price_recipe(
+    options: Options, chunks: tuple[Ints, Ints], name: str, num_microbatches: int, near: Bools
+) -> PricedPipeline:
     """The cost of stages on equal submeshes, with the options that are best for the whole pipeline.
 
     The sums are those of `kernels.price_ranges`, over the chunks of a stage.
@@ -195,9 +197,9 @@ def price_recipe(options: Options, chunks: tuple[Ints, Ints], name: str, num_mic
     _, free_s = _quickest(adds, rest)
     if not fits.any(axis=0).all():
         option = needed.argmin(axis=0)
-        return Priced(np.inf, option, needed[option, stage], free_s)
+        return PricedPipeline(np.inf, option, needed[option, stage], free_s)
     option, total_s = _quickest(np.where(fits, adds, np.inf), np.where(fits, rest, np.inf))
-    return Priced(total_s, option, needed[option, stage], free_s)
+    return PricedPipeline(total_s, option, needed[option, stage], free_s)
 
 
 def _quickest(adds: Array, rest: Array) -> tuple[Ints, float]:

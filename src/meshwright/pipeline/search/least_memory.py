@@ -4,17 +4,17 @@ import numpy as np
 
 from meshwright.pipeline.prices.kernels import least_peak
 from meshwright.pipeline.search.device_line import Line, orders
-from meshwright.pipeline.search.search import Search
+from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.schedules import in_flight
 
 
-def note_nearest(search: Search) -> None:
+def note_nearest(search: PipelineSearch) -> None:
     """Finds the stages whose fullest needs least memory; where hosts differ, as a fraction of the device's memory.
 
     More rows of a microbatch need more memory, unless they divide among more replicas.
     """
     search.say("looking for the least memory that suffices")
-    thorough = Search(search.catalogue.unpruned(), search.flow, search.say)
+    thorough = PipelineSearch(search.catalogue.unpruned(), search.flow, search.say)
     cluster, sizes = search.catalogue.cluster, search.catalogue.microbatches
     few = [n for n in sizes if n <= max(group.num_devices for group in cluster.groups)] or sizes[:1]
     for rows in few:
@@ -25,7 +25,7 @@ def note_nearest(search: Search) -> None:
                 search.note_misfit(need * min(search.catalogue.limits), words)
 
 
-def _least(search: Search, rows: int, checkpoint: str, line: Line) -> tuple[float, int]:
+def _least(search: PipelineSearch, rows: int, checkpoint: str, line: Line) -> tuple[float, int]:
     """The least need of the fullest stage, as a fraction of its memory, and the number of stages."""
     tried = [(g, n, search.options(g, n, rows, checkpoint)) for g, n in line.kinds]
     found = [(g, n, options) for g, n, options in tried if options is not None]

@@ -22,8 +22,8 @@ from meshwright.pipeline.prices.layer_prices import Item
 from meshwright.pipeline.prices.stage_options import Option, Options
 from meshwright.pipeline.prices.stage_problem import MemoryPrice, Own
 from meshwright.pipeline.search.equal_stages import stage_sums
-from meshwright.pipeline.search.result import Found, FoundStage
-from meshwright.pipeline.search.search import Search
+from meshwright.pipeline.search.result import FoundPipeline, FoundStage
+from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.plans.stage import EXCHANGED
 
 _GAIN = 1e-4  # relative gain of the step below which the search ends
@@ -34,7 +34,7 @@ _MEMORY_PRICE = (
 _PRICES = 6  # prices of memory that are tried between two splits
 
 
-def refine(search: Search) -> None:
+def refine(search: PipelineSearch) -> None:
     """Improves a search's best pipeline, if possible, with microbatches of its size or of the next."""
     for _ in range(_ROUNDS):
         before = search.best
@@ -50,7 +50,7 @@ def refine(search: Search) -> None:
             return
 
 
-def _add_splits(search: Search, found: Found, rows: int) -> bool:
+def _add_splits(search: PipelineSearch, found: FoundPipeline, rows: int) -> bool:
     """Adds the stages' own splits for one size of microbatch to the options; returns whether any was new."""
     catalogue, added = search.catalogue, False
     for stage in found.stages:
@@ -66,7 +66,7 @@ def _add_splits(search: Search, found: Found, rows: int) -> bool:
 class _Splitting:
     """One stage and the splits that are optimised for it alone."""
 
-    def __init__(self, search: Search, found: Found, stage: FoundStage, option: Option, rows: int):
+    def __init__(self, search: PipelineSearch, found: FoundPipeline, stage: FoundStage, option: Option, rows: int):
         self.search, self.stage, self.option, self.rows = search, stage, option, rows
         self.number = search.catalogue.rows.batch // rows
         self.in_flight = stage.in_flight / found.pipeline.interleave

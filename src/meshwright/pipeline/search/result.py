@@ -26,7 +26,7 @@ class FoundStage:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPipeline:
     """A pipeline, and the time of a step."""
 
     total_s: float

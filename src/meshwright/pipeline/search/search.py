@@ -16,8 +16,15 @@ from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, MICROBATCH, STATE
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options, find_options
 from meshwright.pipeline.search.device_line import Line, neighbours, orders, place
-from meshwright.pipeline.search.equal_stages import Priced, Split, ThreeD, check_recipe, equal_stages, price_recipe
-from meshwright.pipeline.search.result import Found, FoundStage
+from meshwright.pipeline.search.equal_stages import (
+    PricedPipeline,
+    Split,
+    ThreeD,
+    check_recipe,
+    equal_stages,
+    price_recipe,
+)
+from meshwright.pipeline.search.result import FoundPipeline, FoundStage
 from meshwright.pipeline.search.unequal_stages import Programme
 from meshwright.planner.budget import Budget
 from meshwright.plans.stage import Pipeline
@@ -27,7 +34,7 @@ from meshwright.units import format_bytes
 _LARGE_FLOPS = 1e12  # of a product that reaches a chip's full rate
 
 
-class Search:
+class PipelineSearch:
     """The best pipeline so far.
 
     Attributes:
@@ -58,7 +65,7 @@ class Search:
         self._splits: dict[bytes, Split] = {}  # by the layers' work
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
         self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
-        self.best: Found | None = None
+        self.best: FoundPipeline | None = None
         self.tried = 0
         self.nearest_bytes, self.nearest = np.inf, ""
         rates = [1 / group.chip.matmul_s(_LARGE_FLOPS) for group in catalogue.cluster.groups]
@@ -190,7 +197,7 @@ class Search:
         yield self._split(self._forward).chunks(num_stages, interleave)
 
     def _keep(
-        self, options: Options, chunks: tuple[Ints, Ints], pipeline: Pipeline, priced: Priced, near: Bools
+        self, options: Options, chunks: tuple[Ints, Ints], pipeline: Pipeline, priced: PricedPipeline, near: Bools
     ) -> None:
         """Keeps a pipeline of equal stages if it is the best, and notes what it needs if it does not fit."""
         num_stages = len(near)
@@ -207,7 +214,7 @@ class Search:
                 ranges, priced.option.tolist(), held, near.tolist(), strict=True
             )
         )
-        self.best = Found(priced.total_s, pipeline, stages)
+        self.best = FoundPipeline(priced.total_s, pipeline, stages)
 
     def _split(self, work: Array) -> Split:
         key = work.tobytes()
@@ -260,7 +267,7 @@ class Search:
         if found is not None:
             self.best = found
 
-    def again(self, found: Found, rows: int) -> None:
+    def again(self, found: FoundPipeline, rows: int) -> None:
         """Searches again for pipelines with one size of microbatch, with the options priced by now.
 
         It tries stages of any size and, if a pipeline already found has equal stages, those in any number of chunks.

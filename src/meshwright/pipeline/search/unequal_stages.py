@@ -8,7 +8,7 @@ from meshwright.pipeline.prices.kernels import MICROBATCH
 from meshwright.pipeline.prices.stage_options import Options, Pace
 from meshwright.pipeline.search.device_line import Line, neighbours, place
 from meshwright.pipeline.search.dynamic_programme import Ranges, Solution, may_beat, solve_stages
-from meshwright.pipeline.search.result import Found, FoundStage
+from meshwright.pipeline.search.result import FoundPipeline, FoundStage
 from meshwright.plans.stage import Pipeline
 from meshwright.schedules import SCHEDULES, in_flight
 
@@ -31,7 +31,7 @@ class Programme:
     line: Line
     kinds: list[Kind]
 
-    def solve(self, best_s: float) -> Found | None:
+    def solve(self, best_s: float) -> FoundPipeline | None:
         """The best stages that take less than ``best_s``; None if there are none.
 
         With a single microbatch in flight every option fits that fits at all: if this bound is too slow, so is the
@@ -69,7 +69,7 @@ class _Priced:
         allowed = np.array([line.allowed(g, n) for g, n, _ in self._kinds], bool)
         self.ranges = Ranges(fill, busy, size, allowed.reshape(len(size), line.num_units + 1))
 
-    def found(self, solution: Solution) -> Found:
+    def found(self, solution: Solution) -> FoundPipeline:
         """A solution as a pipeline, priced by the placement of its stages."""
         programme, ranges = self._programme, self.ranges
         near = neighbours(place(programme.line.cluster, [self._kinds[part.kind][:2] for part in solution.parts]))
@@ -84,4 +84,4 @@ class _Priced:
             adds.append(float(ranges.fill[at] - far + sent))
             rest.append(float(ranges.busy[at] - waits))
             stages.append(FoundStage(((part.first, part.last),), group, options.options[number], part.in_flight, close))
-        return Found(sum(adds) + max(rest), programme.pipeline, tuple(stages))
+        return FoundPipeline(sum(adds) + max(rest), programme.pipeline, tuple(stages))

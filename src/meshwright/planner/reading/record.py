@@ -14,7 +14,7 @@ from meshwright.planner.grouping.folding import laps
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.reading.readback import Readback
 from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, Record
-from meshwright.plans.records.traced_program import VIRTUAL, Nest, Program
+from meshwright.plans.records.traced_program import VIRTUAL, Nest, RecordedProgram
 from meshwright.rules import LoopNest
 
 Ints = NDArray[np.int64]
@@ -40,7 +40,7 @@ def unrestricted(solved: Formulation) -> Formulation:
     return Formulation(solved.pricer, solved.folded, solved.live, allowed)
 
 
-def _program(back: Readback) -> Program:
+def _program(back: Readback) -> RecordedProgram:
     graph, grouping, columns = back.graph, back.grouping, back.graph.columns
     numbers, nests = np.unique(columns.signature, return_inverse=True)
     examples = {n: i for i, n in enumerate(columns.signature.tolist())}
@@ -51,7 +51,7 @@ def _program(back: Readback) -> Program:
     assignments: dict[tuple[int, ...], int] = {}
     run, lap = laps(back.grouping, back.folded)
     group = grouping.placed.group
-    return Program(
+    return RecordedProgram(
         types=[(kind.shape, kind.dtype, kind.itemsize) for kind in graph.kinds],
         kind=graph.kind,
         code=back.made,

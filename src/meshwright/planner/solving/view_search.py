@@ -43,7 +43,7 @@ class Misfit:
 
 
 @dataclass(frozen=True)
-class Search:
+class ViewSearch:
     """The views to solve and how.
 
     Attributes:
@@ -85,7 +85,7 @@ class Findings:
         return _does_not_fit(self.misfits) if self.misfits else self.refused[0]
 
 
-def search(meshes: Sequence[Mesh], how: Search, budget: Budget) -> tuple[ViewState, list[Considered]]:
+def search(meshes: Sequence[Mesh], how: ViewSearch, budget: Budget) -> tuple[ViewState, list[Considered]]:
     """The best view with its best choice that fits, and a word on every view.
 
     Args:
@@ -110,7 +110,7 @@ def search(meshes: Sequence[Mesh], how: Search, budget: Budget) -> tuple[ViewSta
     return best, [replace(findings.remarks[mesh.sizes], rounds=rounds.get(mesh.sizes, ())) for mesh in meshes]
 
 
-def _solve_free(meshes: Sequence[Mesh], how: Search, findings: Findings, budget: Budget) -> list[ViewState]:
+def _solve_free(meshes: Sequence[Mesh], how: ViewSearch, findings: Findings, budget: Budget) -> list[ViewState]:
     """The views on which some choice is possible, solved without memory."""
     states: list[ViewState] = []
     for mesh in meshes:
@@ -130,7 +130,7 @@ def _solve_free(meshes: Sequence[Mesh], how: Search, findings: Findings, budget:
     return states
 
 
-def _solved_free(mesh: Mesh, how: Search, budget: Budget) -> ViewState | Misfit:
+def _solved_free(mesh: Mesh, how: ViewSearch, budget: Budget) -> ViewState | Misfit:
     """One view solved without memory, or a bound on what it needs where that is too much."""
     limit, started = how.limit_of(mesh), budget.now
     if limit is not None and (least := how.floor_bytes(mesh)) > limit:

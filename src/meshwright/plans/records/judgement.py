@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VerdictPart:
     """One part of a verdict.
 
     Attributes:
@@ -33,7 +33,7 @@ class Part:
 class Verdict:
     """The kinds of parallelism of a plan or of a stage; print it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[VerdictPart, ...]
 
     def __str__(self) -> str:
         return ", ".join(part.text for part in self.parts)
@@ -90,10 +90,10 @@ class Judgement:
 class _Saved:
     """What a file has of a judgement: for each distinct tensor, the number of its pair of kind and letters."""
 
-    verdict: tuple[Part, ...]
+    verdict: tuple[VerdictPart, ...]
     tensors: tuple[tuple[str, str], ...]
     of: tuple[Size, ...]
-    stages: tuple[tuple[Part, ...], ...] = ()
+    stages: tuple[tuple[VerdictPart, ...], ...] = ()
 
 
 def _parts_to_json(verdict: Verdict) -> list[list[Any]]:

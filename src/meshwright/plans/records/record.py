@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.plans.records.traced_program import Array, Ints, Kept, Nest, Program
+from meshwright.plans.records.traced_program import Array, Ints, Kept, Nest, RecordedProgram
 from meshwright.priced.copies import Copied, EdgeKey, Lifetimes, Route, Spans, copies_made
 from meshwright.priced.problem import Usage, choice_problem, joined_s
 from meshwright.solver import ChoiceProblem
@@ -28,7 +28,7 @@ class Node(Kept):
 
     Attributes:
         label: An argument's path with ``*`` for the parts that differ, an operation's label, or the value copied.
-        phase: Number of its phase, as in `Program`; -1 for arguments.
+        phase: Number of its phase, as in `RecordedProgram`; -1 for arguments.
         num: How many are tied; a stage may have a part of one, where a loop's trips are layers.
         paths: The arguments' paths; none for operations.
         type: Number of the type of its first result.
@@ -212,7 +212,7 @@ class Problem(Kept):
 class Record(Kept):
     """A plan's record of its program and of the search."""
 
-    program: Program
+    program: RecordedProgram
     problem: Problem
 
     @classmethod
@@ -222,4 +222,4 @@ class Record(Kept):
         program["nests"] = [Nest(**nest) for nest in program["nests"]]
         problem["nodes"] = [Node(**node) for node in problem["nodes"]]
         problem["edges"] = [Edge(**edge) for edge in problem["edges"]]
-        return cls(Program(**program), Problem(**problem))
+        return cls(RecordedProgram(**program), Problem(**problem))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, Record
-from meshwright.plans.records.traced_program import Ints, Kept, Program
+from meshwright.plans.records.traced_program import Ints, Kept, RecordedProgram
 
 Array = NDArray[np.float64]
 _APART: dict[str, Any] = {name: np.zeros(0) for name in ("offers", "settling", "takes")}  # no merged reductions
@@ -229,7 +229,7 @@ class _Cut:
 
     def _waiting(self, role: Ints) -> NDArray[np.bool_]:
         """Spans of activations that are kept for the backward pass."""
-        program: Program = self.view.record.program
+        program: RecordedProgram = self.view.record.program
         backward = np.flatnonzero(program.phase == program.phases.index("backward"))
         if not len(backward):
             return np.zeros(len(role), bool)

@@ -41,7 +41,7 @@ class Nest(Kept):
 
 
 @dataclass(frozen=True)
-class Program(Kept):
+class RecordedProgram(Kept):
     """The traced program, operations as columns.
 
     Attributes:

@@ -61,14 +61,14 @@ class ChoiceProblem:
 
     @classmethod
     def from_arrays(
-        cls, first, cost, edges: validate.Edges, rows: validate.Rows, limit: float, name=""
+        cls, first, cost, edges: validate.Edges, rows: validate.MemoryRows, limit: float, name=""
     ) -> "ChoiceProblem":
         """Adopts arrays that are already in the stored form and known to be valid."""
         self = cls.__new__(cls)
         self._adopt(first, cost, edges, rows, limit, name)
         return self
 
-    def _adopt(self, first, cost, edges: validate.Edges, rows: validate.Rows, limit: float, name: str) -> None:
+    def _adopt(self, first, cost, edges: validate.Edges, rows: validate.MemoryRows, limit: float, name: str) -> None:
         self.name = name
         self.first: np.ndarray = first
         self.cost: np.ndarray = cost
@@ -125,7 +125,7 @@ class ChoiceProblem:
 
     def _stored(self) -> validate.Stored:
         edges = validate.Edges(self.edge_nodes, self.edge_matrix, self.matrix_first, self.matrix)
-        rows = validate.Rows(self.row_node, self.row_start, self.row_end, self.row_first, self.usage)
+        rows = validate.MemoryRows(self.row_node, self.row_start, self.row_end, self.row_first, self.usage)
         return validate.Stored(self.first, self.cost, edges, rows, self.limit, self.name)
 
 

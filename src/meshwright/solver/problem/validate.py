@@ -18,7 +18,7 @@ class Edges(NamedTuple):
     matrix: np.ndarray  # float64, all matrices row-major
 
 
-class Rows(NamedTuple):
+class MemoryRows(NamedTuple):
     node: np.ndarray  # int32
     start: np.ndarray  # int64
     end: np.ndarray  # int64
@@ -32,7 +32,7 @@ class Stored(NamedTuple):
     first: np.ndarray  # int64, strategies of node i are first[i]:first[i + 1] of cost
     cost: np.ndarray  # float64
     edges: Edges
-    rows: Rows
+    rows: MemoryRows
     limit: float
     name: str
 
@@ -66,7 +66,7 @@ def costs(lists: Any) -> tuple[np.ndarray, np.ndarray]:
     return first, flat
 
 
-def contest_rows(first: np.ndarray, usages: Any, intervals: Any) -> Rows:
+def contest_rows(first: np.ndarray, usages: Any, intervals: Any) -> MemoryRows:
     """One memory row per node that has a non-empty interval."""
     num_nodes = len(first) - 1
     if usages is None and intervals is None:
@@ -86,10 +86,10 @@ def contest_rows(first: np.ndarray, usages: Any, intervals: Any) -> Rows:
     _need_numbers("usages of node", usage_first, flat, lowest=0)
     spans = _intervals(intervals)
     live = np.flatnonzero(spans[:, 0] < spans[:, 1])
-    return Rows(live.astype(np.int32), spans[live, 0], spans[live, 1], usage_first[live], flat)
+    return MemoryRows(live.astype(np.int32), spans[live, 0], spans[live, 1], usage_first[live], flat)
 
 
-def rows(first: np.ndarray, items: list[tuple]) -> Rows:
+def rows(first: np.ndarray, items: list[tuple]) -> MemoryRows:
     """Any number of memory rows `(node, start, end, usage_vector)`."""
     if not items:
         return no_rows()
@@ -109,12 +109,12 @@ def rows(first: np.ndarray, items: list[tuple]) -> Rows:
     _need_numbers("usages of row", usage_first, flat, lowest=0)
     spans = _intervals([item[1:3] for item in items])
     live = np.flatnonzero(spans[:, 0] < spans[:, 1])
-    return Rows(nodes[live], spans[live, 0], spans[live, 1], usage_first[live], flat)
+    return MemoryRows(nodes[live], spans[live, 0], spans[live, 1], usage_first[live], flat)
 
 
-def no_rows() -> Rows:
+def no_rows() -> MemoryRows:
     whole = np.zeros(0, dtype=np.int64)
-    return Rows(np.zeros(0, dtype=np.int32), whole, whole.copy(), whole.copy(), np.zeros(0))
+    return MemoryRows(np.zeros(0, dtype=np.int32), whole, whole.copy(), whole.copy(), np.zeros(0))
 
 
 def edges(first: np.ndarray, items: Iterable[tuple]) -> Edges:
