@@ -31,17 +31,17 @@ def tie_contractions(graph: Graph, leads: Sequence[int], numbers: Sequence[int])
         if op.phase == FORWARD:
             continue
         repeated = same.get(numbers[op.outputs[0]])
-        found = [] if repeated is not None else _gradients_of(graph, op, numbers, readers)
+        candidates = [] if repeated is not None else _gradients_of(graph, op, numbers, readers)
         if repeated is not None:
             tied[index] = repeated
-        elif len(found) == 1:
-            tied[index], cotangent = found[0]
+        elif len(candidates) == 1:
+            tied[index], cotangent = candidates[0]
             cotangents.setdefault(cotangent, tied[index])
-        elif found:
-            open_ties[index] = found
-    for index, found in open_ties.items():
-        known = [source for source, cotangent in found if cotangents.get(cotangent) == source]
-        tied[index] = known[0] if known else found[-1][0]
+        elif candidates:
+            open_ties[index] = candidates
+    for index, candidates in open_ties.items():
+        sources = [source for source, cotangent in candidates if cotangents.get(cotangent) == source]
+        tied[index] = sources[0] if sources else candidates[-1][0]
     return tied
 
 
@@ -56,9 +56,9 @@ def _gradients_of(graph: Graph, op: Op, numbers: Sequence[int], readers: dict[in
     for place, value in enumerate(op.inputs):
         for source in readers.get(numbers[value], ()):
             shared[source] = shared.get(source, 0) + 1
-            made = _extents(graph.types[graph.ops[source].outputs[0]].shape)
+            extents = _extents(graph.types[graph.ops[source].outputs[0]].shape)
             for other, shape in enumerate(shapes):
-                if other != place and shape == made:
+                if other != place and shape == extents:
                     cotangents.setdefault(source, numbers[op.inputs[other]])
                     break
     most = max((shared[source] for source in cotangents), default=0)
@@ -83,17 +83,17 @@ def place_backward(
         numbers: The number of each value.
     """
     ops = graph.ops
-    made = {value: block for index, block in of_op.items() for value in ops[index].outputs}
-    again = _once({(numbers[value], block) for value, block in made.items()})
+    maker_block = {value: block for index, block in of_op.items() for value in ops[index].outputs}
+    again = _once({(numbers[value], block) for value, block in maker_block.items()})
     home: dict[int, int] = {}  # values of the backward pass and of the update
-    found: dict[int, int] = {}
+    block_of: dict[int, int] = {}
     for index, op in enumerate(ops):
         if op.phase == FORWARD:
             continue
         repeated = again.get(numbers[op.outputs[0]], -1)
         source = tied.get(index, -1)
         read = [value for value in op.inputs if graph.types[value].shape]
-        residuals = [made[value] if value in made else again.get(numbers[value], -1) for value in read]
+        residuals = [maker_block[value] if value in maker_block else again.get(numbers[value], -1) for value in read]
         residuals = [block for block in residuals if block >= 0]
         cotangents = [value for value in read if value in home]
         if source >= 0 and source in of_op:
@@ -108,23 +108,23 @@ def place_backward(
             block = index
         else:
             continue
-        found[index] = block
+        block_of[index] = block
         home.update(dict.fromkeys(op.outputs, block))
-    return found
+    return block_of
 
 
 def _once(pairs: set[tuple[int, int]]) -> dict[int, int]:
     """Those numbers that belong to one block: masks and tables are equal in all layers."""
-    found: dict[int, int] = {}
+    block_of: dict[int, int] = {}
     for number, block in pairs:
-        found[number] = block if number not in found else -1
-    return found
+        block_of[number] = block if number not in block_of else -1
+    return block_of
 
 
 def place_waiting(graph: Graph, of_op: dict[int, int], indices: Iterable[int]) -> dict[int, int]:
     """Blocks for operations that read no block (casts of weights, masks): that of all their readers, if it is one."""
     readers: list[set[int]] = [set() for _ in range(graph.columns.num_values)]
-    found: dict[int, int] = {}
+    block_of: dict[int, int] = {}
     for index, block in of_op.items():
         for value in graph.ops[index].inputs:
             readers[value].add(block)
@@ -132,10 +132,10 @@ def place_waiting(graph: Graph, of_op: dict[int, int], indices: Iterable[int]) -
         op = graph.ops[index]
         blocks = set().union(*(readers[value] for value in op.outputs))
         if len(blocks) == 1:
-            found[index] = blocks.pop()
+            block_of[index] = blocks.pop()
             for value in op.inputs:
-                readers[value].add(found[index])
+                readers[value].add(block_of[index])
         else:
             for value in op.inputs:
                 readers[value] |= blocks
-    return found
+    return block_of

@@ -93,14 +93,14 @@ def _block(
     number: int, graph: Graph, nests: Sequence[LoopNest], entered: dict[int, int], members: list[int], told: set[int]
 ) -> Block:
     ops = graph.ops
-    own = [index for index in members if ops[index].phase != UPDATE]
-    leads = [index for index in own if is_contraction(nests[index]) or is_lookup(nests[index])]
+    active = [index for index in members if ops[index].phase != UPDATE]
+    leads = [index for index in active if is_contraction(nests[index]) or is_lookup(nests[index])]
     return Block(
         number=number,
-        operations=tuple(own),
+        operations=tuple(active),
         updates=tuple(index for index in members if ops[index].phase == UPDATE),
         contractions=tuple(_contraction(graph, nests[index], entered, index) for index in leads),
-        fingerprint=fingerprint(graph, [index for index in own if index in told], leads),
+        fingerprint=fingerprint(graph, [index for index in active if index in told], leads),
         trips=ops[leads[0]].trips,
     )
 
@@ -108,5 +108,5 @@ def _block(
 def _contraction(graph: Graph, nest: LoopNest, entered: dict[int, int], index: int) -> Contraction:
     op, data = graph.ops[index], entered.get(index, 0)
     loops = loops_by_type(nest, data)
-    sizes = {name: tuple(nest.loops[loop].size for loop in found) for name, found in loops.items()}
+    sizes = {name: tuple(nest.loops[loop].size for loop in loops_of_type) for name, loops_of_type in loops.items()}
     return Contraction(index, op.label, op.phase, index in entered, data, loops, sizes)

@@ -33,14 +33,14 @@ def told_operations(graph: Graph) -> set[int]:
 def _needed_forward(graph: Graph) -> set[int]:
     """Values that results of the forward pass depend on, through loops too; not what only a backward pass reads."""
     forward = [op for op in graph.ops if op.phase == FORWARD]
-    made = {value for op in forward for value in op.outputs}
-    needed, waiting = set[int](), [value for value in graph.outputs if value in made]
+    results = {value for op in forward for value in op.outputs}
+    needed, waiting = set[int](), [value for value in graph.outputs if value in results]
     while waiting:
         needed.update(waiting)
         for op in reversed(forward):
             if not needed.isdisjoint(op.outputs):
                 needed.update(op.inputs)
-        waiting = [tie.made for tie in graph.ties if tie.carry in needed and tie.made in made - needed]
+        waiting = [tie.made for tie in graph.ties if tie.carry in needed and tie.made in results - needed]
     return needed
 
 
@@ -65,13 +65,13 @@ def fingerprint(graph: Graph, told: Sequence[int], contractions: Iterable[int]) 
 
 def _without_last_layouts(ops: Sequence[Op]) -> list[Op]:
     """The operations without changes of layout at their end: these are what the next reader wants, not work."""
-    found: list[Op] = []
+    kept: list[Op] = []
     read: set[int] = set()
     for op in reversed(ops):
         if op.primitive not in LAYOUT or not read.isdisjoint(op.outputs):
-            found.append(op)
+            kept.append(op)
             read.update(op.inputs)
-    return found[::-1]
+    return kept[::-1]
 
 
 def digest(lines: Iterable[str]) -> str:
@@ -80,8 +80,8 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def _line(op: Op, reads: Sequence[str], graph: Graph) -> str:
-    made = ",".join(_type(graph.types[value]) for value in op.outputs)
-    return f"{op.primitive}[{_params(op.signature.params)}]({','.join(reads)})->{made}"
+    results = ",".join(_type(graph.types[value]) for value in op.outputs)
+    return f"{op.primitive}[{_params(op.signature.params)}]({','.join(reads)})->{results}"
 
 
 def _type(kind: TensorType) -> str:

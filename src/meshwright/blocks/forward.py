@@ -91,22 +91,22 @@ def _enters(state: Grown, nest: LoopNest, inputs: Sequence[int]) -> bool:
 
 def _loop_bits(state: Grown, nest: LoopNest, value: int, operand: int) -> dict[int, int]:
     """The loops through which one operand brings a split from its block, with the types it comes from."""
-    found = {}
+    bits_of = {}
     for dim, bits in zip(nest.operands[operand], state.carried.get(value, ()), strict=False):
         loop = leading_loop(nest, dim)
         if bits and loop >= 0 and nest.loops[loop].kind != "unsplittable":
-            found[loop] = bits
-    return found
+            bits_of[loop] = bits
+    return bits_of
 
 
 def _shared_loops(state: Grown, nest: LoopNest, inputs: Sequence[int]) -> dict[int, int]:
     """The parallel loops that a contraction's operands bring from blocks, at least two of them at once."""
-    found: dict[int, list[int]] = {}
+    bits_of: dict[int, list[int]] = {}
     for operand, value in enumerate(inputs):
         for loop, bits in _loop_bits(state, nest, value, operand).items():
             if nest.loops[loop].kind == "parallel":
-                found.setdefault(loop, []).append(bits)
-    return {loop: bits[0] | bits[1] for loop, bits in found.items() if len(bits) > 1}
+                bits_of.setdefault(loop, []).append(bits)
+    return {loop: bits[0] | bits[1] for loop, bits in bits_of.items() if len(bits) > 1}
 
 
 class _Entries:
@@ -139,11 +139,11 @@ class _Entries:
     def follow(self, index: int, nest: LoopNest, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Adds an operation to the latest block that it reads; an operation that reads none waits for its readers."""
         state = self.state
-        own = [(state.rank[value], value) for value in inputs if state.block[value] >= 0]
-        if not own:
+        ranked = [(state.rank[value], value) for value in inputs if state.block[value] >= 0]
+        if not ranked:
             return
         self._meet(nest, inputs)
-        rank, latest = max(own)
+        rank, latest = max(ranked)
         block = state.of_op[index] = state.find(state.block[latest])
         bits: dict[int, int] = {}
         if is_contraction(nest):

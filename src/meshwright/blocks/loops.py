@@ -30,7 +30,7 @@ def loops_by_type(nest: LoopNest, data: int) -> dict[str, tuple[int, ...]]:
     operands = [{loop for dim in dims for loop in dim} for dims in nest.operands]
     of_data = operands[data]
     of_rest = set().union(*(loops for place, loops in enumerate(operands) if place != data))
-    found: dict[str, tuple[int, ...]] = {}
+    loops_of: dict[str, tuple[int, ...]] = {}
     for index, loop in enumerate(nest.loops):
         if loop.size < 2 or loop.kind == "unsplittable":
             continue
@@ -38,5 +38,5 @@ def loops_by_type(nest: LoopNest, data: int) -> dict[str, tuple[int, ...]]:
             name = BATCH if index in of_data & of_rest else ROWS if index in of_data else COLUMNS
         else:
             name = CONTRACTED
-        found[name] = (*found.get(name, ()), index)
-    return {name: found[name] for name in TYPES if name in found}
+        loops_of[name] = (*loops_of.get(name, ()), index)
+    return {name: loops_of[name] for name in TYPES if name in loops_of}

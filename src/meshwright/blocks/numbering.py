@@ -32,9 +32,9 @@ def number_values(graph: Graph) -> list[int]:
     """A number for every value; values of one number hold the same elements."""
     sizes, ops, producer = graph.sizes, graph.ops, graph.columns.producer
     numbers = [-1] * graph.columns.num_values
-    known: dict[Any, int] = {}
+    number_of: dict[Any, int] = {}
     for value in (*graph.inputs, *graph.constants):
-        numbers[value] = known.setdefault(("given", value), len(known))
+        numbers[value] = number_of.setdefault(("given", value), len(number_of))
     for index, op in enumerate(ops):
         if op.primitive == "loop_slice" and producer[op.inputs[0]] >= 0:
             stacked = ops[producer[op.inputs[0]]]
@@ -51,7 +51,7 @@ def number_values(graph: Graph) -> list[int]:
             if op.primitive in LAYOUT and source >= 0 and sizes[source] == sizes[value]:
                 numbers[value] = numbers[source]
             else:
-                numbers[value] = known.setdefault((key, nth), len(known))
+                numbers[value] = number_of.setdefault((key, nth), len(number_of))
     return numbers
 
 
@@ -62,20 +62,20 @@ def _own_key(index: int) -> tuple[str, int]:
 
 def _reads(op: Op, numbers: list[int], graph: Graph) -> list[Any]:
     """What an operation reads, as part of its key; one value stands for all constants of a type, so theirs is told."""
-    found: list[Any] = [numbers[value] for value in op.inputs]
+    read: list[Any] = [numbers[value] for value in op.inputs]
     if op.equation is None:
-        return found
+        return read
     for place, value in enumerate(op.inputs):
         if value in graph.constants and place < len(op.equation.invars):
             variable = op.equation.invars[place]
-            found[place] = str(variable.val) if isinstance(variable, jax_compat.Literal) else id(variable)
-    return found
+            read[place] = str(variable.val) if isinstance(variable, jax_compat.Literal) else id(variable)
+    return read
 
 
 def depends_on_inputs(graph: Graph) -> set[int]:
     """The values that depend on the program's inputs."""
-    found = set(graph.inputs)
+    dependent = set(graph.inputs)
     for op in graph.ops:
-        if not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
-    return found
+        if not dependent.isdisjoint(op.inputs):
+            dependent.update(op.outputs)
+    return dependent

@@ -36,32 +36,32 @@ def segment_program(graph: Graph, operations: Sequence[int]) -> SegmentProgram:
     """
     ops, numbers = graph.ops, number_values(graph)
     alias = _handed_on(graph)
-    own = _with_constants(graph, {index for index in operations if ops[index].equation is not None}, alias)
-    made = {value for index in own for value in ops[index].outputs}
+    members = _with_constants(graph, {index for index in operations if ops[index].equation is not None}, alias)
+    own_values = {value for index in members for value in ops[index].outputs}
     types: dict[int, Any] = {}
     equal: dict[tuple[int, str], int] = {}  # what a block before recomputes is what it computed
-    for index in own:
+    for index in members:
         for value, variable in zip(ops[index].inputs, ops[index].equation.invars, strict=True):
             source = alias.get(value, value)
-            if source not in made and not isinstance(variable, jax_compat.Literal):
+            if source not in own_values and not isinstance(variable, jax_compat.Literal):
                 alias[value] = equal.setdefault((numbers[source], str(variable.aval)), source)
                 types.setdefault(alias[value], variable.aval)
-    outputs = _read_outside(graph, own, made, alias)
+    outputs = _read_outside(graph, members, own_values, alias)
 
     def function(*arrays: Any) -> list[Any]:
-        known = dict(zip(types, arrays, strict=True))
+        values = dict(zip(types, arrays, strict=True))
         again: dict[int, Any] = {}  # what recomputed operations read
-        for index in own:
-            results = _run(ops[index], known, again, alias)
-            known.update(zip(ops[index].outputs, results, strict=True))
+        for index in members:
+            results = _run(ops[index], values, again, alias)
+            values.update(zip(ops[index].outputs, results, strict=True))
             if ops[index].recomputed:
                 again.update(zip(ops[index].outputs, results, strict=True))
-        return [known[value] for value in outputs]
+        return [values[value] for value in outputs]
 
     import jax
 
     given = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types.values())
-    return SegmentProgram(function, given, tuple(types), outputs, own)
+    return SegmentProgram(function, given, tuple(types), outputs, members)
 
 
 def _run(op: Op, known: dict[int, Any], again: dict[int, Any], alias: dict[int, int]) -> list[Any]:
@@ -85,7 +85,7 @@ def _handed_on(graph: Graph) -> dict[int, int]:
 
     Two loops that slice one array, such as stacked weights, read one slice.
     """
-    ops, producer, found = graph.ops, graph.columns.producer, dict[int, int]()
+    ops, producer, stacked_value = graph.ops, graph.columns.producer, dict[int, int]()
     slices: dict[int, int] = {}
     for op in ops:
         if op.primitive != "loop_slice":
@@ -94,8 +94,8 @@ def _handed_on(graph: Graph) -> dict[int, int]:
         stacked = maker >= 0 and ops[maker].primitive == "loop_stack"
         source = ops[maker].inputs[0] if stacked else slices.setdefault(op.inputs[0], op.outputs[0])
         if source != op.outputs[0]:
-            found[op.outputs[0]] = found.get(source, source)
-    return found
+            stacked_value[op.outputs[0]] = stacked_value.get(source, source)
+    return stacked_value
 
 
 def _with_constants(graph: Graph, own: set[int], alias: dict[int, int]) -> tuple[int, ...]:
@@ -105,14 +105,14 @@ def _with_constants(graph: Graph, own: set[int], alias: dict[int, int]) -> tuple
     for op in ops:
         if op.equation is None or not given.isdisjoint(op.inputs):
             given.update(op.outputs)
-    found, waiting = set(own), list(own)
+    members, waiting = set(own), list(own)
     while waiting:
         for value in ops[waiting.pop()].inputs:
             maker = int(producer[alias.get(value, value)])
-            if maker >= 0 and maker not in found and value not in given:
-                found.add(maker)
+            if maker >= 0 and maker not in members and value not in given:
+                members.add(maker)
                 waiting.append(maker)
-    return tuple(sorted(found))
+    return tuple(sorted(members))
 
 
 def _read_outside(graph: Graph, own: Iterable[int], made: set[int], alias: dict[int, int]) -> tuple[int, ...]:

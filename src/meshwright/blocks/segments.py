@@ -15,11 +15,11 @@ def find_segments(blocks: Sequence[Block], bodies: Sequence[int]) -> tuple[Segme
         blocks: The blocks of a program, in order.
         bodies: For each operation, the number of the loop body that it is in; 0 for none.
     """
-    found: dict[tuple[str, ...], list[tuple[Block, ...]]] = {}
+    pieces_of: dict[tuple[str, ...], list[tuple[Block, ...]]] = {}
     for body, members in groupby(blocks, key=lambda block: bodies[block.entries[0].operation]):
         for piece in _pieces(tuple(members), body > 0):
-            found.setdefault(tuple(block.fingerprint for block in piece), []).append(piece)
-    return tuple(_segment(key, pieces) for key, pieces in found.items())
+            pieces_of.setdefault(tuple(block.fingerprint for block in piece), []).append(piece)
+    return tuple(_segment(key, pieces) for key, pieces in pieces_of.items())
 
 
 def _pieces(blocks: tuple[Block, ...], is_body: bool) -> list[tuple[Block, ...]]:
@@ -28,14 +28,14 @@ def _pieces(blocks: tuple[Block, ...], is_body: bool) -> list[tuple[Block, ...]]
     runs = find_runs([names[block.fingerprint] for block in blocks])
     if is_body and not runs:
         return [blocks]
-    found, at = [], 0
+    pieces, at = [], 0
     for run in runs:
-        found += [blocks[place : place + 1] for place in range(at, run.start)]
+        pieces += [blocks[place : place + 1] for place in range(at, run.start)]
         at = run.start
         while at + run.period <= run.stop:
-            found.append(blocks[at : at + run.period])
+            pieces.append(blocks[at : at + run.period])
             at += run.period
-    return found + [blocks[place : place + 1] for place in range(at, len(blocks))]
+    return pieces + [blocks[place : place + 1] for place in range(at, len(blocks))]
 
 
 def _segment(key: tuple[str, ...], pieces: Sequence[tuple[Block, ...]]) -> Segment:

@@ -51,11 +51,11 @@ class _PlainFlags:
     """Shows a flag in the help as it is typed, without a type: `--scan` takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found = super().get_params(ctx)  # type: ignore[misc]
-        for param in found:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
-        return found
+        return params
 
 
 class _Command(_PlainFlags, TyperCommand):
@@ -147,16 +147,16 @@ def plan(
         recipe=recipe,
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        found = find_plan(request, Stages())
+        planned = find_plan(request, Stages())
     if save is not None:
-        found.save(save)
+        planned.save(save)
         note(f"saved {save}")
     if json_path is not None:
         from meshwright.plan_files.storage import plan_json
 
-        write_text(json_path, plan_json(found))
+        write_text(json_path, plan_json(planned))
     if str(json_path) != "-":
-        show(see.plan_view(found))
+        show(see.plan_view(planned))
 
 
 @app.command()
@@ -188,11 +188,11 @@ def compare(
         microbatches=parse_microbatches(microbatches),
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        found = find_comparison(request, methods, steps, Stages())
+        comparison = find_comparison(request, methods, steps, Stages())
     if json_path is not None:
-        write_json(json_path, found.to_json())
+        write_json(json_path, comparison.to_json())
     if str(json_path) != "-":
-        show(found)
+        show(comparison)
 
 
 @app.command()

@@ -28,9 +28,9 @@ def find_comparison(request: plan.Request, methods: str, steps: int, stages: Sta
         chosen = tuple(replace(method, memory_fraction=request.memory_fraction) for method in chosen)
     machine = plan.machine_of(request)
     with stages:
-        found = _compared(request, chosen, machine, steps, stages)
-        if found.best is not None or ":" in request.model or "checkpoint" in request.zoo:
-            return found
+        comparison = _compared(request, chosen, machine, steps, stages)
+        if comparison.best is not None or ":" in request.model or "checkpoint" in request.zoo:
+            return comparison
         stages.remark("no method fits as it is: comparing again with every layer checkpointed (--checkpoint)")
         return _compared(plan.checkpointed(request), chosen, machine, steps, stages)
 

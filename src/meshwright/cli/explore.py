@@ -63,7 +63,7 @@ def explore_command(
     stages = Stages()
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
         function, arguments = plan.function_of(request, stages, real=False)
-        found = meshwright.explore(
+        exploration = meshwright.explore(
             function,
             arguments,
             clusters=machines,
@@ -73,21 +73,21 @@ def explore_command(
             on_progress=stages.say,
         )
     if picture is not None:
-        found.save_picture(picture)
+        exploration.save_picture(picture)
         note(f"wrote {picture}")
     if json_path is not None:
-        write_json(json_path, found.to_json())
+        write_json(json_path, exploration.to_json())
     if str(json_path) != "-":
-        show(found)
+        show(exploration)
 
 
 def _prices(texts: list[str]) -> dict[str, float]:
     """Reads ``h100=2.50``."""
-    found = {}
+    dollars_of = {}
     for text in texts:
         chip, _, dollars = text.partition("=")
         try:
-            found[chip.strip()] = float(dollars)
+            dollars_of[chip.strip()] = float(dollars)
         except ValueError:
             raise CommandError(f"--price is {text!r}; write CHIP=DOLLARS, such as h100=2.50") from None
-    return found
+    return dollars_of

@@ -49,8 +49,8 @@ def launch_command(
     with TemporaryDirectory(prefix="meshwright-plans-") as plans:  # so that restarts need not plan again
         shares = [{PLANS: os.environ.get(PLANS) or plans, **share} for share in shares] if restarts else shares
         for attempt in range(restarts + 1):
-            with reserved_port("127.0.0.1") as held:
-                settings = process_settings(held.getsockname()[1], shares)
+            with reserved_port("127.0.0.1") as port_socket:
+                settings = process_settings(port_socket.getsockname()[1], shares)
                 crew = Crew(command, settings, grace)
                 code = crew.run()
             if code == 0 or crew.is_stopped or attempt == restarts:
@@ -82,12 +82,12 @@ def device_settings(processes: int, each: int | None, platform: str | None) -> l
         raise CommandError(f"--devices-per-process is {each}; give 1 or more")
     gpus = _gpus()
     asked = platform or os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    found = asked or ("cuda" if gpus and any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))) else "cpu")
-    if found == "cpu":
+    chosen = asked or ("cuda" if gpus and any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))) else "cpu")
+    if chosen == "cpu":
         flags = _VIRTUAL.sub("", os.environ.get("XLA_FLAGS", ""))
         return [{"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(each or 1), "XLA_FLAGS": flags}] * processes
-    if found not in ("cuda", "gpu"):
-        raise CommandError(f"the platform is {found!r}; give --platform cpu or cuda")
+    if chosen not in ("cuda", "gpu"):
+        raise CommandError(f"the platform is {chosen!r}; give --platform cpu or cuda")
     each = each or max(1, len(gpus) // processes)
     if processes * each > len(gpus):
         raise CommandError(

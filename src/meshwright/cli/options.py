@@ -53,7 +53,7 @@ NO_OPTIONS: ZooOptions = MappingProxyType({})
 
 def takes_zoo_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command all options of a zoo model in place of its parameter `zoo`, which gets those that were given."""
-    own, shared = signature(command), signature(_zoo_options)
+    of_command, shared = signature(command), signature(_zoo_options)
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -61,10 +61,10 @@ def takes_zoo_options(command: Callable[..., None]) -> Callable[..., None]:
         command(zoo=_zoo_options(**options), **given)
 
     parameters: list[Parameter] = []
-    for name, parameter in own.parameters.items():
+    for name, parameter in of_command.parameters.items():
         parameters += shared.parameters.values() if name == "zoo" else [parameter]
     named = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
-    run.__signature__ = own.replace(parameters=named)  # type: ignore[attr-defined]
+    run.__signature__ = of_command.replace(parameters=named)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
     return run
 
@@ -95,9 +95,9 @@ def _zoo_options(
     ] = None,
 ) -> dict[str, Any]:
     """The options of a zoo model that were given, as `zoo.build` takes them."""
-    for name, value, known in (("checkpoint", checkpoint, CHECKPOINTS), ("attention", attention, ATTENTION)):
-        if value is not None and value.partition(":")[0] not in known:
-            raise CommandError(f"--{name} is {value!r:.60}; give one of {', '.join(known)}")
+    for name, value, legal in (("checkpoint", checkpoint, CHECKPOINTS), ("attention", attention, ATTENTION)):
+        if value is not None and value.partition(":")[0] not in legal:
+            raise CommandError(f"--{name} is {value!r:.60}; give one of {', '.join(legal)}")
     given = {"batch": batch, "seq": seq, "layers": layers, "scan": scan or None, "checkpoint": checkpoint}
     options: dict[str, Any] = given | {"attention": attention}
     options = {name: value for name, value in options.items() if value is not None}
@@ -128,9 +128,9 @@ def spelled_out(arguments: list[str]) -> list[str]:
 
     A word after `--checkpoint` that is none of its values is the model, unless the model came first.
     """
-    found, has_model = [], bool(arguments) and not arguments[0].startswith("-")
+    spelled, has_model = [], bool(arguments) and not arguments[0].startswith("-")
     for text, following in zip(arguments, [*arguments[1:], ""], strict=False):
         is_value = following in CHECKPOINTS or (has_model and following and not following.startswith("-"))
         alone = text == "--checkpoint" and not is_value
-        found.append("--checkpoint=full" if alone else "--checkpoint=none" if text == "--no-checkpoint" else text)
-    return found
+        spelled.append("--checkpoint=full" if alone else "--checkpoint=none" if text == "--no-checkpoint" else text)
+    return spelled

@@ -169,7 +169,7 @@ def load_name(text: str, option: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module_name)
+        named = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise CommandError(
@@ -180,11 +180,11 @@ def load_name(text: str, option: str) -> Any:
     except Exception as error:
         raise CommandError(f"{option}: importing {module_name!r} failed: {_reason(error)}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            public = ", ".join(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else ""
+        if not hasattr(named, part):
+            public = ", ".join(n for n in vars(named) if not n.startswith("_")) if hasattr(named, "__dict__") else ""
             raise CommandError(f"{option}: {module_name!r} has no {name!r}; it has {public or 'no public names'}")
-        found = getattr(found, part)
-    return found
+        named = getattr(named, part)
+    return named
 
 
 def _guard(function: Callable[[], T], what: str) -> T:
@@ -212,11 +212,11 @@ def method_of(name: str, memory_fraction: float | None, microbatches: int | str 
     from meshwright.planner.methods import find_method
 
     try:
-        found = find_method(name)
+        method = find_method(name)
     except ShardingError as error:
         raise CommandError(f"--method: {error}") from None
-    fraction = found.memory_fraction if memory_fraction is None else memory_fraction
-    return replace(found, memory_fraction=fraction, microbatches=microbatches)
+    fraction = method.memory_fraction if memory_fraction is None else memory_fraction
+    return replace(method, memory_fraction=fraction, microbatches=microbatches)
 
 
 def staged_method(request: Request) -> "Method | None":
@@ -224,8 +224,8 @@ def staged_method(request: Request) -> "Method | None":
     options: dict[str, Any] = {} if request.memory_fraction is None else {"memory_fraction": request.memory_fraction}
     if not request.pipeline and request.recipe is None:
         return None
-    own = (("--mesh", None), ("--method", "auto"), ("--microbatches", "auto"))
-    for option, default in own:
+    options_alone = (("--mesh", None), ("--method", "auto"), ("--microbatches", "auto"))
+    for option, default in options_alone:
         if getattr(request, option[2:]) != default:
             raise CommandError(f"{option} is for plans without stages; leave it out, or --pipeline and --recipe")
     if request.recipe is None:
@@ -238,15 +238,15 @@ def staged_method(request: Request) -> "Method | None":
 def _parse_recipe(text: str) -> dict[str, Any]:
     """Reads ``data=12,tensor=8,pipeline=32,schedule=1f1b``."""
     numbers, words = ("data", "tensor", "pipeline", "microbatch", "interleave"), ("schedule", "checkpoint")
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in (*numbers, *words):
             raise CommandError(f"--recipe: cannot read {part.strip()!r}; write some of {', '.join((*numbers, *words))}")
         if name in numbers and not (value.isdecimal() and len(value) < 10):
             raise CommandError(f"--recipe: {name} is {value!r:.60}; give a whole number")
-        found[name] = int(value) if name in numbers else value
-    return found
+        sizes[name] = int(value) if name in numbers else value
+    return sizes
 
 
 def parse_microbatches(text: str) -> int | str:
@@ -265,13 +265,13 @@ def parse_mesh(text: str | None) -> tuple[int, ...] | dict[str, int] | None:
     if _MESH.fullmatch(text.strip()):
         return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
     axes = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
-    found = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
-    if len(found) != len(axes):
+    size_of_axis = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
+    if len(size_of_axis) != len(axes):
         raise CommandError(
             f"--mesh is {text!r:.60}; write the sizes of its axes, such as 50x4 or 2x25x4, or their names and sizes, "
             "each once: data=50,model=4"
         )
-    return found
+    return size_of_axis
 
 
 def check_writable(path: Path | None) -> None:

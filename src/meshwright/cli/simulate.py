@@ -63,17 +63,17 @@ def simulate_command(
         plan.check_writable(path)
     given = figures_of({"intra": intra, "inter": inter, "memory": memory})
     if model.endswith(".json"):
-        found = meshwright.Plan.load(Path(model))
+        planned = meshwright.Plan.load(Path(model))
         machine = None if cluster is None else changed(meshwright.cluster(cluster), given)
         if machine is None and given:
             raise CommandError("--intra, --inter and --memory change a cluster: name it with --cluster")
     else:
         machine = None
-        own = changed(meshwright.cluster(cluster or "local"), given)
+        machines = changed(meshwright.cluster(cluster or "local"), given)
         request = plan.Request(
             model=model,
             args=args,
-            cluster=own,
+            cluster=machines,
             mesh=plan.parse_mesh(mesh),
             zoo=zoo,
             method=method,
@@ -83,15 +83,15 @@ def simulate_command(
             recipe=recipe,
         )
         with redirect_stdout(sys.stderr):  # output of the user's code is not part of the result
-            found = plan.find_plan(request, Stages())
-    simulation = meshwright.simulate(found, cluster=machine)
+            planned = plan.find_plan(request, Stages())
+    simulation = meshwright.simulate(planned, cluster=machine)
     if trace is not None:
         simulation.save_trace(trace)
         note(f"wrote {trace}")
     if json_path is not None:
         write_json(json_path, simulation.to_json())
     if str(json_path) != "-":
-        show(_view(found, simulation))
+        show(_view(planned, simulation))
 
 
 def figures_of(given: dict[str, str | None]) -> dict[str, float]:

@@ -39,9 +39,9 @@ def validate_command(
 
     table = read_rows(path)
     note(f"{'planning and ' if plans else ''}simulating {len(table)} rows of {path}")
-    found, view = _as_plans(table, path) if plans else _as_recipes(table, path)
+    data, view = _as_plans(table, path) if plans else _as_recipes(table, path)
     if json_path is not None:
-        write_json(json_path, found)
+        write_json(json_path, data)
     if str(json_path) != "-":
         show(view)
 
@@ -50,10 +50,10 @@ def _as_recipes(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], Render
     from meshwright.validation.replay import replay_rows
     from meshwright.validation.validation import Validation, validation_view
 
-    found = Validation(tuple(replay_rows(table)))
-    if len(found.problems) == len(found.rows):
-        raise CommandError(f"none of the rows of {path} could be understood; {found.problems[0].problem}")
-    return found.to_json(), validation_view(found)
+    validation = Validation(tuple(replay_rows(table)))
+    if len(validation.problems) == len(validation.rows):
+        raise CommandError(f"none of the rows of {path} could be understood; {validation.problems[0].problem}")
+    return validation.to_json(), validation_view(validation)
 
 
 def _as_plans(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], RenderableType]":
@@ -64,10 +64,10 @@ def _as_plans(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], Renderab
     for number, row in enumerate(replay_plans(table), 1):
         note(f"{number} of {len(table)}  {row}")  # a run of many minutes that is cut keeps what it found
         rows.append(row)
-    found = PlanValidation(tuple(rows))
-    if not found.expressed:
-        raise CommandError(f"none of the rows of {path} can be planned; {found.rows[0].problem}")
-    return found.to_json(), plan_validation_view(found)
+    validation = PlanValidation(tuple(rows))
+    if not validation.expressed:
+        raise CommandError(f"none of the rows of {path} can be planned; {validation.rows[0].problem}")
+    return validation.to_json(), plan_validation_view(validation)
 
 
 def _default() -> Path:

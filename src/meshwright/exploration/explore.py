@@ -70,9 +70,9 @@ def _offer(
     price = cluster_price(machine, prices)
     dollars, source = (price.dollars, price.source) if price else (None, "")
     try:
-        found = plan(function, *args, cluster=machine, method=method)
+        planned = plan(function, *args, cluster=machine, method=method)
     except (ClusterError, DoesNotFit, ShardingError) as error:
         # A cluster that is too small, or does not suit the shapes or the method, must not hide the results of the
         # others.
         return Offer(machine, None, None, dollars, source, str(error))
-    return Offer(machine, found, found.simulate(), dollars, source, "")
+    return Offer(machine, planned, planned.simulate(), dollars, source, "")

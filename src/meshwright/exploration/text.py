@@ -42,14 +42,14 @@ def _cells(offer: Offer) -> list[str]:
     dollars = "unknown" if offer.dollars_per_hour is None else f"{offer.dollars_per_hour:,.2f}"
     if offer.plan is None or offer.simulation is None:
         return [offer.cluster.name, "no plan", "", "", "", "", dollars, ""]
-    found = offer.simulation
+    simulated = offer.simulation
     shape = "×".join(str(size) for size in offer.plan.mesh.sizes)
     if offer.plan.stages:
         count = len(offer.plan.stages)
         shape = f"{count} stage{'s' * (count > 1)}"
     per_dollar = "" if offer.tokens_per_dollar is None else f"{offer.tokens_per_dollar:,.0f}"
-    rates = [f"{found.tokens_per_s:,.0f}", f"{found.mfu:.1%}", format_bytes(found.peak_bytes)]
-    return [offer.cluster.name, shape, format_seconds(found.step_s), *rates, dollars, per_dollar]
+    rates = [f"{simulated.tokens_per_s:,.0f}", f"{simulated.mfu:.1%}", format_bytes(simulated.peak_bytes)]
+    return [offer.cluster.name, shape, format_seconds(simulated.step_s), *rates, dollars, per_dollar]
 
 
 def _mark(number: int) -> str:

@@ -42,8 +42,8 @@ class TracedCollective:
     @property
     def source(self) -> str:
         """The user's source line: XLA's, or the plan's where XLA names our own runtime or nothing."""
-        known = self.compiled.source if _RUNTIME not in self.compiled.source else ""
-        return known or next((c.source for c in self.planned if c.source), "")
+        line = self.compiled.source if _RUNTIME not in self.compiled.source else ""
+        return line or next((c.source for c in self.planned if c.source), "")
 
     @property
     def purpose(self) -> str:
@@ -97,16 +97,16 @@ def trace_back(plan: "PlanData", made: Iterable["CompiledCollective"], scatters:
     for item in plan.collectives:
         kind = "all_reduce" if item.kind == "reduce_scatter" and not scatters else item.kind
         pools.setdefault((kind, item.axes), []).append([item, item.bytes * item.trips])
-    found: dict[int, TracedCollective] = {}
+    traced: dict[int, TracedCollective] = {}
     compiled = list(made)
     for by_line in (True, False):
         for number, one in enumerate(compiled):
-            if number not in found:
+            if number not in traced:
                 taken = _take(pools.get((one.kind, one.axes), []), one, by_line)
                 if taken is not None or not by_line:
                     small = one.bytes * one.trips < _SMALL
-                    found[number] = TracedCollective(one, taken or (), taken is not None or small)
-    return After(tuple(found[number] for number in range(len(compiled))))
+                    traced[number] = TracedCollective(one, taken or (), taken is not None or small)
+    return After(tuple(traced[number] for number in range(len(compiled))))
 
 
 def _take(pool: list[list], item: "CompiledCollective", by_line: bool) -> "tuple[Collective, ...] | None":

@@ -115,21 +115,21 @@ def _compiled(plan: "PlanData", folder: Path, function: Any, args: Sequence[Any]
     from meshwright.runtime.checking.verify_stages import PipelineVerification
 
     try:
-        found = verify(plan, function, args)
+        verification = verify(plan, function, args)
     except MeshwrightError as error:
         return {"(no compiled.txt)": f"not compiled: {error}"}
-    if isinstance(found, PipelineVerification):
-        for number, stage in enumerate(found.stages):
+    if isinstance(verification, PipelineVerification):
+        for number, stage in enumerate(verification.stages):
             texts = (f"# {name}\n\n{text}\n" for name, text in stage.texts.items())
             (folder / f"stage-{number}" / "compiled.txt").write_text("\n".join(texts), encoding="utf-8")
-        (folder / "after.txt").write_text(f"{found}\n", encoding="utf-8")
+        (folder / "after.txt").write_text(f"{verification}\n", encoding="utf-8")
         return {
             "stage-N/compiled.txt": "the compiled programs of the stage",
             "after.txt": "their collectives, memory and flops, and what stages send, against the plan's",
         }
-    after = trace_back(plan, found.made, "cpu" not in found.backend)
-    (folder / "compiled.txt").write_text(after.annotate(found.text), encoding="utf-8")
-    (folder / "after.txt").write_text(f"{found}\n\n{after}\n", encoding="utf-8")
+    after = trace_back(plan, verification.made, "cpu" not in verification.backend)
+    (folder / "compiled.txt").write_text(after.annotate(verification.text), encoding="utf-8")
+    (folder / "after.txt").write_text(f"{verification}\n\n{after}\n", encoding="utf-8")
     return {
         "compiled.txt": "the compiled program, with source line and prediction behind each collective",
         "after.txt": "its collectives, memory and flops against the plan's; unforeseen collectives are marked",

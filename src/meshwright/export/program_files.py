@@ -74,13 +74,13 @@ def _problem(subject: Subject, path: Path) -> None:
     """The problem in the contest's format; memory is constrained where the choice needs most, as in planning."""
     problem = subject.record.problem
     profile = problem.memory.profile(problem.choice, problem.copies_made(problem.choice))
-    held = {} if problem.limit is None else {profile.peak_at: 0.0}
-    problem.problem(held, problem.limit if held else None).save(path)
+    limited = {} if problem.limit is None else {profile.peak_at: 0.0}
+    problem.problem(limited, problem.limit if limited else None).save(path)
 
 
 def _memory(subject: Subject, path: Path) -> None:
-    found = memory_over_time(subject.record.problem)
-    rows = ((int(at), *map(int, found.by_role[:, i])) for i, at in enumerate(found.at))
+    memory = memory_over_time(subject.record.problem)
+    rows = ((int(at), *map(int, memory.by_role[:, i])) for i, at in enumerate(memory.at))
     write_csv(path, ("operation", *MEMORY_ROLES), rows)
 
 

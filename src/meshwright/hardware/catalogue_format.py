@@ -60,10 +60,12 @@ def read_chip(data: dict[str, Any], where: str, find_link: FindLink) -> Chip:
 
 def _capability(data: dict[str, Any], where: str) -> str:
     """The compute capability of an NVIDIA chip; empty where none is given."""
-    found = text(data["compute_capability"], f"{where}: compute_capability") if "compute_capability" in data else ""
-    if found and not re.fullmatch(r"\d+\.\d+", found):
-        raise ClusterError(f'{where}: compute_capability is {found!r:.60} but must be two numbers, such as "9.0".')
-    return found
+    capability = (
+        text(data["compute_capability"], f"{where}: compute_capability") if "compute_capability" in data else ""
+    )
+    if capability and not re.fullmatch(r"\d+\.\d+", capability):
+        raise ClusterError(f'{where}: compute_capability is {capability!r:.60} but must be two numbers, such as "9.0".')
+    return capability
 
 
 def read_link(data: dict[str, Any], where: str) -> tuple[Link, tuple[Figure, ...]]:
@@ -88,17 +90,17 @@ def read_link(data: dict[str, Any], where: str) -> tuple[Link, tuple[Figure, ...
 
 def link_settings(data: dict[str, Any], where: str) -> dict[str, Any]:
     """The settings of a link that are not measured figures."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if "topology" in data:
-        found["topology"] = data["topology"]
+        settings["topology"] = data["topology"]
         if data["topology"] not in TOPOLOGIES:
             raise ClusterError(f"{where}: topology {data['topology']!r} is not one of {', '.join(TOPOLOGIES)}.")
     if "edges" in data:
-        found["edges"] = tuple(_edge(edge, where) for edge in data["edges"])
+        settings["edges"] = tuple(_edge(edge, where) for edge in data["edges"])
     for key in ("torus_dims", "wrap_multiple", "domain"):
         if key in data:
-            found[key] = whole(data[key], f"{where}: {key}")
-    return found
+            settings[key] = whole(data[key], f"{where}: {key}")
+    return settings
 
 
 def _edge(edge: Any, where: str) -> tuple[int, int, int]:
@@ -115,11 +117,11 @@ def _chip_link(
     check_keys(table, ("link", *LINK_FIGURES, *LINK_SETTINGS), place)
     base, base_figures = find_link(text(required(table, "link", place), f"{place}: link"))
     required(table, "bandwidth", place)
-    own = _figures({k: v for k, v in table.items() if k in LINK_FIGURES}, LINK_FIGURES, sources, place)
-    changes: dict[str, Any] = {f.name: f.value for f in own}
+    changed = _figures({k: v for k, v in table.items() if k in LINK_FIGURES}, LINK_FIGURES, sources, place)
+    changes: dict[str, Any] = {f.name: f.value for f in changed}
     link = replace(base, **changes, **link_settings(table, place))
-    overridden = {f.name for f in own}
-    kept = [*own, *(f for f in base_figures if f.name not in overridden)]
+    overridden = {f.name for f in changed}
+    kept = [*changed, *(f for f in base_figures if f.name not in overridden)]
     return link, [replace(f, name=f"{key}.{f.name}") for f in kept]
 
 

@@ -72,8 +72,8 @@ def _chip(data: dict[str, Any], path: Path, where: str) -> Chip:
     name = text(required(data, "chip", where), f"{where}: chip")
     if not name.endswith(".toml"):
         return find_chip(name)
-    own = path.parent / name
-    return read_chip(read_toml(own), own.name, find_link)
+    chip_path = path.parent / name
+    return read_chip(read_toml(chip_path), chip_path.name, find_link)
 
 
 def _override_chip(chip: Chip, table: dict[str, Any], where: str) -> Chip:

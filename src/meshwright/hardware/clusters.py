@@ -156,10 +156,10 @@ class Mesh:
             axes: Indices of the axes it runs along.
         """
         key = (kind, tuple(axes))
-        found = self._ways.get(key)
-        if found is None:
-            found = self._ways[key] = self._find_ways(kind, key[1])
-        return found
+        ways = self._ways.get(key)
+        if ways is None:
+            ways = self._ways[key] = self._find_ways(kind, key[1])
+        return ways
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: Numeric, start: float = 1.0) -> Numeric:
         """Seconds (or the abstract mesh's units) of a collective; a number or an array, like ``num_bytes``.

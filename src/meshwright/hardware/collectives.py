@@ -44,11 +44,11 @@ def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
         return prune(exchange_ways(group, intra, inter))
     if kind == "permute":
         return prune(permute_ways(group, intra, inter))
-    found = [*_buffer_ways(group, intra, inter, kind)]
+    candidates = [*_buffer_ways(group, intra, inter, kind)]
     if kind != "all_reduce":
         # An all-reduce of the buffer, padded with zeros or cut afterwards, does the same.
-        found += _buffer_ways(group, intra, inter, "all_reduce")
-    return prune(found)
+        candidates += _buffer_ways(group, intra, inter, "all_reduce")
+    return prune(candidates)
 
 
 def least_s(ways: Sequence[Way], num_bytes: Numeric) -> Numeric:
@@ -114,7 +114,7 @@ def hierarchical_ways(group: Group, intra: Link, inter: Link, kind: str) -> list
 def exchange_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
     """Every device sends a part to every other one, inside and across at the same time."""
     n, m, h = group.size, group.inner.size, group.num_domains
-    found = []
+    ways = []
     for near, far in _protocols(group, intra, inter, "all_to_all"):
         alpha, beta = _base_s(group, near, far) + near.hop_s * math.log2(n), 0.0
         if m > 1:
@@ -125,19 +125,19 @@ def exchange_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
             rate = group.outer_bandwidth / m * far.efficiency * (1 - 0.44 / h)
             alpha += far.hop_s + MESSAGE_S * (n - m)
             beta = max(beta, (n - m) / n**2 / rate)
-        found.append((alpha, beta))
-    return found
+        ways.append((alpha, beta))
+    return ways
 
 
 def permute_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
     """Every device sends to the next one; the slowest wire on the way sets the pace."""
-    found = []
+    ways = []
     for near, far in _protocols(group, intra, inter, "permute"):
         hop_s, rate = near.hop_s, group.inner.pair_bandwidth * near.efficiency
         if group.num_domains > 1:
             hop_s, rate = far.hop_s, group.device_bandwidth * far.efficiency
-        found.append((_base_s(group, near, far) + hop_s, 1 / rate))
-    return found
+        ways.append((_base_s(group, near, far) + hop_s, 1 / rate))
+    return ways
 
 
 def _buffer_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:

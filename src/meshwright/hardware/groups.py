@@ -146,9 +146,9 @@ def _parts(members_gn: "np.ndarray", domain: int) -> set[tuple[int, ...]]:
     import numpy as np
 
     first_g = members_gn[:, :1] // domain * domain
-    found = set()
+    parts = set()
     for row in np.unique(members_gn - first_g, axis=0):  # groups with the same places in their domains count once
         hosts = row // domain
         for index in np.unique(hosts):
-            found.add(tuple((row[hosts == index] % domain).tolist()))
-    return found
+            parts.add(tuple((row[hosts == index] % domain).tolist()))
+    return parts

@@ -95,11 +95,11 @@ class Link:
         Between two measured sizes both follow a power of the size, which holds for rings (constant), trees and threads
         that wait for each other (α grows) and all-to-alls (β falls) alike; beyond them the nearest one counts.
         """
-        known = sorted((t for t in self.timings if t.kind == kind), key=lambda t: t.size)
-        if not known:
+        timings = sorted((t for t in self.timings if t.kind == kind), key=lambda t: t.size)
+        if not timings:
             return None
-        below = max((t for t in known if t.size <= size), key=lambda t: t.size, default=known[0])
-        above = min((t for t in known if t.size >= size), key=lambda t: t.size, default=known[-1])
+        below = max((t for t in timings if t.size <= size), key=lambda t: t.size, default=timings[0])
+        above = min((t for t in timings if t.size >= size), key=lambda t: t.size, default=timings[-1])
         if below.size >= above.size:
             return below.alpha_s, below.beta_s
         share = math.log(size / below.size) / math.log(above.size / below.size)
@@ -146,9 +146,9 @@ class Link:
         reached, frontier = {members[0]}, [members[0]]
         while frontier:
             device = frontier.pop()
-            found = [other for other in members if other not in reached and self._wires(device, other)]
-            reached.update(found)
-            frontier += found
+            neighbours = [other for other in members if other not in reached and self._wires(device, other)]
+            reached.update(neighbours)
+            frontier += neighbours
         return len(reached) == len(members)
 
     def _knows(self, members: tuple[int, ...]) -> bool:

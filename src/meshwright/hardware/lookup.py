@@ -65,5 +65,5 @@ def _chips_by_name() -> dict[str, Chip]:
 @lru_cache(maxsize=1)
 def _links() -> dict[str, tuple[Link, tuple[Figure, ...]]]:
     folder = files("meshwright.hardware").joinpath("catalogue", "links")
-    found = (read_link(read_toml(path), path.name) for path in folder.iterdir() if path.name.endswith(".toml"))
-    return {link.kind: (link, figures) for link, figures in found}
+    links = (read_link(read_toml(path), path.name) for path in folder.iterdir() if path.name.endswith(".toml"))
+    return {link.kind: (link, figures) for link, figures in links}

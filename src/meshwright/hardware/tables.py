@@ -36,12 +36,12 @@ def read_toml(path: Path | Traversable) -> dict[str, Any]:
 
 def check_keys(table: dict[str, Any], legal: Iterable[str], where: str) -> None:
     """Refuses keys that nobody would read, naming the nearest legal one."""
-    known = sorted(legal)
+    keys = sorted(legal)
     for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ClusterError(f"{where}: unknown key {key!r:.60}; {hint}legal keys are {', '.join(known)}.")
+            raise ClusterError(f"{where}: unknown key {key!r:.60}; {hint}legal keys are {', '.join(keys)}.")
 
 
 def quantity(value: Any, where: str, *, zero: bool = False, most: float | None = None) -> float:

@@ -92,9 +92,9 @@ def _inside(sizes: tuple[int, ...], domain: int) -> tuple[int, ...]:
 
 def _whole_dims(shape: tuple[int, ...], inside: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
     for owners in product(range(len(inside)), repeat=len(shape)):
-        held = tuple(tuple(d for d, owner in enumerate(owners) if owner == a) for a in range(len(inside)))
-        if all(math.prod(shape[d] for d in dims) == size for dims, size in zip(held, inside, strict=True)):
-            return tuple(tuple(d for d in dims if shape[d] > 1) for dims in held)
+        dims_of_axes = tuple(tuple(d for d, owner in enumerate(owners) if owner == a) for a in range(len(inside)))
+        if all(math.prod(shape[d] for d in dims) == size for dims, size in zip(dims_of_axes, inside, strict=True)):
+            return tuple(tuple(d for d in dims if shape[d] > 1) for dims in dims_of_axes)
     return None
 
 

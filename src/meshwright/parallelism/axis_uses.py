@@ -80,11 +80,11 @@ class AxisFacts:
 
         Dims and values keep their meanings in the whole program: a stage in the middle sees neither data nor loss.
         """
-        found = copy(self)
-        known = {name: getattr(self, name) for name in ("letters", "weight_ops", "_kept", "_owners")}
-        vars(found).update(known, program=program)
-        vars(found).pop("uses", None)
-        return found
+        part = copy(self)
+        shared = {name: getattr(self, name) for name in ("letters", "weight_ops", "_kept", "_owners")}
+        vars(part).update(shared, program=program)
+        vars(part).pop("uses", None)
+        return part
 
     @cached_property
     def classes(self) -> DimClasses:
@@ -95,21 +95,21 @@ class AxisFacts:
     def _origin(self) -> list[int]:
         """For each value the parameter that it is made from alone, or whether it is constant or an activation."""
         program = self.program
-        found = [_NEUTRAL] * len(program.kind)
+        origins = [_NEUTRAL] * len(program.kind)
         for value in range(len(program.inputs)):
-            found[value] = _ACTIVATION
+            origins[value] = _ACTIVATION
         for value in self.parameters:
-            found[value] = value
+            origins[value] = value
         reads, start, first = program.reads.tolist(), program.start.tolist(), program.first_made.tolist()
         counts = [len(nest.results) for nest in program.nests]
         for op, nest in enumerate(program.nest.tolist()):
-            tags = {found[value] for value in reads[start[op] : start[op + 1]]} - {_NEUTRAL}
+            tags = {origins[value] for value in reads[start[op] : start[op + 1]]} - {_NEUTRAL}
             if not tags:
                 continue
             mixed = _ACTIVATION in tags or program.nests[nest].flops > 0
             for value in range(first[op], first[op] + counts[nest]):
-                found[value] = _ACTIVATION if mixed else min(tags)
-        return found
+                origins[value] = _ACTIVATION if mixed else min(tags)
+        return origins
 
     def parameter_of(self, value: int) -> int:
         """The parameter that a value is made from alone, by casts and the like; -1 for none."""
@@ -121,7 +121,7 @@ class AxisFacts:
         program, origin = self.program, self._origin
         forward = program.phases.index("forward")
         candidates = [n.flops > 0 or bool(looked_up(n)) for n in program.nests]
-        found = []
+        products = []
         for op, nest in enumerate(program.nest.tolist()):
             if not candidates[nest] or program.phase[op] != forward or program.assignment[op] == VIRTUAL:
                 continue
@@ -130,25 +130,25 @@ class AxisFacts:
             tags = [origin[value] for value in program.reads_of(op)]
             of_weights = [i for i, tag in enumerate(tags) if tag >= 0]
             if of_weights and _ACTIVATION in tags:
-                found.append((op, of_weights[0], tags[of_weights[0]]))
-        return found
+                products.append((op, of_weights[0], tags[of_weights[0]]))
+        return products
 
     @cached_property
     def vocabulary(self) -> frozenset[int]:
         """Classes of dims that are indexed in a parameter, or in the result of a product with a parameter."""
-        program, found = self.program, set()
+        program, indexed = self.program, set()
         weights = [c for value in self.parameters for c in self.classes.of(value)]
         batch_like = self.batch | self.sequence
         sizes = [bool(looked_up(nest)) for nest in program.nests]
         for op, nest in enumerate(program.nest.tolist()):
             if sizes[nest]:
                 table = self.classes.of(program.reads_of(op)[0])
-                found |= {table[d] for d in looked_up(program.nests[nest]) if table[d] not in batch_like}
-        found &= set(weights)
-        lengths = {self._length(c) for c in found}
+                indexed |= {table[d] for d in looked_up(program.nests[nest]) if table[d] not in batch_like}
+        indexed &= set(weights)
+        lengths = {self._length(c) for c in indexed}
         # A head that is read otherwise than by index: the only weight that has this dim, as long as a vocabulary.
         matrices = [c for v in self.parameters if len(self.classes.of(v)) == 2 for c in self.classes.of(v)]
-        return frozenset(found | {c for c in matrices if matrices.count(c) == 1 and self._length(c) in lengths})
+        return frozenset(indexed | {c for c in matrices if matrices.count(c) == 1 and self._length(c) in lengths})
 
     def _length(self, dim_class: int) -> int:
         for value in self.parameters:
@@ -161,7 +161,7 @@ class AxisFacts:
     def batch(self) -> frozenset[int]:
         """Classes of the data's first dims; where that is a feature, as in ``weights @ columns``, of the next ones."""
         ahead = ([c for c in self.classes.of(value) if c not in self._features] for value in self.data)
-        return frozenset(found[0] for found in ahead if found)
+        return frozenset(dims[0] for dims in ahead if dims)
 
     @cached_property
     def _rows(self) -> frozenset[int]:
@@ -189,7 +189,7 @@ class AxisFacts:
     @cached_property
     def uses(self) -> list[Use]:
         """Every axis in every product and look-up of the forward pass."""
-        running = [found for found in self.weight_ops if self.program.trips[found[0]] > 0]
+        running = [product for product in self.weight_ops if self.program.trips[product[0]] > 0]
         return [use for op, operand, parameter in running for use in self._uses(op, operand, parameter)]
 
     def _uses(self, op: int, operand: int, parameter: int) -> Iterator[Use]:
@@ -244,7 +244,7 @@ class AxisFacts:
     @cached_property
     def _kept(self) -> set[tuple[int, int, int]]:
         program, origin = self.program, self._origin
-        found: set[tuple[int, int, int]] = set()
+        keeping: set[tuple[int, int, int]] = set()
         last = program.phases.index("update")
         for op in range(program.num_ops):
             if program.assignment[op] == VIRTUAL or program.phase[op] == last:
@@ -252,8 +252,8 @@ class AxisFacts:
             assigned = program.assignments[program.assignment[op]]
             for value in program.reads_of(op):
                 if origin[value] >= 0 and any(loop >= 0 for loop in assigned):
-                    found.update(self._kept_by(op, origin[value], assigned))
-        return found
+                    keeping.update(self._kept_by(op, origin[value], assigned))
+        return keeping
 
     def _kept_by(self, op: int, parameter: int, assigned: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         if _ACTIVATION not in {self._origin[value] for value in self.program.reads_of(op)}:
@@ -274,13 +274,13 @@ class AxisFacts:
     @cached_property
     def _experts(self) -> set[int]:
         """Classes that a weight, the activations multiplied with it, and the result all have, and no data."""
-        found = set()
+        candidates = set()
         for op, *_ in self.weight_ops:
             nest = self.program.nests[self.program.nest[op]]
             loops = [{loop for dim in dims for loop in dim} for dims in (*nest.operands, nest.results[0])]
             shared = set.intersection(*loops) if nest.flops else set()
-            found |= {self._class_of(op, nest, loop) for loop in shared if nest.sizes[loop] > 1}
-        return (found & self._features) - self._given
+            candidates |= {self._class_of(op, nest, loop) for loop in shared if nest.sizes[loop] > 1}
+        return (candidates & self._features) - self._given
 
     @cached_property
     def _stacked(self) -> set[int]:
@@ -300,8 +300,8 @@ class AxisFacts:
 
     def letters_of(self, value: int) -> list[str]:
         """The letters of a value's dims; of dims that have one letter, as in ``x @ x``, the first alone shows it."""
-        found = [self.letters.get(c, "") for c in self.classes.of(value)]
-        return ["" if letter in found[:dim] else letter for dim, letter in enumerate(found)]
+        letters = [self.letters.get(c, "") for c in self.classes.of(value)]
+        return ["" if letter in letters[:dim] else letter for dim, letter in enumerate(letters)]
 
     def spec_of(self, value: int, code: int) -> "Spec":
         """A sharding's code as axis names."""

@@ -35,9 +35,9 @@ class DimClasses:
 
     def among(self, classes: Iterable[int]) -> "Among":
         """Finds the dims of some classes, for many values at once."""
-        known = np.zeros(len(self._class) + 1, bool)
-        known[list(classes)] = True
-        return Among(self._first, known[self._class])
+        is_among = np.zeros(len(self._class) + 1, bool)
+        is_among[list(classes)] = True
+        return Among(self._first, is_among[self._class])
 
     def _connect(self, program: RecordedProgram) -> Ints:
         one: list[Ints] = []
@@ -50,10 +50,10 @@ class DimClasses:
                 nodes = [self._first[tensors[tensor]] + dim for tensor, dim in places]
                 one += [nodes[0]] * (len(nodes) - 1)
                 other += nodes[1:]
-        for made, argument in zip(program.made.tolist(), program.taken.tolist(), strict=True):
+        for result, argument in zip(program.made.tolist(), program.taken.tolist(), strict=True):
             if argument >= 0:
-                rank = int(self._first[made + 1] - self._first[made])
-                one.append(self._first[made] + np.arange(rank))
+                rank = int(self._first[result + 1] - self._first[result])
+                one.append(self._first[result] + np.arange(rank))
                 other.append(self._first[argument] + np.arange(rank))
         size = int(self._first[-1])
         return connected(size, np.concatenate(one), np.concatenate(other)) if one else np.arange(size)
@@ -71,11 +71,11 @@ class Among(NamedTuple):
 
     def dims(self) -> Ints:
         """For each value the first dim of these classes; -1 for none."""
-        found = np.full(len(self.first) - 1, -1)
+        first_dims = np.full(len(self.first) - 1, -1)
         places = np.flatnonzero(self.found)[::-1]
         values = np.searchsorted(self.first, places, side="right") - 1
-        found[values] = places - self.first[values]
-        return found
+        first_dims[values] = places - self.first[values]
+        return first_dims
 
 
 def connected(size: int, one: Ints, other: Ints) -> Ints:
@@ -103,12 +103,12 @@ def major_loops(nest: Nest, dims: Dims) -> list[int]:
 
 def _same(nest: Nest) -> list[list[tuple[int, int]]]:
     """Places ``(tensor, dim)`` that one loop runs over, tensors being operands and then results."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    places_of: dict[int, list[tuple[int, int]]] = {}
     for tensor, dims in enumerate([*nest.operands, *nest.results]):
         for dim, loop in enumerate(major_loops(nest, dims)):
             if loop >= 0:
-                found.setdefault(loop, []).append((tensor, dim))
-    return [places for places in found.values() if len(places) > 1]
+                places_of.setdefault(loop, []).append((tensor, dim))
+    return [places for places in places_of.values() if len(places) > 1]
 
 
 def name_dims(
@@ -133,18 +133,18 @@ def name_dims(
     """
     names: dict[int, str] = dict.fromkeys(looked_up, "V") | dict.fromkeys(stacked, "L")
     weights = {value: classes.of(value) for value in parameters}
-    in_weights = {c for found in weights.values() for c in found}
+    in_weights = {c for dims in weights.values() for c in dims}
     for value in data:
-        found = classes.of(value)
-        own = [c for c in found if c not in in_weights]
-        for place, c in enumerate(own):
-            names.setdefault(c, ("BRC" if len(found) > 3 else "BST")[min(place, 2)])
+        dims = classes.of(value)
+        of_data = [c for c in dims if c not in in_weights]
+        for place, c in enumerate(of_data):
+            names.setdefault(c, ("BRC" if len(dims) > 3 else "BST")[min(place, 2)])
     for c in experts:
         names.setdefault(c, "E")
     places = _places(weights, parameters)
-    features = [_features(found, names) for found in weights.values() if len(found) > 1]
-    working = [_features(found, names) for v, found in weights.items() if len(found) > 1 and v in products]
-    counts = Counter(c for found in features for c in found if c not in names)
+    features = [_features(dims, names) for dims in weights.values() if len(dims) > 1]
+    working = [_features(dims, names) for v, dims in weights.items() if len(dims) > 1 and v in products]
+    counts = Counter(c for dims in features for c in dims if c not in names)
     if counts:
         hidden = places[max(counts, key=lambda c: (counts[c], -c))]
         # A chain of equal layers has a hidden dim between any two of them, and one at each end.
@@ -161,24 +161,24 @@ def name_dims(
 def _places(weights: Mapping[int, Sequence[int]], paths: Mapping[int, str]) -> dict[int, set[tuple[str, int]]]:
     """The places of classes in the weights; equal for dims at the same places of other layers' weights."""
     places: dict[int, set[tuple[str, int]]] = {}
-    for value, found in weights.items():
-        for dim, c in enumerate(found):
+    for value, dims in weights.items():
+        for dim, c in enumerate(dims):
             places.setdefault(c, set()).add((_NUMBER.sub("*", paths[value]), dim))
     return places
 
 
 def _features(classes: Sequence[int], names: Mapping[int, str]) -> list[int]:
     """A weight's dims but for experts and layers; of a convolution's, its channels, which come after its window."""
-    found = [c for c in classes if names.get(c) not in ("E", "L")]
-    return found if len(found) < 4 else found[-2:]
+    features = [c for c in classes if names.get(c) not in ("E", "L")]
+    return features if len(features) < 4 else features[-2:]
 
 
 def _around_hidden(features: Iterable[Sequence[int]], names: Mapping[int, str]) -> dict[int, str]:
     """The dims beside the hidden dim: two dims are heads and head dim, one is the feed-forward's."""
-    found: dict[int, str] = {}
+    named: dict[int, str] = {}
     for classes in features:
         rest = [c for c in classes if names.get(c) != "D"]
         if len(rest) < len(classes):
             letters = {1: "F", 2: "NH"}.get(len(rest), "")
-            found |= {c: letter for c, letter in zip(rest, letters, strict=False) if c not in names}
-    return found
+            named |= {c: letter for c, letter in zip(rest, letters, strict=False) if c not in names}
+    return named

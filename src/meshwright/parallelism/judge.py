@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def judge_plan(plan: "PlanData", facts: AxisFacts) -> Judgement:
     """The judgement of a plan without stages."""
-    found = _Named(facts)
-    found.add(plan.arguments)
-    found.add(plan.results)
-    return Judgement(judge(facts, plan.arguments, plan.collectives), found.kinds, found.letters)
+    named = _Named(facts)
+    named.add(plan.arguments)
+    named.add(plan.results)
+    return Judgement(judge(facts, plan.arguments, plan.collectives), named.kinds, named.letters)
 
 
 def judge_stages(plan: "PlanData") -> Judgement:
@@ -28,7 +28,7 @@ def judge_stages(plan: "PlanData") -> Judgement:
     from meshwright.parallelism.subject.subject import Subjects
 
     subjects = Subjects(plan)
-    known: dict[Any, Verdict] = {}
+    by_likeness: dict[Any, Verdict] = {}
     verdicts = []
     for number, subject in enumerate(subjects):
         alike = (
@@ -36,9 +36,9 @@ def judge_stages(plan: "PlanData") -> Judgement:
             subject.spread,
             *((n.label, n.num) for n in subject.record.problem.nodes),
         )
-        if alike not in known:
-            known[alike] = _judge_stage(subject)
-        verdicts.append(known[alike])
+        if alike not in by_likeness:
+            by_likeness[alike] = _judge_stage(subject)
+        verdicts.append(by_likeness[alike])
     first = _Named(subjects[0].facts)
     for subject in subjects:
         named = _Named(subject.facts, first)

@@ -20,12 +20,12 @@ def find_owners(
     alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for parameter in parameters:
         alike.setdefault(dims(parameter), []).append(parameter)
-    found = {}
+    owners = {}
     for value in optimizer:
         same, path = alike.get(dims(value), []), paths[value]
         ranked = [(_common_end(paths[parameter], path), -parameter) for parameter in same]
-        found[value] = -max(ranked)[1] if ranked else value
-    return found
+        owners[value] = -max(ranked)[1] if ranked else value
+    return owners
 
 
 def _common_end(one: str, other: str) -> int:

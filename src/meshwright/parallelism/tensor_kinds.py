@@ -48,13 +48,13 @@ class Kinds:
     def parts(self, value: int, spec: Sequence[Sequence[str]]) -> dict[str, str]:
         """For each axis that splits a parameter or optimizer state, the part it plays."""
         facts, owner = self.facts, self.facts.owner(value)
-        found = {}
+        played = {}
         for dim, axes in enumerate(spec):
             for name in axes:
                 axis = facts.names.index(name)
                 shared = owner == value or name in self._spec(owner)[dim]
-                found[name] = self._part(owner, dim, axis) if shared else ZERO
-        return found
+                played[name] = self._part(owner, dim, axis) if shared else ZERO
+        return played
 
     def _part(self, parameter: int, dim: int, axis: int) -> str:
         seen = self._by_axis.get((parameter, axis))

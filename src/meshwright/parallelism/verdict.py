@@ -54,9 +54,9 @@ class _Judge:
             return [VerdictPart("none", (), 1, 1.0, "one device: nothing is split")]
         if not facts_have_work(self.facts):
             return [*self._without_weights()]
-        found = [*self._data(), *self._tensor(), *self._along("sequence"), *self._along("spatial"), *self._experts()]
-        found += [*self._vocabulary(), *self._between(), *self._other(), *self._zero(), *self._idle()]
-        return found or [*self._without_weights()]
+        parts = [*self._data(), *self._tensor(), *self._along("sequence"), *self._along("spatial"), *self._experts()]
+        parts += [*self._vocabulary(), *self._between(), *self._other(), *self._zero(), *self._idle()]
+        return parts or [*self._without_weights()]
 
     def _share(self, axis: int, *names: str) -> float:
         total = sum(self.work[axis].values())
@@ -183,15 +183,15 @@ class _Judge:
 
     def _gathered(self, role: str) -> dict[str, float]:
         """For each axis the share of the bytes of a role that it splits and that products read whole along it."""
-        total, found = 0.0, defaultdict[str, float](float)
+        total, gathered = 0.0, defaultdict[str, float](float)
         for tensor in self.tensors:
             if tensor.role == role:
                 size = float(prod(tensor.shape))
                 total += size
                 parts = self.kinds.parts(self.facts.values[tensor.path], tensor.spec)
                 for axis in (axis for axis, part in parts.items() if part == ZERO):
-                    found[axis] += size
-        return defaultdict(float, {axis: size / total for axis, size in found.items()})
+                    gathered[axis] += size
+        return defaultdict(float, {axis: size / total for axis, size in gathered.items()})
 
     def _scattered(self, axis: str) -> bool:
         """Whether gradients are reduced over an axis by reduce-scatter rather than by all-reduce."""

@@ -39,8 +39,8 @@ def judge_tensors(tensors: Sequence[Tensor], mesh: Mapping[str, int]) -> Judgeme
 
 def data_axes(tensors: Sequence[Tensor]) -> tuple[str, ...]:
     """Axes that split the first dim of some data."""
-    found = [axis for t in tensors if t.role == "data" and t.spec for axis in t.spec[0]]
-    return tuple(dict.fromkeys(found))
+    axes = [axis for t in tensors if t.role == "data" and t.spec for axis in t.spec[0]]
+    return tuple(dict.fromkeys(axes))
 
 
 def pipeline_verdict(plan: "PlanData", stages: Sequence[Verdict]) -> Verdict:
@@ -69,20 +69,20 @@ def verdict_at_rest(tensors: Sequence[Tensor], mesh: Mapping[str, int], data: Se
     used = [axis for axis, size in mesh.items() if size > 1]
     if not used:
         return Verdict((VerdictPart("none", (), 1, 1.0, "one device: nothing is split"),))
-    held = {role: _held(tensors, role) for role in ("parameters", "optimizer")}
+    shares = {role: _held(tensors, role) for role in ("parameters", "optimizer")}
     parts: list[VerdictPart] = []
     batch = [axis for axis in used if axis in data]
     if batch:
         size = prod(mesh[a] for a in batch)
         parts.append(VerdictPart("data", tuple(batch), size, 1.0, f"data parallel ×{size} over {' and '.join(batch)}"))
     for axis in used:
-        share = held["parameters"][axis]
+        share = shares["parameters"][axis]
         if axis not in data and share >= _SOME:
             rest = "" if share >= _MOST else f" of {100 * share:.0f}% of the parameters"
             words = _tensor_words(tensors, axis)
             name = "expert" if words == "experts" else "tensor"
             parts.append(VerdictPart(name, (axis,), mesh[axis], share, f"{words} ×{mesh[axis]} over {axis}{rest}"))
-    parts += [part for axis in batch if (part := _zero(axis, mesh[axis], held)) is not None]
+    parts += [part for axis in batch if (part := _zero(axis, mesh[axis], shares)) is not None]
     said = {axis for part in parts for axis in part.axes}
     parts += [VerdictPart("idle", (a,), mesh[a], 1.0, f"{a} splits nothing at rest") for a in used if a not in said]
     return Verdict(tuple(parts))
@@ -104,13 +104,13 @@ def _zero(axis: str, size: int, held: Mapping[str, Counter[str]]) -> VerdictPart
 
 def _held(tensors: Sequence[Tensor], role: str) -> Counter[str]:
     """For each axis the share of a role's elements that it splits."""
-    total, found = 0, Counter[str]()
+    total, sizes = 0, Counter[str]()
     for tensor in tensors:
         if tensor.role == role and tensor.shape:
             size = prod(tensor.shape)
             total += size
-            found.update({axis: size for axes in tensor.spec for axis in axes})
-    return Counter({axis: size / total for axis, size in found.items()}) if total else found  # type: ignore[misc]
+            sizes.update({axis: size for axes in tensor.spec for axis in axes})
+    return Counter({axis: size / total for axis, size in sizes.items()}) if total else sizes  # type: ignore[misc]
 
 
 def _tensor_words(tensors: Sequence[Tensor], axis: str) -> str:
@@ -140,13 +140,13 @@ def _split(tensors: Sequence[Tensor], axis: str) -> list[tuple[Tensor, int]]:
 
 def _columns(tensors: Sequence[Tensor]) -> dict[str, set[int]]:
     """For each axis the sizes of the dims that it splits, other than first ones of weights."""
-    found: dict[str, set[int]] = defaultdict(set)
+    sizes_of: dict[str, set[int]] = defaultdict(set)
     for tensor in tensors:
         if tensor.role == "parameters":
             for size, axes in zip(tensor.shape[1:], tensor.spec[1:], strict=True):
                 for axis in axes:
-                    found[axis].add(size)
-    return found
+                    sizes_of[axis].add(size)
+    return sizes_of
 
 
 def _kinds(tensors: Sequence[Tensor], data: Sequence[str]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:

@@ -60,8 +60,8 @@ def bytes_on_device(shape: Sequence[int], dtype: str, spec: Sequence[Sequence[st
 def _bits(dtype: str) -> int:
     if dtype in _OF_DTYPE:
         return _OF_DTYPE[dtype]
-    found = _BITS.search(dtype)
-    return int(found[0]) if found else 64  # typed random keys
+    digits = _BITS.search(dtype)
+    return int(digits[0]) if digits else 64  # typed random keys
 
 
 def label_words(label: str) -> str:
@@ -72,7 +72,7 @@ def label_words(label: str) -> str:
     """
     parts = []
     for part in label.split("/"):
-        while found := _WRAPPED.fullmatch(part):
-            part = found[1]
+        while wrapped := _WRAPPED.fullmatch(part):
+            part = wrapped[1]
         parts += [part] if part not in _UNSAID else []
     return "/".join(parts)

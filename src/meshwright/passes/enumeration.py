@@ -123,12 +123,12 @@ class Enumeration(Printed):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the correlations and regrets."""
-        found = asdict(self)
-        found["predictors"] = {
+        data = asdict(self)
+        data["predictors"] = {
             name: {"words": words, "correlation": self.correlation(name), "regret": self.regret(name)}
             for name, words in PREDICTORS.items()
         }
-        return found
+        return data
 
 
 def write_page(found: Enumeration, path: Path) -> None:

@@ -66,8 +66,8 @@ class Profile(Printed):
             for row in (row for row in self.rows if row.segment == number):
                 table.add_row(*first, row.choices, *_measured(row.found), format_seconds(row.price_s), _kind(row.found))
                 first = "", ""
-        known = f", {self.num_known} of them known before" if self.num_known else ""
-        head = f"{len(self.rows)} combinations of {len(self.segments)} unique segments{known}"
+        earlier = f", {self.num_known} of them known before" if self.num_known else ""
+        head = f"{len(self.rows)} combinations of {len(self.segments)} unique segments{earlier}"
         return Group(f"{head}; it took {format_seconds(self.seconds)}", "", table, *self.remarks)
 
     def to_json(self) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def profile_segments(
         remarks.append("Measuring was interrupted; what was measured until then is kept.")
     if any(row.found is None for row in rows):
         remarks.append(f"Measuring stopped after {format_seconds(seconds)}; run it again to go on.")
-    known = sum(row.found is not None for row in rows) - measuring.num_measured
+    num_known = sum(row.found is not None for row in rows) - measuring.num_measured
     remarks += dict.fromkeys(measuring.remarks)
-    return Profile(blocks.segments, tuple(rows), max(known, 0), tuple(remarks), time.perf_counter() - started)
+    return Profile(blocks.segments, tuple(rows), max(num_known, 0), tuple(remarks), time.perf_counter() - started)
 
 
 def _device(mesh: Mesh) -> jax.Device | None:
@@ -158,9 +158,9 @@ def _promising(planned: Sequence[Combination]) -> list[Combination]:
 
 def _rows(number: int, traced: Traced, chosen: Sequence[Combination], measuring: Measuring) -> list[ProfileRow]:
     candidates = [Candidate(one.plan, traced, one.part, _mesh(one)) for one in chosen]
-    found = measuring.measure(candidates)
+    measurements = measuring.measure(candidates)
     rows = [
-        ProfileRow(number, one.name, one.price_s, found.get(candidate.key(measuring.device)))
+        ProfileRow(number, one.name, one.price_s, measurements.get(candidate.key(measuring.device)))
         for one, candidate in zip(chosen, candidates, strict=True)
     ]
     return sorted(rows, key=lambda row: _time(row.found))

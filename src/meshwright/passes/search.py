@@ -134,32 +134,32 @@ def _run(plan: PlanData, traced: Traced, steps: int, say: Say) -> list[float]:
     say("compiling the plan")
     step = Step(plan, traced)
     step.time()  # the first step takes longer
-    found = []
+    seconds = []
     for run in range(RUNS):
         say(f"run {run + 1} of {RUNS}: {steps} steps")
-        found.append(sum(step.time() for _ in range(steps)) / steps)
-    return found
+        seconds.append(sum(step.time() for _ in range(steps)) / steps)
+    return seconds
 
 
 def _chosen(plan: PlanData, blocks: Blocks) -> list[Chosen]:
     """Strategies of the first occurrence of each segment, and of later ones where they differ."""
     strategies = leaders(plan)
-    found: list[Chosen] = []
+    chosen: list[Chosen] = []
     for segment in blocks.segments:
-        known: set[tuple[str, ...]] = set()
+        seen: set[tuple[str, ...]] = set()
         for numbers in segment.block_numbers:
             texts = tuple(_strategy(blocks.blocks[n], strategies, plan.mesh.names) for n in numbers)
-            if texts not in known:
-                known.add(texts)
-                found += [Chosen(n, blocks.blocks[n].entries[0].name, t) for n, t in zip(numbers, texts, strict=True)]
-    return sorted(found, key=lambda one: one.block)
+            if texts not in seen:
+                seen.add(texts)
+                chosen += [Chosen(n, blocks.blocks[n].entries[0].name, t) for n, t in zip(numbers, texts, strict=True)]
+    return sorted(chosen, key=lambda one: one.block)
 
 
 def _strategy(block: Block, strategies: dict[int, tuple[int, ...]], names: Sequence[str]) -> str:
     """The types of the loops that the axes split in a block's first entry; ``-`` for an axis that splits none."""
     entry = block.entries[0]
     types = {loop: name for name, loops in entry.loops.items() for loop in loops}
-    held = strategies.get(entry.operation)
-    if held is None:
+    strategy = strategies.get(entry.operation)
+    if strategy is None:
         return "not chosen by itself"
-    return ", ".join(f"{axis}: {types.get(loop, '-')}" for axis, loop in zip(names, held, strict=True))
+    return ", ".join(f"{axis}: {types.get(loop, '-')}" for axis, loop in zip(names, strategy, strict=True))

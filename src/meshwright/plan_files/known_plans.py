@@ -31,9 +31,9 @@ def known_or_made(directory: str | PathLike[str], key: str, traced: Traced, make
     path = Path(directory).expanduser() / f"{key}.json"
     if path.exists():
         try:
-            found = of_call(load_plan(path), traced)
+            saved_plan = of_call(load_plan(path), traced)
             log.info("taking the plan that was made before for the same program and devices, from %s", path)
-            return found
+            return saved_plan
         except PlanFileError as error:
             log.warning("the plan in %s is made anew: %s", path, error)
     plan = make()
@@ -66,10 +66,10 @@ def plan_key(traced: Traced, method: Any, devices: Any, measured: Any) -> str | 
     about = "\n".join(_plain((meshwright.__version__, jax.__version__, VERSION, method, devices, measured)))
     if _ADDRESS.search(about):
         return None
-    found = hashlib.sha256(about.encode())
+    digest = hashlib.sha256(about.encode())
     for text in _program(traced):
-        found.update(text)
-    return found.hexdigest()[:32]
+        digest.update(text)
+    return digest.hexdigest()[:32]
 
 
 def _program(traced: Traced) -> Iterator[bytes]:

@@ -53,9 +53,9 @@ def unpack(text: str) -> Any:
         dtype, count = np.dtype(stored), prod(shape)
         if dtype.kind not in _KINDS or np.dtype(wanted).kind not in _KINDS:
             raise ValueError(f"an array of {stored!r:.20} as {wanted!r:.20} is none that we write")
-        found = np.frombuffer(body, dtype, count, place).reshape(shape)
+        array = np.frombuffer(body, dtype, count, place).reshape(shape)
         place += count * dtype.itemsize
-        return found.astype(wanted)
+        return array.astype(wanted)
 
     try:
         return json.loads(body[8 : 8 + size], object_hook=lower)

@@ -121,9 +121,9 @@ def _operations(program: RecordedProgram, axes: Axes, where: str) -> None:
         raise ValueError(f"{where}.start has {len(program.start)} entries for {program.num_ops} operations")
     start, reads, first = program.start.tolist(), program.reads.tolist(), program.first_made.tolist()
     for op, nest in enumerate(program.nest.tolist()):
-        found = [rank[value] for value in reads[start[op] : start[op + 1]]]
-        made = rank[first[op] : first[op] + len(results[nest])]
-        if start[op] > start[op + 1] or found != operands[nest] or made != results[nest]:
+        read_ranks = [rank[value] for value in reads[start[op] : start[op + 1]]]
+        result_ranks = rank[first[op] : first[op] + len(results[nest])]
+        if start[op] > start[op + 1] or read_ranks != operands[nest] or result_ranks != results[nest]:
             raise ValueError(f"{where}: operation {op} does not read and make what its loop nest {nest} says")
     if start[-1] != len(reads):
         raise ValueError(f"{where}.reads has {len(reads)} entries, and operations read {start[-1]}")
@@ -207,13 +207,13 @@ def _choice(choice: np.ndarray, sizes: np.ndarray, where: str) -> None:
 
 def _each(numbers: Any, least: int, most: int, where: str, length: int | None = None) -> None:
     """Checks that numbers are from `least` to below `most`, and how many there are."""
-    found = np.asarray(numbers)
-    if found.ndim != 1 or (length is not None and len(found) != length):
+    array = np.asarray(numbers)
+    if array.ndim != 1 or (length is not None and len(array) != length):
         raise ValueError(
-            f"{where} has shape {found.shape} but must have {'some' if length is None else length} entries"
+            f"{where} has shape {array.shape} but must have {'some' if length is None else length} entries"
         )
-    if found.size and not (found.min() >= least and found.max() < most):
-        raise ValueError(f"{where} holds {found.min()} to {found.max()} but must be from {least} to below {most}")
+    if array.size and not (array.min() >= least and array.max() < most):
+        raise ValueError(f"{where} holds {array.min()} to {array.max()} but must be from {least} to below {most}")
 
 
 def _shape(array: np.ndarray, shape: tuple[int, ...], where: str) -> None:

@@ -54,10 +54,10 @@ class SavedDetails:
     def collectives(self) -> tuple[Collective, ...]:
         """See `Details`."""
         with _damage("collectives"):
-            found = built(tuple[Collective, ...], self.data["collectives"], "collectives")
-            for number, item in enumerate(found):
+            collectives = built(tuple[Collective, ...], self.data["collectives"], "collectives")
+            for number, item in enumerate(collectives):
                 check_axes([item.axes], self.axes, f"collectives[{number}]")
-            return found
+            return collectives
 
     @cached_property
     def ops(self) -> tuple[OpPlan, ...]:
@@ -76,10 +76,10 @@ class SavedDetails:
         if packed is None:
             return None
         with _damage("record"):
-            found = checked(unpack(checked(packed, str, "record")), dict, "record")
-            if "views" in found:
-                return check_staged(StagedRecord.from_data(found), self.num_stages)
-            return check_record(Record.from_data(found))
+            arrays = checked(unpack(checked(packed, str, "record")), dict, "record")
+            if "views" in arrays:
+                return check_staged(StagedRecord.from_data(arrays), self.num_stages)
+            return check_record(Record.from_data(arrays))
 
     def make_judgement(self, plan: PlanData) -> "Judgement":
         """See `Details`."""
@@ -91,10 +91,10 @@ class SavedDetails:
 
             return judge_at_rest(plan)
         with _damage("judgement"):
-            found = checked(Judgement.from_json(saved, (*plan.arguments, *plan.results)), Judgement, "judgement")
-            if len(found.stages) != len(plan.stages):
-                raise ValueError(f"it judges {len(found.stages)} stages, and the plan has {len(plan.stages)}")
-            return found
+            judgement = checked(Judgement.from_json(saved, (*plan.arguments, *plan.results)), Judgement, "judgement")
+            if len(judgement.stages) != len(plan.stages):
+                raise ValueError(f"it judges {len(judgement.stages)} stages, and the plan has {len(plan.stages)}")
+            return judgement
 
 
 @contextmanager
@@ -121,8 +121,8 @@ def save_plan(plan: PlanData, path: Path) -> None:
 def comparable(plan: PlanData) -> dict[str, Any]:
     """The data by which plans are equal: all but the name and the solver's progress, which depends on the clock."""
     data = plan_to_json(plan)
-    known = {key: value for key, value in data["provenance"].items() if key != "model"}
-    return data | {"provenance": known, "considered": [view | {"rounds": []} for view in data["considered"]]}
+    provenance = {key: value for key, value in data["provenance"].items() if key != "model"}
+    return data | {"provenance": provenance, "considered": [view | {"rounds": []} for view in data["considered"]]}
 
 
 def plan_json(plan: PlanData) -> str:
@@ -159,9 +159,9 @@ def load_plan(path: Path) -> PlanData:
         raise PlanFileError(f"{path} is not a plan: it is not valid JSON ({error}); save the plan again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanFileError(f'{path} is not a plan: it lacks "format": {FORMAT!r}')
-    version, made = data.get("version"), data.get("provenance")
+    version, provenance = data.get("version"), data.get("provenance")
     if isinstance(version, bool) or version not in READABLE:
-        writer = made.get("meshwright", "unknown") if isinstance(made, dict) else "unknown"
+        writer = provenance.get("meshwright", "unknown") if isinstance(provenance, dict) else "unknown"
         raise PlanFileError(
             f"{path} is a plan of version {version!r:.60}, and this Meshwright reads versions 1 to {VERSION}; "
             f"make the plan again, or read it with the Meshwright that wrote it ({writer!s:.60})"
@@ -270,10 +270,10 @@ def _check(plan: PlanData) -> None:
             check_axes(tensor.spec, axes, tensor.path)
             if tensor.role != "static" and len(tensor.spec) != len(tensor.shape):
                 raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and a sharding of {len(tensor.spec)}")
-    known = {tensor.path for tensor in plan.arguments}
+    paths = {tensor.path for tensor in plan.arguments}
     for number, stage in enumerate(plan.stages):
         for tensor in stage.tensors:
-            if tensor.path not in known:
+            if tensor.path not in paths:
                 raise ValueError(f"stages[{number}] holds {tensor.path!r:.60}, which is no argument of the plan")
 
 
@@ -338,12 +338,12 @@ def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
 
 
 def _tensors(data: Any, where: str) -> tuple[Tensor, ...]:
-    found = []
+    tensors = []
     for number, item in enumerate(checked(data, list, where)):
         table = _table(item, f"{where}[{number}]")
         spec = parse_spec(checked(table["spec"], str, f"{where}[{number}].spec"))
-        found.append(built(Tensor, table | {"spec": spec}, f"{where}[{number}]"))
-    return tuple(found)
+        tensors.append(built(Tensor, table | {"spec": spec}, f"{where}[{number}]"))
+    return tuple(tensors)
 
 
 def _table(data: Any, where: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ _SHORT = 4  # entries of a short row: serial, label, number of the full row that
 
 def ops_to_json(ops: Sequence[OpPlan]) -> list[list[Any]]:
     """Rows of operations; layers repeat, so most are short."""
-    known: dict[OpPlan, int] = {}
+    row_of: dict[OpPlan, int] = {}
     rows = []
     for number, op in enumerate(ops):
-        like = known.setdefault(replace(op, serial=0, live_bytes=0), number)
+        like = row_of.setdefault(replace(op, serial=0, live_bytes=0), number)
         rows.append(_row(op) if like == number else [op.serial, op.label, like, op.live_bytes])
     return rows
 
@@ -34,7 +34,7 @@ def parse_ops(rows: Iterable[Sequence[Any]], axes: Sequence[str], where: str) ->
     Raises:
         ValueError: They have other types than they should, or name other axes.
     """
-    found: list[OpPlan] = []
+    ops: list[OpPlan] = []
     for number, row in enumerate(rows):
         if not isinstance(row, list | tuple):
             raise ValueError(f"{where}[{number}] is {row!r:.60} but must be a list")
@@ -42,16 +42,16 @@ def parse_ops(rows: Iterable[Sequence[Any]], axes: Sequence[str], where: str) ->
             serial, _, like, live_bytes = row
             if like not in range(number):  # not by `checked`: there are many thousands of rows
                 raise ValueError(f"{where}[{number}] repeats row {like!r:.60}, which is none before it")
-            found.append(replace(found[like], serial=serial, live_bytes=live_bytes))
+            ops.append(replace(ops[like], serial=serial, live_bytes=live_bytes))
         else:
-            found.append(_parse(row, f"{where}[{number}]"))
-    for number, op in enumerate(checked(tuple(found), tuple[OpPlan, ...], where)):
+            ops.append(_parse(row, f"{where}[{number}]"))
+    for number, op in enumerate(checked(tuple(ops), tuple[OpPlan, ...], where)):
         for specs in (op.operands, op.partial, op.results, op.via):
             for spec in specs:
                 check_axes(spec or (), axes, f"{where}[{number}]")
         for sums in (op.sums, op.waits):  # one axis may be in both
             check_axes([sums], axes, f"{where}[{number}]")
-    return tuple(found)
+    return tuple(ops)
 
 
 def check_axes(spec: Sequence[Sequence[str]], axes: Sequence[str], where: str) -> None:

@@ -9,11 +9,11 @@ from meshwright.names import one_line, printable
 
 def match_paths(pattern: str, paths: Iterable[str]) -> list[str]:
     """Paths equal to the pattern, as they are or as a screen shows them; else those that it matches as a glob."""
-    known = list(paths)
-    if pattern in known:
+    every = list(paths)
+    if pattern in every:
         return [pattern]
-    shown = [p for p in known if pattern in (printable(p), one_line(p))]
-    return shown or [p for p in known if fnmatchcase(p, pattern)]
+    shown = [p for p in every if pattern in (printable(p), one_line(p))]
+    return shown or [p for p in every if fnmatchcase(p, pattern)]
 
 
 def nearest(pattern: str, paths: Sequence[str]) -> str:

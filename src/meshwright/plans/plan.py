@@ -188,8 +188,8 @@ class PlanData:
         Args:
             path: Parameter name and pytree keys joined by ``/``; results start with ``out``.
         """
-        found = self.find(path)
-        specs = {t.path: partition_spec(t.spec) for t in found}
+        tensors = self.find(path)
+        specs = {t.path: partition_spec(t.spec) for t in tensors}
         return specs[path] if list(specs) == [path] else specs
 
     def find(self, path: str) -> list[Tensor]:
@@ -201,10 +201,10 @@ class PlanData:
         if not isinstance(path, str):
             raise ShardingError(f"a tensor is found by its path, as text, not by {path!r:.60}")
         tensors = {t.path: t for t in (*self.arguments, *self.results) if t.role != "static"}
-        found = match_paths(path, tensors)
-        if not found:
+        matching = match_paths(path, tensors)
+        if not matching:
             raise ShardingError(f"{path!r} matches no argument or result of the plan; {nearest(path, list(tensors))}")
-        return [tensors[p] for p in found]
+        return [tensors[p] for p in matching]
 
     def kind(self, path: str) -> str | dict[str, str]:
         """The kind of a tensor, e.g. ``"tensor (column)"``; a glob gives a dict of all that it matches."""

@@ -50,10 +50,10 @@ def checked_structure(picture: Any, num_leaves: int, where: str) -> Any:
         ValueError: It has not; the message says where.
     """
     try:
-        found = list(_leaves(picture, where))
+        leaves = list(_leaves(picture, where))
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply") from None
-    if sorted(found) != list(range(num_leaves)):
+    if sorted(leaves) != list(range(num_leaves)):
         raise ValueError(f"{where} does not name each of {num_leaves} leaves once")
     return picture
 
@@ -131,7 +131,7 @@ def _imported_namedtuple(name: str, keys: Sequence[str]) -> type[tuple] | None:
     module, _, attribute = name.partition(":")
     if module not in sys.modules or not isinstance(sys.modules[module], ModuleType):
         return None
-    found = object.__getattribute__(sys.modules[module], "__dict__").get(attribute)
-    if not issubclass(type(found), type) or tuple not in type.mro(found):  # isinstance would ask the object itself
+    kind = object.__getattribute__(sys.modules[module], "__dict__").get(attribute)
+    if not issubclass(type(kind), type) or tuple not in type.mro(kind):  # isinstance would ask the object itself
         return None
-    return found if getattr_static(found, "_fields", None) == tuple(keys) else None
+    return kind if getattr_static(kind, "_fields", None) == tuple(keys) else None

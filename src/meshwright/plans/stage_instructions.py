@@ -24,12 +24,12 @@ def stage_instructions(plan: PlanData) -> tuple[tuple[Instruction, ...], ...]:
 def _shares(plan: PlanData) -> tuple[tuple[int, int], ...]:
     """Pairs of stages of which the first sends the second parameters that both read."""
     first: dict[str, int] = {}
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     whole = {t.path: t.shape for t in plan.arguments}
     for number, stage in enumerate(plan.stages):
         for tensor in stage.tensors:
             if tensor.role == "parameters" and tensor.shape == whole.get(tensor.path):
                 owner = first.setdefault(tensor.path, number)
                 if owner != number:
-                    found.add((owner, number))
-    return tuple(sorted(found))
+                    pairs.add((owner, number))
+    return tuple(sorted(pairs))

@@ -39,7 +39,7 @@ def axes_text(plan: PlanData) -> str:
         numbers.setdefault(_axes(stage.mesh.shape), []).append(number)
     if len(numbers) == 1:
         return f"{next(iter(numbers))} for each of {len(plan.stages)} stages"
-    return ", ".join(f"{mesh} for {stages_text(found)}" for mesh, found in numbers.items())
+    return ", ".join(f"{mesh} for {stages_text(numbers_of_mesh)}" for mesh, numbers_of_mesh in numbers.items())
 
 
 def stages_text(numbers: Sequence[int]) -> str:

@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 def cache_folder() -> Path:
     """``$MESHWRIGHT_CACHE``, else ``meshwright`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    own = os.environ.get("MESHWRIGHT_CACHE")
-    if own:
-        return Path(own)
+    folder = os.environ.get("MESHWRIGHT_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "meshwright"
 
 

@@ -54,13 +54,15 @@ def timings(survey: Survey, across: bool) -> tuple[Timing, ...]:
     A kind that was not measured in time is priced like the all-reduce of its group, which does at least as much work: a
     price from the catalogue would seem too cheap beside measured ones.
     """
-    found: dict[tuple[str, int], list[Reading]] = {}
+    readings_of: dict[tuple[str, int], list[Reading]] = {}
     for reading in survey.readings:
         if reading.size > 1 and reading.across == across:
-            found.setdefault((reading.what, reading.size), []).append(reading)
-    known = {key: _timing(*key, readings) for key, readings in found.items() if len(readings) > 1}
-    sizes = sorted({size for kind, size in known if kind == "all_reduce"}, reverse=True)
-    return tuple(known.get((kind, size)) or _like(known["all_reduce", size], kind) for size in sizes for kind in KINDS)
+            readings_of.setdefault((reading.what, reading.size), []).append(reading)
+    timing_of = {key: _timing(*key, readings) for key, readings in readings_of.items() if len(readings) > 1}
+    sizes = sorted({size for kind, size in timing_of if kind == "all_reduce"}, reverse=True)
+    return tuple(
+        timing_of.get((kind, size)) or _like(timing_of["all_reduce", size], kind) for size in sizes for kind in KINDS
+    )
 
 
 def _like(all_reduce: Timing, kind: str) -> Timing:
@@ -106,9 +108,9 @@ def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, floa
     by_type: dict[str, list[Reading]] = {}
     for reading in _of(readings, "matmul"):
         by_type.setdefault(reading.dtype, []).append(reading)
-    for dtype, found in by_type.items():
-        fixed, slope = fit_line([r.amount for r in found], [r.seconds for r in found])
-        largest = max(found, key=lambda r: r.amount)
+    for dtype, of_dtype in by_type.items():
+        fixed, slope = fit_line([r.amount for r in of_dtype], [r.seconds for r in of_dtype])
+        largest = max(of_dtype, key=lambda r: r.amount)
         rates[dtype] = 1 / slope if slope > 0 else largest.amount / largest.seconds
         ramps.append(max(fixed - launch_s, 0.0))
     return rates, ramps
@@ -126,8 +128,8 @@ def _efficiency(chip: Chip, bandwidth: float) -> float:
 
 def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
     """Time of a division, root or the like, of which a probe takes two for each number that it reads and writes."""
-    found = _of(readings, "special")
-    left = [(r.seconds - chip.memory_s(4.0 * r.amount)) / r.amount for r in found]
+    special = _of(readings, "special")
+    left = [(r.seconds - chip.memory_s(4.0 * r.amount)) / r.amount for r in special]
     return max(min(left), 0.0) if left else chip.special_s
 
 
@@ -146,8 +148,8 @@ def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:
 
 
 def _scaled(chip: Chip, rates: dict[str, float]) -> tuple[tuple[str, float], ...]:
-    known = dict.fromkeys([*(dtype for dtype, _ in chip.flops), *rates])
-    return tuple((dtype, rates.get(dtype) or chip.peak_flops(dtype) * _factor(chip, rates, dtype)) for dtype in known)
+    dtypes = dict.fromkeys([*(dtype for dtype, _ in chip.flops), *rates])
+    return tuple((dtype, rates.get(dtype) or chip.peak_flops(dtype) * _factor(chip, rates, dtype)) for dtype in dtypes)
 
 
 def _factor(chip: Chip, rates: dict[str, float], dtype: str) -> float:

@@ -83,8 +83,8 @@ def measured_cluster(base: Cluster, survey: Survey) -> Cluster:
     inside = timings(survey, across=False) or outside
     intra, inter = replace(base.intra, timings=inside), replace(base.inter, timings=outside)
     chip = replace(fitted_chip(base.chip, survey), intra=intra, inter=inter)
-    known = f"measured on {survey.machine.host}, {survey.date}"
-    return replace(base, host=Host(base.devices_per_host, intra, inter), chip=chip, known=known)
+    source = f"measured on {survey.machine.host}, {survey.date}"
+    return replace(base, host=Host(base.devices_per_host, intra, inter), chip=chip, known=source)
 
 
 def _shared_survey(machine: Machine, folder: Path, read: bool) -> Survey | None:
@@ -101,11 +101,11 @@ def _shared_survey(machine: Machine, folder: Path, read: bool) -> Survey | None:
     import jax
 
     first = jax.process_index() == 0
-    found = load_survey(folder, machine) if first and read else None
-    text = jax_compat.broadcast(json.dumps(found.to_json()).encode() if found else b"")
+    saved = load_survey(folder, machine) if first and read else None
+    text = jax_compat.broadcast(json.dumps(saved.to_json()).encode() if saved else b"")
     if not text:
-        made = _measure(machine, folder if first else None)
-        text = jax_compat.broadcast(json.dumps(made.to_json()).encode() if made else b"")
+        survey = _measure(machine, folder if first else None)
+        text = jax_compat.broadcast(json.dumps(survey.to_json()).encode() if survey else b"")
     return Survey.from_json(json.loads(text)) if text else None
 
 

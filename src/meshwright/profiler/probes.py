@@ -178,13 +178,13 @@ def views(num_processes: int, devices: int) -> list[tuple[tuple[int, int, int], 
     [((1, 8, 1), True), ((2, 4, 1), False), ((1, 2, 4), True), ((4, 2, 1), False)]
     """
     total, pair, few = num_processes * devices, _least_factor(devices), _least_factor(num_processes)
-    found = [
+    candidates = [
         ((1, total, 1), num_processes > 1),
         ((num_processes, devices, 1), False),
         ((num_processes // few, few, devices), num_processes > 1),
         ((total // pair, pair, 1), False),
     ]
-    return [(view, across) for view, across in dict.fromkeys(found) if view[1] > 1]
+    return [(view, across) for view, across in dict.fromkeys(candidates) if view[1] > 1]
 
 
 def _least_factor(number: int) -> int:

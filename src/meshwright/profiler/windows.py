@@ -67,8 +67,8 @@ class WindowProbe:
         draw = np.random.default_rng(0).normal
         image = draw(size=(self.batch, self.side, self.side, self.inputs))
         kernel = draw(size=(self.window, self.window, self.inputs, self.outputs))
-        made = np.zeros((self.batch, self._positions, self._positions, self.outputs))
-        return tuple(array.astype(self.dtype) for array in (image, kernel, made))
+        result = np.zeros((self.batch, self._positions, self._positions, self.outputs))
+        return tuple(array.astype(self.dtype) for array in (image, kernel, result))
 
     def body(self, image: Any, kernel: Any, made: Any) -> tuple[jax.Array, ...]:
         """The body of the loop."""

@@ -43,9 +43,9 @@ def add_alternatives(
             left = deadline - time.perf_counter()
             if left <= 0:
                 return
-            found = explainer.explain(tensor, left / (len(waiting) - done))
-            shown[i] |= _explanation(found)
-            if found.num_left or any(a.cost == float("inf") > a.at_least for a in found.alternatives):
+            explanation = explainer.explain(tensor, left / (len(waiting) - done))
+            shown[i] |= _explanation(explanation)
+            if explanation.num_left or any(a.cost == float("inf") > a.at_least for a in explanation.alternatives):
                 unsolved.append((i, tensor, explainer))
         waiting = unsolved
 

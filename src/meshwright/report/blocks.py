@@ -13,26 +13,26 @@ def blocks_data(plan: "PlanData") -> dict[str, Any] | None:
     from meshwright.blocks import blocks_of  # here, since plans from files are reported without JAX
     from meshwright.runtime.microbatches.planned_parts import traced_as_planned
 
-    found = blocks_of(traced_as_planned(plan, plan.origin).graph)
-    if not found.blocks:
+    blocks = blocks_of(traced_as_planned(plan, plan.origin).graph)
+    if not blocks.blocks:
         return None
     order = sorted(
         (numbers[0], place, len(numbers), segment.trips)
-        for place, segment in enumerate(found.segments)
+        for place, segment in enumerate(blocks.segments)
         for numbers in segment.block_numbers
     )
     rows = [
         {
             "segment": place,
             "number": number,
-            "name": found.blocks[number].entries[0].name,
-            "choices": ", ".join(found.blocks[number].choices),
-            "operations": len(found.blocks[number].operations),
+            "name": blocks.blocks[number].entries[0].name,
+            "choices": ", ".join(blocks.blocks[number].choices),
+            "operations": len(blocks.blocks[number].operations),
             "times": segment.count,
         }
-        for place, segment in enumerate(found.segments)
+        for place, segment in enumerate(blocks.segments)
         for number in segment.blocks
     ]
-    segments = [{"fingerprint": s.fingerprint, "space": s.space} for s in found.segments]
+    segments = [{"fingerprint": s.fingerprint, "space": s.space} for s in blocks.segments]
     runs = [{"first": first, "segment": place, "size": size, "trips": trips} for first, place, size, trips in order]
-    return {"segments": segments, "runs": runs, "rows": rows, "count": len(found.blocks)}
+    return {"segments": segments, "runs": runs, "rows": rows, "count": len(blocks.blocks)}

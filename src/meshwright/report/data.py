@@ -36,9 +36,9 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
     deadline = time.perf_counter() + seconds
     results = [t for t in plan.results if t.role != "state"]
     rows, subjects = plan_rows(plan, [*plan.arguments, *results]), Subjects(plan)
-    mesh, held = plan.stages[0].mesh if plan.stages else plan.mesh, _held(plan, subjects)
+    mesh, bytes_of = plan.stages[0].mesh if plan.stages else plan.mesh, _held(plan, subjects)
     simulated: Simulation | None = None if plan.mesh.is_abstract else simulate(plan)
-    found: dict[str, Any] = {
+    page: dict[str, Any] = {
         "about": about_data(plan),
         "speed": speed_data(plan, simulated),
         "timeline": None if simulated is None or simulated.step_s <= 0 else timeline_data(simulated),
@@ -70,7 +70,7 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
         "unsplittable": plan.unsplittable,
         "remarks": plan.remarks,
         "provenance": dict(plan.provenance),
-        "tensors": [_row(row) | {"held": held(row)} for row in rows],
+        "tensors": [_row(row) | {"held": bytes_of(row)} for row in rows],
         "collectives": _collectives(subjects),
         "stages": [],
         "blocks": blocks_data(plan),
@@ -79,10 +79,10 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
     if plan.stages and simulated is not None:  # stages are parts of a real cluster
         from meshwright.report.stages import stage_data
 
-        found |= stage_data(plan, simulated)
+        page |= stage_data(plan, simulated)
     if subjects and seconds > 0:
-        add_alternatives(subjects, rows, found["tensors"], deadline)
-    return found
+        add_alternatives(subjects, rows, page["tensors"], deadline)
+    return page
 
 
 def _mesh(plan: "PlanData") -> dict[str, Any]:
@@ -95,22 +95,22 @@ def _mesh(plan: "PlanData") -> dict[str, Any]:
 
 def _held(plan: "PlanData", subjects: Subjects) -> Callable[[TensorRow], list[int]]:
     """The bytes of all tensors of a row together on a device; of a pipelined plan, on one device of each stage."""
-    own = [{t.path: t for t in stage.tensors} for stage in plan.stages]
-    known = set().union(*own)
+    tensors_of = [{t.path: t for t in stage.tensors} for stage in plan.stages]
+    paths = set().union(*tensors_of)
     tensors = {t.path: t for t in (*plan.arguments, *plan.results)}
 
     def held(row: TensorRow) -> list[int]:
         if not plan.stages:
             return [row.bytes_on_device * len(row.paths)]
-        found = [0] * len(plan.stages)
+        bytes_of_stage = [0] * len(plan.stages)
         for path in row.paths:
-            for number, there in enumerate(own):
+            for number, there in enumerate(tensors_of):
                 if path in there:
                     t, shape = there[path], plan.stages[number].mesh.shape
-                    found[number] += bytes_on_device(t.shape, t.dtype, t.spec, shape)
-            if path not in known:  # data are on the stage that reads them, results on the stage that computes them
-                found[(subjects.of(tensors[path]).number or 0) if subjects else 0] += row.bytes_on_device
-        return found
+                    bytes_of_stage[number] += bytes_on_device(t.shape, t.dtype, t.spec, shape)
+            if path not in paths:  # data are on the stage that reads them, results on the stage that computes them
+                bytes_of_stage[(subjects.of(tensors[path]).number or 0) if subjects else 0] += row.bytes_on_device
+        return bytes_of_stage
 
     return held
 
@@ -144,21 +144,21 @@ def _collectives(subjects: Subjects) -> list[dict[str, Any]]:
             row[1] += c.bytes * c.trips
             row[2] += c.seconds
     names = ("stage", "kind", "axes", "phase", "purpose", "operation", "source")
-    found = [
+    rows_of_page = [
         dict(zip(names, key, strict=True)) | {"number": n, "bytes": size, "seconds": s}
         for key, (n, size, s) in rows.items()
     ]
-    return sorted(found, key=lambda row: -row["seconds"])
+    return sorted(rows_of_page, key=lambda row: -row["seconds"])
 
 
 def difference_data(one: "PlanData", other: "PlanData") -> dict[str, Any]:
     """The page's data on the difference between two plans."""
     from meshwright.explain.show.diff import diff
 
-    found = diff(one, other)
+    difference = diff(one, other)
     return {
-        "same": found.is_same,
-        "problems": found.problems,
+        "same": difference.is_same,
+        "problems": difference.problems,
         "moved": [
             {
                 "path": m.path,
@@ -167,11 +167,11 @@ def difference_data(one: "PlanData", other: "PlanData") -> dict[str, Any]:
                 "one": _row(m.one) if m.one else None,
                 "other": _row(m.other) if m.other else None,
             }
-            for m in found.moved
+            for m in difference.moved
         ],
         "sent": [
             {"kind": s.kind, "axes": "+".join(s.axes), "phase": s.phase, "bytes": s.bytes, "seconds": s.seconds}
-            for s in found.sent
+            for s in difference.sent
         ],
         "step": [cost_text(one, one.cost.total), cost_text(other, other.cost.total)],
     }

@@ -38,7 +38,7 @@ class _Layers:
         self._sent: dict[tuple[int, int, int], list[str]] = {}
 
     def graphs(self) -> list[dict[str, Any]]:
-        program, found = self.program, []
+        program, graphs = self.program, []
         for run in range(int(program.run.max(initial=-1)) + 1):
             laps = int(program.lap[program.run == run].max(initial=-1)) + 1
             for lap in range(min(laps, _LAPS)):
@@ -46,13 +46,13 @@ class _Layers:
                 phase = program.phases[program.phase[ops[0]]]
                 which = {0: "odd", 1: "even"}[lap] if laps > 2 else f"number {lap + 1}"
                 name = f"{phase}, {which} layers ({(laps + 1 - lap) // 2 if laps > 2 else 1} of {laps})"
-                found.append(self._graph(name, ops))
+                graphs.append(self._graph(name, ops))
         rest = np.flatnonzero((program.run < 0) & (program.node >= 0)).tolist()
         for number, phase in enumerate(program.phases):
             ops = [op for op in rest if program.phase[op] == number]
             if ops:
-                found.append(self._graph(f"{phase}, what does not repeat", ops))
-        return [graph for graph in found if graph["nodes"]]
+                graphs.append(self._graph(f"{phase}, what does not repeat", ops))
+        return [graph for graph in graphs if graph["nodes"]]
 
     def _graph(self, name: str, ops: list[int]) -> dict[str, Any]:
         """Groups as nodes; an edge carries the collectives of a value that is read in another sharding than it was
@@ -79,8 +79,8 @@ class _Layers:
         if source is None:
             weight = self.facts.parameter_of(value)
             if weight >= 0:
-                known = nodes[reader]["reads"].setdefault(self.program.inputs[weight], [])
-                known += [s for s in sent if s not in known]
+                collectives = nodes[reader]["reads"].setdefault(self.program.inputs[weight], [])
+                collectives += [s for s in sent if s not in collectives]
             return
         if source == reader:
             nodes[reader]["sent"] += [s for s in sent if s not in nodes[reader]["sent"]]
@@ -109,18 +109,18 @@ class _Layers:
         if program.assignment[op] == VIRTUAL:
             return []
         nest, assigned = program.nests[int(program.nest[op])], program.assignments[program.assignment[op]]
-        made = program.made_by(op)
-        if not made:
+        results = program.made_by(op)
+        if not results:
             return []
         indexed = {loop for dim in nest.results[0] for loop in dim}
-        after = self.facts.axes.unpack(int(program.code[made[0]])).tolist()
-        found = []
+        after = self.facts.axes.unpack(int(program.code[results[0]])).tolist()
+        ways = []
         for axis, loop in enumerate(assigned):
             if loop >= 0 and loop not in indexed and nest.kinds[loop] not in ("parallel", "unsplittable"):
                 kind = "reduce_scatter" if after[axis] >= 0 else "all_reduce"
                 name = self.facts.names[axis]
-                found.append(f"sum over {name} once a step" if name == self.late else f"{kind} over {name}")
-        return found
+                ways.append(f"sum over {name} once a step" if name == self.late else f"{kind} over {name}")
+        return ways
 
     def _resharded(self, op: int, position: int, value: int) -> list[str]:
         """The collectives that reshard a value for an operation."""

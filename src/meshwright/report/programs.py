@@ -18,14 +18,14 @@ def programs_data(plan: "PlanData", subjects: Subjects) -> list[dict[str, Any]]:
     """Layers and operations of each program, memory over time of a plan without stages."""
     if not plan.stages:
         return [{"name": "", **layer_data(plan.mesh, s.facts), "timeline": _timeline(s.record)} for s in subjects]
-    found: dict[int, dict[str, Any]] = {}
+    data_of: dict[int, dict[str, Any]] = {}
     stages: dict[int, list[int]] = {}
     for number in range(len(subjects)):
         view = plan.staged_record.view[number]
         stages.setdefault(view, []).append(number)
-        if view not in found:
-            found[view] = layer_data(plan.stages[number].mesh, subjects.whole(number), late="x")
-    return [{"name": stages_text(stages[view]), **data} for view, data in found.items()]
+        if view not in data_of:
+            data_of[view] = layer_data(plan.stages[number].mesh, subjects.whole(number), late="x")
+    return [{"name": stages_text(stages[view]), **data} for view, data in data_of.items()]
 
 
 def _timeline(record: Record) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def stage_data(plan: "PlanData", simulated: "Simulation") -> dict[str, Any]:
                 zip(plan.stages, plan.stage_verdicts, stage_limits(plan), strict=True)
             )
         ],
-        "instructions": [_listed(own) for own in simulated.work.instructions],
+        "instructions": [_listed(instructions) for instructions in simulated.work.instructions],
         "memory_series": [_thinned(series) for series in simulated.memory],
     }
 

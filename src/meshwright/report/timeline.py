@@ -50,25 +50,25 @@ def timeline_data(simulated: "Simulation") -> dict[str, Any]:
         {"name": line.name, "devices": line.num_devices, "lanes": []} for line in simulated.timeline
     ]
     for row, lane, bars in lanes:
-        found = [
+        rectangles = [
             [b.start, b.stop, names.setdefault(b.name, len(names)), WORK.index(b.work), b.num]
             for b in joined(bars, least)
         ]
-        rows[row]["lanes"].append({"name": lane, "bars": found})
+        rows[row]["lanes"].append({"name": lane, "bars": rectangles})
     return {"step": simulated.step_s, "ticks": TICKS, "work": WORK, "names": list(names), "rows": rows}
 
 
 def joined(bars: Iterable[Bar], least: int) -> list[Bar]:
     """Bars in the order of their starts; neighbours of one kind of pass that are shorter than ``least`` are merged."""
-    found: list[Bar] = []
+    merged: list[Bar] = []
     for bar in sorted(bars, key=lambda b: (b.start, b.stop)):
-        size, last = bar.stop - bar.start, found[-1] if found else None
+        size, last = bar.stop - bar.start, merged[-1] if merged else None
         if last is None or last.work != bar.work or bar.stop - last.start > least:
-            found.append(bar._replace(longest=size))
+            merged.append(bar._replace(longest=size))
             continue
         name, longest = (bar.name, size) if size > last.longest else (last.name, last.longest)
-        found[-1] = Bar(last.start, max(last.stop, bar.stop), name, bar.work, last.num + 1, longest)
-    return found
+        merged[-1] = Bar(last.start, max(last.stop, bar.stop), name, bar.work, last.num + 1, longest)
+    return merged
 
 
 def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]:
@@ -84,7 +84,7 @@ def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]
         if item.kind == TRANSFER:
             work = next(work for work in WORK if f"send {work}" in item.name)
             bars["transfers"].append(Bar(round(item.start_s * scale), round(item.end_s * scale), item.name, work))
-    yield from ((lane, found) for lane, found in bars.items() if found)
+    yield from ((lane, lane_bars) for lane, lane_bars in bars.items() if lane_bars)
 
 
 def _bars(run: "Timeline", begin_s: float, work: str, name: str, scale: float) -> Iterator[tuple[str, Bar]]:

@@ -143,8 +143,8 @@ def settled_as(kind: str, dtype: str) -> str:
     """
     if kind == "sum" and dtype.startswith(("float8_", "float6_", "float4_")):
         return "unsplittable"
-    known = dtype == "bool" if kind in ("and", "or") else kind == "sum" or not dtype.startswith("complex")
-    return kind if known else "unsplittable"
+    is_combined = dtype == "bool" if kind in ("and", "or") else kind == "sum" or not dtype.startswith("complex")
+    return kind if is_combined else "unsplittable"
 
 
 def multiplied_dtype(op: Signature) -> str:
@@ -226,20 +226,20 @@ def nest(
     if not arrow:
         raise RuleError(f"rule for {op.primitive!r}: {spec!r} lacks '->'; write operands -> results")
     sides = [_tensors(left, len(op.operands), op, "operand"), _tensors(right, len(op.results), op, "result")]
-    found: dict[str, int] = dict(sizes or {})
+    size_of: dict[str, int] = dict(sizes or {})
     for tensors, types, word in zip(sides, (op.operands, op.results), ("operand", "result"), strict=True):
         for position, (dims, tensor) in enumerate(zip(tensors, types, strict=True)):
-            _measure(dims, tensor, found, op, f"{word} {position}")
+            _measure(dims, tensor, size_of, op, f"{word} {position}")
     kinds = dict(reduce or {}) | dict.fromkeys(unsplittable.split(), "unsplittable")
-    unknown = [name for name in {*kinds, *(halo or {})} if name not in found]
+    unknown = [name for name in {*kinds, *(halo or {})} if name not in size_of]
     if unknown or any(kind not in KINDS for kind in kinds.values()):
         raise RuleError(
             f"rule for {op.primitive!r}: {unknown or kinds} is not a loop of {spec!r} with a kind in {KINDS}"
         )
-    index = {name: i for i, name in enumerate(found)}
+    index = {name: i for i, name in enumerate(size_of)}
     loops = tuple(
         Loop(size, "unsplittable" if name.startswith(".") else kinds.get(name, "parallel"), (halo or {}).get(name, 0))
-        for name, size in found.items()
+        for name, size in size_of.items()
     )
     operands, results = (
         tuple(tuple(tuple(index[name] for name in dim) for dim in dims) for dims in tensors) for tensors in sides

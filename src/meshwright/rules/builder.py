@@ -22,8 +22,8 @@ class Loops:
 
     def spread(self, shape: Sequence[int], fixed: Iterable[int] = ()) -> Dims:
         """Dims each with a new loop: parallel, but unsplittable at the positions in ``fixed``."""
-        held = set(fixed)
-        return tuple(self.add(size, "unsplittable" if i in held else "parallel") for i, size in enumerate(shape))
+        whole = set(fixed)
+        return tuple(self.add(size, "unsplittable" if i in whole else "parallel") for i, size in enumerate(shape))
 
     def nest(
         self,

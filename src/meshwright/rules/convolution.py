@@ -64,14 +64,14 @@ def _fetching(op: Signature, groups: list[int], inputs: Dim, right: dict[int, Di
     strided convolution there are gaps between pixels, and fetching takes far longer.
     """
     numbers, holes = op.params["dimension_numbers"], op.params["rhs_dilation"]
-    found = [*groups, *(loop for at in numbers.out_spec[2:] for loop in result[at])]
+    fetching = [*groups, *(loop for at in numbers.out_spec[2:] for loop in result[at])]
     minor = max(range(len(holes)), key=lambda i: numbers.lhs_spec[2 + i], default=0)
     for i, at in enumerate(numbers.rhs_spec[2:]):
         if i != minor:
-            found += right[at]
+            fetching += right[at]
         elif holes[i] > 1:
-            found += inputs
-    return tuple(dict.fromkeys(found))
+            fetching += inputs
+    return tuple(dict.fromkeys(fetching))
 
 
 def _flops(op: Signature) -> float:

@@ -31,8 +31,8 @@ EVEN = frozenset(f"{BINARY} {UNARY} clamp select_n".split())
 
 def elementwise(op: Signature) -> LoopNest | None:
     """One parallel loop for each dim; scalars (predicates, bounds, literals) are needed everywhere."""
-    found = same_shape(op, fusible=True)
-    return replace(found, special=op.primitive in SPECIAL.split()) if found is not None else None
+    loops = same_shape(op, fusible=True)
+    return replace(loops, special=op.primitive in SPECIAL.split()) if loops is not None else None
 
 
 def pairwise(op: Signature) -> LoopNest | None:

@@ -45,16 +45,16 @@ def shard_map(op: Signature) -> LoopNest:
 
     def dims(tensors: tuple[TensorType, ...], specs: Any) -> Iterator[Dims]:
         for tensor, spec in zip(tensors, specs, strict=True):
-            found = []
+            dims_of_tensor = []
             for size, names in zip(tensor.shape, spec_dims(spec, len(tensor.shape)), strict=True):
-                own = loops.add(size // prod(axes[name] for name in names or ()), "unsplittable")
-                found.append((*(of_axis[name] for name in names or ()), *own))
-            yield tuple(found)
+                inner = loops.add(size // prod(axes[name] for name in names or ()), "unsplittable")
+                dims_of_tensor.append((*(of_axis[name] for name in names or ()), *inner))
+            yield tuple(dims_of_tensor)
 
     operands, results = list(dims(op.operands, op.params["in_specs"])), list(dims(op.results, op.params["out_specs"]))
     work = list(_work(op.params["jaxpr"], 1.0))
     flops = prod(axes.values()) * sum(trips * count for _, count, trips in work)
-    sent = tuple(found for eqn, _, trips in work if (found := _sent(eqn, trips, axes)))
+    sent = tuple(collective for eqn, _, trips in work if (collective := _sent(eqn, trips, axes)))
     return loops.nest(operands, results, flops, leads=True, sent=sent)
 
 

@@ -91,11 +91,11 @@ def body_flops(
     all_positions = prod(sizes[axis] for axis in asked_for) <= _MOST_POSITIONS
     samples = [_spread(sizes[axis], sizes[axis] if all_positions else most) for axis in asked_for]
     position = dict(zip(asked_for, np.meshgrid(*samples, indexing="ij", sparse=True), strict=True))
-    known = [None if table is None else table.array() for table in tables]
-    inputs = [*known, *[None] * (len(jaxpr.invars) - len(known))]
+    arrays = [None if table is None else table.array() for table in tables]
+    inputs = [*arrays, *[None] * (len(jaxpr.invars) - len(arrays))]
     with np.errstate(all="ignore"):  # branches that are not taken are evaluated, too
-        found, _ = _Program(sizes, position).flops(jaxpr, inputs)
-    return float(np.broadcast_to(found, [len(sample) for sample in samples]).mean())
+        flops, _ = _Program(sizes, position).flops(jaxpr, inputs)
+    return float(np.broadcast_to(flops, [len(sample) for sample in samples]).mean())
 
 
 def _spread(size: int, most: int) -> NDArray[np.int64]:
@@ -123,9 +123,9 @@ class _Program:
 
         total: Any = 0.0
         for eqn in jaxpr.eqns:
-            done, made = self._equation(eqn, [read(var) for var in eqn.invars])
+            done, results = self._equation(eqn, [read(var) for var in eqn.invars])
             total = total + done
-            env.update({id(var): value for var, value in zip(eqn.outvars, made, strict=False)})
+            env.update({id(var): value for var, value in zip(eqn.outvars, results, strict=False)})
         return total, [read(var) for var in jaxpr.outvars]
 
     def _equation(self, eqn: Any, ins: list[Number]) -> tuple[Any, Sequence[Number]]:
@@ -145,18 +145,18 @@ class _Program:
         if name == "cond":
             return self._cond(params, ins)
         if name in _SCALARS:
-            known = [value for value in ins if value is not None]
-            return 0.0, [_SCALARS[name](*known) if len(known) == len(ins) else None]
+            values = [value for value in ins if value is not None]
+            return 0.0, [_SCALARS[name](*values) if len(values) == len(ins) else None]
         return self._call(params, ins)
 
     def _while(self, params: Any, ins: list[Number]) -> float | NDArray[Any]:
         """FLOPs of a loop that counts up to a bound, as `jax.lax.fori_loop` does; of one trip if the bound is open."""
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
-        known = dict(zip(map(id, condition.invars), [*ins[:num_cond], *ins[num_cond + num_body :]], strict=True))
+        scalars = dict(zip(map(id, condition.invars), [*ins[:num_cond], *ins[num_cond + num_body :]], strict=True))
         trips: Any = 1.0
         if len(condition.eqns) == 1 and condition.eqns[0].primitive.name == "lt":
-            first, end = (getattr(var, "val", known.get(id(var))) for var in condition.eqns[0].invars)
+            first, end = (getattr(var, "val", scalars.get(id(var))) for var in condition.eqns[0].invars)
             trips = trips if first is None or end is None else np.maximum(0.0, np.subtract(end, first))
         carry = [None] * (len(body.invars) - num_body)
         return trips * self.flops(body, [*ins[num_cond : num_cond + num_body], *carry])[0]
@@ -166,8 +166,8 @@ class _Program:
         if ins[0] is None:
             return max((done for done, _ in branches), key=np.mean), []
         which = np.clip(ins[0].astype(np.int64), 0, len(branches) - 1)
-        made = [_chosen(which, results) for results in zip(*(found for _, found in branches), strict=True)]
-        return np.choose(which, [done for done, _ in branches]), made
+        chosen = [_chosen(which, results) for results in zip(*(results_of for _, results_of in branches), strict=True)]
+        return np.choose(which, [done for done, _ in branches]), chosen
 
     def _call(self, params: Any, ins: list[Number]) -> tuple[Any, Sequence[Number]]:
         """A call of another jaxpr, or an operation without products."""
@@ -180,8 +180,8 @@ class _Program:
 
 
 def _chosen(which: NDArray[Any], results: Sequence[Number]) -> Number:
-    known = [result for result in results if result is not None]
-    return np.choose(which, known) if len(known) == len(results) else None
+    values = [result for result in results if result is not None]
+    return np.choose(which, values) if len(values) == len(results) else None
 
 
 def _looked_up(ins: Sequence[Number]) -> Number:
@@ -189,10 +189,10 @@ def _looked_up(ins: Sequence[Number]) -> Number:
     table, *places = ins
     if table is None or len(places) != table.ndim:
         return None
-    known = [place for place in places if place is not None]
-    if len(known) != len(places):
+    known_places = [place for place in places if place is not None]
+    if len(known_places) != len(places):
         return None
-    return table[tuple(np.clip(place, 0, size - 1) for place, size in zip(known, table.shape, strict=True))]
+    return table[tuple(np.clip(place, 0, size - 1) for place, size in zip(known_places, table.shape, strict=True))]
 
 
 def _open(jaxpr: Any) -> Any:

@@ -36,9 +36,9 @@ def fft(op: Signature) -> LoopNest | None:
 def triangular_solve(op: Signature) -> LoopNest:
     """Solves for every column of the right-hand side (for every row, where the matrix stands on the right)."""
     loops = Loops()
-    known = op.operands[1].shape
-    rank = len(known)
-    result = loops.spread(known, fixed=[rank - 2 if op.params["left_side"] else rank - 1])
+    right_hand_side = op.operands[1].shape
+    rank = len(right_hand_side)
+    result = loops.spread(right_hand_side, fixed=[rank - 2 if op.params["left_side"] else rank - 1])
     matrix = (*result[:-2], *loops.fixed(op.operands[0].shape[-2:]))
     return loops.nest([matrix, result], [result])
 

@@ -61,9 +61,9 @@ def grid_of(op: Signature) -> Grid:
         for axis in {axis for dims in zip(*pair, strict=True) if len(set(dims)) > 1 for axis in dims} - {None}:
             obstacles.setdefault(axis, "an operand and the result that takes its memory are selected differently by it")
     # Axes that `jax.vmap` added are not counted by the kernel's body.
-    own = [axis for axis in range(len(sizes)) if axis not in mapping.vmapped_dims]
+    kernel_axes = [axis for axis in range(len(sizes)) if axis not in mapping.vmapped_dims]
     for axis in _asked_for(op.params["jaxpr"]):
-        obstacles[own[axis]] = "the kernel asks for its position along it"
+        obstacles[kernel_axes[axis]] = "the kernel asks for its position along it"
     if op.params.get("mesh") is not None:
         obstacles |= dict.fromkeys(range(len(sizes)), "it places its programs on the cores of a chip itself")
     return Grid(sizes, blocks, num_whole, obstacles)
@@ -77,15 +77,15 @@ def _blocks(array: Any, sizes: Sequence[Any], obstacles: dict[int, str]) -> tupl
         for var in eqn.invars:
             if id(var) in positions:
                 obstacles.setdefault(positions[id(var)], "an index map computes with it")
-    found: list[Block] = []
+    blocks: list[Block] = []
     for out, block, whole in zip(index_map.outvars, array.block_shape, array.array_aval.shape, strict=False):
         axis, size = positions.get(id(out)), _block_size(block)
-        if axis is not None and any(axis == earlier for earlier, _ in found):
+        if axis is not None and any(axis == earlier for earlier, _ in blocks):
             obstacles.setdefault(axis, "it selects blocks of two dims of one array")
         elif axis is not None and isinstance(sizes[axis], int) and size * sizes[axis] != whole:
             obstacles.setdefault(axis, f"its blocks of {size} do not cover a dim of {whole} exactly")
-        found.append((axis, size))
-    return tuple(found)
+        blocks.append((axis, size))
+    return tuple(blocks)
 
 
 def _block_size(block: Any) -> int:
@@ -114,12 +114,12 @@ def pallas_call(op: Signature) -> LoopNest:
     along = {axis: loops.add(size) for axis, size in enumerate(grid.sizes) if axis not in grid.obstacles and size > 1}
 
     def dims(blocks: Sequence[Block], shape: Sequence[int]) -> Dims:
-        found = []
+        dims_of_array = []
         for (axis, block), size in zip(blocks, shape, strict=True):
             outer = along.get(-1 if axis is None else axis)
             inner = loops.add(size if outer is None else block, "unsplittable")
-            found.append(inner if outer is None else outer + inner if block > 1 else outer)
-        return tuple(found)
+            dims_of_array.append(inner if outer is None else outer + inner if block > 1 else outer)
+        return tuple(dims_of_array)
 
     num_inputs = len(op.operands) - grid.num_whole
     tensors = (*op.operands[grid.num_whole :], *op.results)
@@ -133,11 +133,11 @@ def _flops(op: Signature, grid: Grid) -> float:
     estimate = op.params.get("cost_estimate")
     if estimate is not None:
         return float(estimate.flops)
-    own = [size for axis, size in enumerate(grid.sizes) if axis not in op.params["grid_mapping"].vmapped_dims]
+    sizes = [size for axis, size in enumerate(grid.sizes) if axis not in op.params["grid_mapping"].vmapped_dims]
     if not all(isinstance(size, int) for size in grid.sizes):
         return 0.0
     body = op.params["jaxpr"]
-    return prod(grid.sizes) * body_flops(body, own, sorted(set(_asked_for(body))), op.params.get("tables", ()))
+    return prod(grid.sizes) * body_flops(body, sizes, sorted(set(_asked_for(body))), op.params.get("tables", ()))
 
 
 def tables_of(op: Signature) -> range:

@@ -106,9 +106,9 @@ def _described(op: Signature) -> LoopNest | None:
     user = _USER_RULES.get(kernel_name(op)) or _USER_RULES.get(op.primitive)
     if user is not None:
         return user(op)
-    found = builtin_rules().get(op.primitive)
+    builtin = builtin_rules().get(op.primitive)
     try:
-        return found(op) if found is not None else None
+        return builtin(op) if builtin is not None else None
     except Exception:
         if is_strict():
             raise

@@ -117,22 +117,22 @@ def instruct(
         num_rounds: Rounds of the update.
     """
     count = len(rows)
-    found, ends = [], _by_ends(links)
+    lists, ends = [], _by_ends(links)
     for stage, row in enumerate(rows):
-        own: list[Instruction] = []
-        own += [Instruction(SEND, PARAMETERS, peer=b) for a, b in shares if a == stage]
-        own += [Instruction(RECEIVE, PARAMETERS, peer=a) for a, b in shares if b == stage]
+        instructions: list[Instruction] = []
+        instructions += [Instruction(SEND, PARAMETERS, peer=b) for a, b in shares if a == stage]
+        instructions += [Instruction(RECEIVE, PARAMETERS, peer=a) for a, b in shares if b == stage]
         last = {(step.chunk, step.microbatch): place for place, step in enumerate(row)}
         for place, step in enumerate(row):
-            own += _pass(step, stage, count, ends)
+            instructions += _pass(step, stage, count, ends)
             if last[step.chunk, step.microbatch] == place:
                 chunk = step.chunk * count + stage
-                own.append(Instruction(FREE, microbatch=step.microbatch, chunk=chunk))
+                instructions.append(Instruction(FREE, microbatch=step.microbatch, chunk=chunk))
         for number in range(num_rounds):
-            own += [Instruction(UPDATE, round=number)]
-            own += [Instruction(EXCHANGE, round=number)] if number < num_rounds - 1 else []
-        found.append(tuple(own))
-    return tuple(found)
+            instructions += [Instruction(UPDATE, round=number)]
+            instructions += [Instruction(EXCHANGE, round=number)] if number < num_rounds - 1 else []
+        lists.append(tuple(instructions))
+    return tuple(lists)
 
 
 _Ends = tuple[dict[tuple[str, int], list[Link]], dict[tuple[str, int], list[Link]]]
@@ -166,18 +166,18 @@ def in_order(lists: Sequence[Sequence[Instruction]]) -> list[tuple[int, Instruct
 
     Every message is sent before it is received, and all stages reach a round of the update before any exchanges it.
     """
-    waiting = [deque(own) for own in lists]
-    clock, arrived, found = [0.0] * len(lists), dict[tuple, float](), []
+    waiting = [deque(instructions) for instructions in lists]
+    clock, arrived, order = [0.0] * len(lists), dict[tuple, float](), []
     while any(waiting):
         ready = [(start, s) for s in range(len(lists)) if (start := _start_s(s, waiting, clock, arrived)) is not None]
-        assert ready, f"a schedule that waits for ever, at {next(str(own[0]) for own in waiting if own)}"
+        assert ready, f"a schedule that waits for ever, at {next(str(stage[0]) for stage in waiting if stage)}"
         start, stage = min(ready)
         one = waiting[stage].popleft()
         clock[stage] = start + (_SECONDS[one.work] if one.do == RUN else 0.0)
         if one.do == SEND:
             arrived[message(one, stage)] = clock[stage]
-        found.append((stage, one))
-    return found
+        order.append((stage, one))
+    return order
 
 
 def _start_s(
@@ -191,7 +191,7 @@ def _start_s(
         sent_s = arrived.get(message(one, stage))
         return None if sent_s is None else max(sent_s, clock[stage])
     if one.do == EXCHANGE:
-        others = [own[0] for own in waiting if own]
+        others = [instructions[0] for instructions in waiting if instructions]
         behind = [other for other in others if not (other.do in (EXCHANGE, UPDATE) and other.round >= one.round)]
         late = [other for other in others if other.do == UPDATE and other.round == one.round]
         return None if behind or late else max(clock)

@@ -40,7 +40,7 @@ class _Engine:
     def __init__(self, work: Work):
         self.work = work
         self._runs: dict[int, Timeline] = {}
-        self.stages = [_Stage(own) for own in work.instructions]
+        self.stages = [_Stage(instructions) for instructions in work.instructions]
         self.apart = any(one.work == WEIGHTS for one in self.stages[0].own)  # weights' gradients are passes apart
         self.arrived: dict[tuple, float] = {}  # when a message is there
 

@@ -31,13 +31,15 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
     """
     if not isinstance(plan, PlanData):
         raise SimulationError(f"plan is {plan!r}; give what mw.plan returns, or a plan that mw.Plan.load has read")
-    own = plan.mesh.cluster
-    if own is None:
+    planned_cluster = plan.mesh.cluster
+    if planned_cluster is None:
         raise SimulationError(
             f"the plan is for an abstract mesh {plan.mesh.shape}, whose costs are not seconds: nothing can be "
             "simulated; plan for a cluster, such as cluster='8x8 h100'"
         )
-    machines = own if cluster is None else cluster if isinstance(cluster, Cluster) else find_cluster(cluster)
+    machines = (
+        planned_cluster if cluster is None else cluster if isinstance(cluster, Cluster) else find_cluster(cluster)
+    )
     if plan.stages:
         return simulate_work(staged_work(plan, machines))
     if machines.num_devices != plan.mesh.num_devices:
@@ -45,5 +47,5 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
             f"the plan is for {plan.mesh.num_devices} devices, and cluster {machines.name!r} has "
             f"{machines.num_devices}: give one of the same size, or plan again for it"
         )
-    mesh = plan.mesh if machines == own else machines.mesh(plan.mesh.sizes)
+    mesh = plan.mesh if machines == planned_cluster else machines.mesh(plan.mesh.sizes)
     return simulate_work(spmd_work(plan, mesh))

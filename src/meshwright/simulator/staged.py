@@ -33,11 +33,13 @@ def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> 
     large all-reduce over the same axes.
     """
     assert plan.pipeline is not None and plan.mesh.cluster is not None
-    own = plan.mesh.cluster
+    planned_cluster = plan.mesh.cluster
     stages = plan.stages
     near = neighbours([stage.submesh for stage in stages]).tolist()
-    if cluster != own:
-        stages = tuple(_moved(stage, own, cluster, close) for stage, close in zip(stages, near, strict=True))
+    if cluster != planned_cluster:
+        stages = tuple(
+            _moved(stage, planned_cluster, cluster, close) for stage, close in zip(stages, near, strict=True)
+        )
     interleave = plan.pipeline.interleave
     prices = [
         replace(_Prices.of(stage, cluster, close), is_measured=is_measured)
@@ -135,14 +137,14 @@ class _Prices:
     def of(cls, stage: Stage, cluster: Cluster, near: bool) -> "_Prices":
         """The prices of a stage; ``near`` if it sends to one on its host."""
         machines, sizes = stage.submesh.machines(cluster), stage.mesh.sizes
-        found = cluster_rates(machines, cluster.num_devices)
-        network = found.constants.network
+        rates = cluster_rates(machines, cluster.num_devices)
+        network = rates.constants.network
         outside, inside = (
             network if group_of(machines, sizes, tuple(axes)).num_domains > 1 else 1.0
             for axes in (_REPLICAS, range(1, len(sizes)))
         )
         hosts = network if cluster.num_hosts > 1 else 1.0
-        return cls(found, outside, inside, 1.0 if near else hosts / _share_of_adapter(stage, cluster), hosts)
+        return cls(rates, outside, inside, 1.0 if near else hosts / _share_of_adapter(stage, cluster), hosts)
 
     def compute_s(self, time: StageTime) -> float:
         """Compute in a step: products at their sustained rate, the rest at the memory's."""
@@ -168,7 +170,9 @@ def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
     whole, products = stage.backward + stage.recompute, stage.backward.compute_s * stage.weights_fraction
     weights = StageTime(products, 0.0, products)
     inputs = whole + weights.times(-1.0)
-    forward, backward, apart, own = (time.times(1 / interleave) for time in (stage.forward, whole, inputs, weights))
+    forward, backward, apart, of_weights = (
+        time.times(1 / interleave) for time in (stage.forward, whole, inputs, weights)
+    )
     gradients = prices.sent_s(stage.gradients) / interleave
     passes = _tasks("backward", backward, prices)
     return Chunk(
@@ -176,8 +180,8 @@ def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
         backward=passes,
         closing=_with_gradients(passes, gradients),
         inputs=_tasks("inputs' gradients", apart, prices),
-        weights=_tasks("weights' gradients", own, prices),
-        closing_weights=_with_gradients(_tasks("weights' gradients", own, prices), gradients),
+        weights=_tasks("weights' gradients", of_weights, prices),
+        closing_weights=_with_gradients(_tasks("weights' gradients", of_weights, prices), gradients),
         send_s=stage.transfer_s / prices.sends,
         send_bytes=stage.send_bytes,
         activation_bytes=stage.activation_bytes / interleave,

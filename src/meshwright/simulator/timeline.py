@@ -60,12 +60,12 @@ class DeviceTimeline:
     def passes(self) -> tuple[Interval, ...]:
         """The same by whole passes instead of tasks."""
         run = self.simulation.stages[self.stage]
-        found = [
+        intervals = [
             Interval(COMPUTE, f"{p.step.work}{self._about(p.step.microbatch, p.step.chunk)}", p.start_s, p.end_s)
             for p in run.passes
         ]
-        found.append(Interval(COMPUTE, "update", run.update_s, run.update_s + run.update.end_s))
-        return self._complete([*found, *self._sent()])
+        intervals.append(Interval(COMPUTE, "update", run.update_s, run.update_s + run.update.end_s))
+        return self._complete([*intervals, *self._sent()])
 
     def seconds(self, kind: str) -> float:
         """Time in which any activity of a kind runs; each kind of pass is examined once, however often it runs."""

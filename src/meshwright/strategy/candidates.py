@@ -171,8 +171,8 @@ def keeps_apart(nest: LoopNest, loops: Assignment) -> NDArray[np.bool_]:
 
 def result_holders(nest: LoopNest, loops: Assignment, scatter: Holders, result: int) -> Holders:
     """The dims of a result that the axes hold once partial sums are settled."""
-    held = tensor_holders(nest.results[result], loops, len(nest.loops))
-    return np.where(scatter >= 0, scatter, held) if result == 0 else held
+    unsettled = tensor_holders(nest.results[result], loops, len(nest.loops))
+    return np.where(scatter >= 0, scatter, unsettled) if result == 0 else unsettled
 
 
 def settlements(
@@ -187,13 +187,13 @@ def settlements(
         partial: ``[strategy, axis]``: the axes that the result is a partial sum over.
         scatter: See `Candidates`; None where no sum is scattered.
     """
-    found, bits = [], 1 << np.arange(partial.shape[1])
+    collectives, bits = [], 1 << np.arange(partial.shape[1])
     into = np.full(partial.shape, -1, np.int64) if scatter is None else np.where(partial, scatter, -1)
     for last in reversed(range(partial.shape[1])):
         alike = (into >= 0) & (into == into[:, [last]])
         masks = np.where(alike[:, last + 1 :].any(axis=1), 0, alike @ bits)
-        found += [("reduce_scatter", *item) for item in _by_axes(masks, partial.shape[1])]
-    return found + [("all_reduce", *item) for item in _by_axes((partial & (into < 0)) @ bits, partial.shape[1])]
+        collectives += [("reduce_scatter", *item) for item in _by_axes(masks, partial.shape[1])]
+    return collectives + [("all_reduce", *item) for item in _by_axes((partial & (into < 0)) @ bits, partial.shape[1])]
 
 
 def _by_axes(masks: NDArray[np.int64], num_axes: int) -> list[tuple[tuple[int, ...], NDArray[np.bool_]]]:
@@ -204,14 +204,14 @@ def _by_axes(masks: NDArray[np.int64], num_axes: int) -> list[tuple[tuple[int, .
 
 def _scatters_evenly(nest: LoopNest, axes: Axes, loops: Assignment, scatter: Holders) -> NDArray[np.bool_]:
     """Whether the shards after each reduce-scatter are even, and the scattered axis is the minor-most of its dim."""
-    held = tensor_holders(nest.results[0], loops, len(nest.loops))
-    after = np.where(scatter >= 0, scatter, held)
+    unsettled = tensor_holders(nest.results[0], loops, len(nest.loops))
+    after = np.where(scatter >= 0, scatter, unsettled)
     good = np.ones(len(loops), bool)
     sizes = np.array(axes.sizes)
     for d, dim in enumerate(nest.results[0]):
         size = int(np.prod([nest.loops[loop].size for loop in dim]))
         good &= size % np.where(after == d, sizes, 1).prod(axis=1) == 0
         for axis in range(axes.num_axes):
-            later = (held[:, axis + 1 :] == d).any(axis=1)
+            later = (unsettled[:, axis + 1 :] == d).any(axis=1)
             good &= ~((scatter[:, axis] == d) & later)
     return good

@@ -87,16 +87,16 @@ class Resharding:
         return hops[::-1]
 
     def _table(self, shape: tuple[int, ...], itemsize: int) -> tuple[_Moves, NDArray, NDArray]:
-        found = self._tables.get((shape, itemsize))
-        if found is None:
+        table = self._tables.get((shape, itemsize))
+        if table is None:
             codes = self._axes.legal_codes(shape)
             key = len(shape), codes.tobytes()
             moves = self._moves.get(key)
             if moves is None:
                 moves = self._moves[key] = _legal_moves(self._axes, len(shape), codes)
             weight = self._weights(moves, float(np.prod(shape)) * itemsize)
-            found = self._tables[shape, itemsize] = (moves, _distances(moves, weight), weight)
-        return found
+            table = self._tables[shape, itemsize] = (moves, _distances(moves, weight), weight)
+        return table
 
     def _weights(self, moves: _Moves, total_bytes: float) -> NDArray[np.float64]:
         # A slice costs almost nothing, but not zero, so that the path with the fewest hops is the cheapest of equals.
@@ -109,7 +109,7 @@ class Resharding:
 
 def _legal_moves(axes: Axes, rank: int, codes: Codes) -> _Moves:
     place = {code: i for i, code in enumerate(codes.tolist())}
-    held, parts = axes.unpack(codes).tolist(), axes.num_parts(codes).tolist()
+    holders, parts = axes.unpack(codes).tolist(), axes.num_parts(codes).tolist()
     step = axes.pack(np.eye(axes.num_axes, dtype=np.int64) - 1).tolist()  # from a dim to the next, for each axis
     source: list[int] = []
     target: list[int] = []
@@ -124,7 +124,7 @@ def _legal_moves(axes: Axes, rank: int, codes: Codes) -> _Moves:
             target.append(j)
             fraction.append(portion)
 
-    for i, (code, row) in enumerate(zip(place, held, strict=True)):
+    for i, (code, row) in enumerate(zip(place, holders, strict=True)):
         for axis, size in enumerate(axes.sizes):
             if size == 1 or any(row[later] == row[axis] for later in range(axis + 1, axes.num_axes) if row[axis] >= 0):
                 continue
@@ -144,7 +144,7 @@ def _legal_moves(axes: Axes, rank: int, codes: Codes) -> _Moves:
                     pair = (min(axis, other), max(axis, other))
                     add("permute", pair, i, after, 1.0 / parts[i])
         for dim in set(row) - {-1}:
-            on = tuple(axis for axis, held in enumerate(row) if held == dim)
+            on = tuple(axis for axis, holders in enumerate(row) if holders == dim)
             for first in range(len(on) - 1):
                 gathered = on[first:]
                 after = code - (dim + 1) * sum(step[axis] for axis in gathered)

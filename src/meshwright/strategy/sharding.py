@@ -62,8 +62,8 @@ class Axes:
 
     def dims(self, code: int, rank: int) -> tuple[tuple[int, ...], ...]:
         """For each dim of the tensor, the axes that split it, major first."""
-        held = self._held(code)
-        return tuple(tuple(a for a, dim in enumerate(held) if dim == d) for d in range(rank))
+        dim_of_axis = self._held(code)
+        return tuple(tuple(a for a, dim in enumerate(dim_of_axis) if dim == d) for d in range(rank))
 
     def code(self, dims: tuple[tuple[int, ...], ...]) -> int:
         """The code of a sharding given as the axes that split each dim."""
@@ -75,13 +75,13 @@ class Axes:
         if len(shape) > MAX_RANK:
             return np.zeros(1, np.int64)
         options = [(-1, *(range(len(shape)) if n > 1 else ())) for n in self.sizes]
-        found = [
-            held
-            for held in product(*options)
+        legal = [
+            dim_of_axis
+            for dim_of_axis in product(*options)
             if all(
-                size % prod((n for n, h in zip(self.sizes, held, strict=True) if h == dim), start=1) == 0
+                size % prod((n for n, h in zip(self.sizes, dim_of_axis, strict=True) if h == dim), start=1) == 0
                 for dim, size in enumerate(shape)
-                if dim in held
+                if dim in dim_of_axis
             )
         ]
-        return np.sort(self.pack(np.array(found, dtype=np.int64)))
+        return np.sort(self.pack(np.array(legal, dtype=np.int64)))

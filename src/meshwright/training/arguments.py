@@ -37,15 +37,15 @@ class Bound:
     def key(self) -> Hashable:
         """A key that is equal for calls that can use the same plan."""
         leaves, tree = tree_flatten(self.values)
-        found = self.static, self.names, tree, tuple(map(_type, leaves))
+        parts = self.static, self.names, tree, tuple(map(_type, leaves))
         try:
-            hash(found)
+            hash(parts)
         except TypeError as error:
             raise ShardingError(
                 f"leaves of the arguments that are not arrays must be hashable, to tell calls apart: {error}; use a "
                 "tuple or a frozen dataclass there, or close over it"
             ) from None
-        return found
+        return parts
 
     def read(self, planned: Sequence[Tensor]) -> frozenset[int]:
         """Which leaves are Python numbers that a plan does not trace, since the function's Python code reads them."""
@@ -144,20 +144,20 @@ def argument_numbers(
     numbers = (given,) if isinstance(given, int) else given
     if isinstance(numbers, str) or not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
         raise ShardingError(f"{name} is {given!r}; give the positions of arguments, such as (0,)")
-    found = tuple(numbers)
+    positions = tuple(numbers)
     if function is None:
-        return found
+        return positions
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return found
+        return positions
     count = len(parameters)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return found
-    for n in found:
+        return positions
+    for n in positions:
         if not -count <= n < count:
             raise ShardingError(f"{name} names argument {n}; the function has {count}, numbered from 0")
-    return tuple(n % count for n in found)
+    return tuple(n % count for n in positions)
 
 
 def named_arguments(

@@ -60,8 +60,8 @@ class SavedLeaf:
 
     def check(self) -> None:
         """Raises a ValueError where the record contradicts itself."""
-        known = _NUMBERS if self.kind == "number" else (self.dtype,)
-        if self.kind not in ("array", "key", "number", "kept") or self.dtype not in known:
+        dtypes = _NUMBERS if self.kind == "number" else (self.dtype,)
+        if self.kind not in ("array", "key", "number", "kept") or self.dtype not in dtypes:
             raise ValueError(f"{self.path} is recorded as a {self.kind} of {self.dtype}")
         if self.weak and self.shape:
             raise ValueError(f"{self.path} is recorded as a scalar of shape {self.shape}")
@@ -97,13 +97,13 @@ def named_leaves(tree: Any, escape: bool = True) -> list[tuple[str, Any]]:
             leaves ``a/b`` and ``a%2Fb``. Checkpoints of the first version did not.
     """
     seen: Counter[str] = Counter()
-    found = []
+    named = []
     for keys, leaf in tree_flatten_with_path(tree)[0]:
         parts = (keystr((key,), simple=True) for key in keys)
         path = "/".join(_escaped(part) if escape else part for part in parts) or "state"
         seen[path] += 1  # a user-defined node may give several children one key
-        found.append((path if seen[path] == 1 else f"{path}#{seen[path]}", leaf))
-    return found
+        named.append((path if seen[path] == 1 else f"{path}#{seen[path]}", leaf))
+    return named
 
 
 def _escaped(key: str) -> str:

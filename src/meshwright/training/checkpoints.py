@@ -140,8 +140,8 @@ def _restored(opened: Any, directory: str | PathLike[str], number: int, steps: l
     others = [s for s in steps if s != number]
     advice = f"; {listed(others)} can be tried with step=…" if others else ""
     try:
-        found = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
-        saved, version = _read(found["leaves"], where)
+        opened_items = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
+        saved, version = _read(opened_items["leaves"], where)
     except CheckpointError:
         raise
     except Exception as error:
@@ -193,7 +193,7 @@ def saved_steps(directory: str | PathLike[str]) -> list[int]:
 
 def _verify(arrays: dict[str, Any], records: dict[str, SavedLeaf], where: str, advice: str) -> None:
     """Refuses arrays that differ from the saved ones."""
-    damaged = [path for path, found in checksums(arrays).items() if found != records[path].checksum]
+    damaged = [path for path, checksum in checksums(arrays).items() if checksum != records[path].checksum]
     if damaged:
         named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
         raise CheckpointError(
@@ -221,14 +221,14 @@ def _wanted(like: Any, version: int) -> tuple[list[Wanted], Any]:
     tree = children[places[0]] if len(places) == 1 else treedef_tuple([children[place] for place in places])
     leaves = [i for place in places for i in range(starts[place], starts[place + 1])]
     shardings = argument_shardings(plan)
-    found = []
+    wanted = []
     for path, i in named_leaves(tree_unflatten(tree, leaves), escape):
         tensor = plan.arguments[i]
         if tensor.role == "static":
-            found.append(Wanted(path, plan.in_leaves[i]))
+            wanted.append(Wanted(path, plan.in_leaves[i]))
         else:
-            found.append(Wanted(path, None, tensor.dtype, tensor.shape, shardings[i]))
-    return found, tree
+            wanted.append(Wanted(path, None, tensor.dtype, tensor.shape, shardings[i]))
+    return wanted, tree
 
 
 def _wanted_leaf(path: str, leaf: Any) -> Wanted:

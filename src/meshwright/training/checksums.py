@@ -46,10 +46,10 @@ def _is_everywhere(array: Any) -> bool:
 
 def _shared(names: list[str], sums: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """The sums of all arrays, each from a process that has some of it."""
-    own = np.array([(1, *sums[name]) if name in sums else (0, 0, 0) for name in names], np.uint32)
-    found = gathered(own)
-    first = found[:, :, 0].argmax(axis=0)
-    return {name: tuple(found[first[i], i, 1:].tolist()) for i, name in enumerate(names)}
+    local_sums = np.array([(1, *sums[name]) if name in sums else (0, 0, 0) for name in names], np.uint32)
+    gathered_sums = gathered(local_sums)
+    first = gathered_sums[:, :, 0].argmax(axis=0)
+    return {name: tuple(gathered_sums[first[i], i, 1:].tolist()) for i, name in enumerate(names)}
 
 
 def _on_device(array: Any) -> jax.Array:
@@ -93,10 +93,10 @@ def _words(array: jax.Array) -> jax.Array:
 
 def _places(shape: tuple[int, ...], number: int) -> jax.Array:
     """A pseudo-random number for each position; dim by dim, since there may be more than 2³² positions."""
-    found = jnp.full(shape, _mix(jnp.uint32(number)))
+    numbers = jnp.full(shape, _mix(jnp.uint32(number)))
     for dim in range(len(shape)):
-        found = _mix(found ^ jax.lax.broadcasted_iota(jnp.uint32, shape, dim))
-    return found
+        numbers = _mix(numbers ^ jax.lax.broadcasted_iota(jnp.uint32, shape, dim))
+    return numbers
 
 
 def _mix(word: Any) -> jax.Array:

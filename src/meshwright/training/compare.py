@@ -146,10 +146,10 @@ class _Candidate:
         given = _placed(self.plan, self.step, args)
         for number in range(steps + 1):
             started = time.perf_counter()
-            made = jax.block_until_ready(self.compiled(*given))
+            results = jax.block_until_ready(self.compiled(*given))
             if number:
                 self.times.append(time.perf_counter() - started)
-            following = _following(given, made)
+            following = _following(given, results)
             given = _placed(self.plan, self.step, args) if following is None else following
 
 
@@ -181,10 +181,10 @@ def _shape(plan: Plan) -> dict[str, int]:
 def _bytes(compiled: Any, plan: Plan) -> tuple[int | None, int]:
     """Bytes that a program takes on one device, and that it sends; of a pipeline, those of its fullest stages."""
     if isinstance(compiled, PipelineProgram):
-        found = verify_program(compiled)
-        return int(found.memory.compiled), int(max(stage.bytes.compiled for stage in found.stages))
-    made = collectives_of(text_of(compiled), plan.mesh.shape)
-    return _allocated_bytes(compiled), sum(c.bytes * c.trips for c in made)
+        verification = verify_program(compiled)
+        return int(verification.memory.compiled), int(max(stage.bytes.compiled for stage in verification.stages))
+    collectives = collectives_of(text_of(compiled), plan.mesh.shape)
+    return _allocated_bytes(compiled), sum(c.bytes * c.trips for c in collectives)
 
 
 def _time(candidates: Sequence[_Candidate], args: Sequence[Any], steps: int, say: Progress) -> None:
@@ -204,11 +204,11 @@ def _placed(plan: Plan, step: Parallelized, args: Sequence[Any]) -> tuple[Any, .
     leaves, tree = tree_flatten(tuple(a for i, a in enumerate(args) if i not in step.settings.static_argnums))
     kept = [i for i, tensor in enumerate(plan.arguments) if tensor.role != "static"]
     # Arrays that have their sharding already are copied, too: the program may take over their memory.
-    own = [x.copy() if isinstance(x, jax.Array) else x for x in leaves]
+    copies = [x.copy() if isinstance(x, jax.Array) else x for x in leaves]
     shardings = argument_shardings(plan)
     placed = [i for i in kept if shardings[i] is not None]  # a pipeline takes its batch as it comes
-    filled = [array if i in kept else None for i, array in enumerate(own)]
-    for i, array in zip(placed, put([own[i] for i in placed], [shardings[i] for i in placed]), strict=True):
+    filled = [array if i in kept else None for i, array in enumerate(copies)]
+    for i, array in zip(placed, put([copies[i] for i in placed], [shardings[i] for i in placed]), strict=True):
         filled[i] = array
     return tree_unflatten(tree, filled)
 
@@ -216,16 +216,16 @@ def _placed(plan: Plan, step: Parallelized, args: Sequence[Any]) -> tuple[Any, .
 def _following(args: Sequence[Any], made: Any) -> tuple[Any, ...] | None:
     """The arguments of the next step, with results in place of donated arguments; None where one has no such result."""
     results = list(made) if isinstance(made, tuple | list) else [made]
-    found = []
+    following = []
     for arg in args:
         if not any(isinstance(x, jax.Array) and x.is_deleted() for x in tree_leaves(arg)):
-            found.append(arg)
+            following.append(arg)
             continue
         match = next((i for i, result in enumerate(results) if _types(result) == _types(arg)), None)
         if match is None:
             return None
-        found.append(results.pop(match))
-    return tuple(found)
+        following.append(results.pop(match))
+    return tuple(following)
 
 
 def _types(value: Any) -> tuple[PyTreeDef, list[tuple[tuple[int, ...], np.dtype]]]:

@@ -75,9 +75,9 @@ class Comparison(Printed):
         None where no method has a plan.
         """
         for figure in ("measured_s", "simulated_s", "predicted_s"):
-            known = [row for row in self.rows if getattr(row, figure) is not None]
-            if known:
-                return min(known, key=attrgetter(figure))
+            rows = [row for row in self.rows if getattr(row, figure) is not None]
+            if rows:
+                return min(rows, key=attrgetter(figure))
         return None
 
     def to_json(self) -> dict[str, Any]:

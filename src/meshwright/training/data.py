@@ -155,7 +155,7 @@ class _Placement:
 
     def fits(self, types: Sequence[Any]) -> bool:
         """Whether the batch has arrays of these types."""
-        return all(wanted is None or wanted == found for wanted, found in zip(self.types, types, strict=True))
+        return all(wanted is None or wanted == given for wanted, given in zip(self.types, types, strict=True))
 
 
 class _Placer:
@@ -174,8 +174,8 @@ class _Placer:
     def prepare(self, batch: Any) -> Any:
         """A fetched batch, copied from buffers that may be reused, and placed if possible."""
         leaves, tree = tree_flatten(batch)
-        own = tree_unflatten(tree, [_own(leaf) for leaf in leaves])
-        return self.place(own) if jax.process_count() == 1 else own
+        copied = tree_unflatten(tree, [_own(leaf) for leaf in leaves])
+        return self.place(copied) if jax.process_count() == 1 else copied
 
     def place(self, batch: Any) -> Any:
         """The batch in the shardings of its plan; unchanged if there is no plan."""
@@ -191,9 +191,9 @@ class _Placer:
         """The placement of the newest plan for batches like this one."""
         types = [_type(leaf, num_parts) for leaf in leaves]
         for plan in self._function.plans:
-            found = self._placement(plan)
-            if found is not None and found.tree == tree and found.fits(types):
-                return found
+            placement = self._placement(plan)
+            if placement is not None and placement.tree == tree and placement.fits(types):
+                return placement
         return None
 
     def _placement(self, plan: Plan) -> _Placement | None:
@@ -205,9 +205,9 @@ class _Placer:
         arguments = plan.in_tree.children()
         if self._position >= len(arguments):
             return None
-        own = argument_leaves(plan.in_tree)[self._position]
-        types = [None if t.role == "static" else (t.shape, t.dtype) for t in plan.arguments[own]]
-        return _Placement(arguments[self._position], types, argument_shardings(plan)[own])
+        places = argument_leaves(plan.in_tree)[self._position]
+        types = [None if t.role == "static" else (t.shape, t.dtype) for t in plan.arguments[places]]
+        return _Placement(arguments[self._position], types, argument_shardings(plan)[places])
 
 
 def _is_array(leaf: Any) -> bool:
@@ -272,8 +272,8 @@ def _lies_by_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
     if not shape:
         return True
     rows = shape[0] // jax.process_count()
-    held: dict[Any, Any] = dict(sharding.devices_indices_map(shape))
-    for device, index in held.items():
+    rows_of: dict[Any, Any] = dict(sharding.devices_indices_map(shape))
+    for device, index in rows_of.items():
         start, stop, _ = index[0].indices(shape[0])
         if start < device.process_index * rows or stop > (device.process_index + 1) * rows:
             return False

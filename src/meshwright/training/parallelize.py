@@ -96,11 +96,11 @@ def parallelize(
         given = {k: v for k, v in locals().items() if k != "function"}
         return partial(parallelize, **given)
     plan = method if isinstance(method, PlanData) else None
-    found = find_method(None if isinstance(method, PlanData) else method)
+    chosen = find_method(None if isinstance(method, PlanData) else method)
     numbers = _numbers(function, donate_argnums, static_argnums, static_argnames, batch_argnums, state_argnums)
     if microbatches is not None:
-        found = replace(found, microbatches=microbatches)
-    return Parallelized(function, Settings(cluster, mesh, found, plan=plan, plans=plans, **numbers))
+        chosen = replace(chosen, microbatches=microbatches)
+    return Parallelized(function, Settings(cluster, mesh, chosen, plan=plan, plans=plans, **numbers))
 
 
 def _numbers(function, donate, static, static_names, batch, state) -> dict[str, Any]:
@@ -339,9 +339,9 @@ def _taken(plan: PlanData, traced: Traced) -> Plan:
 
 def _difference(before: Plan, after: Plan) -> str:
     """How the arguments changed from one plan to the next."""
-    known = {t.path: t for t in before.arguments}
+    tensors = {t.path: t for t in before.arguments}
     for tensor in after.arguments:
-        old = known.get(tensor.path)
+        old = tensors.get(tensor.path)
         if old is None:
             return f"{tensor.path} is new"
         if (old.shape, old.dtype) != (tensor.shape, tensor.dtype):

@@ -21,12 +21,12 @@ def of_some_processes(arrays: Sequence[Any]) -> list[bool]:
     An array that is on each process's own devices, the same in all of them, is none of these: the processes then name
     different devices.
     """
-    own = np.array([_first_and_count(array) for array in arrays], np.int32).reshape(-1, 2)
-    partly = (own[:, 1] > 0) & (own[:, 1] < jax.process_count())
+    local_counts = np.array([_first_and_count(array) for array in arrays], np.int32).reshape(-1, 2)
+    partly = (local_counts[:, 1] > 0) & (local_counts[:, 1] < jax.process_count())
     if not partly.any():  # the processes agree on this: an array that all have is one of all in each of them
         return [False] * len(arrays)
-    found = gathered(own)
-    return (partly & (found == found[:1]).all(axis=(0, 2))).tolist()
+    gathered_counts = gathered(local_counts)
+    return (partly & (gathered_counts == gathered_counts[:1]).all(axis=(0, 2))).tolist()
 
 
 def gathered(own: Any) -> np.ndarray:

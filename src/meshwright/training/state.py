@@ -77,20 +77,20 @@ def create_state(init: Callable[..., T], *args: Any, like: Parallelized, example
     check_types([tensor for tensor, _ in state], types)
     with progress() as say:
         say(f"making the state of {like.__name__} in parts")
-        made = _make(call, call.arguments.pick(args), [sharding for _, sharding in state])
-    return call.results.fill(made)
+        arrays = _make(call, call.arguments.pick(args), [sharding for _, sharding in state])
+    return call.results.fill(arrays)
 
 
 def _make(call: Call, args: Sequence[Any], shardings: Sequence[NamedSharding | StackSharding]) -> list[Any]:
     """The results of a call in some shardings; the devices of one mesh make only their own arrays."""
     parts = [part for i, sharding in enumerate(shardings) for part in _parts(i, sharding)]
-    made: dict[tuple[int, int], Any] = {}
+    arrays: dict[tuple[int, int], Any] = {}
     for mesh in dict.fromkeys(sharding.mesh for _, _, sharding in parts):
-        made |= _make_on(mesh, call, args, [part for part in parts if part[2].mesh == mesh])
+        arrays |= _make_on(mesh, call, args, [part for part in parts if part[2].mesh == mesh])
     return [
-        LayerStack([made[i, begin] for begin, _ in sharding.bounds], sharding)
+        LayerStack([arrays[i, begin] for begin, _ in sharding.bounds], sharding)
         if isinstance(sharding, StackSharding)
-        else made[i, 0]
+        else arrays[i, 0]
         for i, sharding in enumerate(shardings)
     ]
 
@@ -101,7 +101,7 @@ _Part = tuple[int, slice, NamedSharding]  # the number of a result, its layers, 
 def _parts(result: int, sharding: NamedSharding | StackSharding) -> list[_Part]:
     if not isinstance(sharding, StackSharding):
         return [(result, slice(0, None), sharding)]
-    return [(result, slice(*rows), own) for rows, own in zip(sharding.bounds, sharding.pieces, strict=True)]
+    return [(result, slice(*rows), place) for rows, place in zip(sharding.bounds, sharding.pieces, strict=True)]
 
 
 def _make_on(mesh: Any, call: Call, args: Sequence[Any], parts: Sequence[_Part]) -> dict[tuple[int, int], Any]:
@@ -134,10 +134,10 @@ def _with_state(state: Any, example: Sequence[Any], like: Parallelized) -> list[
             f"create_state: {like.__name__} has its state in {len(places)} arguments, so init must return a tuple of "
             f"{len(places)}, and it returned a {type(state).__name__}"
         )
-    found = list(example)
+    every = list(example)
     for place, part in zip(places, state if len(places) > 1 else (state,), strict=True):
-        found.insert(place, part)
-    return found
+        every.insert(place, part)
+    return every
 
 
 def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) -> "Follower":
@@ -167,10 +167,10 @@ def follow(function: Callable[..., Any], leader: Parallelized, **settings: Any) 
     wrong = sorted({"cluster", "mesh", "method"} & settings.keys())
     if wrong:
         raise ShardingError(f"follow: {wrong[0]} is the leader's; leave it out")
-    own = leader.settings
-    alike = {"batch_argnums": own.batch_argnums} if len(own.state_argnums) == 1 else {}
-    found = parallelize(function, **{"method": own.method, **alike, **settings}).settings
-    return Follower(function, replace(found, cluster=own.cluster, mesh=own.mesh), leader)
+    leading = leader.settings
+    alike = {"batch_argnums": leading.batch_argnums} if len(leading.state_argnums) == 1 else {}
+    inherited = parallelize(function, **{"method": leading.method, **alike, **settings}).settings
+    return Follower(function, replace(inherited, cluster=leading.cluster, mesh=leading.mesh), leader)
 
 
 def _check_parallelized(what: str, function: Any) -> None:
@@ -203,8 +203,10 @@ class Follower(Parallelized):
             for path, value in zip(graph.input_paths, graph.inputs, strict=True)
             if (spec := _spec_at(plan, path, graph.types[value].shape)) is not None
         }
-        own = self.settings.method
-        method = Auto(fix=fix, memory_fraction=own.memory_fraction, microbatches=own.microbatches)
+        settings_method = self.settings.method
+        method = Auto(
+            fix=fix, memory_fraction=settings_method.memory_fraction, microbatches=settings_method.microbatches
+        )
         return plan_traced(traced, None, plan.mesh, method, self._batch(traced))
 
 
@@ -212,5 +214,5 @@ def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Spec | None:
     """The plan's sharding of the state's leaf whose path is, or ends in, this one; None if there is none."""
     kept = [t for t in plan.arguments if t.role in ("parameters", "optimizer") and t.shape == shape]
     exact = [t.spec for t in kept if t.path == path]
-    found = exact or [t.spec for t in kept if t.path.endswith(f"/{path}")]
-    return found[0] if len(found) == 1 else None
+    specs = exact or [t.spec for t in kept if t.path.endswith(f"/{path}")]
+    return specs[0] if len(specs) == 1 else None

@@ -174,5 +174,5 @@ def _software(recipe: Recipe) -> Software:
 def _streamed(recipe: Recipe) -> list[float]:
     """Seconds of the kernels of a layer that only move bytes."""
     layer = Layer(recipe, step_rates(recipe.cluster.chip))
-    found = (*layer.attention_block(), *layer.feed_forward_block())
-    return [k.forward_s + k.backward_s for k in found if k.name in ("norm", "rotary", "residual", "activation")]
+    kernels = (*layer.attention_block(), *layer.feed_forward_block())
+    return [k.forward_s + k.backward_s for k in kernels if k.name in ("norm", "rotary", "residual", "activation")]

@@ -46,11 +46,11 @@ def machines(text: str, num_chips: int, notes: str = "") -> Cluster:
 
 
 def _find(text: str) -> dict[str, Any]:
-    found = next((gpu for gpu in _gpus() if all(word in text.lower() for word in gpu["words"])), None)
-    if found is None:
-        known = sorted({gpu["chip"] for gpu in _gpus()})
-        raise ClusterError(f"gpu_type {text!r} names no device of the catalogue; it knows {', '.join(known)}")
-    return found
+    entry = next((gpu for gpu in _gpus() if all(word in text.lower() for word in gpu["words"])), None)
+    if entry is None:
+        chips = sorted({gpu["chip"] for gpu in _gpus()})
+        raise ClusterError(f"gpu_type {text!r} names no device of the catalogue; it knows {', '.join(chips)}")
+    return entry
 
 
 def _chip(text: str, gpu: dict[str, Any]) -> Chip:

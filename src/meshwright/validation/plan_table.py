@@ -30,9 +30,9 @@ class PlanValidation:
     @property
     def targets(self) -> tuple[Target, ...]:
         """The figures to reach."""
-        known = self.expressed
-        errors = [abs(row.error) for row in known if row.error is not None]
-        apart = [abs(row.difference) for row in known if row.difference is not None]
+        rows = self.expressed
+        errors = [abs(row.error) for row in rows if row.error is not None]
+        apart = [abs(row.difference) for row in rows if row.difference is not None]
         return (
             _target("mean error of plans' step time", errors, mean, 0.08),
             _target("plans within 15% of published", [float(e <= _WITHIN) for e in errors], mean, 0.85, least=True),
@@ -82,14 +82,14 @@ def _rows(validation: PlanValidation) -> Table:
     for name in names:
         table.add_column(name, justify="left" if name in ("row", "model", "trust", "method") else "right")
     for row in validation.expressed:
-        known = row.recipe
-        steps = (row.step_s, known.predicted_step_s, known.published_step_s)
+        recipe = row.recipe
+        steps = (row.step_s, recipe.predicted_step_s, recipe.published_step_s)
         table.add_row(
-            known.row.id,
-            known.row.text("model"),
-            known.row.trust,
+            recipe.row.id,
+            recipe.row.text("model"),
+            recipe.row.trust,
             row.method,
             *("" if step is None else f"{step:.4g}" for step in steps),
-            *("" if error is None else f"{error:+.1%}" for error in (row.error, known.error)),
+            *("" if error is None else f"{error:+.1%}" for error in (row.error, recipe.error)),
         )
     return table

@@ -109,12 +109,12 @@ def _filled(cells: dict[str, Any]) -> dict[str, str]:
 def replay_rows(rows: Iterable[Row]) -> Iterator[Replay]:
     """Replays rows one by one; one that cannot be understood says why."""
     for row in rows:
-        known = Replay(row)
+        replayed = Replay(row)
         try:
-            known = Replay(row, row.step_s, row.peak_gib)
-            yield _predicted(known)
+            replayed = Replay(row, row.step_s, row.peak_gib)
+            yield _predicted(replayed)
         except MeshwrightError as error:
-            yield replace(known, problem=str(error) if isinstance(error, RowError) else f"{row.id}: {error}")
+            yield replace(replayed, problem=str(error) if isinstance(error, RowError) else f"{row.id}: {error}")
 
 
 def replay(row: Row) -> Replay:

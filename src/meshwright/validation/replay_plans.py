@@ -71,13 +71,13 @@ class PlanReplay:
 def replay_plans(rows: Iterable[Row]) -> Iterator[PlanReplay]:
     """Replays rows one by one; one that cannot be understood, expressed or planned says why."""
     for row in rows:
-        known = PlanReplay(Replay(row))
+        replayed = PlanReplay(Replay(row))
         try:
-            known = PlanReplay(replay(row))
+            replayed = PlanReplay(replay(row))
             program = express(row)
-            yield replace(known, problem=program) if isinstance(program, str) else _planned(known, program)
+            yield replace(replayed, problem=program) if isinstance(program, str) else _planned(replayed, program)
         except MeshwrightError as error:
-            yield replace(known, problem=str(error))
+            yield replace(replayed, problem=str(error))
 
 
 def _planned(known: PlanReplay, program: PlannedRow) -> PlanReplay:
@@ -126,10 +126,10 @@ def _accumulating(tasks: Tasks, program: PlannedRow, layers: int) -> Tasks:
     recipe = program.recipe
     kept = [place for place, task in enumerate(tasks) if task.lane != GRADIENTS]
     renumbered = {place: number for number, place in enumerate(kept)}
-    found = [
+    adding = [
         tasks[place]._replace(needs=tuple(renumbered[n] for n in tasks[place].needs if n in renumbered))
         for place in kept
     ]
     added = 8.0 if recipe.stack.fused_accumulation else 2 + 2 * recipe.stack.gradient_bytes
     seconds = step_rates(recipe.cluster.chip).stream_s(added * layers * recipe.layer_params / recipe.tensor)
-    return (*found, Task("accumulate gradients", COMPUTE, "compute", seconds))
+    return (*adding, Task("accumulate gradients", COMPUTE, "compute", seconds))

@@ -195,11 +195,11 @@ def _shape(row: Row) -> Shape:
 
 def _experts(text: str, degree: int, row_id: str) -> tuple[int, int]:
     """Number of experts and how many each token passes, from a model's name such as ``Mixtral-8x7B``."""
-    found = _EXPERTS.search(text)
-    if found is None:
+    match = _EXPERTS.search(text)
+    if match is None:
         if degree > 1:
             raise RowError(f"{row_id}: ep is {degree}, but neither model nor notes say how many experts there are")
         return 1, 1
-    experts = int(next(group for group in found.groups() if group))
+    experts = int(next(group for group in match.groups() if group))
     active = _ACTIVE.search(text)
     return experts, int(next(group for group in active.groups() if group)) if active else 2

@@ -50,11 +50,11 @@ class Validation:
     @property
     def targets(self) -> tuple[Target, ...]:
         """The figures to reach."""
-        known = [r for r in self.rows if r.error is not None]
-        trusted = _errors(r for r in known if r.row.trust == "A")
-        half = _errors(r for r in known if r.row.is_half)
+        rows = [r for r in self.rows if r.error is not None]
+        trusted = _errors(r for r in rows if r.row.trust == "A")
+        half = _errors(r for r in rows if r.row.is_half)
         memory = [abs(r.memory_error) for r in self.rows if r.memory_error is not None]
-        ran = [r.fits for r in known if r.fits is not None]
+        ran = [r.fits for r in rows if r.fits is not None]
         pairs = list(ordered_pairs(self.rows))
         return (
             _target("mean error of step time, trust A", trusted, mean, 0.10),
@@ -69,8 +69,8 @@ class Validation:
     @property
     def worst(self) -> tuple[Replay, ...]:
         """Rows that are off by more than 15%, worst first."""
-        known = [(abs(r.error), r) for r in self.rows if r.error is not None and abs(r.error) > _WITHIN]
-        return tuple(r for _, r in sorted(known, key=lambda pair: -pair[0]))
+        errors = [(abs(r.error), r) for r in self.rows if r.error is not None and abs(r.error) > _WITHIN]
+        return tuple(r for _, r in sorted(errors, key=lambda pair: -pair[0]))
 
     @property
     def problems(self) -> tuple[Replay, ...]:

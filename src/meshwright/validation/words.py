@@ -76,8 +76,8 @@ def recompute_of(text: str, selective: str, model: str = "", notes: str = "") ->
 
 def _said_of(model: str, notes: str) -> str:
     """The remark on a model, in the form ``405B: offload decoder_layer_input+mlpwo``."""
-    found = re.search(r"(\S+):\s*(offload [a-z_0-9+, ]+)", notes.lower().replace("(", " "))
-    return found[2] if found is not None and found[1] in model.lower() else ""
+    match = re.search(r"(\S+):\s*(offload [a-z_0-9+, ]+)", notes.lower().replace("(", " "))
+    return match[2] if match is not None and match[1] in model.lower() else ""
 
 
 def _named(words: str) -> Recompute:

@@ -31,8 +31,8 @@ def blocks_command(
     """Print the blocks of a model, whose split follows from one contraction each, and the segments that repeat."""
     request = model_request(model, args, zoo)
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        found = find_model_blocks(request, Stages())
-    write_json(Path("-"), found.to_json()) if as_json else show(found)
+        blocks = find_model_blocks(request, Stages())
+    write_json(Path("-"), blocks.to_json()) if as_json else show(blocks)
 
 
 def model_request(model: str, args: str | None, zoo: ZooOptions, cluster: str = "local") -> Request:

@@ -49,7 +49,7 @@ def enumerate_command(
         from meshwright.profiler.measurements import open_database
 
         with open_database() as database:
-            found = enumerate_segment(
+            enumeration = enumerate_segment(
                 function,
                 *arguments,
                 segment=segment,
@@ -62,12 +62,12 @@ def enumerate_command(
     if output is not None:
         from meshwright.passes.enumeration import write_page
 
-        write_page(found, output)
+        write_page(enumeration, output)
         note(f"wrote {output}")
     if json_path is not None:
-        write_json(json_path, found.to_json())
+        write_json(json_path, enumeration.to_json())
     if str(json_path) != "-":
-        show(found)
+        show(enumeration)
 
 
 def _check_size(function: object, arguments: tuple[object, ...], segment: int, sample: int | None) -> None:

@@ -54,9 +54,9 @@ def class_table(machine: Any, again: bool) -> Table:
             with Stages() as stages:
                 for remark in calibrate(machine, database, stages.say):
                     note(remark)
-        found = efficiencies(database, machine.chip)
+        factors = efficiencies(database, machine.chip)
     table = _table("classes of operations", "measured ÷ modelled")
-    for name, factor in found.items():
+    for name, factor in factors.items():
         table.add_row(name, f"{factor:.2f}")
     return table
 

@@ -25,13 +25,13 @@ def list_command(chip: ChipOption = None, database: FileOption = None, as_json: 
     from meshwright.profiler.measurements import this_compiler
     from meshwright.profiler.measurements.exchange import to_json
 
-    with _open(database) as found:
+    with _open(database) as opened:
         if as_json:
-            write_json(Path("-"), to_json(found, chip=chip))
+            write_json(Path("-"), to_json(opened, chip=chip))
             return
-        rows = found.rows(chip=chip)
+        rows = opened.rows(chip=chip)
         show(_summary(rows, this_compiler()))
-        note(f"{len(rows)} measurements in {found.path or 'memory'}")
+        note(f"{len(rows)} measurements in {opened.path or 'memory'}")
 
 
 def show_command(
@@ -40,8 +40,8 @@ def show_command(
     database: FileOption = None,
 ) -> None:
     """Print every measurement of one segment, the fastest first."""
-    with _open(database) as found:
-        rows = [m for m in found.rows(chip=chip) if m.key.fingerprint.startswith(fingerprint)]
+    with _open(database) as opened:
+        rows = [m for m in opened.rows(chip=chip) if m.key.fingerprint.startswith(fingerprint)]
     if not rows:
         raise CommandError(f"nothing was measured of segment {fingerprint}; `meshwright profile list` has them all")
     show(_details(rows))
@@ -55,8 +55,8 @@ def export_command(
     """Write the measurements as plain JSON for a colleague."""
     from meshwright.profiler.measurements import export_json
 
-    with _open(database) as found:
-        note(f"wrote {export_json(found, path, chip=chip)} measurements to {path}")
+    with _open(database) as opened:
+        note(f"wrote {export_json(opened, path, chip=chip)} measurements to {path}")
 
 
 def import_command(
@@ -72,8 +72,8 @@ def import_command(
         raise CommandError(
             f"there is no file {path}; a colleague writes one with `meshwright profile export {path.name}`"
         )
-    with _open(database) as found:
-        added, left_out = import_json(found, path)
+    with _open(database) as opened:
+        added, left_out = import_json(opened, path)
         later = f"; {left_out} left out, as later ones are known" if left_out else ""
         note(f"added {added} measurements{later}")
 
@@ -103,9 +103,9 @@ def prune_command(
         raise CommandError("say what to remove: --stale, --older-than DAYS, --fingerprint, --chip or --all")
     before = None if older_than is None else _days_ago(older_than)
     other_than = this_compiler() if stale else None
-    with _open(database) as found:
-        count = found.prune(before=before, other_than=other_than, fingerprint=fingerprint, chip=chip)
-        note(f"removed {count} measurements, {len(found)} are left")
+    with _open(database) as opened:
+        count = opened.prune(before=before, other_than=other_than, fingerprint=fingerprint, chip=chip)
+        note(f"removed {count} measurements, {len(opened)} are left")
 
 
 def _open(path: Path | None) -> "Database":

@@ -89,9 +89,9 @@ def _claim(folder: Path, model: str) -> None:
     if not os.access(folder, os.W_OK):
         raise CommandError(f"cannot write to {folder}: permission denied; choose another folder")
     for name in FILES.values():
-        known = _model_of(folder / name)
-        if known not in (None, model):
-            raise CommandError(f"--folder {folder} holds {name} of {known}; choose another folder for {model}")
+        earlier_model = _model_of(folder / name)
+        if earlier_model not in (None, model):
+            raise CommandError(f"--folder {folder} holds {name} of {earlier_model}; choose another folder for {model}")
 
 
 def _model_of(path: Path) -> str | None:
@@ -127,8 +127,8 @@ def run_passes(
 
         view = machine.mesh(request.mesh or (machine.num_devices,))
         with redirect_stdout(sys.stderr), stages, open_database() as database:
-            found = profile_segments(traced, blocks, view, database, seconds, stages.say)
-        _keep(folder, "profile", request.model, found)
+            profiled = profile_segments(traced, blocks, view, database, seconds, stages.say)
+        _keep(folder, "profile", request.model, profiled)
     if "search" in wanted:
         from meshwright.passes.search import search_plan
 

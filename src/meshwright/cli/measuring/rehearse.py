@@ -36,8 +36,8 @@ def rehearse_command(
     planning.check_writable(json_path)
     from meshwright.zoo import names as zoo_names
 
-    found = meshwright.Plan.load(plan)
-    name = model or found.provenance.get("model")
+    saved_plan = meshwright.Plan.load(plan)
+    name = model or saved_plan.provenance.get("model")
     if not isinstance(name, str) or not name:
         raise CommandError(
             f"{plan} does not name its function: give --model with a model of the zoo or module:function"
@@ -60,8 +60,8 @@ def rehearse_command(
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
         function, arguments = planning.function_of(request, stages, real=False)
         stages.say("compiling and running one device's share")
-        made = found.rehearse(function, *arguments, steps=steps, segments=segments)
+        rehearsal = saved_plan.rehearse(function, *arguments, steps=steps, segments=segments)
     if json_path is not None:
-        write_json(json_path, made.to_json())
+        write_json(json_path, rehearsal.to_json())
     if str(json_path) != "-":
-        show(made)
+        show(rehearsal)

@@ -167,40 +167,40 @@ def _mesh(number: int, arguments: Sequence[_Leaf], results: Sequence[_Leaf]) -> 
     names = AXIS_NAMES[: len(sizes)]
     shape = dict(zip(names, sizes, strict=True))
     placed = [[_tensor(leaf, number, shape) for leaf in leaves] for leaves in here]
-    found = tuple(replace(t, role=_role(t.path)) for t in placed[0])
-    made = tuple(replace(t, path=f"out/{t.path}", role="result") for t in placed[1])
-    return AlpaMesh(number, shape, found, made, judge_tensors([*found, *made], shape))
+    inputs = tuple(replace(t, role=_role(t.path)) for t in placed[0])
+    outputs = tuple(replace(t, path=f"out/{t.path}", role="result") for t in placed[1])
+    return AlpaMesh(number, shape, inputs, outputs, judge_tensors([*inputs, *outputs], shape))
 
 
 def _mapping(spec: Call) -> list[tuple[int, int]]:
     """For each axis of the logical mesh its size and the chunk it splits; -1 where it repeats."""
     chunks = _chunks(spec)
-    found = []
+    mapping = []
     for entry in spec.get("mesh_mapping", 1):
         name = entry.name if isinstance(entry, Call) else str(entry)
         if name == "Replicated":
-            found.append((entry.get("replicas", 0), -1))
+            mapping.append((entry.get("replicas", 0), -1))
         elif name == "ShardedAxis":
             axis = entry.get("axis", 0)
             if not 0 <= axis < len(chunks):
                 raise ValueError(f"ShardedAxis({axis}) of a ShardingSpec that cuts {len(chunks)} dims")
-            found.append((chunks[axis][1], axis))
+            mapping.append((chunks[axis][1], axis))
         else:
             raise ValueError(f"a ShardingSpec maps to {name}, which is neither ShardedAxis nor Replicated")
-    return found
+    return mapping
 
 
 def _chunks(spec: Call) -> list[tuple[int, int]]:
     """Every chunking of every dim: ``(dim, parts)``."""
-    found = []
+    chunks = []
     for dim, how in enumerate(spec.get("sharding", 0)):
         name = how.name if isinstance(how, Call) else str(how)
         if name not in ("NoSharding", "Chunked", "Unstacked"):
             raise ValueError(f"a ShardingSpec has {name}, which is none of NoSharding, Chunked and Unstacked")
         if name != "NoSharding":
             parts = how.get("chunks" if name == "Chunked" else "size", 0)
-            found += [(dim, n) for n in (parts if isinstance(parts, list | tuple) else [parts])]
-    return found
+            chunks += [(dim, n) for n in (parts if isinstance(parts, list | tuple) else [parts])]
+    return chunks
 
 
 def _sizes(specs: Sequence[Call]) -> list[int]:
@@ -217,8 +217,8 @@ def _tensor(leaf: _Leaf, number: int, mesh: Mapping[str, int]) -> Tensor:
     for place, (size, chunk) in enumerate(mapping):
         if chunk >= 0 and size > 1:
             axes[chunks[chunk][0]] += [names[place]] if len(mapping) == len(names) else _axes_of(size, mesh)
-    found: Spec = tuple(tuple(sorted(dim, key=names.index)) for dim in axes)
-    return Tensor(path, shape, dtype, found, "data")
+    split_dims: Spec = tuple(tuple(sorted(dim, key=names.index)) for dim in axes)
+    return Tensor(path, shape, dtype, split_dims, "data")
 
 
 def _axes_of(size: int, mesh: Mapping[str, int]) -> list[str]:

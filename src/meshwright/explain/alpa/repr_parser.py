@@ -61,8 +61,8 @@ class _Parser:
         return ValueError(f"line {line}: {what}, near {near!r}")
 
     def space(self) -> None:
-        found = _SPACE.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = _SPACE.match(self.text, self.at)
+        self.at = match.end() if match else self.at
 
     def peek(self) -> str:
         self.space()
@@ -70,10 +70,10 @@ class _Parser:
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         self.space()
-        found = pattern.match(self.text, self.at)
-        if found:
-            self.at = found.end()
-        return found
+        match = pattern.match(self.text, self.at)
+        if match:
+            self.at = match.end()
+        return match
 
     def expect(self, character: str) -> None:
         if self.peek() != character:
@@ -128,12 +128,12 @@ class _Parser:
     def items(self, opening: str) -> list[Any]:
         closing = _CLOSING[opening]
         self.expect(opening)
-        found = []
+        values = []
         while self.peek() != closing:
-            found.append(self.value())
+            values.append(self.value())
             self.separator(closing)
         self.at += 1
-        return found
+        return values
 
     def separator(self, closing: str) -> None:
         if self.peek() == ",":
@@ -143,17 +143,17 @@ class _Parser:
 
     def dict(self) -> dict[str, Any]:
         self.expect("{")
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         while self.peek() != "}":
             key = self.take(_TEXT)
             name = key[2] if key else (bare := self.take(_KEY)) and bare[0]
             if not name:
                 raise self.wrong("expected a key")
             self.expect(":")
-            found[name] = self.value()
+            entries[name] = self.value()
             self.separator("}")
         self.at += 1
-        return found
+        return entries
 
     def opaque(self) -> None:
         """``<function f.<locals>.g at 0x7f>``: brackets nest."""

@@ -94,9 +94,9 @@ class Pricing:
             cost = self.problem.cost_of(choice)
             profile = self.problem.memory.profile(choice, self.problem.copies_made(choice))
             return ForcedPlan(-1, cost, cost, profile.peak_bytes, choice)
-        found = ViewState(View(self.problem, None, _PATIENT)).step()
-        assert found.latest is not None
-        return ForcedPlan(-1, found.cost, found.proven, found.peak_bytes, found.latest.choice)
+        state = ViewState(View(self.problem, None, _PATIENT)).step()
+        assert state.latest is not None
+        return ForcedPlan(-1, state.cost, state.proven, state.peak_bytes, state.latest.choice)
 
     def forced(self, node: int, codes: list[int], seconds: float) -> tuple[list[ForcedPlan], int]:
         """The best plan for each sharding of a node, cheapest first, and the number left out for lack of time.
@@ -108,7 +108,7 @@ class Pricing:
         """
         if self._tight.reserved:
             return self._forced_tightly(node, codes, seconds)
-        found: list[ForcedPlan] = []
+        plans: list[ForcedPlan] = []
         possible: dict[int, ViewState] = {}
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
@@ -116,7 +116,7 @@ class Pricing:
                 break
             state = self._begin(node, code).step()
             if state.has_failed:
-                found.append(ForcedPlan(code, float("inf"), float("inf"), 0, None))
+                plans.append(ForcedPlan(code, float("inf"), float("inf"), 0, None))
             else:
                 possible[code] = state
             if number == 0:
@@ -125,19 +125,19 @@ class Pricing:
         for place, (code, state) in enumerate(sorted(possible.items(), key=lambda item: item[1].cost)):
             floor = self._floor if self._is_allowed(node, code) else 0.0
             started = time.perf_counter()
-            found.append(self._under_limit(code, state, floor, seconds / (len(possible) - place)))
+            plans.append(self._under_limit(code, state, floor, seconds / (len(possible) - place)))
             seconds -= time.perf_counter() - started
-        return sorted(found, key=_cheapest), len(order) - len(found)
+        return sorted(plans, key=_cheapest), len(order) - len(plans)
 
     def bounded(self, node: int, codes: list[int]) -> list[ForcedPlan]:
         """Lower bounds on the plans with each sharding of a node, without solving for any; the least first."""
         of_node, floors = self.problem.nodes[node].codes, self._floors[node]
-        found = []
+        plans = []
         for code in codes:
             least = float(floors[of_node == code].min())
             at_least = max(least, self._floor) if self._is_allowed(node, code) else least
-            found.append(ForcedPlan(code, float("inf"), at_least, 0, None))
-        return sorted(found, key=lambda p: (p.at_least, p.code))
+            plans.append(ForcedPlan(code, float("inf"), at_least, 0, None))
+        return sorted(plans, key=lambda p: (p.at_least, p.code))
 
     @cached_property
     def _floors(self) -> list[NDArray[np.float64]]:
@@ -145,20 +145,22 @@ class Pricing:
         from meshwright.solver.bounds.dual import Dual, ascend_prices
         from meshwright.solver.model.model import from_problem
 
-        problem, held = self.problem, dict.fromkeys(self._tight.reserved, 0.0)  # others may not need its copies
+        problem, limited = self.problem, dict.fromkeys(self._tight.reserved, 0.0)  # others may not need its copies
         free = [replace(n, allowed=np.ones(len(n.codes), bool)) for n in problem.nodes]
-        model = from_problem(replace(problem, nodes=free).problem(held, problem.limit if held else None))
-        known = problem.cost_of(problem.choice)
+        model = from_problem(replace(problem, nodes=free).problem(limited, problem.limit if limited else None))
+        plan_cost = problem.cost_of(problem.choice)
         # Costs of infeasible strategies must be finite for message passing; at this price they are in no plan.
-        dual = Dual(model._replace(**{k: np.minimum(getattr(model, k), _INFEASIBLE * known) for k in ("cost", "mat")}))
+        dual = Dual(
+            model._replace(**{k: np.minimum(getattr(model, k), _INFEASIBLE * plan_cost) for k in ("cost", "mat")})
+        )
         dual.converge(_SWEEPS)
-        if held:
-            ascend_prices(dual, known, _SWEEPS)
-        floors = np.where(dual.floor < _INFEASIBLE * known / 2, dual.floor - 1e-12 * known, np.inf)
+        if limited:
+            ascend_prices(dual, plan_cost, _SWEEPS)
+        floors = np.where(dual.floor < _INFEASIBLE * plan_cost / 2, dual.floor - 1e-12 * plan_cost, np.inf)
         return [floors[a:b] for a, b in pairwise(model.off.tolist())]
 
     def _forced_tightly(self, node: int, codes: list[int], seconds: float) -> tuple[list[ForcedPlan], int]:
-        found: list[ForcedPlan] = []
+        plans: list[ForcedPlan] = []
         order, begun = self._promising(node, codes), time.perf_counter()
         for number, code in enumerate(order):
             left = seconds - (time.perf_counter() - begun)
@@ -167,10 +169,10 @@ class Pricing:
             state = replace(self._begin(node, code), moments=self._tight)
             floor = self._floor if self._is_allowed(node, code) else self._unlimited(node, code)
             share = max(left / max(_ALWAYS_TIGHTLY - number, 1), seconds / _ALWAYS_TIGHTLY)
-            found.append(self._under_limit(code, state, floor, share if number else share + _LOADING))
+            plans.append(self._under_limit(code, state, floor, share if number else share + _LOADING))
             if number == 0:
                 begun = max(begun, time.perf_counter() - share)
-        return sorted(found, key=_cheapest), len(order) - len(found)
+        return sorted(plans, key=_cheapest), len(order) - len(plans)
 
     def _unlimited(self, node: int, code: int) -> float:
         """A lower bound on the plans with a sharding, without a memory limit."""
@@ -232,11 +234,11 @@ class Pricing:
             names: The names of its axes.
             other: The other choice.
         """
-        found: dict[tuple[str, str], float] = {}
+        seconds_of: dict[tuple[str, str], float] = {}
 
         def add(what: str, where: str, seconds: float) -> None:
             if seconds:
-                found[what, where] = found.get((what, where), 0.0) + seconds
+                seconds_of[what, where] = seconds_of.get((what, where), 0.0) + seconds
 
         mine = self.problem.choice
         for node, a, b in zip(self.problem.nodes, mine, other, strict=True):
@@ -255,21 +257,21 @@ class Pricing:
                     add(self._hops(resharding, edge, choice, names), where, sign * cost)
                 if len(edge.offers):
                     add("reduced together with another sum", where, -sign * edge.num * float(edge.joined[ends]))
-        rows = [Change(what, where, seconds) for (what, where), seconds in found.items() if abs(seconds) > 1e-12]
+        rows = [Change(what, where, seconds) for (what, where), seconds in seconds_of.items() if abs(seconds) > 1e-12]
         return sorted(rows, key=lambda change: -abs(change.seconds))
 
     def _hops(self, resharding: Resharding, edge: Edge, choice: Ints, names: tuple[str, ...]) -> str:
         shape, _, itemsize = self.program.types[edge.type]
-        made, needed = int(edge.made[choice[edge.source]]), int(edge.needed[choice[edge.reader]])
-        hops = resharding.path(tuple(shape), itemsize, made, needed)
+        source_code, needed = int(edge.made[choice[edge.source]]), int(edge.needed[choice[edge.reader]])
+        hops = resharding.path(tuple(shape), itemsize, source_code, needed)
         sent = [_collective(hop.kind, [names[a] for a in hop.axes]) for hop in hops if hop.kind != SLICE]
         return ", ".join(dict.fromkeys(sent)) or "resharding"
 
 
 def _cheapest(priced: ForcedPlan) -> tuple[float, float, int]:
     """Sorts by cost, or by its bound where there is none."""
-    known = priced.cost < float("inf")
-    return priced.cost if known else priced.at_least, priced.at_least, priced.code
+    is_solved = priced.cost < float("inf")
+    return priced.cost if is_solved else priced.at_least, priced.at_least, priced.code
 
 
 def _collective(kind: str, axes: list[str]) -> str:

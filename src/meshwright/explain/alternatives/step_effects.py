@@ -74,8 +74,8 @@ class Effects:
             return 0.0, 0.0
         of_parameters = np.array(problem.role, np.int64)[problem.column] == _PARAMETERS
         chosen = [size[choice[c]] for c, size in zip(problem.column_class, problem.column_bytes, strict=True)]
-        held = float((problem.share * np.array(chosen)[problem.column])[of_parameters].sum())
-        size = held * (mesh.sizes[0] if self.subject.spread > 2 else 1)
+        parameter_bytes = float((problem.share * np.array(chosen)[problem.column])[of_parameters].sum())
+        size = parameter_bytes * (mesh.sizes[0] if self.subject.spread > 2 else 1)
         once, each = EXCHANGED[self.subject.spread]
         return self._sum(once, size), self._sum(each, size)
 

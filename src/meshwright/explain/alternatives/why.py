@@ -26,16 +26,16 @@ def explain(plan: "PlanData", path: str, seconds: float) -> Explanation:
     """See `Plan.explain`."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise ShardingError(f"seconds is {seconds!r}; give the time for solving again, 0 or more")
-    found = plan.find(path)
+    matching = plan.find(path)
     if plan.record is None:
         raise ShardingError(
             "this plan keeps no record of its search (an earlier Meshwright wrote it), so nothing else can be priced; "
             "make the plan again with this version"
         )
-    if len(found) > 1:
-        names = ", ".join(t.path for t in found[:3])
-        raise ShardingError(f"{path!r} matches {len(found)} tensors; explain one of them: {names}, …")
-    return Explainer(Subjects(plan).of(found[0])).explain(found[0], seconds)
+    if len(matching) > 1:
+        names = ", ".join(t.path for t in matching[:3])
+        raise ShardingError(f"{path!r} matches {len(matching)} tensors; explain one of them: {names}, …")
+    return Explainer(Subjects(plan).of(matching[0])).explain(matching[0], seconds)
 
 
 def _effects(subject: Subject) -> "Effects":
@@ -96,11 +96,11 @@ class Explainer:
             priced, left = self.pricing.forced(node, codes, seconds)
         tied = tuple(subject.paths) or (tensor.path,)
         allowed = {int(code) for code in subject.codes[subject.allowed]}
-        found = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
+        matching = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
         if self.effects is not None:  # a cheap alternative in the stage may be expensive in the step
-            found = tuple(sorted(found, key=lambda a: (a.cost, a.at_least)))
-        forced_by, reason = self._reason(tensor, node, chosen, found)
-        return self._explanation(tensor, tied, found, forced_by, reason, left)
+            matching = tuple(sorted(matching, key=lambda a: (a.cost, a.at_least)))
+        forced_by, reason = self._reason(tensor, node, chosen, matching)
+        return self._explanation(tensor, tied, matching, forced_by, reason, left)
 
     def _subject(self, tensor: "Tensor") -> tuple[int, int]:
         """The value of a tensor, and the node that decides its sharding."""
@@ -199,8 +199,8 @@ class Explainer:
             return "method", f"{plan.method} prescribes it; without that, {could}."
         if (memory := self._memory_reason(node, chosen)) is not None:
             return "memory", memory
-        known = [a for a in usable if a.cost < float("inf")]
-        if not known and not any(a.peak_bytes for a in usable):
+        solved = [a for a in usable if a.cost < float("inf")]
+        if not solved and not any(a.peak_bytes for a in usable):
             at_least = min(a.difference for a in usable)
             if at_least <= BARELY * plan.cost.total:
                 return (
@@ -208,9 +208,9 @@ class Explainer:
                     "no other sharding was solved for, and their lower bounds do not prove that they cost more.",
                 )
             return "cost", f"every other sharding costs at least {cost_text(plan, at_least)} more."
-        if not known:
+        if not solved:
             return "cost", "no plan with another sharding that fits the memory was found in the time allowed."
-        best = min(known, key=lambda a: a.cost)
+        best = min(solved, key=lambda a: a.cost)
         if best.difference < -BARELY * plan.cost.total:
             saved = cost_text(plan, -best.difference)
             return "cost", f"all layers were solved together; for this stage alone, {best.symbols} would save {saved}."

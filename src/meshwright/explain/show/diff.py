@@ -106,7 +106,7 @@ class Difference(Printed):
     def _tensors(self) -> RenderableType:
         table = plain_table("tensors sharded differently", ("path", "one", "other", "kind in one", "kind in other"))
         for row in self.moved[:_MOST_ROWS]:
-            layers = f": {found}" if (found := which(row.paths)) else ""
+            layers = f": {their_layers}" if (their_layers := which(row.paths)) else ""
             times = f"  ({len(row.paths)}×{layers})" if len(row.paths) > 1 else ""
             cells = [side.symbols if side else "not there" for side in (row.one, row.other)]
             kinds = [side.kind if side else "" for side in (row.one, row.other)]
@@ -136,12 +136,12 @@ def _moved(one: "PlanData", other: "PlanData") -> list[Moved]:
         a, b = mine.get(path), theirs.get(path)
         if a is None or b is None or (a.spec, a.shape, a.dtype) != (b.spec, b.shape, b.dtype):
             groups.setdefault((a, b), []).append(path)
-    found = []
+    moved = []
     for (a, b), paths in groups.items():
         row = a or b
         assert row is not None
-        found.append(Moved(row.path if len(paths) > 1 else paths[0], tuple(paths), a, b))
-    return found
+        moved.append(Moved(row.path if len(paths) > 1 else paths[0], tuple(paths), a, b))
+    return moved
 
 
 def _by_path(plan: "PlanData") -> dict[str, TensorRow]:

@@ -80,8 +80,8 @@ def memory_text(plan: "PlanData") -> str:
     """Peak memory, the limit, and the bytes of the arguments."""
     memory = plan.memory
     limit = "" if memory.limit_bytes is None else f" of {format_bytes(memory.limit_bytes)} allowed"
-    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.argument_bytes.items() if size)
-    return f"{format_bytes(memory.peak_bytes)}{limit} per device" + (f" ({held})" if held else "")
+    of_arguments = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.argument_bytes.items() if size)
+    return f"{format_bytes(memory.peak_bytes)}{limit} per device" + (f" ({of_arguments})" if of_arguments else "")
 
 
 def _tensors(plan: "PlanData") -> list[RenderableType]:
@@ -91,9 +91,9 @@ def _tensors(plan: "PlanData") -> list[RenderableType]:
     largest = sorted(shown, key=lambda row: -row.bytes_on_device * len(row.paths))[:_MOST_TENSORS]
     kept = [row for row in shown if row in largest]
     results = [t for t in plan.results if t.role == "result" and t.shape]
-    made = plan_rows(plan, results)[:_MOST_RESULTS]
+    result_rows = plan_rows(plan, results)[:_MOST_RESULTS]
     notes = [] if len(kept) == len(shown) else [f"{len(shown) - len(kept)} more rows: plan.show() has all of them."]
-    tables = [_table("arguments", kept), *([_table("results", made)] if made else [])]
+    tables = [_table("arguments", kept), *([_table("results", result_rows)] if result_rows else [])]
     return [*tables, *(Text(note) for note in [*notes, *_optimizer(rows)])]
 
 

@@ -17,13 +17,13 @@ def program_lines(facts: AxisFacts) -> Iterator[str]:
             continue  # another stage's
         yield f"%{value} = {path}  {_type(facts, value)}  {_symbols(facts, value)}"
     for op in program.running:
-        made = ", ".join(f"%{value}" for value in program.made_by(op))
+        values = ", ".join(f"%{value}" for value in program.made_by(op))
         reads = ", ".join(f"%{value}" for value in program.reads_of(op))
         name, scope = program.primitive(op), label_words(program.labels[program.label[op]]).rpartition("/")[0]
         how = "as its readers need it" if program.assignment[op] == VIRTUAL else notation(facts, op)
         trips = f" ×{program.trips[op]:g}" if program.trips[op] != 1 else ""
         phase, source = program.phases[program.phase[op]], program.sources[program.source[op]]
-        yield f"{made} = {name}({reads})  {how}  {phase}{trips}  {scope or '-'}  # {source}"
+        yield f"{values} = {name}({reads})  {how}  {phase}{trips}  {scope or '-'}  # {source}"
     for path, value in zip(program.outputs, program.made.tolist(), strict=True):
         if value in here:
             yield f"{path} = %{value}"

@@ -34,14 +34,14 @@ def solver_lines(plan: "PlanData") -> Iterator[str]:
         cost = "" if view.cost is None else cost_text(plan, view.cost)
         yield ""
         yield f"{'×'.join(map(str, view.shape)):12} {cost:>12}  {view.peak_bytes or ''}  {view.remark}".rstrip()
-        for number, found in enumerate(view.rounds):
-            yield from _round_lines(plan, number, found)
+        for number, solved in enumerate(view.rounds):
+            yield from _round_lines(plan, number, solved)
 
 
 def _round_lines(plan: "PlanData", number: int, found: "Round") -> Iterator[str]:
-    held = f"memory held at {found.num_held} moments" if found.num_held else "without memory"
+    moments = f"memory held at {found.num_held} moments" if found.num_held else "without memory"
     took = f" in {format_seconds(found.seconds)}" if found.seconds else ""
-    yield f"  round {number}: {held}; {found.status}{took}"
+    yield f"  round {number}: {moments}; {found.status}{took}"
     for step in found.progress:
         at = f"{step.seconds:9.4f} s  " if step.seconds else ""
         cost = "none yet" if step.cost is None else cost_text(plan, step.cost)
@@ -58,5 +58,5 @@ def _stage_lines(subject: Subject) -> Iterator[str]:
     view = View(problem, problem.limit, ViewTuning(allowances=((_SECONDS, 1e-2),)))
     state = ViewState(view, problem.choice).step()
     yield from ("", f"stage {subject.number}: {len(problem.nodes)} nodes, {len(problem.edges)} edges, solved again:")
-    for number, found in enumerate(state.rounds):
-        yield from _round_lines(subject.plan, number, found)
+    for number, solved in enumerate(state.rounds):
+        yield from _round_lines(subject.plan, number, solved)

@@ -130,7 +130,7 @@ def _stage_mesh(plan: "PlanData") -> Callable[["Tensor"], Mapping[str, int]]:
     The next values of arguments are on the mesh of the arguments, according to the program's record. Data are on the
     first stage's mesh; in a plan without a record, any other tensor is on the first mesh that has its axes.
     """
-    own = {t.path: stage.mesh.shape for stage in reversed(plan.stages) for t in stage.tensors}
+    shape_of = {t.path: stage.mesh.shape for stage in reversed(plan.stages) for t in stage.tensors}
 
     @cache
     def subjects() -> "Subjects":
@@ -139,8 +139,8 @@ def _stage_mesh(plan: "PlanData") -> Callable[["Tensor"], Mapping[str, int]]:
         return Subjects(plan)
 
     def mesh_of(tensor: "Tensor") -> Mapping[str, int]:
-        if tensor.path in own:
-            return own[tensor.path]
+        if tensor.path in shape_of:
+            return shape_of[tensor.path]
         if tensor.role == "state" and len(subjects()):
             return plan.stages[subjects().of(tensor).number or 0].mesh.shape
         axes = {axis for split in tensor.spec for axis in split}
@@ -158,8 +158,8 @@ def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["
             alike.setdefault((*key, judgement.letters[t.path]), []).append(t)
     return [
         TensorRow(
-            pattern if len(found) > 1 else found[0].path,
-            tuple(t.path for t in found),
+            pattern if len(tensors_alike) > 1 else tensors_alike[0].path,
+            tuple(t.path for t in tensors_alike),
             shape,
             dtype,
             spec,
@@ -170,7 +170,7 @@ def rows_of(judgement: "Judgement", mesh: Mapping[str, int], tensors: Iterable["
             bytes_on_device(shape, dtype, spec, mesh),
             tuple(mesh.items()),
         )
-        for (pattern, shape, dtype, spec, role, kind, letters), found in alike.items()
+        for (pattern, shape, dtype, spec, role, kind, letters), tensors_alike in alike.items()
     ]
 
 

@@ -35,7 +35,7 @@ def lifted(facts: AxisFacts, replicas: int) -> RecordedProgram:
 
 def _batch_loops(program: RecordedProgram, batch: Among) -> Ints:
     """For each operation the loop that runs over the batch; -1 for none."""
-    found = np.full(program.num_ops, -1)
+    loops = np.full(program.num_ops, -1)
     for number, nest in enumerate(program.nests):
         ops = np.flatnonzero(program.nest == number)
         tensors = [(program.reads[program.start[ops] + i], dims) for i, dims in enumerate(nest.operands)]
@@ -43,6 +43,6 @@ def _batch_loops(program: RecordedProgram, batch: Among) -> Ints:
         for values, dims in tensors:
             for dim, loop in enumerate(major_loops(nest, dims)):
                 if loop >= 0:
-                    mine = batch.at(values, dim) & (found[ops] < 0)
-                    found[ops[mine]] = loop
-    return found
+                    mine = batch.at(values, dim) & (loops[ops] < 0)
+                    loops[ops[mine]] = loop
+    return loops

@@ -62,11 +62,11 @@ class Judgement:
     def to_json(self) -> dict[str, Any]:
         """Plain data; the few distinct kinds and letters of thousands of tensors are stored once."""
         pairs = [(self.kinds[path], " ".join(letter or "-" for letter in self.letters[path])) for path in self.kinds]
-        known = list(dict.fromkeys(pairs))
-        number = {pair: i for i, pair in enumerate(known)}
+        distinct = list(dict.fromkeys(pairs))
+        number = {pair: i for i, pair in enumerate(distinct)}
         data = {
             "verdict": _parts_to_json(self.verdict),
-            "tensors": [list(pair) for pair in known],
+            "tensors": [list(pair) for pair in distinct],
             "of": [number[pair] for pair in pairs],
         }
         return data | ({"stages": [_parts_to_json(verdict) for verdict in self.stages]} if self.stages else {})
@@ -102,8 +102,8 @@ def _parts_to_json(verdict: Verdict) -> list[list[Any]]:
 
 def _distinct(tensors: Sequence["Tensor"]) -> Iterator["Tensor"]:
     """The first tensor of each path."""
-    found: dict[str, Tensor] = {}
+    first_of: dict[str, Tensor] = {}
     for tensor in tensors:
         if tensor.role != "static":
-            found.setdefault(tensor.path, tensor)
-    return iter(found.values())
+            first_of.setdefault(tensor.path, tensor)
+    return iter(first_of.values())

@@ -152,10 +152,10 @@ class Problem(Kept):
     @cached_property
     def costs(self) -> list[Array]:
         """Costs of one of each node's groups, whatever the method allows."""
-        found = [node.compute + sum((s for *_, s in node.sent), np.zeros(len(node.codes))) for node in self.nodes]
+        costs = [node.compute + sum((s for *_, s in node.sent), np.zeros(len(node.codes))) for node in self.nodes]
         for which, seconds in self.extra:
-            found[which] = found[which] + seconds
-        return found
+            costs[which] = costs[which] + seconds
+        return costs
 
     @cached_property
     def matrices(self) -> dict[EdgeKey, tuple[float, Array]]:
@@ -171,14 +171,14 @@ class Problem(Kept):
     @cached_property
     def copied(self) -> dict[EdgeKey, Copied]:
         """The copies along each edge."""
-        found = {}
+        copies = {}
         for e in self.edges:
             saved = e.joined if len(e.offers) else None
             about = (e.made, e.needed, e.free, e.resharding, saved, e.num_bytes)
             ahead, cut = (e.ahead, e.cut) if len(e.ahead) else (e.start, np.zeros(len(e.start), bool))
             live = Lifetimes(e.start, e.stop, ahead, cut)
-            found[e.source, e.place, e.reader, e.slot] = Copied(self.axes, *about, live)
-        return found
+            copies[e.source, e.place, e.reader, e.slot] = Copied(self.axes, *about, live)
+        return copies
 
     def problem(
         self,

@@ -127,7 +127,7 @@ class _Cut:
     def problem(self, memory: StageMemory) -> tuple[Problem, Ints]:
         """The problem, and the number that each node has in it."""
         edges = list(self._edges())
-        found = replace(
+        part = replace(
             self.whole,
             nodes=[*map(self._node, self.kept), *map(self._met, self.outside)],
             edges=edges,
@@ -138,9 +138,9 @@ class _Cut:
             **self._memory(memory),
         )
         # The search's sums over layers model memory better than one pass does, so they set the level.
-        peak = found.memory.profile(found.choice, found.copies_made(found.choice)).peak_bytes
-        limit = None if found.limit is None else found.limit + peak - memory.peak_bytes
-        return replace(found, limit=limit), self.number
+        peak = part.memory.profile(part.choice, part.copies_made(part.choice)).peak_bytes
+        limit = None if part.limit is None else part.limit + peak - memory.peak_bytes
+        return replace(part, limit=limit), self.number
 
     def _node(self, which: int) -> Node:
         node = self.whole.nodes[which]
@@ -163,18 +163,22 @@ class _Cut:
         """Edges within the stage, from earlier ones to it, and from it to later ones."""
         first = 0
         for edge in self.whole.edges:
-            made, read = (
+            making, reading = (
                 self.share[unit]
                 for unit in (self.view.source_unit[first : first + len(edge.start)], self.unit[edge.start])
             )
             first += len(edge.start)
-            own, comes, goes = (made > 0) & (read > 0), (made == 0) & (read > 0), (made > 0) & (read == 0)
-            if own.any() and self.inside[edge.source] and self.inside[edge.reader]:
-                yield self._edge(edge, own, float(read[own].sum()))
+            inner, comes, goes = (
+                (making > 0) & (reading > 0),
+                (making == 0) & (reading > 0),
+                (making > 0) & (reading == 0),
+            )
+            if inner.any() and self.inside[edge.source] and self.inside[edge.reader]:
+                yield self._edge(edge, inner, float(reading[inner].sum()))
             if comes.any() and self.inside[edge.reader]:
-                yield self._coming(self._edge(edge, comes, float(read[comes].sum())), edge)
+                yield self._coming(self._edge(edge, comes, float(reading[comes].sum())), edge)
             if goes.any() and self.inside[edge.source]:
-                yield self._going(self._edge(edge, np.zeros(len(goes), bool), float(made[goes].sum())), edge)
+                yield self._going(self._edge(edge, np.zeros(len(goes), bool), float(making[goes].sum())), edge)
 
     def _edge(self, edge: Edge, some: NDArray[np.bool_], num: float) -> Edge:
         ends = int(self.number[edge.source]), int(self.number[edge.reader])
@@ -182,8 +186,8 @@ class _Cut:
         return replace(edge, source=ends[0], reader=ends[1], num=num, **times)
 
     def _coming(self, found: Edge, edge: Edge) -> Edge:
-        row, made = self._row(edge)
-        return replace(found, source=self._outside(edge.source), made=made, table=edge.table[[row]], **_APART)
+        row, sharding = self._row(edge)
+        return replace(found, source=self._outside(edge.source), made=sharding, table=edge.table[[row]], **_APART)
 
     def _going(self, found: Edge, edge: Edge) -> Edge:
         """The extra cost of the next stage if it received the value in another sharding."""
@@ -197,8 +201,8 @@ class _Cut:
 
     def _row(self, edge: Edge) -> tuple[int, Ints]:
         """The row of an edge's table, and the sharding, in which its source makes the value."""
-        made = edge.made[self.whole.choice[[edge.source]]]
-        return int(np.searchsorted(np.unique(edge.made), made[0])), made
+        sharding = edge.made[self.whole.choice[[edge.source]]]
+        return int(np.searchsorted(np.unique(edge.made), sharding[0])), sharding
 
     def _memory(self, memory: StageMemory) -> dict[str, Any]:
         """The spans of the values that the stage computes and holds."""
@@ -211,9 +215,9 @@ class _Cut:
         spans = [whole.column, whole.start, whole.stop, share]
         waits = self._waiting(role)
         chosen = np.array([size[s] for size, s in zip(whole.column_bytes, whole.choice[columns], strict=True)])
-        if held := float((share * chosen[whole.column])[waits].sum()):
+        if share_bytes := float((share * chosen[whole.column])[waits].sum()):
             always = np.zeros(int(waits.sum()), np.int64), np.full(int(waits.sum()), whole.num_steps)
-            more = [whole.column[waits], *always, memory.others_bytes / held * share[waits]]
+            more = [whole.column[waits], *always, memory.others_bytes / share_bytes * share[waits]]
             spans = [np.concatenate(pair) for pair in zip(spans, more, strict=True)]
         kept = spans[3] > 0
         used, column = np.unique(spans[0][kept], return_inverse=True)

@@ -99,8 +99,8 @@ class RecordedProgram(Kept):
     @cached_property
     def touched(self) -> set[int]:
         """The values that running operations read or make, and arguments that none reads at all."""
-        found = {v for op in self.running for v in (*self.reads_of(op), *self.made_by(op))}
-        return found | set(range(len(self.inputs))) - set(self.reads.tolist())
+        values = {v for op in self.running for v in (*self.reads_of(op), *self.made_by(op))}
+        return values | set(range(len(self.inputs))) - set(self.reads.tolist())
 
     def reads_of(self, op: int) -> list[int]:
         return self.reads[self.start[op] : self.start[op + 1]].tolist()
@@ -118,8 +118,8 @@ class RecordedProgram(Kept):
     @cached_property
     def producer(self) -> Ints:
         """The operation that makes each value; -1 for arguments and constants."""
-        found = np.full(len(self.kind), -1)
+        producers = np.full(len(self.kind), -1)
         count = np.array([len(nest.results) for nest in self.nests], np.int64)[self.nest]
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        found[np.repeat(self.first_made, count) + within] = np.repeat(np.arange(self.num_ops), count)
-        return found
+        producers[np.repeat(self.first_made, count) + within] = np.repeat(np.arange(self.num_ops), count)
+        return producers

@@ -183,15 +183,15 @@ class Database:
 
     def get(self, key: Key, kind: str | None = None) -> Measurement | None:
         """The measurement of a key; None where there is none. Of both kinds, the whole one is preferred."""
-        found = self.rows(kind=kind, **dict(zip(_KEY, astuple(key), strict=True)))
-        return max(found, key=lambda m: m.kind == "whole", default=None)
+        rows = self.rows(kind=kind, **dict(zip(_KEY, astuple(key), strict=True)))
+        return max(rows, key=lambda m: m.kind == "whole", default=None)
 
     def rows(self, **wanted: str | None) -> list[Measurement]:
         """The measurements whose columns have the given values, such as ``chip="h200"``, in the order of their keys."""
         where, values = _condition(wanted)
         order = ", ".join((*_KEY, "kind"))
-        found = self._run(f"SELECT * FROM measurements{where} ORDER BY {order}", values)
-        return list(self._legible(found))
+        fetched = self._run(f"SELECT * FROM measurements{where} ORDER BY {order}", values)
+        return list(self._legible(fetched))
 
     def _legible(self, rows: Sequence[Sequence[Any]]) -> Iterator[Measurement]:
         """Measurements of rows; SQLite keeps values of any type in any column, so each is checked."""

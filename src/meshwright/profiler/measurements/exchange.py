@@ -37,13 +37,13 @@ def import_json(database: Database, path: str | os.PathLike[str]) -> tuple[int, 
         DatabaseError: The file holds no measurements; nothing was added.
     """
     try:
-        found = _measurements(parse_json(Path(path).read_bytes()))
+        imported = _measurements(parse_json(Path(path).read_bytes()))
     except ValueError as error:
         raise DatabaseError(f"{path} holds no measurements that can be used: {error}") from error
-    known: dict[tuple[Key, str], Measurement] = {(m.key, m.kind): m for m in database.rows()}
-    new = [m for m in found if _is_later(m, known.get((m.key, m.kind)))]
+    latest: dict[tuple[Key, str], Measurement] = {(m.key, m.kind): m for m in database.rows()}
+    new = [m for m in imported if _is_later(m, latest.get((m.key, m.kind)))]
     database.put_all(new)
-    return len(new), len(found) - len(new)
+    return len(new), len(imported) - len(new)
 
 
 def _measurements(data: Any) -> list[Measurement]:
@@ -54,10 +54,10 @@ def _measurements(data: Any) -> list[Measurement]:
         raise ValueError(f"its version is {version!r} but this is version {VERSION}: use a matching Meshwright")
     if not isinstance(rows, list):
         raise ValueError("its measurements are no list; export them again")
-    found = [Measurement.from_json(row) for row in rows]
-    for one in found:
+    measurements = [Measurement.from_json(row) for row in rows]
+    for one in measurements:
         _check_time(one.measured_at)
-    return found
+    return measurements
 
 
 def _check_time(text: str) -> None:

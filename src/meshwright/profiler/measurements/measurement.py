@@ -60,8 +60,8 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, the key's entries beside the others."""
-        found = asdict(self)
-        return found.pop("key") | found
+        data = asdict(self)
+        return data.pop("key") | data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Measurement":

@@ -243,17 +243,17 @@ class StageTasks:
         r = self.recipe
         whole, shard, stride = params / r.tensor, r.shard, r.tensor
         sent = r.stack.reduce_bytes * whole
-        found = []
+        tasks = []
         if r.zero == 3:
-            found.append(self._in_messages(f"reduce {name}", GRADIENTS, "reduce_scatter", sent))
+            tasks.append(self._in_messages(f"reduce {name}", GRADIENTS, "reduce_scatter", sent))
         elif sync and r.zero > 0:
-            found.append(self.exchange.task(f"reduce {name}", GRADIENTS, "reduce_scatter", shard, stride, sent))
-            found.append(self.exchange.task(f"spread {name}", GRADIENTS, "all_gather", shard, stride, 2.0 * whole))
+            tasks.append(self.exchange.task(f"reduce {name}", GRADIENTS, "reduce_scatter", shard, stride, sent))
+            tasks.append(self.exchange.task(f"spread {name}", GRADIENTS, "all_gather", shard, stride, 2.0 * whole))
         elif sync:
             num = r.data * r.context
-            found.append(self.exchange.task(f"reduce {name}", GRADIENTS, "all_reduce", num, stride, sent))
+            tasks.append(self.exchange.task(f"reduce {name}", GRADIENTS, "all_reduce", num, stride, sent))
         copies = r.data * r.context // shard
         if sync and r.zero > 0 and copies > 1:
             part = sent / shard
-            found.append(self.exchange.task(f"reduce {name}", GRADIENTS, "all_reduce", copies, stride * shard, part))
-        return [task for task in found if task.seconds > 0]
+            tasks.append(self.exchange.task(f"reduce {name}", GRADIENTS, "all_reduce", copies, stride * shard, part))
+        return [task for task in tasks if task.seconds > 0]

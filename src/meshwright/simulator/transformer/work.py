@@ -74,8 +74,8 @@ def _update(recipe: Recipe, prices: Rates, exchange: Exchange, stage: int) -> Ta
     params = memory.stage_params(recipe, stage)
     stack = recipe.stack
     moved = 2 * (stack.optimizer_bytes + stack.weight_bytes + stack.gradient_bytes)
-    own = params / (recipe.shard if recipe.zero > 0 else 1)
-    step = Task("optimizer", COMPUTE, "compute", prices.stream_s(moved * own))
+    updated = params / (recipe.shard if recipe.zero > 0 else 1)
+    step = Task("optimizer", COMPUTE, "compute", prices.stream_s(moved * updated))
     if stack.overlap or recipe.zero == 3:
         return (step,)
     whole = StageTasks(recipe, prices, exchange, 0, first=False, last=False)
