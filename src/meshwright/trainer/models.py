@@ -12,7 +12,7 @@ PyTree = Any
 
 
 @dataclass(frozen=True)
-class Model:
+class TrainedModel:
     """A model to be trained.
 
     Attributes:
@@ -32,7 +32,7 @@ class Model:
     vocab: int
 
 
-def find_model(settings: Settings) -> Model:
+def find_model(settings: Settings) -> TrainedModel:
     """The model that the settings name.
 
     Raises:
@@ -56,4 +56,4 @@ def find_model(settings: Settings) -> Model:
         return example.init(key)["params"]
 
     params = example.state["params"]
-    return Model(settings.model, example.loss, init, params, example.batch, example.config.vocab)
+    return TrainedModel(settings.model, example.loss, init, params, example.batch, example.config.vocab)

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwright.trainer.models import Model
+from meshwright.trainer.models import TrainedModel
 from meshwright.zoo.low_rank import adapted, init_adapters
 
 PyTree = Any
 
 
-def make_init(model: Model, optimizer: Any, adapters: PyTree) -> Callable[[Any], PyTree]:
+def make_init(model: TrainedModel, optimizer: Any, adapters: PyTree) -> Callable[[Any], PyTree]:
     """``init(key)``: parameters, the optimizer's state, and the number of steps taken.
 
     Args:
@@ -34,7 +34,9 @@ def _state(params: PyTree, optimizer: Any) -> PyTree:
     return {"params": params, "optimizer": optimizer.init(params), "step": jnp.int32(0)}
 
 
-def make_train_step(model: Model, optimizer: Any, scale: float) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
+def make_train_step(
+    model: TrainedModel, optimizer: Any, scale: float
+) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
     """``train_step(state, batch) -> (state, {"loss", "grad_norm"})``, for one device."""
     import optax
 
@@ -52,7 +54,7 @@ def make_train_step(model: Model, optimizer: Any, scale: float) -> Callable[[PyT
     return train_step
 
 
-def make_evaluation(model: Model, scale: float, *, has_adapters: bool) -> Callable[..., Any]:
+def make_evaluation(model: TrainedModel, scale: float, *, has_adapters: bool) -> Callable[..., Any]:
     """The loss as a function of the state's parts, by the names that `mw.follow` finds their shardings by."""
     if not has_adapters:
 

@@ -18,7 +18,7 @@ from meshwright.facade import Plan
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.runtime.processes.preemption import preempted
 from meshwright.trainer.metrics import Meter, Planned, slower_than_planned
-from meshwright.trainer.models import Model, find_model
+from meshwright.trainer.models import TrainedModel, find_model
 from meshwright.trainer.optimizers import make_optimizer, nearest
 from meshwright.trainer.order import Windows, check_parts, ordered_batches
 from meshwright.trainer.run_folder import RunFolder
@@ -270,7 +270,7 @@ def _method(settings: Settings) -> Method:
     return find_method(settings.method)
 
 
-def _adapters(settings: Settings, model: Model) -> tuple[PyTree | None, float]:
+def _adapters(settings: Settings, model: TrainedModel) -> tuple[PyTree | None, float]:
     """Shapes of the adapters that are trained, and their scale; None where all weights are."""
     if (lora := settings.lora) is None:
         return None, 1.0
