@@ -21,7 +21,6 @@ FLOORS = (
     "solver",
     "contest",
     "profiler",
-    "priced",
     "schedules",
     "plans",
     "parallelism",

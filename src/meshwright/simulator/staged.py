@@ -18,7 +18,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.simulator.spmd import counted, num_tokens
-from meshwright.simulator.transformer.exchange import SHARED_ADAPTER
+from meshwright.simulator.sustained import SHARED_ADAPTER
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates

@@ -6,6 +6,9 @@ from meshwright.hardware.groups import group_of
 
 INSIDE, ACROSS = "inside hosts", "between hosts"
 
+#: A kind of link that all devices of a host share.
+SHARED_ADAPTER = "ethernet"
+
 
 def link_of(mesh: Mesh, axes: tuple[int, ...]) -> str:
     """The slowest wires that groups over some axes of a mesh cross."""

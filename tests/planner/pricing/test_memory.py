@@ -10,8 +10,8 @@ import meshwright as mw
 from meshwright.graph import trace
 from meshwright.planner.planner import Task
 from meshwright.planner.reading.readback import Readback
-from meshwright.priced.copies import Spans
-from meshwright.priced.problem import Profile
+from meshwright.solver.problem.copies import Spans
+from meshwright.solver.problem.priced import Profile
 from tests.planner.examples import mesh, mlp_step, traced_zoo
 
 MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("llama-tiny", {"checkpoint": True}), ("llama-tiny", {"scan": True})]

@@ -14,7 +14,7 @@ from meshwright.graph.phases import PHASES, UPDATE
 from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.pricing.group_table import SETTLING
-from meshwright.priced.problem import EdgeKey
+from meshwright.solver.problem.priced import EdgeKey
 
 Edges = dict[EdgeKey, tuple[float, Array]]  # as `Formulation.edges`
 

@@ -27,8 +27,8 @@ from meshwright.pipeline.prices.microbatch_weights import steady_weights, weighe
 from meshwright.planner.grouping.numbering import pack
 from meshwright.planner.methods import Auto
 from meshwright.planner.pricing.formulation import Formulation
-from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import ChoiceProblem
+from meshwright.solver.problem.priced import Usage, choice_problem
 
 _OTHERS = 1e-4  # the weight of layers of other stages
 

@@ -30,9 +30,9 @@ from meshwright.planner.grouping.numbering import sort_by
 from meshwright.planner.pricing.group_table import GroupTable
 from meshwright.planner.pricing.memory import MemoryModel
 from meshwright.planner.pricing.pricer import Pricer
-from meshwright.priced.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route
-from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import ChoiceProblem
+from meshwright.solver.problem.copies import NO_INTS, Copied, EdgeKey, Lifetimes, Route
+from meshwright.solver.problem.priced import Usage, choice_problem
 from meshwright.strategy.candidates import most_scattered
 from meshwright.strategy.sharding import Axes, Codes
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.load import Load
-from meshwright.priced.problem import joined_s
+from meshwright.solver.problem.priced import joined_s
 from meshwright.strategy.candidates import Assignment, Candidates
 from meshwright.strategy.sharding import Codes
 

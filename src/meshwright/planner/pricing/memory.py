@@ -19,8 +19,8 @@ from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.numbering import pack, ranges, starts
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.pricing.group_table import GroupTable
-from meshwright.priced.problem import Usage
 from meshwright.rules.base import Dims, LoopNest, Signature
+from meshwright.solver.problem.priced import Usage
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
 

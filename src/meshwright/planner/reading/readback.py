@@ -12,8 +12,8 @@ from meshwright.planner.pricing.formulation import Formulation, lifetimes
 from meshwright.planner.pricing.group_table import SETTLING, GroupTable
 from meshwright.plans.plan import Collective
 from meshwright.plans.tensor import Spec
-from meshwright.priced.copies import Spans, copies_made
-from meshwright.priced.problem import Profile
+from meshwright.solver.problem.copies import Spans, copies_made
+from meshwright.solver.problem.priced import Profile
 from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes
 

@@ -17,12 +17,12 @@ from meshwright.jit import kernel
 from meshwright.planner.grouping.numbering import ranges, starts
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.solving.fit_memory import ViewState
-from meshwright.priced.copies import EdgeKey
 from meshwright.solver import ChoiceProblem
 from meshwright.solver.bounds.dual import Dual, ascend_prices
 from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.problem import validate
+from meshwright.solver.problem.copies import EdgeKey
 from meshwright.solver.tuning import TUNING
 
 _WORK = 500_000_000  # matrix entries that sweeps of the unfolded problem read

@@ -20,8 +20,8 @@ from meshwright.planner.solving.held_memory import Moments
 from meshwright.planner.solving.solves import PROVEN, begin, least_memory, round_of, solves
 from meshwright.planner.solving.tuning import VIEW_TUNING, ViewTuning
 from meshwright.plans.search_log import Round
-from meshwright.priced.copies import Route
 from meshwright.solver import Solution, price
+from meshwright.solver.problem.copies import Route
 from meshwright.solver.problem.gap import relative_gap
 from meshwright.solver.problem.solution import Status
 

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.priced.copies import Copied, EdgeKey, Route, Spans, find_routes
-from meshwright.priced.problem import Usage
 from meshwright.solver import ChoiceProblem
+from meshwright.solver.problem.copies import Copied, EdgeKey, Route, Spans, find_routes
+from meshwright.solver.problem.priced import Usage
 
 
 class Priced(Protocol):

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.plans.records.traced_program import Array, Ints, Kept, Nest, RecordedProgram
-from meshwright.priced.copies import Copied, EdgeKey, Lifetimes, Route, Spans, copies_made
-from meshwright.priced.problem import Usage, choice_problem, joined_s
 from meshwright.solver import ChoiceProblem
+from meshwright.solver.problem.copies import Copied, EdgeKey, Lifetimes, Route, Spans, copies_made
+from meshwright.solver.problem.priced import Usage, choice_problem, joined_s
 from meshwright.strategy.sharding import Axes
 
 MEMORY_ROLES = ("parameters", "optimizer", "data", "gradients", "activations", "temporaries", "copies")
@@ -67,7 +67,7 @@ class Edge(Kept):
         ahead: The start of that interval if the copy needs communication; empty for `start`.
         cut: Whether readers slice their part out of the value themselves without communication; empty for no.
         offers, settling, takes: Where the source's partial sum may be reduced together with the reader's, as in
-        `priced.problem.joined_s`; empty where not.
+        `joined_s`; empty where not.
     """
 
     source: int

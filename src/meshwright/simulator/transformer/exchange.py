@@ -3,11 +3,8 @@
 from dataclasses import dataclass, field
 
 from meshwright.hardware import Cluster, Mesh
-from meshwright.simulator.sustained import link_of, sustained_s
+from meshwright.simulator.sustained import SHARED_ADAPTER, link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, Task
-
-#: A kind of link that all devices of a host share.
-SHARED_ADAPTER = "ethernet"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""A priced problem as the solver needs it, in plain arrays: costs, edges, memory over time; without graph or JAX.
+"""A priced plan as a choice problem, in plain arrays: costs, edges, memory over time; without graph or JAX.
 
-The planner makes it from a graph (`formulate.py`, `memory.py`); a saved plan carries it along (`explain.record`).
+The planner makes it from a graph (`planner/pricing/formulation.py`); a saved plan carries it along (`plans/records/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.priced.copies import Copied, EdgeKey, Route, Spans
-from meshwright.solver import ChoiceProblem
+from meshwright.solver.problem.copies import Copied, EdgeKey, Route, Spans
+from meshwright.solver.problem.problem import ChoiceProblem
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

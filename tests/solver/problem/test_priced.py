@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from meshwright.priced.copies import Spans
-from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import solve
+from meshwright.solver.problem.copies import Spans
+from meshwright.solver.problem.priced import Usage, choice_problem
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from meshwright.priced.copies import Copied, Lifetimes, copies_made, find_routes
-from meshwright.priced.problem import Usage, choice_problem
 from meshwright.solver import solve
 from meshwright.solver.problem.check import price
+from meshwright.solver.problem.copies import Copied, Lifetimes, copies_made, find_routes
+from meshwright.solver.problem.priced import Usage, choice_problem
 from meshwright.strategy.sharding import Axes
 
 AXES = Axes((2, 2))

@@ -1,1 +1,0 @@
-"""Priced problems as plain arrays, which know neither graph nor JAX."""
