@@ -4,6 +4,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import meshwright
 
 ROOT = Path(meshwright.__file__).parent
@@ -47,6 +49,29 @@ FLOORS = (
     "warm",
     "cli __main__",
 )
+#: The same within folders: their sub-folders and files, from the ground up. A folder is pinned once it has a line here.
+INNER_FLOORS = {
+    "contest": (
+        "tuning",
+        "shared_board level decimation tree_moves windows",
+        "moves",
+        "anytime",
+        "worker",
+        "giant warm",
+        "driver",
+    ),
+    "solver": (
+        "tuning deadline problem",
+        "model",
+        "reductions",
+        "bounds",
+        "exact",
+        "least_memory highs_oracle",
+        "run",
+        "driver",
+        "warm",
+    ),
+}
 MODULES = {
     ".".join(("meshwright", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in ROOT.rglob("*.py")
@@ -84,6 +109,21 @@ def test_imports_point_down():
         if "." in name
         for other in imported(name) - {"meshwright"}
         if floor(other) > floor(name)
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("folder", INNER_FLOORS)
+def test_imports_within_a_folder_point_down(folder):
+    inner_floor = {member: at for at, members in enumerate(INNER_FLOORS[folder]) for member in members.split()}
+    below = f"meshwright.{folder}."
+    inside = {name: name.split(".")[2] for name in MODULES if name.startswith(below)}
+    assert set(inside.values()) == inner_floor.keys()
+    upwards = [
+        (name, other)
+        for name, member in inside.items()
+        for other in imported(name) & inside.keys()
+        if inner_floor[inside[other]] > inner_floor[member]
     ]
     assert upwards == []
 

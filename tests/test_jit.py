@@ -18,7 +18,7 @@ from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.reparametrisation import move_messages
 from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
 from meshwright.solver.exact.bucket_elimination import eliminate
-from meshwright.solver.exact.repair import mended
+from meshwright.solver.exact.repair import repaired
 from meshwright.solver.model.model import extent, from_problem
 from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.tuning import Tuning
@@ -196,11 +196,11 @@ def _closed(problem):
     buckets = arrange(dual.links, model.off, np.ones(len(model.cost), bool), 1e6)
     buckets = buckets._replace(scope=buckets.scope[: buckets.first[-1]])  # the rest is room that is not used
     least = cheapest(dual.links, model.off, dual.theta, buckets) if np.isfinite(buckets.combinations) else ()
-    repaired = mended(model, dual.links, dual.decode())
+    fitting = repaired(model, dual.links, dual.decode())
     slopes, values = np.sin(np.arange(12.0)).reshape(4, 3), np.cos(np.arange(4.0))
     prices = highest(slopes, values, np.ones(3), 0.7, 30)
     choice = [] if found.choice is None else found.choice
-    return [choice, found.num_rows, found.reached, *buckets, *least, repaired.choice, repaired.load, prices]
+    return [choice, found.num_rows, found.reached, *buckets, *least, fitting.choice, fitting.load, prices]
 
 
 @pytest.mark.parametrize("make", [_reduced, _swept, _closed])

@@ -59,9 +59,9 @@ def test_among_whole_numbers_a_bound_one_below_proves_nothing(bound):
 
 def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatch):
     simplified, begun = [], []
-    simplify, begin = run_module.simplify, resumable.Closing._begin
+    simplify, begin = run_module.simplify, resumable.ResumableSolve._begin
     monkeypatch.setattr(run_module, "simplify", lambda *args: simplified.append(args) or simplify(*args))
-    monkeypatch.setattr(resumable.Closing, "_begin", lambda *args: begun.append(args) or begin(*args))
+    monkeypatch.setattr(resumable.ResumableSolve, "_begin", lambda *args: begun.append(args) or begin(*args))
     left = 0
     for seed in (0, 1, 3, 4, 5):
         problem = example(True, num_nodes=14, num_states=5, seed=seed)
@@ -84,13 +84,13 @@ def test_a_solve_that_was_left_goes_on_from_there_and_proves_the_same(monkeypatc
 
 def test_a_solve_that_begins_again_keeps_its_choice(monkeypatch):
     known = []
-    begin = resumable.Closing.__init__
+    begin = resumable.ResumableSolve.__init__
 
-    def noted(self, closer, model, cutoff, **options):
+    def noted(self, search, model, cutoff, **options):
         known.append(cutoff)
-        begin(self, closer, model, cutoff, **options)
+        begin(self, search, model, cutoff, **options)
 
-    monkeypatch.setattr(resumable.Closing, "__init__", noted)
+    monkeypatch.setattr(resumable.ResumableSolve, "__init__", noted)
     problem = example(True, num_nodes=14, num_states=5, seed=0)
     run = Run(problem, tuning=Tuning(extra_time=0.0))
     first = run.solve(20, gap=0.2)

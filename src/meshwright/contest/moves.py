@@ -8,7 +8,7 @@ from meshwright.contest.windows import cut_window, grow_window, index_rows
 from meshwright.solver.bounds import message_passing
 from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
 from meshwright.solver.deadline import Deadline
-from meshwright.solver.exact.branch_and_bound import Closer, Options
+from meshwright.solver.exact.branch_and_bound import BranchAndBound, Options
 from meshwright.solver.model.choice import State, cost_of, load_of
 from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.half_edges import Links, link
@@ -209,7 +209,7 @@ class Neighbourhood:
         if thorough:
             ascend_prices(dual, target, 30, deadline, 0.2, self.tuning.solver)
         options = Options(self.tolerance, self.tuning.solver, splits=thorough and self.timed)
-        found = Closer(options, deadline).attempt(dual, target)
+        found = BranchAndBound(options, deadline).best_first(dual, target)
         complete = found.bound >= min(target, found.cost) - self.tolerance
         if found.choice is None:
             return None, complete

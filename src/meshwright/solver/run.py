@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.jit import clock
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.exact.branch_and_bound import Options
-from meshwright.solver.exact.resumable import Closing
+from meshwright.solver.exact.resumable import ResumableSolve
 from meshwright.solver.least_memory import least_limit
 from meshwright.solver.model.model import extent, from_problem, maximal_times
 from meshwright.solver.problem.check import price
@@ -46,7 +46,7 @@ class Run:
         self.tolerance = 0.5 if self.is_whole else rounding(problem, extents)
         self.most = most_possible(problem, extents) + self.tolerance
         self._simple: Simplified | None = None
-        self._closing: Closing | None = None
+        self._resumable: ResumableSolve | None = None
         if initial is not None:
             self.offer(np.asarray(initial))
 
@@ -68,11 +68,13 @@ class Run:
 
     def close(self, simple: Simplified, until: Deadline) -> bool:
         """Branch and bound on the reduced problem, from where it was left; returns whether nothing is left to gain."""
-        if self._closing is None:
+        if self._resumable is None:
             known = None if self.choice is None else simple.restrict(self.choice)
             options = Options(self.tolerance, self.tuning)
-            self._closing = Closing(options, simple.model, self.cost - simple.offset, known=known, offset=simple.offset)
-        found = self._closing.go_on(until, self.gap, min(self.goal, self.most) - simple.offset)
+            self._resumable = ResumableSolve(
+                options, simple.model, self.cost - simple.offset, known=known, offset=simple.offset
+            )
+        found = self._resumable.resume(until, self.gap, min(self.goal, self.most) - simple.offset)
         if found.choice is not None:
             self.offer(simple.expand(found.choice))
         self.raise_bound(found.bound + simple.offset)
@@ -81,14 +83,14 @@ class Run:
     @property
     def prices(self) -> dict[int, float]:
         """What a byte is worth at the times at which memory binds, as far as closing the problem told."""
-        if self._closing is None:
+        if self._resumable is None:
             return {}
         times, *_ = maximal_times(self.problem.row_start, self.problem.row_end)
-        return {int(times[time]): price for time, price in self._closing.prices.items() if price > 0.0}
+        return {int(times[time]): price for time, price in self._resumable.prices.items() if price > 0.0}
 
     def begin_again(self) -> None:
         """Lets the next solve start afresh from the choice so far."""
-        self._closing = None
+        self._resumable = None
 
     def suffices(self, cost: float, bound: float) -> bool:
         """Whether a solve may end with such a cost and bound."""

@@ -45,7 +45,7 @@ def search_kernels() -> None:
     from meshwright.solver.deadline import Deadline
     from meshwright.solver.exact.bucket_elimination import eliminate
     from meshwright.solver.exact.drop_small_memory import coarsened
-    from meshwright.solver.exact.repair import mended
+    from meshwright.solver.exact.repair import repaired
     from meshwright.solver.model.model import from_problem
     from meshwright.solver.reductions.reduce import reduce_model
     from meshwright.solver.reductions.simplify import simplify
@@ -60,4 +60,4 @@ def search_kernels() -> None:
         cheapest(dual.links, dual.model.off, dual.theta, buckets)
         highest(np.ones((2, 1)), np.zeros(2), np.ones(1), 1.0, 1)
         coarsened(dual.model, 1e-3)
-        mended(simple.model, dual.links, dual.decode())
+        repaired(simple.model, dual.links, dual.decode())

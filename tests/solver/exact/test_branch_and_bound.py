@@ -1,4 +1,4 @@
-"""Closing small models: against brute force, and against HiGHS where brute force cannot go."""
+"""ResumableSolve small models: against brute force, and against HiGHS where brute force cannot go."""
 
 from dataclasses import replace
 from itertools import product
@@ -11,11 +11,11 @@ from meshwright.solver.bounds.dual import Dual, ascend_prices
 from meshwright.solver.bounds.memory_prices import climb_prices
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.exact import branch_and_bound
-from meshwright.solver.exact.branch_and_bound import Closer, Options
+from meshwright.solver.exact.branch_and_bound import BranchAndBound, Options
 from meshwright.solver.exact.branching import split
 from meshwright.solver.exact.bucket_elimination import eliminate
-from meshwright.solver.exact.resumable import Closing, close
-from meshwright.solver.exact.subproblem import Closed, decoded_found, mended_found
+from meshwright.solver.exact.resumable import ResumableSolve, close
+from meshwright.solver.exact.subproblem import Closed, decoded_found, repaired_found
 from meshwright.solver.highs_oracle import solve_mip
 from meshwright.solver.model.choice import State, cost_of
 from meshwright.solver.model.half_edges import link
@@ -63,16 +63,16 @@ def test_highs_agrees_on_layered_problems(limit_part):
 
 def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
     model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
-    closing, given = Closing(Options(1e-9), model), []
+    closing, given = ResumableSolve(Options(1e-9), model), []
 
-    def noted(closer, dual, best, cutoff, enough):
-        given.append(closer.deadline.left)
+    def noted(search, dual, best, cutoff, enough):
+        given.append(search.deadline.left)
         return replace(best, bound=0.99 * best.cost)
 
-    monkeypatch.setattr(Closer, "below", noted)
-    closing.go_on(gap=0.9)
+    monkeypatch.setattr(BranchAndBound, "close_gap", noted)
+    closing.resume(gap=0.9)
     closing._seconds = 50.0
-    closing.go_on(gap=0.9)
+    closing.resume(gap=0.9)
     assert len(given) == 4 and given[0] == given[2] == np.inf
     assert given[1] < 40.0 and 50.0 <= given[3] < 90.0
 
@@ -80,21 +80,21 @@ def test_a_closing_goes_on_for_as_long_again_as_all_of_it_took(monkeypatch):
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_time_did_not_do_for_is_done_when_it_is_gone_on_with(monkeypatch, cut):
     model = simplify(from_problem(layered_problem((8, 2), layers=2, limit_part=0.1))).model
-    best, look, looked = close(Options(1e-9), model), Closer._coarsely_below, []
+    best, look, looked = close(Options(1e-9), model), BranchAndBound._relaxation_below, []
 
-    def noted(closer, dual, goal, enough):
+    def noted(search, dual, goal, enough):
         looked.append(goal)
-        found = look(closer, dual, goal, enough)
+        found = look(search, dual, goal, enough)
         if len(looked) > 1:
             return found
-        closer.deadline = Deadline(-np.inf)  # time is up
+        search.deadline = Deadline(-np.inf)  # time is up
         return Closed(None, np.inf, dual.bound) if cut else found
 
-    monkeypatch.setattr(Closer, "_coarsely_below", noted)
-    closing = Closing(Options(1e-9), model)
-    found = closing.go_on()
+    monkeypatch.setattr(BranchAndBound, "_relaxation_below", noted)
+    closing = ResumableSolve(Options(1e-9), model)
+    found = closing.resume()
     assert len(looked) == 1 and found.bound < found.cost
-    found = closing.go_on()
+    found = closing.resume()
     assert (len(looked) > 1) == cut
     assert found.bound == pytest.approx(found.cost) == pytest.approx(best.cost)
 
@@ -126,8 +126,8 @@ def test_a_choice_is_found_close_to_the_bound_even_where_a_gap_would_do(limit_pa
     dual = Dual(model)
     dual.converge(30)
     climb_prices(dual, 0.03 * abs(dual.bound), 60)
-    closer = Closer(Options(1e-9)).copy(slack=abs(best.cost))
-    found = closer._coarsely_below(dual, best.cost * (1 + 1e-3), np.inf)
+    search = BranchAndBound(Options(1e-9)).copy(slack=abs(best.cost))
+    found = search._relaxation_below(dual, best.cost * (1 + 1e-3), np.inf)
     assert found.choice is not None
     assert found.cost <= best.cost * (1 + 1e-9)
 
@@ -214,7 +214,7 @@ def test_whenever_it_is_stopped_bounds_hold_and_choices_fit(few, seed):
 def test_past_the_deadline_no_effort_is_left():
     dual = Dual(from_problem(example(True, num_nodes=10)))
     dual.converge(5)
-    look = Closer(Options(1e-9), Deadline.after(-1.0))._patiently(10.0)
+    look = BranchAndBound(Options(1e-9), Deadline.after(-1.0))._long_elimination(10.0)
     assert look([dual], 1e9).reached < 1e9
 
 
@@ -271,11 +271,11 @@ def test_a_first_choice_fits_and_is_below_the_cutoff(limit_part):
     climb_prices(dual, 0.1 * abs(dual.bound), 60)
     decoded = decoded_found(dual, np.inf)
     assert decoded.choice is None or State.of(simple.model, decoded.choice).fits(simple.model)
-    found = mended_found(dual, decoded)
+    found = repaired_found(dual, decoded)
     assert found.choice is not None
     assert State.of(simple.model, found.choice).fits(simple.model)
     assert found.bound - 1e-9 <= found.cost == pytest.approx(cost_of(simple.model, found.choice))
-    assert mended_found(dual, decoded_found(dual, found.cost), found.cost).choice is None
+    assert repaired_found(dual, decoded_found(dual, found.cost), found.cost).choice is None
 
 
 def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
@@ -286,10 +286,10 @@ def test_the_best_mix_of_choices_at_a_few_prices_fits_and_is_nearly_optimal():
         dual.converge(10)
         climb_prices(dual, 0.03 * abs(dual.bound), 60)
         start = Closed(None, np.inf, dual.bound)
-        found = Closer(Options(1e-9)).mixed(dual, start, np.inf)
+        found = BranchAndBound(Options(1e-9)).mix_minima(dual, start, np.inf)
         optimum = solve(problem, seconds=60)
         assert optimum.status == Status.OPTIMAL and State.of(simple.model, found.choice).fits(simple.model)
         assert optimum.cost - 1e-9 <= price(problem, simple.expand(found.choice)).cost <= 1.01 * optimum.cost
         cutoff = optimum.cost - simple.offset  # nothing costs less, and what costs as much is of no use
-        again = Closer(Options(1e-9)).mixed(dual, start, (1 - 1e-9) * cutoff)
+        again = BranchAndBound(Options(1e-9)).mix_minima(dual, start, (1 - 1e-9) * cutoff)
         assert again.choice is None

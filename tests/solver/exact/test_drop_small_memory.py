@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.solver import ChoiceProblem, Status, price, solve
 from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.exact.branch_and_bound import Closer, Options
+from meshwright.solver.exact.branch_and_bound import BranchAndBound, Options
 from meshwright.solver.exact.drop_small_memory import coarsened
 from meshwright.solver.exact.subproblem import Closed
 from meshwright.solver.model.choice import State
@@ -64,34 +64,36 @@ def test_problems_with_small_rows_are_solved_exactly(seed):
 
 
 def test_it_needs_no_choice_to_begin_with_and_mends_what_does_not_fit():
-    options, proven, mended = Options(1e-9, tuning=Tuning(small_memory=0.01)), 0, 0
+    options, proven, repaired = Options(1e-9, tuning=Tuning(small_memory=0.01)), 0, 0
     for seed in range(40):
         problem = _large_and_small(seed)
         dual = Dual(from_problem(problem))
         dual.converge(10)
         start, best = Closed(None, np.inf, dual.bound), brute_force(problem)
-        found = Closer(options)._coarsely(dual, start, np.inf, np.inf)
+        found = BranchAndBound(options)._solve_relaxation(dual, start, np.inf, np.inf)
         assert best - 0.3 < found.bound <= best + 1e-9
         if found.choice is not None:
             state = State.of(dual.model, found.choice)
             assert state.fits(dual.model) and state.cost == pytest.approx(found.cost) and state.cost >= best - 1e-9
             proven += found.bound >= found.cost - 1e-9
-            mended += found.bound < found.cost - 1e-9
-    assert proven > 5 and mended > 2
+            repaired += found.bound < found.cost - 1e-9
+    assert proven > 5 and repaired > 2
 
 
 def test_what_is_cheapest_without_small_rows_is_mostly_the_answer_and_never_trusted_without(monkeypatch):
     """Both kinds occur: it fits and proves the optimum, or it does not and is no more than a bound."""
-    told, coarsely = [], Closer._coarsely_below
+    told, coarsely = [], BranchAndBound._relaxation_below
 
-    def tell(closer, dual, goal, enough):
-        found = coarsely(closer, dual, goal, enough)
+    def tell(search, dual, goal, enough):
+        found = coarsely(search, dual, goal, enough)
         if found.choice is not None:
             told.append(State.of(dual.model, found.choice).fits(dual.model))
         return found
 
-    monkeypatch.setattr(Closer, "_coarsely_below", tell)
-    monkeypatch.setattr(Closer, "mixed", lambda closer, dual, best, ceiling: best)  # no choice is known beforehand
+    monkeypatch.setattr(BranchAndBound, "_relaxation_below", tell)
+    monkeypatch.setattr(
+        BranchAndBound, "mix_minima", lambda search, dual, best, ceiling: best
+    )  # no choice is known beforehand
     tuning = Tuning(small_memory=0.01, first_goal=1e-9)
     for seed in range(30):
         problem = _large_and_small(seed)

@@ -6,7 +6,7 @@ import pytest
 from meshwright.solver import solve
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.memory_prices import climb_prices, relaxed
-from meshwright.solver.exact.repair import mended
+from meshwright.solver.exact.repair import repaired
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import link
 from meshwright.solver.model.model import from_problem
@@ -23,7 +23,7 @@ def test_what_fits_stays_so_and_grows_no_dearer(seed):
     model = from_problem(example(True, seed=seed))
     links = link(model)
     for choice in _choices(model, 20):
-        before, after = State.of(model, choice), mended(model, links, choice)
+        before, after = State.of(model, choice), repaired(model, links, choice)
         if before.fits(model):
             assert after.fits(model)
             assert after.cost <= before.cost
@@ -32,7 +32,7 @@ def test_what_fits_stays_so_and_grows_no_dearer(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_no_single_change_makes_a_mended_choice_cheaper(seed):
     model = from_problem(example(True, seed=seed))
-    found = mended(model, link(model), _choices(model, 1)[0])
+    found = repaired(model, link(model), _choices(model, 1)[0])
     if not found.fits(model):
         return
     for node in range(model.num_nodes):
@@ -52,7 +52,7 @@ def test_a_relaxed_choice_mends_into_one_near_the_optimum(seed):
     dual.converge(20)
     climb_prices(dual, 0.1 * abs(dual.bound), 60)
     dual.sweep()
-    found = mended(model, dual.links, relaxed(dual))
+    found = repaired(model, dual.links, relaxed(dual))
     if found.fits(model):
         assert best.cost <= found.cost <= 1.5 * best.cost
 
@@ -65,7 +65,7 @@ def test_the_floor_of_a_state_exceeds_no_choice_that_fits_with_it(seed):
     start = dual.bound
     assert climb_prices(dual, 0.1 * abs(dual.bound), 40) >= start
     for choice in _choices(model, 300):
-        state = mended(model, dual.links, choice)
+        state = repaired(model, dual.links, choice)
         if state.fits(model):
             assert (dual.floor[model.off[:-1] + state.choice] <= state.cost + 1e-9 * abs(state.cost)).all()
 

@@ -8,10 +8,10 @@ pulled last, so Σ_u min_s (θ_u + Σ m)(s) is a lower bound. Kolmogorov, "Conve
 import numpy as np
 
 from meshwright.jit import inline, kernel, place
-from meshwright.solver.bounds import numpy_message_passing
+from meshwright.solver.model import numpy_kernels
 
 
-@inline(plain=numpy_message_passing.pull)
+@inline(plain=numpy_kernels.pull)
 def pull(links, off, m, h, u, spare, moved):
     """Moves as much of the edge's cost as possible into u: m_h(s) = min_t E(s,t) - m_back(t), by kinds of states."""
     v, other = links.far[h], links.back[h]
@@ -37,7 +37,7 @@ def pull(links, off, m, h, u, spare, moved):
         m[here + s] = moved[place(links.kinds[kind + s])]
 
 
-@inline(plain=numpy_message_passing.gather)
+@inline(plain=numpy_kernels.gather)
 def gather(links, off, theta, m, u, d):
     """d(s) = θ_u(s) + Σ_h m_h(s); returns its minimum."""
     ku, here = place(off[u + 1] - off[u]), place(off[u])
@@ -137,18 +137,6 @@ def round_choice(links, off, theta, m, choice):
 
 
 @kernel
-def model_cost(off, cost, eu, ev, eoff, mat, choice):
-    """Node plus edge costs of a choice."""
-    total = 0.0
-    for u in range(len(off) - 1):
-        total += cost[off[u] + choice[u]]
-    for e in range(len(eu)):
-        v = ev[e]
-        total += mat[eoff[e] + choice[eu[e]] * (off[v + 1] - off[v]) + choice[v]]
-    return total
-
-
-@kernel
 def expected_load(off, rnode, rstart, rend, roff, usage, rc, load):
     """Load at every time when each node takes its state of least reduced cost (ties shared evenly)."""
     load[:] = 0.0
@@ -162,20 +150,6 @@ def expected_load(off, rnode, rstart, rend, roff, usage, rc, load):
                 ties += 1
         change[rstart[r]] += total / ties
         change[rend[r]] -= total / ties
-    running = 0.0
-    for t in range(len(load)):
-        running += change[t]
-        load[t] = running
-
-
-@kernel
-def choice_load(rnode, rstart, rend, roff, usage, choice, load):
-    """Load at every time under a choice."""
-    change = np.zeros(len(load) + 1)
-    for r in range(len(rnode)):
-        used = usage[roff[r] + choice[rnode[r]]]
-        change[rstart[r]] += used
-        change[rend[r]] -= used
     running = 0.0
     for t in range(len(load)):
         running += change[t]

@@ -88,7 +88,7 @@ def spreads(off, reduced, spent):
         middle = 0.5 * (spent[first] + spent[second])
         for s in range(off[u], off[u + 1]):
             low[s] = spent[s] <= middle
-        _mend(off, low, first, u)
+        _fill_both_sides(off, low, first, u)
     return scores, low
 
 
@@ -110,12 +110,12 @@ def odds(links, off, m, reduced, choice):
         if edge >= 0:
             for s in range(off[u], off[u + 1]):
                 low[s] = _slack(links, off, m, edge, s - off[u], choice[links.far[edge]]) < 0.5 * largest
-        _mend(off, low, first, u)
+        _fill_both_sides(off, low, first, u)
     return scores, low
 
 
 @inline
-def _mend(off, low, first, u):
+def _fill_both_sides(off, low, first, u):
     """Where all states of u are on one side, puts the best one on one and the rest on the other."""
     count = 0
     for s in range(off[u], off[u + 1]):

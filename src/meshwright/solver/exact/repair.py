@@ -10,7 +10,7 @@ from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tuning import TUNING, Tuning
 
 
-def mended(model: Model, links: Links, choice: np.ndarray, tuning: Tuning = TUNING) -> State:
+def repaired(model: Model, links: Links, choice: np.ndarray, tuning: Tuning = TUNING) -> State:
     """The choice after changes of single nodes: first those that lower the excess at least cost, then cheaper ones.
 
     A change that makes it cheaper but does not fit may be paired with one elsewhere that makes room. The result may
@@ -18,12 +18,12 @@ def mended(model: Model, links: Links, choice: np.ndarray, tuning: Tuning = TUNI
     """
     state = State.of(model, choice)
     choice, load = state.choice.copy(), state.load.copy()
-    mend(links, model.off, model.cost, dense_usage(model).T.copy(), model.cap, choice, load, tuning.most_work)
+    repair(links, model.off, model.cost, dense_usage(model).T.copy(), model.cap, choice, load, tuning.most_work)
     return State.of(model, choice)
 
 
 @kernel(pauses=True)
-def mend(links, off, cost, usage, cap, choice, load, most_pairs):
+def repair(links, off, cost, usage, cap, choice, load, most_pairs):
     """Changes the choice in place, and the load with it; usage is over (state, time)."""
     num_nodes = len(off) - 1
     here, node = np.empty(len(cost)), np.empty(len(cost), dtype=np.int64)

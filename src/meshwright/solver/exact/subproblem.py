@@ -8,7 +8,7 @@ from meshwright.solver.bounds.dual import Dual, carried
 from meshwright.solver.bounds.memory_prices import climb_prices, relaxed
 from meshwright.solver.bounds.reparametrisation import reparametrised
 from meshwright.solver.deadline import Deadline
-from meshwright.solver.exact.repair import mended
+from meshwright.solver.exact.repair import repaired
 from meshwright.solver.model.choice import State
 from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.model import Model
@@ -126,7 +126,7 @@ def decoded_found(dual: Dual, cutoff: float) -> Closed:
 
 
 def fitted(dual: Dual, found: Closed, cutoff: float, tuning: Tuning = TUNING) -> Closed:
-    """What was found, mended where it does not fit; without its choice where that fails or costs as much as the cutoff.
+    """What was found, repaired to fit; without its choice where that fails or costs as much as the cutoff.
 
     Its bound stays valid: what was found is the optimum of a relaxation, which costs no more than the optimum.
     """
@@ -134,19 +134,19 @@ def fitted(dual: Dual, found: Closed, cutoff: float, tuning: Tuning = TUNING) ->
         return found
     state = State.of(dual.model, found.choice)
     if not state.fits(dual.model):
-        state = mended(dual.model, dual.links, found.choice, tuning)
+        state = repaired(dual.model, dual.links, found.choice, tuning)
     if not state.fits(dual.model) or state.cost >= cutoff:
         return Closed(None, np.inf, found.bound)
     return Closed(state.choice, state.cost, found.bound)
 
 
-def mended_found(dual: Dual, found: Closed, cutoff: float = np.inf, tuning: Tuning = TUNING) -> Closed:
-    """What was found, or a cheaper choice mended from it or from one that is cheap at the dual's prices."""
+def repaired_found(dual: Dual, found: Closed, cutoff: float = np.inf, tuning: Tuning = TUNING) -> Closed:
+    """What was found, or a cheaper choice repaired from it or from one that is cheap at the dual's prices."""
     model = dual.model
     dual.restore()
     for choice in (found.choice, relaxed(dual, tuning)):
         if choice is not None and len(model.cap):
-            state = mended(model, dual.links, choice, tuning)
+            state = repaired(model, dual.links, choice, tuning)
             if state.cost < min(found.cost, cutoff) and state.fits(model):
                 found = replace(found, choice=state.choice, cost=state.cost)
     return found

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.jit import inline, kernel
-from meshwright.solver.bounds import numpy_message_passing
+from meshwright.solver.model import numpy_kernels
 from meshwright.solver.model.model import Model, read_only
 
 
@@ -95,7 +95,7 @@ def link(model: Model) -> Links:
     )
 
 
-@kernel(plain=numpy_message_passing.write_both)
+@kernel(plain=numpy_kernels.write_both)
 def write_both(mat, source, rows, columns, begin, mats):
     for i in range(len(source)):
         r, c = rows[i], columns[i]
@@ -122,7 +122,7 @@ def find_kinds(mats, bits, rows, columns, cells, states, kinds, num_kinds, leans
                 leans[begin + r * c + b * num_rows + a] = value
 
 
-@inline(plain=numpy_message_passing.number)
+@inline(plain=numpy_kernels.number)
 def _number(bits, begin, rows, columns, kinds):
     """Numbers equal rows alike; returns the first row of every number."""
     hashes, first = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.int64)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.jit import kernel
-from meshwright.solver.bounds import numpy_message_passing
+from meshwright.solver.model import numpy_kernels
 from meshwright.solver.problem.problem import IMPOSSIBLE, ChoiceProblem
 
 
@@ -86,7 +86,7 @@ def _clamped(matrix: np.ndarray) -> np.ndarray:
     return np.where(impossible, np.inf, matrix) if impossible.any() else matrix
 
 
-@kernel(plain=numpy_message_passing.extent)
+@kernel(plain=numpy_kernels.extent)
 def extent(costs, impossible):
     """The least and the most of the costs that are possible (inf and -inf where none is), and whether all are whole."""
     least, most, whole = np.inf, -np.inf, True

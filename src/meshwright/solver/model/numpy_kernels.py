@@ -1,6 +1,7 @@
 """What message passing and its preparation spend their time on, in NumPy: run where kernels are interpreted.
 
-Each function does what the one of the same name does in `model.py`, `links.py` or `sweeps.py`, with the same results.
+Each function does what the one of the same name does in `model.py`, `half_edges.py` or `bounds/message_passing.py`,
+with the same results.
 """
 
 import numpy as np
