@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from inspect import signature
@@ -165,7 +165,7 @@ def donated(eqn: Any) -> tuple[bool, ...]:
     return tuple(eqn.params.get("donated_invars", ()))
 
 
-def name_stack(eqn: Any) -> Any:
+def name_stack(eqn: Any) -> Hashable:
     """The equation's name stack: hashable, and text by `str`."""
     return eqn.source_info.name_stack
 

@@ -144,7 +144,7 @@ def _version_lookup(cudnn_version: Callable[[], int]) -> Callable[[], int]:
 def _branch_choice(bind: Callable[..., Any]) -> Callable[..., Any]:
     """The branch of `jax.lax.platform_dependent`; that for all other platforms has no platforms of its own."""
 
-    def answer(*, platforms: Any) -> Any:
+    def answer(*, platforms: Any) -> np.int32 | jax.Array:
         chosen = _chosen.value
         if chosen is None or _is_computing():
             return bind(platforms=platforms)

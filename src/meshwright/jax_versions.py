@@ -2,7 +2,7 @@
 
 import logging
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 import jax
 
@@ -14,7 +14,7 @@ OLDEST, NEWEST = (0, 10), (0, 12)  # all tests pass on both, and on those betwee
 RANGE = f"jax>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 
-def private(module: str, *names: str) -> Any:
+def private(module: str, *names: str) -> ModuleType:
     """A module of JAX that is private or unstable, once it is certain to have the names that are used.
 
     Raises:

@@ -254,7 +254,7 @@ def kernel(
     interpretable: bool = True,
     pauses: bool = False,
     nan: bool = False,
-) -> Any:
+) -> Callable:
     """Makes a function a kernel.
 
     Args:
@@ -283,7 +283,7 @@ def _disabled() -> bool:
     return bool(getattr(numba.config, "DISABLE_JIT", 0))
 
 
-def inline(function: Callable | None = None, *, plain: Callable | None = None) -> Any:
+def inline(function: Callable | None = None, *, plain: Callable | None = None) -> Callable:
     """Makes a function a helper that only kernels call, and that numba inlines into each of them.
 
     If LLVM inlined it instead, its arrays would be reference-counted at every call, which takes a third of the time of

@@ -62,7 +62,7 @@ class Model:
                 arrays = list(readers.map(self._array, places, found))
         return tree_unflatten(self._tree, arrays)
 
-    def forward(self, params: PyTree, input_ids: Any) -> Any:
+    def forward(self, params: PyTree, input_ids: Any) -> jax.Array:
         """The scores of each position's next token, (batch, seq) to (batch, seq, vocab); a pure function."""
         return import_module(type(self.config).__module__).logits(self.config, params, jnp.asarray(input_ids))
 
@@ -108,7 +108,7 @@ class Model:
         """The dtype of a parameter in the checkpoint."""
         return self.tensors.all[next(place.tensors())[0]].dtype
 
-    def _array(self, place: Place, target: Target) -> Any:
+    def _array(self, place: Place, target: Target) -> jax.Array | LayerStack:
         """One parameter, on the devices of its sharding; each reads its own part."""
         dtype = np.dtype(target.dtype or self.param_dtype or self._dtype(place))
 
@@ -131,7 +131,7 @@ def _read_layers(read: Callable[..., np.ndarray], first: int, count: int, index:
     return read((slice(first + low, first + high), *index[1:]))
 
 
-def _made(shape: tuple[int, ...], dtype: np.dtype, sharding: Any, read: Callable[..., np.ndarray]) -> Any:
+def _made(shape: tuple[int, ...], dtype: np.dtype, sharding: Any, read: Callable[..., np.ndarray]) -> jax.Array:
     if isinstance(sharding, NamedSharding) and not is_here(sharding):
         return absent(jax.ShapeDtypeStruct(shape, dtype), sharding)
     return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)

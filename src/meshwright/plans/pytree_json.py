@@ -14,14 +14,14 @@ LEAF = "leaf"
 log = logging.getLogger("meshwright")
 
 
-def skeleton(tree: Any) -> Any:
+def skeleton(tree: Any) -> dict[str, Any] | None:
     """A JSON-like form of a JAX tree structure; leaves are numbered in order."""
     import jax
 
     return _picture(jax.tree_util.tree_unflatten(tree, range(tree.num_leaves)))
 
 
-def _picture(node: Any) -> Any:
+def _picture(node: Any) -> dict[str, Any] | None:
     if type(node) is int:
         return {LEAF: node}
     if node is None:
@@ -38,7 +38,7 @@ def _picture(node: Any) -> Any:
     return {"node": name, "named": hasattr(node, "_fields"), "keys": keys, "items": [_picture(v) for _, v in children]}
 
 
-def checked_structure(picture: Any, num_leaves: int, where: str) -> Any:
+def checked_structure(picture: Any, num_leaves: int, where: str) -> dict[str, Any] | None:
     """The picture itself, if it has the form that `skeleton` gives, with each leaf once.
 
     Args:

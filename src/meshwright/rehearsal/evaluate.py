@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshwright import jax_compat
@@ -70,14 +71,14 @@ class _LocalContributions(Contributions):
         read = [op.partial[0] if w else spec for w, spec in zip(waits, op.operands, strict=True)]
         return self.waiting(self.run(eqn, operands, read, op.partial)[0], op, axes)
 
-    def stacked(self, values: Any, op: OpPlan) -> Any:
+    def stacked(self, values: Any, op: OpPlan) -> jax.Array:
         return values
 
-    def add_up(self, value: Any, spec: Waiting) -> Any:
+    def add_up(self, value: Any, spec: Waiting) -> jax.Array:
         value = self.settle(value, spec.axes, spec.settled)
         return value if spec.plus is None else value + spec.plus
 
-    def settle(self, value: Any, axes: Sequence[str], settled: Spec | None) -> Any:
+    def settle(self, value: Any, axes: Sequence[str], settled: Spec | None) -> jax.Array:
         """The stand-in of the sum of contributions over some axes: scattered where the result is split by them."""
         scattered = scattered_sums(axes, settled or ())
         for dim, together in scattered:
@@ -85,7 +86,7 @@ class _LocalContributions(Contributions):
         left = set(axes).difference(*(together for _, together in scattered))
         return stand_ins.unchanged(value) if any(self.sizes[axis] > 1 for axis in left) else value
 
-    def _constrain(self, value: Any, spec: Spec) -> Any:
+    def _constrain(self, value: Any, spec: Spec) -> jax.Array:
         return value
 
 
@@ -147,21 +148,21 @@ class Rehearser(Evaluator):
     def _shape(self, aval: Any, spec: Spec | None) -> Shape:
         return local_shape(aval.shape, spec, self.sizes)
 
-    def _cut(self, value: Any, spec: Spec) -> Any:
+    def _cut(self, value: Any, spec: Spec) -> jax.Array:
         """The first device's shard of a whole value."""
         for dim, axes in enumerate(spec):
             count = int(np.prod([self.sizes[a] for a in axes], dtype=int))
             value = stand_ins.first_part(value, dim, count) if count > 1 else value
         return value
 
-    def _widen(self, value: Any, spec: Spec) -> Any:
+    def _widen(self, value: Any, spec: Spec) -> jax.Array:
         """A value of the whole shape."""
         for dim, axes in enumerate(spec):
             for axis in axes:
                 value = stand_ins.repeated(value, dim, self.sizes[axis])
         return value
 
-    def _to(self, entry: Entry, target: Spec | None) -> Any:
+    def _to(self, entry: Entry, target: Spec | None) -> jax.Array:
         value, spec, phase = self.settled(entry)
         if spec is None:
             return self._made(value, target, phase)
@@ -172,13 +173,13 @@ class Rehearser(Evaluator):
             value = _move(kind, value, before, after, self.sizes)
         return value.astype(wide) if value.dtype != wide else value
 
-    def _made(self, value: Any, target: Spec | None, phase: str) -> Any:
+    def _made(self, value: Any, target: Spec | None, phase: str) -> jax.Array:
         """A constant or virtual value in a sharding; whole without one."""
         if not isinstance(value, Placeholder):
             return value if not target else self._cut(np.asarray(value) if np.isscalar(value) else value, target)
         wanted = ((),) * value.ndim if target is None else target
 
-        def bring(known: tuple[Any, Spec, str], need: Spec) -> Any:
+        def bring(known: tuple[Any, Spec, str], need: Spec) -> jax.Array:
             return self._copied(known, phase, (known[1], need))
 
         return self.virtual.made_as(value, wanted, bring, "whole")
@@ -219,22 +220,22 @@ class Rehearser(Evaluator):
                 given += self._give([self._bring(entry, op, 0)], op)
         return given
 
-    def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
+    def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> jax.Array:
         return self._whole(entry) if op is None else super()._bring(entry, op, position)
 
-    def _carried(self, out: Entry, op: OpPlan | None) -> Any:
+    def _carried(self, out: Entry, op: OpPlan | None) -> jax.Array:
         return self._whole(out) if op is None else super()._carried(out, op)
 
-    def _whole(self, entry: Entry) -> Any:
+    def _whole(self, entry: Entry) -> jax.Array:
         """A value that the plan does not split, such as the carry of a loop that nothing reads."""
         value, spec, phase = self.settled(entry)
         return self._made(value, None, phase) if spec is None else self._widen(value, spec)
 
-    def _plain(self, entry: Entry) -> Any:
+    def _plain(self, entry: Entry) -> jax.Array:
         value, spec, phase = self.settled(entry)
         return self._made(value, None, phase) if spec is None else value
 
-    def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Any:
+    def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> jax.Array | None:
         beside = [
             (spec.plus, spec.settled) for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None
         ]
@@ -245,11 +246,11 @@ class Rehearser(Evaluator):
             return sum(values[1:], values[0])
         return self._local(eqn, values, specs, op.results)[0]
 
-    def _constrain(self, value: Any, spec: Spec | None) -> Any:
+    def _constrain(self, value: Any, spec: Spec | None) -> jax.Array:
         return value
 
 
-def _move(kind: str, value: Any, before: Spec, after: Spec, sizes: dict[str, int]) -> Any:
+def _move(kind: str, value: Any, before: Spec, after: Spec, sizes: dict[str, int]) -> jax.Array:
     """The stand-in of one hop of a resharding."""
     if kind == "permute":
         return stand_ins.unchanged(value)

@@ -41,7 +41,7 @@ def make_train_step(
     import optax
 
     def train_step(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        def loss(params: PyTree) -> Any:
+        def loss(params: PyTree) -> jax.Array:
             whole = adapted(state["frozen"], params, scale) if "frozen" in state else params
             return model.loss(whole, batch)
 
@@ -58,12 +58,12 @@ def make_evaluation(model: TrainedModel, scale: float, *, has_adapters: bool) ->
     """The loss as a function of the state's parts, by the names that `mw.follow` finds their shardings by."""
     if not has_adapters:
 
-        def held_out_loss(params: PyTree, batch: PyTree) -> Any:
+        def held_out_loss(params: PyTree, batch: PyTree) -> jax.Array:
             return model.loss(params, batch)
 
         return held_out_loss
 
-    def adapted_loss(params: PyTree, frozen: PyTree, batch: PyTree) -> Any:
+    def adapted_loss(params: PyTree, frozen: PyTree, batch: PyTree) -> jax.Array:
         return model.loss(adapted(frozen, params, scale), batch)
 
     return adapted_loss

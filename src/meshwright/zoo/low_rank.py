@@ -105,14 +105,14 @@ def weight_names(loss: Any, params: PyTree, batch: PyTree) -> list[str]:
 def _observed(loss: Any, params: PyTree, batch: PyTree) -> dict[str, str]:
     uses = _Uses()
 
-    def observe(params: PyTree, batch: PyTree) -> Any:
+    def observe(params: PyTree, batch: PyTree) -> Array:
         return loss(tree_map_with_path(lambda path, leaf: _wrapped(leaf, _path(path), uses), params), batch)
 
     jax.eval_shape(observe, params, batch)
     return uses.specs
 
 
-def _wrapped(leaf: Any, path: str, uses: _Uses) -> Any:
+def _wrapped(leaf: Any, path: str, uses: _Uses) -> Array | _Observed:
     """Weights of layers are observed: the embedding and the head stay as they are, as is usual."""
     return _Observed(leaf, path, uses) if path.startswith("layers") and leaf.ndim > 1 else leaf
 
@@ -148,7 +148,7 @@ def init_adapters(shapes: PyTree, key: Array) -> PyTree:
 def adapted(params: PyTree, adapters: PyTree, scale: float) -> PyTree:
     """The parameters with an adapter beside each weight that has one."""
 
-    def beside(path: Any, leaf: Array) -> Any:
+    def beside(path: Any, leaf: Array) -> Array | LowRank:
         pair = adapters.get(_path(path))
         return leaf if pair is None else LowRank(leaf, pair["down"], pair["up"], scale)
 

@@ -140,9 +140,10 @@ class PlannedDevice:
     def memory_stats(self) -> dict[str, int]:
         return {"bytes_limit": self.chip.memory_bytes, "bytes_in_use": 0}
 
-    def __getattr__(self, name: str) -> Any:
-        known = {"compute_capability": self.chip.compute_capability, _CORES[self.chip.vendor]: self.chip.cores}
-        return known[name] if known.get(name) else self._unknown(name)
+    def __getattr__(self, name: str) -> str | int:
+        cores, chip = _CORES[self.chip.vendor], self.chip
+        figures: dict[str, str | int | None] = {"compute_capability": chip.compute_capability, cores: chip.cores}
+        return figures.get(name) or self._unknown(name)
 
     def _unknown(self, name: str) -> NoReturn:
         raise AttributeError(

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+import jax
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 
@@ -116,7 +117,7 @@ class Evaluator:
     def _compute(self, eqn: Any, op: OpPlan | None, operands: Sequence[Any]) -> list[Any]:
         return corrected.run(eqn, op, self.contributions, operands)
 
-    def _plain(self, entry: Entry) -> Any:
+    def _plain(self, entry: Entry) -> jax.Array:
         """A value that JAX's own control flow can take."""
         return entry[0]
 
@@ -154,7 +155,7 @@ class Evaluator:
         init = self._pseudo(ins[num_cond + num_body :], carry_ops)
 
         @self._inside()
-        def go_on(carry: list[Any]) -> Any:
+        def go_on(carry: list[Any]) -> jax.Array:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             outs = self.region(condition, [*self._lay_down(ins[:num_cond]), *carried])
             return self._plain(outs[0])
@@ -220,7 +221,7 @@ class Evaluator:
         assert isinstance(spec, Waiting)
         return value, spec._replace(plus=other if spec.plus is None else spec.plus + other), op.phase
 
-    def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> Any:
+    def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> jax.Array | None:
         """The value to be added later, after an operation that is applied to a deferred sum."""
         beside = [spec.plus for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None]
         if not beside:
@@ -243,10 +244,10 @@ class Evaluator:
         known = map(self.settled, entries)
         return [(x if spec is None else self._constrain(x, spec), spec, phase) for x, spec, phase in known]
 
-    def _carried(self, out: Entry, op: OpPlan | None) -> Any:
+    def _carried(self, out: Entry, op: OpPlan | None) -> jax.Array:
         return out[0] if op is not None and op.waits else self._to(out, _result(op))
 
-    def _stacked(self, out: Entry, op: OpPlan | None) -> Any:
+    def _stacked(self, out: Entry, op: OpPlan | None) -> jax.Array:
         return out[0] if op is not None and op.waits else self._bring(out, op, 0)
 
     def _firm(self, entry: Entry) -> Entry:
@@ -259,7 +260,7 @@ class Evaluator:
             known[1] = self._constrain(value, spec)
         return known[1], spec, phase
 
-    def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> Any:
+    def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> jax.Array:
         """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
         value, spec, phase = self.settled(entry)
         if op is None:
@@ -271,7 +272,7 @@ class Evaluator:
             return self._to((value, spec, phase), target)
         return self._copied((value, spec, phase), op.phase, (op.via[position] or spec, target))
 
-    def _copied(self, known: tuple[Any, Spec, str], reading: str, way: Sequence[Spec]) -> Any:
+    def _copied(self, known: tuple[Any, Spec, str], reading: str, way: Sequence[Spec]) -> jax.Array:
         """A value brought to one sharding after another, for its readers in a phase."""
         value, spec, phase = known
         wide, (_, copies) = value.dtype, self._copies.setdefault((id(value), reading), (value, {}))
@@ -296,7 +297,7 @@ class Evaluator:
         _, copies = self._copies.get((id(known[0]), phase), (value, {}))
         return list(copies.items()) or [(spec, self._narrow(value))]
 
-    def _adopt(self, known: Entry, copies: Copies) -> Any:
+    def _adopt(self, known: Entry, copies: Copies) -> jax.Array:
         """A value that reads these as all its copies."""
         value, spec, phase = known
         held = [(need, self._held(copy, need)) for need, copy in copies]
@@ -308,7 +309,7 @@ class Evaluator:
             self._copies[id(adopted), phase] = adopted, dict(held)
         return adopted
 
-    def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> Any:
+    def _virtually(self, value: Any, target: Spec, op: OpPlan, position: int) -> jax.Array:
         """A virtual value in a sharding. It is computed anew for each: XLA would compute it in one and reshard it.
 
         The same holds for its virtual operands, down to real values, since other values that are computed from them may
@@ -318,14 +319,14 @@ class Evaluator:
         _, copies = self._copies.setdefault((id(value), f"virtual, {phase if moves else ''}"), (value, {}))
         if target not in copies:
 
-            def bring(known: tuple[Any, Spec, str], need: Spec) -> Any:
+            def bring(known: tuple[Any, Spec, str], need: Spec) -> jax.Array:
                 return self._copied(known, phase, (via or known[1], need))
 
             made = self.virtual.made_as(value, target, bring, (phase, via) if moves else None)
             copies[target] = self._constrain(made, target)
         return copies[target]
 
-    def _held(self, value: Any, spec: Any) -> Any:
+    def _held(self, value: Any, spec: Any) -> jax.Array:
         """A value beyond a barrier: XLA would carry a reader's sharding through it, and reshard for other readers."""
         return value if spec is None or isinstance(spec, Waiting) else self._constrain(value, spec)
 
@@ -340,7 +341,7 @@ class Evaluator:
         finally:
             self._copies, self._outer, self._varying = before
 
-    def _to(self, entry: Entry, target: Spec | None) -> Any:
+    def _to(self, entry: Entry, target: Spec | None) -> jax.Array:
         value, spec, _ = self.settled(entry)
         if target is None or spec == target:
             return value
@@ -356,7 +357,7 @@ class Evaluator:
             value = self._constrain(value, tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims))
         return value.astype(wide) if value.dtype != wide else value
 
-    def _narrow(self, value: Any) -> Any:
+    def _narrow(self, value: Any) -> jax.Array:
         """A value as it was before it was widened, if it was: the narrow form is sent."""
         _, dtype = self._widened.get(id(value), (None, None))
         return value if dtype is None else value.astype(dtype)
@@ -385,7 +386,7 @@ class Evaluator:
             for x, op, phase in zip(values, ops, phases, strict=True)
         ]
 
-    def _constrain(self, value: Any, spec: Spec | None) -> Any:
+    def _constrain(self, value: Any, spec: Spec | None) -> jax.Array:
         assert spec is not None
         return constrain(value, self.mesh, spec)
 

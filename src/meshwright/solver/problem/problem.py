@@ -1,6 +1,6 @@
 """The choice problem as flat arrays: strategies, shared edge matrices, memory rows, one limit."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class ChoiceProblem:
             f"{len(self.row_node)} memory rows, limit {limit})"
         )
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., "ChoiceProblem"], tuple[Any, ...]]:
         return _rebuild, tuple(self._stored())
 
     def _stored(self) -> validate.Stored:

@@ -199,7 +199,7 @@ def _check_shapes(first: np.ndarray, ends: np.ndarray, index: list[int], matrice
             )
 
 
-def _unnest(matrix: Any) -> Any:
+def _unnest(matrix: Any) -> Sequence[Any] | np.ndarray:
     nested = len(matrix) > 0 and isinstance(matrix[0], Sequence | np.ndarray)
     return list(chain.from_iterable(matrix)) if nested else matrix
 

@@ -187,7 +187,7 @@ def _is_cheap_choice(unit: Operation, is_update: bool) -> bool:
     return all(_is_cheap_choice(one, is_update) or not is_expensive(one) for one in inner)
 
 
-def _piece_type(aval: Any, share: _Share) -> Any:
+def _piece_type(aval: Any, share: _Share) -> jax.core.ShapedArray:
     return aval.update(shape=share.shape(aval.shape, 0))
 
 
