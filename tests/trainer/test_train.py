@@ -149,3 +149,33 @@ def test_a_save_that_fails_is_one_sentence(text, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="No space left on device"):
         mw.train(**RUN | {"data": text, "folder": str(tmp_path / "run")})
     assert mw.saved_steps(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_checkpoint_is_fine_tuned_and_written_with_its_adapters(text, tmp_path):
+    """The weights that are written are those that were read, plus what the adapters have learned."""
+    hf = pytest.importorskip("meshwright.hf", reason="models of Hugging Face need the extra [hf]", exc_type=ImportError)
+    tiny = zoo.build("llama-tiny", layers=1, batch=16, seq=16, dtype="float32")
+    base = tiny.init(5)["params"]
+    hf.save(tmp_path / "base", base, tiny.config)
+    shared = {name: value for name, value in RUN.items() if name not in ("model", "shape")}
+    settings = shared | {"path": str(tmp_path / "base"), "data": text, "steps": 2, "export": str(tmp_path / "tuned")}
+    trained = mw.train(**settings, lora={"rank": 2, "targets": ["q"]})
+    jax.tree.map(np.testing.assert_array_equal, trained.state["frozen"], base)
+    tuned = hf.load(tmp_path / "tuned").params
+    pair = jax.tree.map(np.asarray, trained.state["params"]["layers/0/q"])
+    product = 8.0 * np.einsum("dz,znh->dnh", pair["down"], pair["up"])
+    np.testing.assert_allclose(tuned["layers"][0]["q"], base["layers"][0]["q"] + product, atol=1e-6)
+    np.testing.assert_array_equal(tuned["layers"][0]["k"], base["layers"][0]["k"])
+    with pytest.raises(TrainingError, match=r"export is .*tuned, which is there already"):
+        mw.train(**settings)
+
+
+def test_all_weights_of_a_checkpoint_are_trained_from_what_they_are(text, tmp_path):
+    hf = pytest.importorskip("meshwright.hf", reason="models of Hugging Face need the extra [hf]", exc_type=ImportError)
+    tiny = zoo.build("llama-tiny", layers=1, batch=16, seq=16, dtype="float32")
+    base = tiny.init(5)["params"]
+    hf.save(tmp_path / "base", base, tiny.config)
+    shared = {name: value for name, value in RUN.items() if name not in ("model", "shape")}
+    settings = shared | {"path": str(tmp_path / "base"), "data": text, "steps": 1}
+    trained = mw.train(**settings | {"optimizer": {"name": "sgd", "learning_rate": 0.0}})
+    jax.tree.map(np.testing.assert_array_equal, trained.state["params"], base)

@@ -6,26 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright import zoo
-from meshwright.zoo.low_rank import adapted, adapter_shapes, init_adapters, weight_names
+from meshwright.zoo.low_rank import adapted, adapter_shapes, init_adapters, merged, weight_names
 
 MODELS = [("llama-tiny", {}), ("llama-tiny", {"scan": True, "checkpoint": "full"}), ("mixtral-tiny", {})]
-
-
-def merged(params, adapters, scale):
-    """The parameters with the adapters' products added."""
-
-    def add(path, leaf):
-        pair = adapters.get(jax.tree_util.keystr(path, simple=True, separator="/"))
-        if pair is None:
-            return leaf
-        rank = pair["down"].shape[-1]
-        where = pair["up"].shape.index(rank)  # no other dim of these models has this size
-        lead = pair["up"].shape[:where]
-        down = pair["down"].reshape(*lead, -1, rank)
-        up = pair["up"].reshape(*lead, rank, -1)
-        return leaf + scale * (down @ up).reshape(leaf.shape)
-
-    return jax.tree_util.tree_map_with_path(add, params)
 
 
 @pytest.mark.slow

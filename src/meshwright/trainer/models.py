@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from meshwright.errors import TrainingError
 from meshwright.trainer.settings import Settings
 from meshwright.zoo import ZooError, build
@@ -21,7 +24,8 @@ class TrainedModel:
         init: ``init(key) -> params``, fresh ones.
         params: Their shapes.
         batch: The shapes of a whole batch.
-        vocab: The number of tokens.
+        config: The zoo's `Config`.
+        read: ``read(like) -> params`` reads a checkpoint's into the shardings of `like`; None for fresh ones.
     """
 
     name: str
@@ -29,7 +33,13 @@ class TrainedModel:
     init: Callable[[Any], PyTree]
     params: PyTree
     batch: PyTree
-    vocab: int
+    config: Any
+    read: Callable[[Any], PyTree] | None = None
+
+    @property
+    def vocab(self) -> int:
+        """The number of tokens."""
+        return int(self.config.vocab)
 
 
 def find_model(settings: Settings) -> TrainedModel:
@@ -37,14 +47,14 @@ def find_model(settings: Settings) -> TrainedModel:
 
     Raises:
         TrainingError: There is none of that name, it lacks an option, or it does not take tokens.
+        CheckpointError: There is no model in that folder, or a file of it is damaged.
     """
+    options = {"dtype": settings.precision, **settings.shape}
+    if settings.path is not None:
+        return _in_folder(settings, settings.path, options)
+    assert settings.model is not None
     try:
-        example = build(
-            settings.model,
-            batch=settings.rows,
-            seq=settings.seq,
-            **{"dtype": settings.precision, **settings.shape},
-        )
+        example = build(settings.model, batch=settings.rows, seq=settings.seq, **options)
     except ZooError as error:
         raise TrainingError(str(error)) from None
     except TypeError as error:
@@ -55,5 +65,23 @@ def find_model(settings: Settings) -> TrainedModel:
     def init(key: Any) -> PyTree:
         return example.init(key)["params"]
 
+    return TrainedModel(settings.model, example.loss, init, example.state["params"], example.batch, example.config)
+
+
+def _in_folder(settings: Settings, path: str, options: dict[str, Any]) -> TrainedModel:
+    """A model of Hugging Face; weights that are trained are float32, and those beside adapters stay what they are."""
+    try:
+        from meshwright import hf
+    except ImportError as error:
+        raise TrainingError(str(error)) from None
+    options = options | {"param_dtype": None if settings.lora else "float32"}
+    example = hf.load(path, **options).example(settings.rows, settings.seq)
     params = example.state["params"]
-    return TrainedModel(settings.model, example.loss, init, params, example.batch, example.config.vocab)
+
+    def init(key: Any) -> PyTree:  # what is read takes its place
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+
+    def read(like: Any) -> PyTree:
+        return hf.load(path, like=like, **options).params
+
+    return TrainedModel(example.name, example.loss, init, params, example.batch, example.config, read)

@@ -50,7 +50,9 @@ def _schedule(settings: Settings) -> Callable[[int], float]:
 
 
 def _functions(module: Any) -> list[tuple[str, Callable[..., Any]]]:
-    return inspect.getmembers(module, inspect.isfunction)
+    """Its public functions, but for parts that optimizers are made of."""
+    hidden = ("_", "scale_by_")
+    return [pair for pair in inspect.getmembers(module, inspect.isfunction) if not pair[0].startswith(hidden)]
 
 
 def _named(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -122,7 +122,9 @@ class Settings:
     """The settings of one run.
 
     Attributes:
-        model: A model of the zoo, with fresh weights; `shape` has options of it, such as ``{"layers": 4}``.
+        model: A model of the zoo, with fresh weights.
+        path: Or the folder of a model of Hugging Face, with its weights and tokenizer.
+        shape: Options of the model, such as ``{"layers": 4}``, or for any ``{"checkpoint": "full"}``.
         data: The documents.
         seq: Tokens of a sequence.
         batch_tokens: Tokens of a step, on all devices together; a multiple of `seq`.
@@ -131,18 +133,21 @@ class Settings:
         seed: Of the weights and of the order of the data.
         folder: Keeps checkpoints, plans, tokens and figures, and is where a run that is started again continues.
             Without it nothing is kept.
+        export: A folder for the trained weights, adapters included, as a model of Hugging Face.
         cluster, method, pipeline, microbatches: As for `mw.parallelize`.
     """
 
     data: Data
     steps: Count
-    model: str
+    model: str | None = None
+    path: str | None = None
     shape: dict[str, Any] = field(default_factory=dict)
     seq: Count = 1024
     batch_tokens: Count = 65536
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     seed: Size = 0
     folder: str | None = None
+    export: str | None = None
     cluster: str = "local"
     method: str = "auto"
     pipeline: bool = False
@@ -179,6 +184,11 @@ def read_settings(config: str | PathLike[str] | None, given: Mapping[str, Any]) 
         found = built(Settings, table, where)
     except ValueError as error:
         raise TrainingError(str(error)) from None
+    if (found.model is None) == (found.path is None):
+        what = "both are given" if found.path else "both are missing"
+        raise TrainingError(
+            f"{where}.model is a model of the zoo and {where}.path a folder with weights; {what}: give one"
+        )
     if found.batch_tokens % found.seq:
         near = max(1, round(found.batch_tokens / found.seq)) * found.seq
         raise TrainingError(

@@ -17,6 +17,7 @@ from meshwright.errors import TrainingError
 from meshwright.facade import Plan
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.runtime.processes.preemption import preempted
+from meshwright.trainer.export import check_export, export
 from meshwright.trainer.metrics import Meter, Planned, slower_than_planned
 from meshwright.trainer.models import TrainedModel, find_model
 from meshwright.trainer.optimizers import make_optimizer, nearest
@@ -120,8 +121,11 @@ class _Run:
         check_parts(settings.rows, jax.process_count())
         self.model = find_model(settings)
         optimizer, self.rate = make_optimizer(settings)
+        if settings.export is not None:
+            check_export(settings.export)
         self._read_data()
         adapters, scale = _adapters(settings, self.model)
+        self.scale = scale
         self.init = make_init(self.model, optimizer, adapters)
         self.step: Parallelized = parallelize(
             make_train_step(self.model, optimizer, scale),
@@ -136,11 +140,14 @@ class _Run:
     def _read_data(self) -> None:
         """Finds the windows to train on, and those that are held out."""
         settings, asked = self.settings, self.settings.evaluation
-        tokens = _first_then_all(lambda: read_tokens(settings.data, self.folder.tokens))
+        data = settings.data
+        if data.tokenizer is None and settings.path is not None and Path(settings.path, "tokenizer.json").is_file():
+            data = replace(data, tokenizer=settings.path)
+        tokens = _first_then_all(lambda: read_tokens(data, self.folder.tokens))
         share = asked.share if asked is not None and asked.path is None else 0.0
         self.windows = Windows(tokens, settings.seq, self.model.vocab, last=1 - share)
         if asked is not None and asked.path is not None:
-            other = replace(settings.data, path=asked.path)
+            other = replace(data, path=asked.path)
             tokens_held_out = _first_then_all(lambda: read_tokens(other, self.folder.tokens))
             self.held_out = Windows(tokens_held_out, settings.seq, self.model.vocab)
         elif asked is not None:
@@ -156,6 +163,8 @@ class _Run:
         sinks = [*(make_sinks(self.settings, start) if is_first else ()), *hooks]
         loop = _Loop(self, Meter(Planned.of(plan), self.settings.batch_tokens), sinks, evaluate)
         state, step = loop.run(state, start)
+        if self.settings.export is not None and step == self.settings.steps:
+            export(self.settings, self.model, state, self.scale)
         return Trained(state, step, step >= self.settings.steps, plan, loop.figures)
 
     def _plan(self) -> Plan:
@@ -170,10 +179,18 @@ class _Run:
         """The state of the last checkpoint, or a fresh one, and how many steps it has taken."""
         saved = saved_steps(self.folder.checkpoints)
         if not saved:
-            return create_state(self.init, jax.random.key(self.settings.seed), like=self.step), 0
+            return self._read_weights(create_state(self.init, jax.random.key(self.settings.seed), like=self.step)), 0
         if jax.process_index() == 0:
             print(f"continuing from step {saved[-1]} of {self.settings.steps}", flush=True)
         return restore(self.folder.checkpoints, like=self.step, step=saved[-1]), saved[-1]
+
+    def _read_weights(self, state: PyTree) -> PyTree:
+        """The fresh state, with a checkpoint's weights in place of its own where the model has one."""
+        if self.model.read is None:
+            return state
+        name = "frozen" if "frozen" in state else "params"
+        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.pop(name))
+        return state | {name: self.model.read(self.step if name == "params" else types)}
 
     def batches(self, start: int) -> Iterator[PyTree]:
         """The batches from a step on, on the devices."""
@@ -264,6 +281,8 @@ def _method(settings: Settings) -> Method:
     if settings.pipeline:
         if settings.method != "auto":
             raise TrainingError(f"pipeline is for the method auto, not for {settings.method}; leave one of them out")
+        if settings.path is not None and settings.lora is not None:
+            raise TrainingError("adapters of a checkpoint are trained on one mesh; leave out pipeline, or lora")
         if settings.evaluation is not None:
             raise TrainingError("evaluation runs on one mesh, and a pipeline has several; leave one of them out")
         return Auto(pipeline=True)

@@ -153,3 +153,19 @@ def adapted(params: PyTree, adapters: PyTree, scale: float) -> PyTree:
         return leaf if pair is None else LowRank(leaf, pair["down"], pair["up"], scale)
 
     return tree_map_with_path(beside, params)
+
+
+def merged(params: PyTree, adapters: PyTree, scale: float) -> PyTree:
+    """The parameters with the adapters' products added: the same model without adapters, in the weights' dtypes."""
+
+    def add(path: Any, leaf: Array) -> Array:
+        pair = adapters.get(_path(path))
+        if pair is None:
+            return leaf
+        down, up = pair["down"], pair["up"]
+        lead = leaf.shape[: down.ndim + up.ndim - 2 - leaf.ndim]  # of stacked layers and of experts
+        rank = down.shape[-1]
+        product = down.reshape(*lead, -1, rank) @ up.reshape(*lead, rank, -1)
+        return (leaf + scale * product.reshape(leaf.shape)).astype(leaf.dtype)
+
+    return tree_map_with_path(add, params)
