@@ -127,7 +127,8 @@ def main() -> None:
             subprocess.Popen([*command, str(i)], env=os.environ | flags, stdout=subprocess.PIPE, text=True)
             for i in range(2)
         ]
-        found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in started]
+        lines = [process.communicate()[0].splitlines() for process in started]
+        found = [json.loads(next(line for line in own if line.startswith("{"))) for own in lines]
     print(f"checkpoint {size / 1e9:.2f} GB, read in one go at {size / min(whole) / 1e9:.2f} GB/s")
     for number, one in enumerate(found):
         limit = 1.2 * one["own"] + 2e9

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 Range = tuple[int, int]  # the first index, and one past the last
+_BLOCK = 2**14  # elements that are copied at a time
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Place:
         for name, joined in self.tensors(ranges):
             view = part[tuple(joined[dim] - ranges[dim][0] if dim in joined else slice(None) for dim in self.dims)]
             found = source(name, slices).reshape(stored)[inner]
-            view[...] = self._to_parameter(found, order)
+            _copy(self._to_parameter(found, order), view)
         return part
 
     def _to_parameter(self, tensor: np.ndarray, order: list[str]) -> np.ndarray:
@@ -121,7 +122,27 @@ class Place:
         view = view[tuple(self.picked.get(dim, slice(None)) for dim in order)]
         part = parameter[tuple(joined.get(dim, slice(None)) for dim in self.dims)]
         rest = [dim for dim in self.dims if dim not in joined]
-        view[...] = part.transpose([rest.index(dim) for dim in order if dim not in self.picked])
+        _copy(part.transpose([rest.index(dim) for dim in order if dim not in self.picked]), view)
+
+
+def _copy(source: np.ndarray, target: np.ndarray) -> None:
+    """Copies elements; those of one dtype as integers, since NumPy copies bfloat16 one by one, under its lock."""
+    if source.dtype == target.dtype:
+        bits = np.dtype(f"u{target.dtype.itemsize}")
+        source, target = source.view(bits), target.view(bits)
+    _copy_in_blocks(source, target)
+
+
+def _copy_in_blocks(source: np.ndarray, target: np.ndarray) -> None:
+    """Copies halves of the longest dim until a block fits a cache; NumPy transposes a large array ten times slower."""
+    if target.size <= _BLOCK or (source.flags.c_contiguous and target.flags.c_contiguous):
+        target[...] = source
+        return
+    axis = int(np.argmax(target.shape))
+    half = target.shape[axis] // 2
+    for part in (slice(half), slice(half, None)):
+        index = (slice(None),) * axis + (part,)
+        _copy_in_blocks(source[index], target[index])
 
 
 def _narrowed(
