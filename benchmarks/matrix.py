@@ -13,7 +13,6 @@ by one unit of rounding (`tests/matrix/one_device.py`). Another seed gives other
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,6 @@ from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from threading import Timer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from tests.compiling import FLAGS
@@ -33,6 +31,7 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ |= {"MESHWRIGHT_MEASURE": "never", "MESHWRIGHT_PROGRESS": "0"}
 
+from children import told
 from report import table
 
 from tests.matrix.axes import FRAMEWORKS, MODES, PRECISIONS, PROGRAMS, Cell, covering, present_frameworks
@@ -124,23 +123,7 @@ def _cold_and_warm(cell: Cell) -> Outcome:
 def _process(cells: list[Cell], settings: dict[str, str]) -> Iterator[Outcome]:
     """What one process tells of the cells that it finishes."""
     command = [sys.executable, __file__, "--work", *map(str, cells)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | settings
-    ) as process:
-        assert process.stdout is not None
-        watch = _watched(process)
-        for line in process.stdout:
-            watch.cancel()
-            yield Outcome(**json.loads(line))
-            watch = _watched(process)
-        watch.cancel()
-
-
-def _watched(process: subprocess.Popen) -> Timer:
-    """Kills a process that tells nothing for long."""
-    watch = Timer(_HANGS_S, process.kill)
-    watch.start()
-    return watch
+    return (Outcome(**outcome) for outcome in told(command, _HANGS_S, os.environ | settings))
 
 
 def _work(texts: list[str]) -> None:

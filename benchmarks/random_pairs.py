@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -13,8 +12,9 @@ from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Lock
 
+from children import told
 from report import table
 
 PER_PROGRAM = 5  # plans of each program
@@ -112,21 +112,7 @@ def _told(row: dict) -> dict:
 def _process(kind: str, first: int, last: int) -> Iterator[dict]:
     """What one process tells of the pairs that it finishes."""
     command = [sys.executable, __file__, kind, str(first), str(last)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        watch = _watched(process)
-        for line in process.stdout:
-            watch.cancel()
-            yield json.loads(line)
-            watch = _watched(process)
-        watch.cancel()
-
-
-def _watched(process: subprocess.Popen) -> Timer:
-    """Kills a process that tells nothing for long."""
-    watch = Timer(_HANGS_S, process.kill)
-    watch.start()
-    return watch
+    return told(command, _HANGS_S)
 
 
 def _work(kind: str, first: int, last: int) -> None:
