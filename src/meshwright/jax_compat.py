@@ -18,6 +18,7 @@ clusters = private("jax._src.clusters", "ClusterEnv")
 compiler = private("jax._src.compiler", "get_compile_options")
 config = private("jax._src.config", "compilation_cache_dir", "enable_compilation_cache")
 core = private("jax._src.core", "JaxprEqnContext", "Var", "trace_state_clean")
+debugging = private("jax._src.debugging", "OrderedDebugEffect")
 distributed = private("jax._src.distributed", "global_state")
 jax_lib = private("jax._src.lib", "xla_client")
 partial_eval = private("jax.interpreters.partial_eval", "dce_jaxpr", "dce_rules")
@@ -178,6 +179,11 @@ def is_recomputed(scope: str) -> bool:
 def source_line(eqn: Any) -> str:
     """Where the user wrote the equation, as ``file:line (function)``; empty where JAX does not know."""
     return source_info_util.summarize(eqn.source_info)
+
+
+def prints_in_order(eqn: Any) -> bool:
+    """Whether an equation is `jax.debug.print` or `jax.debug.callback` with `ordered=True`."""
+    return any(isinstance(effect, debugging.OrderedDebugEffect) for effect in eqn.effects)
 
 
 def at_source(eqn: Any) -> AbstractContextManager:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -328,3 +329,40 @@ def test_a_widened_result_is_brought_to_its_place_narrow():
         line for line in laid_down if "[{}, {}]" in line and "64x32xbf16" in line
     ]  # the CPU backend widens it itself
     np.testing.assert_array_equal(program(x), function(x))
+
+
+PRINTS = {
+    "debug_print": lambda x: jax.debug.print("{x}", x=x, ordered=True),
+    "debug_callback": lambda x: jax.debug.callback(print, x, ordered=True),
+}
+
+
+@pytest.mark.parametrize("name", PRINTS)
+@pytest.mark.parametrize("is_in_loop", [False, True])
+def test_what_is_printed_in_order_is_refused_on_several_devices(name, is_in_loop):
+    def step(x):
+        def body(total, row):
+            PRINTS[name](row.sum())
+            return total + row, None
+
+        return jax.lax.scan(body, x[0], x)[0] if is_in_loop else body(x, x)[0]
+
+    run = mw.parallelize(step, mesh=mw.Mesh.abstract((4,), alpha=1, beta=0.1))
+    with pytest.raises(mw.ShardingError, match=rf"{name} at .*test_spmd\.py.* leave ordered=True out, or use jax\.exp"):
+        run(jnp.ones((8, 4)))
+
+
+def test_an_ordered_io_callback_runs_in_order_on_several_devices():
+    counted: list[int] = []
+
+    def step(x):
+        def body(number, row):
+            io_callback(lambda n: counted.append(int(n)), None, number, ordered=True)
+            return number + 1, 2 * row
+
+        return jax.lax.scan(body, 0, x)[1]
+
+    run = mw.parallelize(step, mesh=mw.Mesh.abstract((4,), alpha=1, beta=0.1))
+    run(jnp.ones((8, 4)))
+    jax.effects_barrier()
+    assert counted == list(range(8))

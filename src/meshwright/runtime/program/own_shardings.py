@@ -7,6 +7,7 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 
 from meshwright import jax_compat, jax_kernels
+from meshwright.errors import ShardingError
 
 _SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 
@@ -16,7 +17,17 @@ def on_devices(eqn: Any, mesh: DeviceMesh) -> JaxprEqn:
 
     A `jax.shard_map` keeps its specs, on the real mesh. The context of the user's mesh is left: inside of it, JAX would
     take the types of axes from there.
+
+    Raises:
+        ShardingError: It prints in order, which JAX does on one device only.
     """
+    if mesh.size > 1 and jax_compat.prints_in_order(eqn):
+        source = jax_compat.source_line(eqn)
+        raise ShardingError(
+            f"{eqn.primitive.name}{source and f' at {source}'} prints with ordered=True, which JAX does on one device "
+            "only: leave ordered=True out, or use jax.experimental.io_callback(…, ordered=True), which keeps the order "
+            "on several devices"
+        )
     params = eqn.params
     if eqn.primitive.name == "shard_map":
         params = {**params, "mesh": mesh}
