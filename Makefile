@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A model that fails is an error in every verb, not a remark on a plan.
 export MESHWRIGHT_STRICT := 1
 
-.PHONY: setup kernels demo test tests quick check docs docs-check bench browser ray clean
+.PHONY: setup kernels demo test tests quick durations nightly check docs docs-check bench browser ray clean
 
 setup: $(INSTALLED)
 
@@ -53,6 +53,16 @@ tests: $(KERNELS)
 # What finds most mistakes within two minutes: everything but the tests that are slow or run programs, and a few of these.
 quick: $(KERNELS)
 	$(PYTEST) -m "smoke or not (slow or devices or browser)" --ignore tests/frameworks --ignore tests/training
+
+# All tests, and how long each took, in tests/durations.md.
+durations: $(KERNELS)
+	$(PYTEST) --junitxml=$(VENV)/durations.xml
+	$(BIN)/python tests/durations.py $(VENV)/durations.xml
+
+# Sweeps of which `make test` has a sample: random programs, all pairs of what people combine, every page's examples.
+nightly: docs-check
+	$(BIN)/python benchmarks/equality.py --pairs 2000
+	$(BIN)/python benchmarks/matrix.py --jobs 2
 
 # The tests of the web page need a browser; they are skipped, and say so, where there is none.
 browser:
