@@ -25,6 +25,7 @@ Solve = Callable[[Traced, Method], PlanData]
 log = logging.getLogger("meshwright")
 
 _BINDS = 1.02  # times the cost without a memory limit: from here more microbatches may leave room for a quicker split
+_TIGHT = 0.7  # of the memory limit: a plan that takes less of it is not held by it
 _NEAR = 1.25  # times the limit: what an estimate of memory may be wrong by
 
 
@@ -166,7 +167,9 @@ class _Search:
         """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
         rounds = [each for view in plan.considered for each in view.rounds if not each.num_held and each.progress]
         free = [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
-        return bool(free) and plan.step_s > _BINDS * min(free)
+        limit = plan.memory.limit_bytes
+        tight = limit is not None and plan.memory.peak_bytes > _TIGHT * limit
+        return tight and bool(free) and plan.step_s > _BINDS * min(free)
 
     def _after_misfit(self, error: DoesNotFit, count: int, counts: Sequence[int]) -> int:
         """The number of microbatches to try where nothing fitted; 0 for none."""
