@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshwright.errors import ShardingError
+from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.facade import Plan
 from meshwright.graph import Traced, trace
 from meshwright.graph.tracing.garbage import heap_frozen
@@ -21,7 +21,8 @@ from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
-from meshwright.step_search.microbatches import decided
+from meshwright.runtime.stages.pipeline_program import why_not_cut
+from meshwright.step_search.microbatches import batch_argnums, decided
 
 
 def plan(
@@ -126,7 +127,30 @@ def _decided(
         return _plan(traced, _divided(traced, own, mesh, method), method, say, budget)
 
     with planned(mesh):  # a step that is cut is traced again
-        return decided(traced, batch, method, where, solve, say)
+        try:
+            return decided(traced, batch, method, where, solve, say)
+        except DoesNotFit:
+            cluster = where[0].cluster if mesh is None else None
+            found = None if cluster is None else _instead(traced, cluster, method, batch, say, budget)
+            if found is None:
+                raise
+            return found
+
+
+def _instead(
+    traced: Traced, cluster: Cluster, method: Method, batch: Sequence[int] | None, say: Progress, budget: Budget
+) -> PlanData | None:
+    """A plan in stages of a train step of which no plan of one program fits; None where there is none either."""
+    if not (isinstance(method, Auto) and method.may_be_staged and traced.graph.state and cluster.num_devices > 1):
+        return None
+    say("no plan of one program fits: looking for stages")
+    try:
+        found = _plan(traced, cluster, replace(method, pipeline=True), say, budget)
+    except (DoesNotFit, ShardingError):
+        return None
+    if found.stages and why_not_cut(found, traced, batch_argnums(traced) if batch is None else batch):
+        return None  # it would not have the numbers of one device
+    return replace(found, remarks=("It runs in stages, since no plan of one program fits.", *found.remarks))
 
 
 def _divided(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.hardware import Cluster
 from meshwright.parallelism.sentence import plain_sentence
 from tests.draws import normal
@@ -109,7 +110,7 @@ def test_arguments_that_are_stacks_of_the_same_examples_are_cut_together():
 
 def test_where_no_number_of_microbatches_fits_the_message_says_what_would():
     with pytest.raises(mw.DoesNotFit) as error:
-        mw.plan(step, *arguments(), cluster=small_cluster(0.01), method=mw.Auto(memory_fraction=1.0))
+        mw.plan(step, *arguments(), cluster=small_cluster(0.001), method=mw.Auto(memory_fraction=1.0, pipeline=False))
     assert error.value.needed_bytes > error.value.limit_bytes
     assert "per device; the least for which a plan was found is" in str(error.value)
 
@@ -146,3 +147,30 @@ def test_a_batch_that_does_not_divide_is_refused():
 def test_positions_of_the_batch_that_are_none_are_refused(given):
     with pytest.raises(mw.ShardingError, match="batch_argnums is"):
         mw.plan(step, *arguments(), cluster="1x8 cpu", batch_argnums=given)
+
+
+@cache
+def narrow():
+    """A step on one long example, and two devices with less memory than one program of it takes."""
+    example = zoo.build("llama-tiny", batch=1, seq=1024, layers=4)
+    machine = mw.cluster("1x2 h100")
+    tiny = replace(machine, chip=replace(machine.chip, memory_bytes=1000))
+    method = mw.Auto(memory_fraction=1.0, pipeline=False)
+    with pytest.raises(mw.DoesNotFit) as error:
+        mw.plan(example.train_step, example.state, example.batch, cluster=tiny, method=method)
+    return example, replace(machine, chip=replace(machine.chip, memory_bytes=int(0.9 * error.value.needed_bytes)))
+
+
+def test_stages_are_looked_for_where_no_plan_of_one_program_fits():
+    example, machine = narrow()
+    step, args, fraction = example.train_step, (example.state, example.batch), {"memory_fraction": 1.0}
+    plan = mw.plan(step, *args, cluster=machine, method=mw.Auto(**fraction))
+    assert plan.stages and plan.microbatches == plan.pipeline.num_microbatches
+    assert "It runs in stages, since no plan of one program fits." in plan.remarks
+    with pytest.raises(mw.DoesNotFit):
+        mw.plan(step, *args, cluster=machine, method=mw.Auto(pipeline=False, **fraction))
+
+
+def test_an_unknown_word_for_pipelines_is_refused():
+    with pytest.raises(mw.ShardingError, match="pipeline is 'perhaps'; give True, False or 'auto'"):
+        mw.Auto(pipeline="perhaps")

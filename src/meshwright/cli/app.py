@@ -123,7 +123,7 @@ def plan(
     zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
     microbatches: MicrobatchesOption = "auto",
-    pipeline: PipelineOption = False,
+    pipeline: PipelineOption = None,
     recipe: RecipeOption = None,
     memory_fraction: MemoryOption = None,
     json_path: Annotated[

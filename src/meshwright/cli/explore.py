@@ -35,7 +35,7 @@ def explore_command(
         list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
     ] = None,
     microbatches: MicrobatchesOption = "auto",
-    pipeline: PipelineOption = False,
+    pipeline: PipelineOption = None,
     memory_fraction: MemoryOption = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed against price as an SVG file.")] = None,
     json_path: Annotated[

@@ -40,7 +40,14 @@ MemoryOption = Annotated[
 MicrobatchesOption = Annotated[
     str, typer.Option(metavar="auto|N", help="Parts of the batch, run one after the other; auto: as memory needs.")
 ]
-PipelineOption = Annotated[bool, typer.Option("--pipeline", help="Look for pipelines, too: stages on submeshes.")]
+PipelineOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--pipeline/--no-pipeline",
+        show_default=False,
+        help="Look for pipelines, too: stages on submeshes; by default only where nothing else fits.",
+    ),
+]
 RecipeOption = Annotated[
     str | None,
     typer.Option(help="A fixed pipeline, such as 'data=4,tensor=8,pipeline=2,microbatch=1,checkpoint=full'."),

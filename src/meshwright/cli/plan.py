@@ -41,7 +41,7 @@ class Request:
         method: A name of `--method`.
         memory_fraction: Part of the memory that the plan may use; None for the method's own.
         microbatches: Parts of the batch, or auto.
-        pipeline: Whether to look for pipelines, too.
+        pipeline: Whether to look for pipelines, too; None for the method's own.
         recipe: A recipe of `--recipe`; None for none.
     """
 
@@ -53,13 +53,15 @@ class Request:
     method: str
     memory_fraction: float | None
     microbatches: int | str = "auto"
-    pipeline: bool = False
+    pipeline: bool | None = None
     recipe: str | None = None
 
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
     """Makes the requested plan, and shows every stage."""
     method = staged_method(request) or method_of(request.method, request.memory_fraction, request.microbatches)
+    if request.pipeline is False and isinstance(method, meshwright.Auto):
+        method = replace(method, pipeline=False)
     machine = machine_of(request)
     with stages:
         if ":" in request.model:

@@ -46,7 +46,7 @@ def simulate_command(
     zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
     microbatches: MicrobatchesOption = "auto",
-    pipeline: PipelineOption = False,
+    pipeline: PipelineOption = None,
     recipe: RecipeOption = None,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
     inter: Annotated[str | None, typer.Option(help="Bandwidth between hosts, one way a device: 25GB/s.")] = None,

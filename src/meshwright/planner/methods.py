@@ -90,7 +90,8 @@ class Auto(Method):
         fix: Shardings that are fixed: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
             If several globs match a path, the last one applies.
         mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
-        pipeline: Whether to search for pipelines, too: see ``docs/guides/pipelines.md``.
+        pipeline: Whether to search for pipelines, too: see ``docs/guides/pipelines.md``. By ``"auto"`` they are looked
+            for where no plan of one program fits; that search may take minutes.
         layers: How many layers to cut a pipelined model into, or their shares of the compute; None searches for them.
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
@@ -108,7 +109,7 @@ class Auto(Method):
 
     fix: Mapping[str, Any] = field(default_factory=dict)
     mesh_shapes: Sequence[Sequence[int]] | None = None
-    pipeline: bool = field(default=False, kw_only=True)
+    pipeline: bool | str = field(default=AUTO, kw_only=True)
     layers: int | Sequence[float] | None = field(default=None, kw_only=True)
     boundaries: tuple[str, ...] = field(default=(), kw_only=True)
     profile: bool = field(default=False, kw_only=True)
@@ -118,7 +119,9 @@ class Auto(Method):
         super().__post_init__()
         if not isinstance(self.profile_seconds, int | float) or not self.profile_seconds > 0:
             raise ShardingError(f"profile_seconds is {self.profile_seconds!r}; give a number above 0")
-        if self.profile and self.pipeline:
+        if self.pipeline not in (AUTO, True, False):
+            raise ShardingError(f"pipeline is {self.pipeline!r}; give True, False or {AUTO!r}")
+        if self.profile and self.staged:
             raise ShardingError("profile=True measures plans of one program; leave it out, or pipeline=True")
         if not isinstance(self.fix, Mapping) or not all(isinstance(glob, str) for glob in self.fix):
             raise ShardingError(
@@ -126,16 +129,21 @@ class Auto(Method):
             )
         if self.mesh_shapes is not None and not (isinstance(self.mesh_shapes, Sequence) and self.mesh_shapes):
             raise ShardingError(f"mesh_shapes is {self.mesh_shapes!r}; give a list of shapes such as [(4, 8)], or None")
-        if not self.pipeline and (self.layers is not None or self.boundaries):
+        if not self.staged and (self.layers is not None or self.boundaries):
             raise ShardingError("layers and boundaries are for pipelined models; add pipeline=True, or leave them out")
-        if self.pipeline and (self.fix or self.mesh_shapes is not None or type(self) is not Auto):
+        if self.staged and (self.fix or self.mesh_shapes is not None or type(self) is not Auto):
             raise ShardingError(
                 "fix and mesh_shapes describe one mesh, and a pipeline has several; leave pipeline=True out"
             )
 
     @property
     def staged(self) -> bool:
-        return self.pipeline
+        return self.pipeline is True
+
+    @property
+    def may_be_staged(self) -> bool:
+        """Whether stages may be looked for where nothing else fits: nothing is asked for that is about one program."""
+        return self == Auto(memory_fraction=self.memory_fraction, seconds=self.seconds)
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:

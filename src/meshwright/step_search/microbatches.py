@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+import numpy as np
+
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
@@ -19,7 +21,7 @@ from meshwright.planner.planner import Progress, least_live_bytes
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced
-from meshwright.step_search.ranking import simplest
+from meshwright.step_search.ranking import simplest, simulated_s
 
 Solve = Callable[[Traced, Method], PlanData]
 log = logging.getLogger("meshwright")
@@ -107,6 +109,7 @@ class _Search:
         counts = _divisors(batch_size(self.traced, self.positions))
         count = self._least_count(counts)
         plans: list[PlanData] = []
+        times: list[float] = []
         while count:
             try:
                 found = self._plans(count)
@@ -121,11 +124,14 @@ class _Search:
                     break
                 raise self._uncut(reason) from None
             else:
-                gained = not plans or simplest([*plans, *found]) in found
+                held = self._is_held(found[0])
+                if len(found) > 1 or times or held:  # else there is nothing to compare
+                    took = [simulated_s(plan) for plan in found]
+                    held, times = held and min(took) <= min(times, default=np.inf), [*times, *took]
                 plans += found
-                following = _following(counts, 2 * count) if gained and self._is_held(found[0]) else 0
+                following = _following(counts, 2 * count) if held else 0
             count = following
-        return simplest(plans) if len(plans) > 1 else plans[0]
+        return simplest(plans, times) if len(plans) > 1 else plans[0]
 
     def _least_count(self, counts: Sequence[int]) -> int:
         """The fewest microbatches with which a plan may fit: all devices together hold every live value once."""
@@ -155,7 +161,7 @@ class _Search:
     def _plain(self) -> list[Method]:
         """The methods that are tried beside a free search on a cluster: FSDP over all devices, and over each host's."""
         cluster = self.meshes[0].cluster
-        if self.method != Auto(memory_fraction=self.method.memory_fraction, seconds=self.method.seconds):
+        if not (isinstance(self.method, Auto) and replace(self.method, pipeline=AUTO).may_be_staged):
             return []
         if cluster is None or cluster.num_devices < 2:
             return []

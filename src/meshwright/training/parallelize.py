@@ -299,10 +299,10 @@ class Parallelized:
         settings, method = self.settings, self.settings.method
         plan = plan_traced(traced, settings.cluster, settings.mesh, method, self._batch(traced))
         if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch(traced))):
-            whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds)
+            whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds, pipeline=False)
+            plan = plan_traced(traced, settings.cluster, settings.mesh, whole, self._batch(traced))
             remark = f"The step runs as one program, although a pipeline would be quicker: {reason}."
             log.warning("%s: %s", self.__name__, remark)
-            plan = plan_traced(traced, settings.cluster, settings.mesh, whole, self._batch(traced))
             return replace(plan, remarks=(remark, *plan.remarks))
         return plan
 
