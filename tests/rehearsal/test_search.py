@@ -138,9 +138,9 @@ def test_plans_that_cannot_both_run_leave_the_models_plan_and_a_remark(monkeypat
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(search.Search, "_is_here", lambda *_: True)
+    monkeypatch.setattr(search.MeasuredSearch, "_is_here", lambda *_: True)
     monkeypatch.setattr(search, "compiled_in", fail)
-    one = search.Search(plan.origin, [plan.mesh], PROFILE, str, database=None)
+    one = search.MeasuredSearch(plan.origin, [plan.mesh], PROFILE, str, database=None)
     one.measuring, one.steps = Measuring(jax.devices()[0], None), {}
     assert one._faster(plan, other) is plan
     assert one.remarks == [f"The model's plan is kept, since both plans could not be run ({reason})."]

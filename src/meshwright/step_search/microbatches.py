@@ -54,7 +54,12 @@ def decided(
         ShardingError: The batch does not divide into as many parts as the method says.
     """
     positions = batch_argnums(traced) if batch is None else tuple(batch)
-    if method.microbatches == AUTO:
+    if (
+        method.microbatches == AUTO and isinstance(method, Auto) and method.profile
+    ):  # measured once, not for each number
+        modelled = _Search(traced, positions, replace(method, profile=False), meshes, solve, say).best()
+        method = replace(method, microbatches=modelled.microbatches)
+    elif method.microbatches == AUTO:
         return _Search(traced, positions, method, meshes, solve, say).best()
     assert isinstance(method.microbatches, int)
     if method.microbatches == 1:
