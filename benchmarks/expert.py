@@ -84,7 +84,7 @@ def main() -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         rows = list(pool.map(planned, *zip(*pairs, strict=True)))
     columns = ("step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
-    table("Expert" if len(wanted) == len(CASES) else "Expert, some", __doc__, ["case", "plan", *columns], rows)
+    table("Expert" if len(wanted) == len(CASES) else "Expert some", __doc__, ["case", "plan", *columns], rows)
 
 
 if __name__ == "__main__":
